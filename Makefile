@@ -1,0 +1,54 @@
+# make demo   trains on real data, two ranks; make test   everything that has to hold; make bench   figures.
+# Each sets up what it needs in .venv and target/; what is there and valid is used again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-rust test-python bench clean
+
+help:
+	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
+	@echo "make test    lint, Rust tests, Python tests"
+	@echo "make bench   speed and memory, side by side with Paddle's own launchers"
+	@echo "make clean   removes .venv and target"
+
+# What the tests and the demo run beside the package. A new list is installed anew.
+$(VENV)/installed: pyproject.toml
+	@command -v cargo >/dev/null || { echo "make: cargo is missing; install Rust 1.88 or later" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group dev
+	touch $@
+
+# The package itself, editable: only a change of Rust builds anything.
+$(VENV)/built: $(VENV)/installed $(SOURCES)
+	$(BIN)/maturin develop --release --locked --quiet
+	touch $@
+
+demo: $(VENV)/built
+	$(BIN)/python examples/digits/demo.py
+
+test: lint test-rust test-python
+
+lint: $(VENV)/built
+	cargo fmt --check
+	cargo clippy --quiet --all-targets --locked -- -D warnings
+	cargo clippy --quiet --features python --locked -- -D warnings
+	$(BIN)/ruff check python tests benches examples
+	$(BIN)/ruff format --check python tests benches examples
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest rlaunch._lib
+
+test-rust:
+	cargo test --locked
+
+test-python: $(VENV)/built
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/built
+	$(BIN)/python benches/bench.py
+
+clean:
+	rm -rf $(VENV) target

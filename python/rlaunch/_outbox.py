@@ -1,0 +1,155 @@
+"""What a rank hands to its parent: its result, or its traceback.
+
+It is written into memory that both share, so that neither side ever waits for the other, whatever
+its size; it stays readable when the rank is gone, and a rank that dies half-way has put nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import struct
+from typing import IO, TYPE_CHECKING, Any
+
+from .errors import NoResultError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESULT = b"R"
+ERROR = b"E"
+
+# What was put, and how long it is; written last.
+_HEADER = struct.Struct("=cxxxxxxxQ")
+
+
+class Outbox:
+    """One rank's outbox. Passed to the rank by any start method of multiprocessing."""
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("rlaunch-outbox")
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._content: tuple[bytes, mmap.mmap] | None = None
+        self._ended_fd: Callable[[], int] | None = None
+
+    def __getstate__(self) -> tuple[Any, Any]:
+        from multiprocessing.reduction import DupFd
+
+        return DupFd(self._memory), DupFd(self._bell)
+
+    def __setstate__(self, state: tuple[Any, Any]) -> None:
+        self._memory, self._bell = (fd.detach() for fd in state)
+        self._content = None
+        self._ended_fd = None
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for name in ("_memory", "_bell"):
+            fd = getattr(self, name, -1)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+
+    # In the rank.
+
+    def put(self, kind: bytes, write: Callable[[IO[bytes]], object]) -> None:
+        """Puts what ``write`` writes to the file it is given. Nothing is put if it raises."""
+        with open(self._memory, "r+b", buffering=1 << 20, closefd=False) as file:
+            file.truncate(0)
+            file.seek(_HEADER.size)
+            write(file)
+            file.flush()
+            size = file.tell() - _HEADER.size
+        os.pwrite(self._memory, _HEADER.pack(kind, size), 0)
+        os.eventfd_write(self._bell, 1)
+
+    # In the parent.
+
+    def belongs_to(self, ended_fd: Callable[[], int]) -> None:
+        """Names the rank: ``ended_fd()`` is a descriptor that is readable once it has ended."""
+        self._ended_fd = ended_fd
+
+    def wait(self) -> None:
+        """Waits until something has been put or the rank has ended."""
+        if self._content is not None or self._memory < 0 or self._ended_fd is None:
+            return
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        poll.register(self._ended_fd(), select.POLLIN)
+        poll.poll()
+
+    def settle(self) -> None:
+        """Once the rank has ended: keeps what it has put, without holding a descriptor."""
+        self.read()
+        self._close()
+
+    def read(self) -> tuple[bytes, mmap.mmap] | None:
+        """What has been put: its kind, and the memory that holds it after the header; else None."""
+        if self._content is None and self._memory >= 0:
+            header = os.pread(self._memory, _HEADER.size, 0)
+            if len(header) == _HEADER.size:
+                kind, size = _HEADER.unpack(header)
+                if kind in (RESULT, ERROR):
+                    self._content = kind, mmap.mmap(self._memory, _HEADER.size + size, prot=mmap.PROT_READ)
+        return self._content
+
+
+class RankQueue:
+    """The parent's end of a rank's ``return_queues[i]`` or ``error_queues[i]``: holds one item at most.
+
+    Beside ``multiprocessing.SimpleQueue``, whose ``get`` and ``empty`` it has: ``get`` of a rank that
+    put nothing raises instead of blocking for ever.
+    """
+
+    def __init__(self, outbox: Outbox, kind: bytes, rank: int) -> None:
+        self._outbox = outbox
+        self._kind = kind
+        self._rank = rank
+        self._taken = False
+
+    def _content(self) -> memoryview | None:
+        content = self._outbox.read()
+        if self._taken or content is None or content[0] != self._kind:
+            return None
+        return memoryview(content[1])[_HEADER.size :]
+
+    def empty(self) -> bool:
+        """Whether ``get`` would have nothing to return now."""
+        return self._content() is None
+
+    def get(self) -> Any:
+        """Takes the item, waiting for the rank to put it or to end.
+
+        Raises:
+            NoResultError: the rank ended without putting anything here, or the item was taken before.
+        """
+        if not self._taken:
+            self._outbox.wait()
+        content = self._content()
+        if content is None:
+            what = "result" if self._kind == RESULT else "traceback"
+            why = "was taken before" if self._taken else "is not there: the rank ended without one"
+            raise NoResultError(f"the {what} of rank {self._rank} {why}")
+        with content:
+            item = _decode(self._kind, content)
+        self._taken = True
+        return item
+
+    def peek(self) -> Any:
+        """The item, left in place; None if there is none."""
+        content = self._content()
+        return None if content is None else _decode(self._kind, content)
+
+    def close(self) -> None:
+        """Does nothing; here because ``SimpleQueue`` has it."""
+
+
+def _decode(kind: bytes, content: memoryview) -> Any:
+    if kind == ERROR:
+        return str(content, "utf-8", "replace")
+    import pickle
+
+    return pickle.loads(content)

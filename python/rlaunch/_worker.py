@@ -1,0 +1,112 @@
+"""What runs in a rank that ``rlaunch.spawn`` started, around the user's function."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import _lib
+from ._outbox import ERROR, RESULT, Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+# Lower-case proxies would carry the traffic between the ranks; the parent's own stay.
+PROXIES = ("http_proxy", "https_proxy")
+
+
+class Lifeline:
+    """A descriptor whose closing at the other end, by the parent's death, kills this rank."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __getstate__(self) -> Any:
+        from multiprocessing.reduction import DupFd
+
+        return DupFd(self._fd)
+
+    def __setstate__(self, state: Any) -> None:
+        self._fd = state.detach()
+
+    def arm(self) -> None:
+        """Arms it. A rank that was started by exec is armed already; once more changes nothing."""
+        _lib.arm_lifeline(self._fd)
+
+
+def run(
+    func: Callable[..., Any],
+    args: Iterable[Any],
+    outbox: Outbox,
+    environ: dict[str, str],
+    backend: str,
+    lifeline: Lifeline,
+    log: str | None,
+) -> None:
+    """Runs ``func(*args)`` as a rank and hands over what it returns or raises."""
+    try:
+        lifeline.arm()
+        if log is not None:
+            _write_to(log)
+        for name in PROXIES:
+            os.environ.pop(name, None)
+        _select_device(environ, backend)
+        os.environ.update(environ)
+        try:
+            _put_result(outbox, func(*args))
+        except Exception:
+            _put_error(outbox)
+            sys.exit(1)
+    except KeyboardInterrupt:
+        _die_of_interrupt()
+
+
+def _put_result(outbox: Outbox, result: Any) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    outbox.put(RESULT, lambda file: ForkingPickler(file, -1).dump(result))
+
+
+def _put_error(outbox: Outbox) -> None:
+    import traceback
+
+    text = traceback.format_exc().encode("utf-8", "backslashreplace")
+    outbox.put(ERROR, lambda file: file.write(text))
+
+
+def _select_device(environ: dict[str, str], backend: str) -> None:
+    """Paddle reads its flags when it is imported, which importing the main module may have done."""
+    flag = {"nccl": "FLAGS_selected_gpus", "bkcl": "FLAGS_selected_xpus"}.get(backend)
+    paddle = sys.modules.get("paddle")
+    if flag is not None and flag in environ and hasattr(paddle, "set_flags"):
+        paddle.set_flags({flag: environ[flag]})  # type: ignore[union-attr]
+
+
+def open_log(path: str) -> int:
+    """Opens a log file for appending: made for its owner alone, no link followed."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o600)
+
+
+def _write_to(log: str) -> None:
+    """Points stdout and stderr at the log file, a line at a time."""
+    fd = open_log(log)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(fd, number)
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+    os.close(fd)
+
+
+def _die_of_interrupt() -> None:
+    """Ends as SIGINT ends a program: without a traceback, and never as a success."""
+    import signal
+    from multiprocessing import util
+
+    util._exit_function()  # type: ignore[attr-defined]
+    util._flush_std_streams()  # type: ignore[attr-defined]
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(128 + signal.SIGINT)

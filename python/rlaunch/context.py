@@ -1,0 +1,142 @@
+"""What ``spawn`` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from . import _lib
+from ._outbox import ERROR, RESULT, Outbox, RankQueue
+from .errors import RankError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._process import RankProcess
+
+_RULE = "-" * 46
+
+
+class MultiprocessContext:
+    """The ranks of one ``spawn``. Contract: ``paddle.distributed.spawn``'s context.
+
+    Attributes:
+        processes: the ranks' processes, by local rank; ``multiprocessing`` processes in every way.
+        return_queues: ``return_queues[i].get()`` is what rank i returned.
+        error_queues: ``error_queues[i].get()`` is the traceback of rank i, if it raised.
+        sentinels: a descriptor that is readable once its rank has ended, to the rank's index; ranks
+            that ``join`` has seen end are gone from it.
+    """
+
+    def __init__(
+        self, processes: list[RankProcess], outboxes: list[Outbox], leases: _lib.PortLeases, grace: float
+    ) -> None:
+        self.processes = processes
+        self.error_queues = [RankQueue(outbox, ERROR, i) for i, outbox in enumerate(outboxes)]
+        self.return_queues = [RankQueue(outbox, RESULT, i) for i, outbox in enumerate(outboxes)]
+        self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
+        self._outboxes = outboxes
+        self._leases = leases
+        self._failure: RankError | None = None
+        for process, outbox in zip(processes, outboxes, strict=True):
+            outbox.belongs_to(_EndOf(process))
+        joiner = _lib.Joiner([p._popen.rank for p in processes], grace)
+        self._joiner: _lib.Joiner | None = joiner
+        self._absorb(joiner)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits for a rank to end: ``timeout`` seconds at most, None for ever, 0 not at all.
+
+        Returns whether all have ended, so it is called until it returns True. Once a rank has failed,
+        the others are ended first (SIGTERM, and SIGKILL after the grace) whatever the timeout. If the
+        wait is interrupted (Ctrl-C, a signal handler that raises), all ranks are ended likewise, and
+        what interrupted it is raised.
+
+        Raises:
+            RankError: a rank failed; raised again by every later call.
+        """
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                with _wakeup() as fd:
+                    joiner.join(timeout, fd, _say)
+            finally:
+                self._absorb(joiner)
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return not self.sentinels
+
+    def _stop(self) -> None:
+        """Ends all ranks and waits for it."""
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                with _wakeup() as fd:
+                    joiner.stop(fd, _say)
+            finally:
+                self._absorb(joiner)
+
+    def _absorb(self, joiner: _lib.Joiner) -> None:
+        """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
+        living = set(joiner.living())
+        for sentinel, rank in list(self.sentinels.items()):
+            if rank not in living:
+                del self.sentinels[sentinel]
+                self._outboxes[rank].settle()
+                with contextlib.suppress(ValueError):  # Somebody has closed the process object.
+                    self.processes[rank].join()
+        failure = joiner.failure()
+        if failure is not None:
+            self._failure = self._describe(*failure)
+        if not self.sentinels:
+            self._leases.release()
+            self._joiner = None
+
+    def _describe(self, rank: int, exitcode: int, how: str) -> RankError:
+        traceback = self.error_queues[rank].peek()
+        if traceback is None:
+            return RankError(f"Process {rank} terminated with {how}.", rank, exitcode)
+        head = f"\n\n{_RULE}\nProcess {rank} terminated with the following error:\n{_RULE}\n\n"
+        return RankError(head + traceback, rank, exitcode, traceback)
+
+
+class _EndOf:
+    """A descriptor that is readable once a process has ended."""
+
+    def __init__(self, process: RankProcess) -> None:
+        self._process = process
+
+    def __call__(self) -> int:
+        return int(self._process.sentinel)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _wakeup() -> Iterator[int]:
+    """A descriptor that is readable once Python has a signal to handle; -1 off the main thread.
+
+    Whoever had asked to be woken in this way before (asyncio does) gets the bytes afterwards.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield -1
+        return
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(before)
+            if before >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(before, os.read(reader, 4096))
+    finally:
+        os.close(reader)
+        os.close(writer)

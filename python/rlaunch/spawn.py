@@ -1,0 +1,282 @@
+"""``rlaunch.spawn``: runs a function on several ranks. Contract: ``paddle.distributed.spawn`` of 3.3."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from . import _lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+
+    from .context import MultiprocessContext
+
+__all__ = ["MultiprocessContext", "spawn"]
+
+
+def __getattr__(name: str) -> Any:
+    # multiprocessing takes longer to import than all of rlaunch; `import rlaunch` does without it.
+    if name == "MultiprocessContext":
+        from .context import MultiprocessContext
+
+        return MultiprocessContext
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def spawn(
+    func: Callable[..., Any],
+    args: Iterable[Any] = (),
+    nprocs: int = -1,
+    join: bool = True,
+    daemon: bool = False,
+    **options: Any,
+) -> MultiprocessContext:
+    """Runs ``func(*args)`` in ``nprocs`` processes, each told which rank it is.
+
+    Args:
+        func: what each rank runs. With the start methods ``spawn`` and ``forkserver`` it has to be
+            importable: defined at the top level of a module.
+        args: its arguments; pickled, except with ``fork``.
+        nprocs: how many ranks. -1: one for each device, or for each CPU where there is none. 0 or
+            less: none.
+        join: whether to wait until all ranks have ended.
+        daemon: whether the ranks are daemonic processes: ended when this program ends.
+        **options: as ``paddle.distributed.spawn`` has them: ``start_method`` (``"spawn"``, ``"fork"``
+            or ``"forkserver"``), ``backend`` (``"auto"``, ``"gloo"``, ``"nccl"``, ``"bkcl"``), ``gpus``
+            and ``xpus`` (comma lists), ``ips``, ``print_config``; deprecated: ``selected_devices``,
+            ``started_port``, ``cluster_node_ips``, ``node_ip``, ``use_paddlecloud``. Extensions of
+            rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10) and
+            ``log_dir`` (a folder; rank i then writes to ``workerlog.i`` there).
+
+    Returns:
+        The context, also when ``join`` is true; ``context.return_queues[i].get()`` is what rank i
+        returned.
+
+    Raises:
+        RankError: a rank failed (only if ``join``).
+        ValueError, RuntimeError, AssertionError: the options cannot be met, with the texts that
+            ``paddle.distributed.spawn`` has; nothing was started.
+        OSError: the system would not start a rank; those started before it have been ended.
+    """
+    _options_valid_check(options)
+    if nprocs == -1:
+        nprocs = _get_default_nprocs()
+    grace = _grace(options)
+    environs, leases = _plan(nprocs, options)
+    from . import _process
+    from .context import MultiprocessContext
+
+    process_class = _process.process_class(options.get("start_method"))
+    logs = _log_files(options, len(environs))
+    ranks = _Ranks(process_class, bool(daemon))
+    try:
+        for environ, log in zip(environs, logs, strict=True):
+            ranks.start(func, args, environ, options["backend"], log)
+    except BaseException:
+        MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)._stop()
+        raise
+    context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)
+    if join:
+        while not context.join():
+            pass
+    return context
+
+
+class _Ranks:
+    """Starts ranks, one after another."""
+
+    def __init__(self, process_class: Any, daemon: bool) -> None:
+        from ._process import new_nursery
+
+        self._class = process_class
+        self._daemon = daemon
+        self._nursery = new_nursery()
+        self.processes: list[Any] = []
+        self.outboxes: list[Any] = []
+
+    def start(self, func: Any, args: Any, environ: dict[str, str], backend: str, log: str | None) -> None:
+        from ._outbox import Outbox
+        from ._process import Birth
+        from ._worker import Lifeline, run
+
+        outbox = Outbox()
+        lifeline = Lifeline(-1)
+        process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
+        process.birth = Birth(self._nursery, lifeline, environ, log)
+        process.daemon = self._daemon
+        try:
+            process.start()
+        except OSError as error:
+            rank = len(self.processes)
+            raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
+        finally:
+            del process.birth
+        self.processes.append(process)
+        self.outboxes.append(outbox)
+
+
+def _grace(options: dict[str, Any]) -> float:
+    grace = options.get("grace")
+    if grace is None:
+        return 10.0
+    try:
+        seconds = float(grace)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < 1e9:
+        raise ValueError(f"grace must be a number of seconds, 0 or more, but got {grace!r}")
+    return seconds
+
+
+def _log_files(options: dict[str, Any], ranks: int) -> list[str | None]:
+    folder = options.get("log_dir")
+    if folder is None:
+        return [None] * ranks
+    folder = os.path.abspath(os.fspath(folder))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return [os.path.join(folder, f"workerlog.{i}") for i in range(ranks)]
+
+
+def _options_valid_check(options: dict[str, Any]) -> None:
+    """Checks the names of options; warns of deprecated ones.
+
+    Raises:
+        ValueError: an option that does not exist.
+    """
+    for key in _lib.check_option_names(list(options)):
+        warnings.warn(
+            f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
+            "Please use the latest config options stated in the `spawn` API documentation.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+
+
+def _paddle() -> ModuleType | None:
+    """Paddle, if this process has imported it (to the end)."""
+    paddle = sys.modules.get("paddle")
+    return paddle if hasattr(paddle, "device") and hasattr(paddle, "is_compiled_with_cuda") else None
+
+
+def _visible_gpus() -> int:
+    """GPUs that CUDA would show a program started now."""
+    count = _lib.gpu_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if count == 0 or listed is None:
+        return count
+    ids = [part.strip() for part in listed.split(",")]
+    return 0 if ids[0] in ("", "-1", "NoDevFiles") else len(ids)
+
+
+def _current_device() -> str:
+    """``cpu``, ``gpu``, ``gpu:0``, ...: what Paddle says if it is imported, else what the machine has."""
+    paddle = _paddle()
+    if paddle is not None:
+        return str(paddle.device.get_device())
+    return "gpu" if _visible_gpus() > 0 else "cpu"
+
+
+def _unsupported(device: str) -> RuntimeError:
+    return RuntimeError(
+        f"`paddle.distributed.spawn` does not support parallel training on device `{device}` now."
+    )
+
+
+def _get_default_nprocs() -> int:
+    """How many ranks -1 means: the devices of the current kind, or the CPUs."""
+    device, paddle = _current_device(), _paddle()
+    if "gpu" in device:
+        return _visible_gpus() if paddle is None else int(paddle.device.cuda.device_count())
+    if "xpu" in device and paddle is not None:
+        return int(paddle.device.xpu.device_count())
+    if "cpu" in device:
+        return os.cpu_count() or 1
+    raise _unsupported(device)
+
+
+def _get_default_backend() -> str:
+    device = _current_device()
+    for kind, backend in (("gpu", "nccl"), ("xpu", "bkcl"), ("cpu", "gloo")):
+        if kind in device:
+            return backend
+    raise _unsupported(device)
+
+
+def _check_compiled(backend: str) -> None:
+    """Refuses a backend that the imported Paddle was built without."""
+    paddle = _paddle()
+    if paddle is None:
+        return
+    for name, kind in (("nccl", "cuda"), ("bkcl", "xpu")):
+        if backend == name and not getattr(paddle, f"is_compiled_with_{kind}")():
+            raise ValueError(
+                "paddle.distributed initialize error, your paddle is not compiled with "
+                f"{kind} but you assign '{name}' as backend."
+            )
+
+
+def _get_subprocess_env_list(nprocs: int, options: dict[str, Any]) -> list[dict[str, str]]:
+    """What each of ``nprocs`` ranks is told; sets ``options["backend"]`` to the one that is used.
+
+    Raises:
+        ValueError, RuntimeError, AssertionError: see ``spawn``.
+    """
+    return _plan(nprocs, options)[0]
+
+
+def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _lib.PortLeases]:
+    backend = options.get("backend", "auto")
+    if backend == "auto":
+        backend = options["backend"] = _get_default_backend()
+    _lib.check_backend(str(backend))
+    _check_compiled(backend)
+    if backend == "gloo":
+        warnings.warn(
+            "Your model will be trained under CPUONLY mode by using GLOO,"
+            "because CPUPlace is specified manually or your installed PaddlePaddle only support CPU Device.",
+            stacklevel=3,
+        )
+    wanted = {key: value for key, value in options.items() if key not in _unused_by(backend)}
+    for key in ("gpus", "xpus", "selected_devices", "ips", "cluster_node_ips"):
+        if wanted.get(key) is not None:
+            wanted[key].split  # noqa: B018  AttributeError for a list, as the contract has it.
+    paddle = _paddle()
+    devices = _get_default_nprocs() if paddle is not None and backend in ("nccl", "bkcl") else -1
+    rows, leases = _lib.plan_spawn(operator.index(nprocs), wanted, dict(os.environ), devices)
+    if options.get("print_config"):
+        _print_config(options, backend, rows)
+    return [dict(row) for row in rows], leases
+
+
+def _unused_by(backend: str) -> tuple[str, ...]:
+    """Options that a backend does not look at."""
+    return {
+        "gloo": ("gpus", "xpus", "selected_devices", "started_port", "node_ip"),
+        "nccl": ("xpus",),
+        "bkcl": ("gpus",),
+    }.get(backend, ())
+
+
+def _print_config(options: dict[str, Any], backend: str, rows: list[list[tuple[str, str]]]) -> None:
+    ips = options.get("ips") or options.get("cluster_node_ips") or "127.0.0.1"
+    selected = [value for row in rows for key, value in row if key.startswith("FLAGS_selected_")]
+    config = {
+        "cluster_node_ips": ips,
+        "node_ip": options.get("node_ip") or ips.strip(),
+        "print_config": True,
+        "selected_devices": ",".join(selected) or None,
+        "started_port": options.get("started_port"),
+        "use_paddlecloud": bool(options.get("use_paddlecloud")),
+    }
+    if backend == "gloo":
+        config |= {"ips": ips, "paddle_cpuonly": True}
+    print("-----------  Configuration Arguments -----------")
+    for key in sorted(config):
+        print(f"{key}: {config[key]}")
+    print("-" * 48)

@@ -1,0 +1,35 @@
+//! Exit statuses of `python -m rlaunch`. Documented in its help and in the README.
+
+use crate::supervise::{Outcome, Report};
+
+/// Every rank ended well.
+pub const OK: i32 = 0;
+/// The command line or an overriding variable cannot be used.
+pub const USAGE: i32 = 2;
+/// Something that the job needs is not there: the script, the log folder, a port, open files.
+pub const PREFLIGHT: i32 = 66;
+/// The launcher itself is at fault.
+pub const INTERNAL: i32 = 70;
+/// The system would not start a rank.
+pub const START_FAILED: i32 = 71;
+
+/// The table that `--help` shows.
+pub const HELP: &str = "\
+Exit status:
+  0        every rank ended well
+  N        the first rank that failed exited with N
+  128+N    signal N ended the first rank that failed, or stopped the job
+  2        the command line or an overriding variable cannot be used
+  66       the script, the log folder, a port or a limit is not as the job needs it
+  70       an error of the launcher itself
+  71       the system would not start a rank";
+
+/// The exit status for a report.
+pub fn of(report: &Report) -> i32 {
+    match report.outcome {
+        Outcome::Completed => OK,
+        Outcome::Failed { exit, .. } => exit.shell_status(),
+        Outcome::NotStarted { .. } => START_FAILED,
+        Outcome::Stopped { signal } => 128 + signal,
+    }
+}

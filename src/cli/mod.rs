@@ -1,0 +1,7 @@
+//! Floor 7: doors for people.
+
+pub mod dry_run;
+pub mod exit_code;
+pub mod grammar;
+pub mod message;
+pub mod paddle;

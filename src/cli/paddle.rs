@@ -1,0 +1,274 @@
+//! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
+
+use super::grammar::{self, Parsed};
+use super::{dry_run, exit_code, message};
+use crate::model::exit::signal_label;
+use crate::plan::{self, HostFacts, Plan, devices};
+use crate::probe::nvml;
+use crate::run::launch::{Launch, Launched, run};
+use crate::run::{logs, preflight};
+use crate::spec::launch::{self, DryRun, LaunchSpec};
+use crate::spec::options::{self, Source, Vars};
+use crate::spec::{Script, SpecError};
+use crate::supervise::{Note, Outcome};
+use crate::sys::signals::Signals;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tracing::{debug, error, info, warn};
+
+/// An end before any rank was started: what to say, and the exit status.
+struct Refusal(String, i32);
+
+fn usage(error: impl std::fmt::Display) -> Refusal {
+    Refusal(error.to_string(), exit_code::USAGE)
+}
+
+fn unmet(error: impl std::fmt::Display) -> Refusal {
+    Refusal(error.to_string(), exit_code::PREFLIGHT)
+}
+
+/// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
+/// the interpreter for the ranks.
+pub fn main(args: &[String], python: &str) -> i32 {
+    let signals = match Signals::install() {
+        Ok(signals) => signals,
+        Err(error) => {
+            complain(&format!("signal handlers cannot be installed: {error}"));
+            return exit_code::INTERNAL;
+        }
+    };
+    match prepared(args, python, &signals) {
+        Ok(status) => status,
+        Err(Refusal(text, status)) => {
+            complain(&text);
+            status
+        }
+    }
+}
+
+/// A line on stderr; a closed stderr is nobody's fault here.
+fn complain(text: &str) {
+    let _ = writeln!(std::io::stderr(), "rlaunch: error: {text}");
+}
+
+/// Text on stdout. `| head` may have gone already.
+fn print(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+fn prepared(args: &[String], python: &str, signals: &Signals) -> Result<i32, Refusal> {
+    let (flags, rest) = match grammar::parse(args) {
+        Parsed::Job(flags, rest) => (flags, rest),
+        Parsed::Print(text) => {
+            print(&text);
+            return Ok(exit_code::OK);
+        }
+        Parsed::Refused(text) => return Err(usage(text)),
+    };
+    if rest.is_empty() {
+        return Err(usage(
+            "the following arguments are required: training_script, training_script_args; \
+             for example: python -m rlaunch --nproc_per_node 2 train.py",
+        ));
+    }
+    let base: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+    let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
+    let (vars, dropped) = plan::without_outer_exports(&all);
+    let values = options::merge(&flags, &vars);
+    let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
+    if spec.dry_run.is_none() {
+        for (attr, var, value) in &values.overridden {
+            print(&format!("LAUNCH WARNING args {attr} will be overridden by env: {var} value: {value}\n"));
+        }
+    }
+    message::with_messages(&spec.log_level.clone(), || {
+        for name in plan::PROXIES.iter().filter(|name| vars.contains_key(**name)) {
+            warn!(
+                "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
+            );
+        }
+        for warning in spec.warnings.drain(..) {
+            warn!("{warning}");
+        }
+        if !dropped.is_empty() {
+            debug!("running inside a rank; ignoring what its launcher exported: {}", dropped.join(", "));
+        }
+        for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
+            debug!("{name}: {}", value.text);
+        }
+        launch_on_this_node(&spec, &vars, base, python, signals)
+    })
+}
+
+fn launch_on_this_node(
+    spec: &LaunchSpec,
+    vars: &Vars,
+    base: Vec<(OsString, OsString)>,
+    python: &str,
+    signals: &Signals,
+) -> Result<i32, Refusal> {
+    let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
+    let visible = devices::visible(vars, gpus);
+    let (bindings, warning) = devices::bind(spec, &visible).map_err(usage)?;
+    if let Some(warning) = warning {
+        warn!("{warning}");
+    }
+    preflight::check_script(&spec.script).map_err(unmet)?;
+    let nofile = preflight::make_room(bindings.len()).map_err(unmet)?;
+    let log_dir = absolute(&spec.log_dir).map_err(unmet)?;
+    let log_dir_text = log_dir
+        .to_str()
+        .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
+    let facts = HostFacts {
+        python: python.to_owned(),
+        gpus,
+        log_dir: log_dir_text.to_owned(),
+        pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
+    };
+    let leases = preflight::lease(spec, bindings.len()).map_err(unmet)?;
+    let plan = plan::plan(spec, vars, &facts, &bindings, &leases.ports());
+    let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
+    preflight::check_lengths(argv).map_err(unmet)?;
+    let program = find(spec, argv, vars).map_err(unmet)?;
+    match spec.dry_run {
+        Some(DryRun::Table) => {
+            print(&dry_run::table(&plan));
+            return Ok(exit_code::OK);
+        }
+        Some(DryRun::Json) => {
+            print(&dry_run::json(&plan));
+            return Ok(exit_code::OK);
+        }
+        None => {}
+    }
+    logs::make_folder(&log_dir).map_err(unmet)?;
+    let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
+    logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
+    let launch =
+        Launch { plan: &plan, program, base, log_dir, log_overwrite: spec.log_overwrite, grace: spec.grace, nofile };
+    supervise(&launch, signals, visible.kind)
+}
+
+/// The program behind the ranks' `argv[0]`.
+fn find(spec: &LaunchSpec, argv: &[String], vars: &Vars) -> Result<PathBuf, SpecError> {
+    let runs_python = match &spec.script {
+        Script::Module(_) => true,
+        Script::File(name) => name.ends_with(".py") || name.ends_with(".pyxes"),
+        Script::Program(_) => false,
+    };
+    if runs_python {
+        return Ok(PathBuf::from(&argv[0]));
+    }
+    preflight::find_program(&argv[0], vars.get("PATH").map(String::as_str))
+}
+
+fn absolute(path: &str) -> Result<PathBuf, SpecError> {
+    std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
+}
+
+fn supervise(launch: &Launch<'_>, signals: &Signals, kind: &str) -> Result<i32, Refusal> {
+    let plan = launch.plan;
+    let (job, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
+    info!("Job: {job}, mode collective, replicas 1[1:1], elastic False");
+    info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, kind));
+    let grace = launch.grace.as_secs_f64();
+    let mut say = |note: Note| say(&note, grace);
+    let launched = run(launch, signals, &mut say)
+        .map_err(|e| Refusal(format!("the launcher's loop failed: {e}"), exit_code::INTERNAL))?;
+    let status = exit_code::of(&launched.report);
+    conclude(launch, &launched, status);
+    Ok(status)
+}
+
+fn devices_line(plan: &Plan, kind: &str) -> String {
+    let of = |r: &plan::RankPlan| match &r.identity.binding {
+        crate::dialect::Binding::Cpu => None,
+        crate::dialect::Binding::Selected { indices, .. } => Some(indices.clone()),
+    };
+    let list: Vec<String> = plan.ranks.iter().filter_map(of).collect();
+    if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) }
+}
+
+fn rank_list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Notes go to stderr past the log level: whoever stops a job is told what it waits for.
+fn say(note: &Note, grace: f64) {
+    let line = match note {
+        Note::Stopping { signal, living } if living.is_empty() => format!("{}: nothing runs", signal_label(*signal)),
+        Note::Stopping { signal, living } => format!(
+            "{}: waiting up to {grace} s for rank(s) {} to stop; the same signal again kills them at once",
+            signal_label(*signal),
+            rank_list(living)
+        ),
+        Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
+        Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
+    };
+    let _ = writeln!(std::io::stderr(), "rlaunch: {line}");
+}
+
+/// How much of the culprit's log is shown at the end.
+const TAIL_BYTES: u64 = 3000;
+
+/// The last words: who failed, how, and where to read more.
+fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
+    let path = |rank: usize| launch.log_dir.join(&launch.plan.ranks[rank].log);
+    if launched.unshown > 0 {
+        warn!("the console took no more; {} bytes of rank 0 are only in {}", launched.unshown, path(0).display());
+    }
+    match &launched.report.outcome {
+        Outcome::Completed => info!("Pod completed"),
+        Outcome::Stopped { signal } => {
+            info!("Terminating with signal {signal}");
+            let left = launched.report.victims();
+            info!("stopped by {}; rank(s) ended by it: {}", signal_label(*signal), rank_list(&left));
+        }
+        Outcome::NotStarted { local_rank } => {
+            let why = launched.report.ranks[*local_rank].not_started.clone().unwrap_or_default();
+            error!("Pod failed");
+            complain(&format!("cannot start {why}"));
+        }
+        Outcome::Failed { culprit, exit } => {
+            let rank = &launch.plan.ranks[*culprit];
+            let log = path(*culprit);
+            let lived = launched.report.ranks[*culprit].lived.unwrap_or_default().as_secs_f64();
+            error!("Pod failed");
+            error!(
+                "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
+                rank.identity.rank,
+                rank.argv,
+                exit.returncode(),
+                log.display()
+            );
+            show_tail(launched, *culprit, &log);
+            let victims = launched.report.victims();
+            let pid = launched.pids[*culprit].unwrap_or(0);
+            error!("rank {} (pid {pid}) ended first, with {exit}, after {lived:.1} s", rank.identity.rank);
+            if !victims.is_empty() {
+                error!("rank(s) {} were stopped because of it", rank_list(&victims));
+            }
+        }
+    }
+    info!("Exit code {status}");
+}
+
+/// The end of the culprit's log on stderr, unless the console has shown it all already.
+fn show_tail(launched: &Launched, culprit: usize, log: &Path) {
+    if culprit == 0 && launched.followed && launched.unshown == 0 {
+        return;
+    }
+    let tail = logs::tail(log, launched.log_starts[culprit], TAIL_BYTES);
+    if tail.is_empty() {
+        info!("{} is empty", log.display());
+        return;
+    }
+    info!("------------------------- ERROR LOG DETAIL -------------------------");
+    let mut err = std::io::stderr();
+    let _ = err.write_all(&tail);
+    if !tail.ends_with(b"\n") {
+        let _ = err.write_all(b"\n");
+    }
+}

@@ -1,0 +1,143 @@
+//! Floor 1: how each framework tells a process who it is. One file a dialect; `VARIABLES` is the one
+//! table of every variable that rlaunch writes, from which `docs/environment.md` comes.
+
+pub mod paddle_launch;
+pub mod paddle_spawn;
+
+use crate::model::Endpoint;
+
+/// The devices that one rank may use, as its framework names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    /// None: CPU, and gloo between the ranks.
+    Cpu,
+    /// `FLAGS_selected_{kind}s`, with these indices.
+    Selected {
+        /// `gpu`, `xpu`, `npu`, ...
+        kind: String,
+        /// Indices into what is visible, joined by commas.
+        indices: String,
+    },
+}
+
+/// Who a rank is, in every dialect's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number in the job.
+    pub rank: usize,
+    /// Its number on its node.
+    pub local_rank: usize,
+    /// Ranks on its node.
+    pub local_size: usize,
+    /// Nodes in the job.
+    pub nnodes: usize,
+    /// Where each rank listens, by rank; as many as there are ranks.
+    pub endpoints: Vec<Endpoint>,
+    /// Where rank 0's store listens, if the dialect says so.
+    pub master: Option<Endpoint>,
+    /// Its devices.
+    pub binding: Binding,
+}
+
+/// One documented variable.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name; `{kind}` stands for gpu, xpu and so on.
+    pub name: &'static str,
+    /// Who writes it: `spawn`, `launch`, or both.
+    pub written_by: &'static str,
+    /// What it means.
+    pub meaning: &'static str,
+    /// An example value.
+    pub example: &'static str,
+}
+
+const fn var(name: &'static str, written_by: &'static str, meaning: &'static str, example: &'static str) -> Variable {
+    Variable { name, written_by, meaning, example }
+}
+
+/// Every variable that rlaunch writes into a rank's environment.
+pub const VARIABLES: &[Variable] = &[
+    var(
+        "FLAGS_selected_{kind}s",
+        "launch, spawn",
+        "devices of this rank, as indices into what is visible; only with devices",
+        "0",
+    ),
+    var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
+    var(
+        "PADDLE_BACKUP_ENV_PATH",
+        "launch",
+        "JSON file with the variables that were too long; only then",
+        "log/backup_env.0.json",
+    ),
+    var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
+    var("PADDLE_DISTRI_BACKEND", "launch, spawn", "gloo without devices; spawn: only with gloo", "gloo"),
+    var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
+    var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
+    var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
+    var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
+    var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
+    var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
+    var("PADDLE_RANK_IN_NODE", "launch", "the same as PADDLE_LOCAL_RANK", "1"),
+    var("PADDLE_TRAINERS_NUM", "launch, spawn", "ranks in the job", "2"),
+    var(
+        "PADDLE_TRAINER_ENDPOINTS",
+        "launch, spawn",
+        "where each rank listens, by rank",
+        "127.0.0.1:6070,127.0.0.1:6071",
+    ),
+    var("PADDLE_TRAINER_ID", "launch, spawn", "this rank's number in the job", "1"),
+    var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
+    var(
+        "RLAUNCH_EXPORTED",
+        "launch",
+        "which of the variables above a nested launcher has to ignore: name=hash, joined by commas",
+        "PADDLE_MASTER=9f3b5c21",
+    ),
+    var("http_proxy_original", "launch", "the value of http_proxy, which is taken away", "http://proxy:3128"),
+    var("https_proxy_original", "launch", "the value of https_proxy, which is taken away", "http://proxy:3128"),
+];
+
+/// Whether `name` is in the table.
+pub fn is_declared(name: &str) -> bool {
+    VARIABLES.iter().any(|v| match v.name.split_once("{kind}") {
+        None => v.name == name,
+        Some((head, tail)) => {
+            name.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail)).is_some_and(|kind| !kind.is_empty())
+        }
+    })
+}
+
+/// `docs/environment.md`, made from the table.
+pub fn document() -> String {
+    let mut text = String::from(
+        "# Variables that rlaunch writes\n\nMade from `src/dialect/mod.rs` by its test; do not edit.\n\n\
+         | variable | written by | meaning | example |\n|---|---|---|---|\n",
+    );
+    for v in VARIABLES {
+        text.push_str(&format!("| `{}` | {} | {} | `{}` |\n", v.name, v.written_by, v.meaning, v.example));
+    }
+    text
+}
+
+/// Reads a variable as a number.
+fn number(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<usize> {
+    get(name)?.parse().ok()
+}
+
+/// Reads a comma list of endpoints.
+fn endpoint_list(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<Vec<Endpoint>> {
+    get(name)?.split(',').map(Endpoint::parse).collect()
+}
+
+/// Reads `FLAGS_selected_*s` among the kinds a Paddle build can have.
+fn binding(get: &dyn Fn(&str) -> Option<String>) -> Binding {
+    for kind in ["gpu", "xpu", "npu", "mlu", "ipu"] {
+        if let Some(indices) = get(&format!("FLAGS_selected_{kind}s")) {
+            return Binding::Selected { kind: kind.into(), indices };
+        }
+    }
+    Binding::Cpu
+}

@@ -1,0 +1,32 @@
+//! rlaunch starts and supervises the processes of a distributed training job.
+//!
+//! *Ask → plan → supervise → report.* A [`spec::LaunchSpec`] (what was asked) and
+//! [`plan::HostFacts`] (what is there) give a [`plan::Plan`] (who runs, where, with which
+//! environment); a [`supervise::Supervisor`], a pure machine, turns events into effects;
+//! [`run::engine`] does the effects; a [`supervise::Report`] remains.
+//!
+//! Folders are floors. A module uses strictly lower floors only (`tests/architecture.rs` checks it);
+//! floors 0 to 4 are pure: no clock, no environment, no files, no `unsafe`.
+//!
+//! | floor | folder | what is in it |
+//! |---|---|---|
+//! | 0 | [`model`] | the words: exit, environment patch, endpoint |
+//! | 1 | [`dialect`] | how each framework tells a process who it is; the table of variables |
+//! | 2 | [`spec`] | what was asked, checked: options, their sources, errors with a way out |
+//! | 3 | [`plan`] | who runs, where, with which devices and environment |
+//! | 4 | [`supervise`] | what happens next |
+//! | 5 | [`sys`], [`probe`] | the operating system (the only `unsafe`); facts of the machine |
+//! | 6 | [`run`] | the loop that acts; logs and console; checks before the start |
+//! | 7 | [`cli`], `python` | the doors: for people, for Python |
+
+pub mod cli;
+pub mod dialect;
+pub mod model;
+pub mod plan;
+pub mod probe;
+#[cfg(feature = "python")]
+mod python;
+pub mod run;
+pub mod spec;
+pub mod supervise;
+pub mod sys;

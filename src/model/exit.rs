@@ -1,0 +1,105 @@
+//! How a process ended, and the names of signals.
+
+use std::fmt;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exit {
+    /// It called `exit` with this code, 0 to 255.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+    /// It has ended, but somebody else in this process collected its status and the kernel is too
+    /// old (before Linux 6.15) to be asked for it. Never counted as success.
+    Lost,
+}
+
+impl Exit {
+    /// Whether it ended with code 0.
+    pub fn is_success(self) -> bool {
+        self == Exit::Code(0)
+    }
+
+    /// The exit status a shell would show: the code, or 128 + the signal; 255 when lost.
+    pub fn shell_status(self) -> i32 {
+        match self {
+            Exit::Code(code) => code,
+            Exit::Signal(signal) => 128 + signal,
+            Exit::Lost => 255,
+        }
+    }
+
+    /// What Python's `Process.exitcode` shows: the code, or minus the signal; 255 when lost.
+    pub fn returncode(self) -> i32 {
+        match self {
+            Exit::Signal(signal) => -signal,
+            other => other.shell_status(),
+        }
+    }
+
+    /// From a `wait(2)` status word.
+    pub fn from_wait_status(status: i32) -> Exit {
+        let signal = status & 0x7f;
+        if signal == 0 { Exit::Code((status >> 8) & 0xff) } else { Exit::Signal(signal) }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exit::Code(code) => write!(f, "exit code {code}"),
+            Exit::Signal(signal) => write!(f, "signal {}", signal_label(*signal)),
+            Exit::Lost => write!(f, "an exit status that somebody else collected"),
+        }
+    }
+}
+
+/// `SIGTERM` for 15; `None` for a number without a name (real-time signals).
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    nix::sys::signal::Signal::try_from(signal).ok().map(|s| s.as_str())
+}
+
+/// The name of a signal, or its number as text when it has none.
+pub fn signal_label(signal: i32) -> String {
+    signal_name(signal).map_or_else(|| signal.to_string(), str::to_owned)
+}
+
+/// The number behind `SIGUSR1`, `usr1` or `10`; `None` if it is no signal.
+pub fn signal_number(text: &str) -> Option<i32> {
+    if let Ok(number) = text.parse::<i32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    let upper = text.to_ascii_uppercase();
+    let name = if upper.starts_with("SIG") { upper } else { format!("SIG{upper}") };
+    name.parse::<nix::sys::signal::Signal>().ok().map(|s| s as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_and_signal_has_its_status() {
+        for code in 0..=255 {
+            let exit = Exit::from_wait_status(code << 8);
+            assert_eq!((exit, exit.shell_status(), exit.returncode()), (Exit::Code(code), code, code));
+        }
+        for signal in 1..=64 {
+            // 0x80 is the core-dump flag; it changes nothing.
+            for status in [signal, signal | 0x80] {
+                let exit = Exit::from_wait_status(status);
+                assert_eq!((exit, exit.shell_status()), (Exit::Signal(signal), 128 + signal));
+                assert_eq!(exit.returncode(), -signal);
+            }
+        }
+    }
+
+    #[test]
+    fn a_signal_without_a_name_is_a_number() {
+        assert_eq!(Exit::Signal(37).to_string(), "signal 37");
+        assert_eq!(Exit::Signal(9).to_string(), "signal SIGKILL");
+        assert_eq!(signal_number("usr1"), Some(10));
+        assert_eq!(signal_number("64"), Some(64));
+        assert_eq!((signal_number("0"), signal_number("nope")), (None, None));
+    }
+}

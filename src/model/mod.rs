@@ -1,0 +1,9 @@
+//! Floor 0: the words. Plain data that every other floor speaks in; no clock, no environment, no I/O.
+
+pub mod endpoint;
+pub mod env;
+pub mod exit;
+
+pub use endpoint::Endpoint;
+pub use env::EnvPatch;
+pub use exit::Exit;

@@ -1,0 +1,3 @@
+//! Floor 5: facts of the machine.
+
+pub mod nvml;

@@ -1,0 +1,139 @@
+//! The join loop of `MultiprocessContext`: the same engine and the same supervisor as the command
+//! line has, driven for as long as one call of `join` lasts.
+
+use super::rank::{Rank, seconds};
+use crate::model::Exit;
+use crate::run::engine::{Engine, HOST_TOKENS, Host};
+use crate::supervise::{ChildId, Event, Note, Outcome};
+use crate::sys::child::Child;
+use crate::sys::clock;
+use crate::sys::fd;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A stop that lasts longer than this is announced.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+struct Quiet;
+
+impl Host for Quiet {
+    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, String> {
+        Err("a join starts nothing".into())
+    }
+    fn note(&mut self, _: Note) {}
+}
+
+/// Waits for ranks and, when one fails, ends the others: SIGTERM, then SIGKILL after the grace.
+#[pyclass(frozen, module = "rlaunch._lib")]
+pub struct Joiner {
+    engine: Mutex<Engine>,
+    grace: Duration,
+}
+
+#[pymethods]
+impl Joiner {
+    #[new]
+    fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
+        let children = ranks.iter().map(|rank| rank.0.clone()).collect();
+        let grace = Duration::from_secs_f64(grace);
+        Ok(Self { engine: Mutex::new(Engine::adopting(children, grace)?), grace })
+    }
+
+    /// Waits until a rank has ended, for `timeout` seconds at most (None: for ever); once a rank has
+    /// failed, until all have ended, whatever the timeout. `wakeup`: a descriptor that becomes readable
+    /// when Python has a signal to handle, -1 for none. If handling it raises, all ranks are ended first;
+    /// if it raises again meanwhile, they are killed at once. `say` is called with a line for people when
+    /// stopping takes long.
+    fn join(&self, py: Python<'_>, timeout: Option<f64>, wakeup: i32, say: &Bound<'_, PyAny>) -> PyResult<()> {
+        let deadline = seconds(timeout).map(|t| clock::now().saturating_add(t));
+        let mut interrupted: Option<PyErr> = None;
+        let mut stopping_since = None;
+        let mut said = false;
+        self.with(py, |engine| watch(engine, wakeup))?;
+        loop {
+            let now = clock::now();
+            let (stopping, living, over) =
+                self.with(py, |e| Ok((e.is_stopping(), e.living(), e.report().is_some())))?;
+            if stopping {
+                stopping_since.get_or_insert(now);
+            }
+            if over {
+                break;
+            }
+            let overdue = stopping_since.map(|since| since + PATIENCE);
+            if !said && overdue.is_some_and(|at| now >= at) {
+                said = true;
+                let names = living.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+                let line = format!(
+                    "rlaunch: waiting up to {} s for rank(s) {names} to stop; Ctrl-C kills them at once",
+                    self.grace.as_secs_f64()
+                );
+                // People may have closed stderr; that changes nothing here.
+                let _ = say.call1((line,));
+            }
+            let limit = match (stopping, said) {
+                (true, true) => None,
+                (true, false) => overdue.map(|at| at.saturating_sub(now)),
+                (false, _) => deadline.map(|at| at.saturating_sub(now)),
+            };
+            let before = living.len();
+            let after = self.with(py, |engine| {
+                engine.turn(limit, &mut Quiet)?;
+                Ok(engine.living().len())
+            })?;
+            if let Err(error) = py.check_signals() {
+                interrupted.get_or_insert(error);
+                self.with(py, |engine| engine.send(Event::Stop(libc::SIGINT), &mut Quiet))?;
+                continue;
+            }
+            let stopping = self.with(py, |engine| Ok(engine.is_stopping()))?;
+            let timed_out = deadline.is_some_and(|at| clock::now() >= at);
+            if !stopping && (after < before || timed_out) {
+                break;
+            }
+        }
+        self.with(py, |engine| unwatch(engine, wakeup))?;
+        interrupted.map_or(Ok(()), Err)
+    }
+
+    /// Ends all ranks as after a failure, and waits until they have ended.
+    fn stop(&self, py: Python<'_>, wakeup: i32, say: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.with(py, |engine| engine.send(Event::Stop(libc::SIGTERM), &mut Quiet))?;
+        self.join(py, None, wakeup, say)
+    }
+
+    /// Ranks that live, as far as `join` has seen.
+    fn living(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.with(py, |engine| Ok(engine.living()))
+    }
+
+    /// The first failure: rank, exit code (minus the signal for a signal) and its description. None
+    /// while there is none. Complete only when `join` has returned.
+    fn failure(&self, py: Python<'_>) -> PyResult<Option<(usize, i32, String)>> {
+        self.with(py, |engine| {
+            Ok(match engine.report().map(|r| &r.outcome) {
+                Some(Outcome::Failed { culprit, exit }) => Some((*culprit, Exit::returncode(*exit), exit.to_string())),
+                _ => None,
+            })
+        })
+    }
+}
+
+impl Joiner {
+    /// Runs `body` on the engine without Python's lock; two threads in `join` take turns.
+    fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
+        py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner)))
+            .map_err(|error| PyRuntimeError::new_err(format!("waiting for ranks failed: {error}")))
+    }
+}
+
+fn watch(engine: &Engine, wakeup: i32) -> io::Result<()> {
+    fd::borrow(wakeup).map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS))
+}
+
+fn unwatch(engine: &Engine, wakeup: i32) -> io::Result<()> {
+    fd::borrow(wakeup).map_or(Ok(()), |fd| engine.poll().forget(fd))
+}

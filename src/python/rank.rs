@@ -1,0 +1,185 @@
+//! Ranks of a Python program: started by one long-lived thread of ours, named by pidfds.
+
+use crate::model::Exit;
+use crate::sys::child::Child;
+use crate::sys::fd;
+use crate::sys::lifeline::{Lifeline, Scope};
+use crate::sys::ports::Lease;
+use crate::sys::spawn::{self, Start, StartError, Started};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::IntoRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Ports that the ranks will listen on, held until `release`.
+#[pyclass(frozen, module = "rlaunch._lib")]
+pub struct PortLeases(Mutex<Vec<Lease>>);
+
+impl PortLeases {
+    /// Holds these leases.
+    pub fn new(leases: Vec<Lease>) -> Self {
+        Self(Mutex::new(leases))
+    }
+}
+
+#[pymethods]
+impl PortLeases {
+    /// Gives the ports back.
+    fn release(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+type Request = (Box<Start>, Sender<Result<Started, StartError>>);
+
+/// Starts ranks from a thread of its own, because the kernel ties a child's parent-death signal to the
+/// thread that started it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The
+/// thread ends when the nursery is dropped: each rank holds it.
+#[pyclass(frozen, weakref, module = "rlaunch._lib")]
+pub struct Nursery {
+    requests: Sender<Request>,
+    lifeline: Lifeline,
+}
+
+fn nursery_thread(requests: &Receiver<Request>) {
+    for (start, reply) in requests {
+        let _ = reply.send(spawn::start(&start));
+    }
+}
+
+#[pymethods]
+impl Nursery {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let lifeline = Lifeline::new()?;
+        let (requests, inbox) = bounded::<Request>(0);
+        let blocked = nix::sys::signal::SigSet::all();
+        // The host's signal handlers are not to run on this thread: it starts with all blocked.
+        let mut before = nix::sys::signal::SigSet::empty();
+        let set = nix::sys::signal::SigmaskHow::SIG_SETMASK;
+        nix::sys::signal::pthread_sigmask(set, Some(&blocked), Some(&mut before)).map_err(io::Error::from)?;
+        let started = std::thread::Builder::new()
+            .name("rlaunch-nursery".into())
+            .stack_size(256 * 1024)
+            .spawn(move || nursery_thread(&inbox));
+        nix::sys::signal::pthread_sigmask(set, Some(&before), None).map_err(io::Error::from)?;
+        started?;
+        Ok(Self { requests, lifeline })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the child is given")]
+    /// Starts a program; the kernel kills it when this process is gone. `keep`: descriptors that it
+    /// inherits; `output`: what its stdout and stderr become, -1 for ours.
+    fn start(
+        &self,
+        py: Python<'_>,
+        program: Vec<u8>,
+        argv: Vec<Vec<u8>>,
+        environ: Vec<Vec<u8>>,
+        keep: Vec<i32>,
+        output: i32,
+        lifeline: i32,
+    ) -> PyResult<Rank> {
+        let null = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
+        let output = (output >= 0).then_some(output);
+        let start = Box::new(Start {
+            program: CString::new(program).map_err(null)?,
+            argv: spawn::c_strings(argv).map_err(null)?,
+            envp: spawn::c_strings(environ).map_err(null)?,
+            stdio: [None, output, output],
+            keep,
+            new_session: false,
+            lifeline: Some((lifeline, Scope::Process)),
+            mask: spawn::current_mask(),
+            nofile: None,
+            default_sigpipe: false,
+        });
+        let (reply, answer) = bounded(1);
+        let started = py.detach(|| match self.requests.send((start, reply)) {
+            Ok(()) => answer.recv().map_err(|_| ()),
+            Err(_) => Err(()),
+        });
+        match started {
+            Ok(Ok(started)) => Ok(Rank(Arc::new(Child::new(started.pid, started.pidfd, false)))),
+            Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
+            Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks is gone"))),
+        }
+    }
+
+    /// A read end of the lifeline, for one rank to arm. The caller closes it.
+    fn lifeline_end(&self) -> PyResult<i32> {
+        Ok(self.lifeline.open_end()?.into_raw_fd())
+    }
+
+    /// For a process forked off this one: lets go of the lifeline, which is its parent's.
+    fn abandon(&self) {
+        self.lifeline.close_write_end();
+    }
+}
+
+/// One rank's process.
+#[pyclass(frozen, module = "rlaunch._lib")]
+pub struct Rank(pub Arc<Child>);
+
+/// Seconds from Python, negative ones being no wait at all.
+pub fn seconds(timeout: Option<f64>) -> Option<Duration> {
+    timeout.map(|t| Duration::try_from_secs_f64(t.max(0.0)).unwrap_or(Duration::MAX))
+}
+
+#[pymethods]
+impl Rank {
+    /// Takes over a child that this process has forked.
+    #[staticmethod]
+    fn adopt(pid: i32) -> PyResult<Self> {
+        Ok(Self(Arc::new(Child::adopt(pid)?)))
+    }
+
+    /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`; a
+    /// copy of that descriptor is kept.
+    #[staticmethod]
+    fn of_fork_server(pid: i32, status: i32) -> PyResult<Self> {
+        let copy = fd::duplicate(status)?;
+        Ok(Self(Arc::new(Child::of_fork_server(pid, copy)?)))
+    }
+
+    /// The process id.
+    #[getter]
+    fn pid(&self) -> i32 {
+        self.0.pid()
+    }
+
+    /// A descriptor that is readable once the process has ended.
+    fn fileno(&self) -> i32 {
+        self.0.fd()
+    }
+
+    /// The exit code (minus the signal for a signal), or None while it lives.
+    fn poll(&self) -> PyResult<Option<i32>> {
+        Ok(self.0.try_exit()?.map(Exit::returncode))
+    }
+
+    /// Waits for the end, `timeout` seconds at most (None: for ever); the exit code or None.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<i32>> {
+        let deadline = seconds(timeout).map(|t| crate::sys::clock::now().saturating_add(t));
+        loop {
+            let left = deadline.map(|at| at.saturating_sub(crate::sys::clock::now()));
+            if let Some(exit) = py.detach(|| self.0.wait(left))? {
+                return Ok(Some(exit.returncode()));
+            }
+            py.check_signals()?;
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Sends a signal, unless the process has been reaped.
+    fn signal(&self, signal: i32) -> PyResult<()> {
+        Ok(self.0.signal(signal)?)
+    }
+}

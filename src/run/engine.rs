@@ -1,0 +1,149 @@
+//! The driver: waits for one thing to happen, hands it to the supervisor, does what it says. One
+//! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
+
+use crate::supervise::{ChildId, Effect, Event, Note, Report, Supervisor};
+use crate::sys::child::Child;
+use crate::sys::clock;
+use crate::sys::poll::Poll;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the engine needs from whoever runs it.
+pub trait Host {
+    /// Starts a child. The error is text for people.
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
+    /// Says something to whoever watches.
+    fn note(&mut self, note: Note);
+}
+
+/// Tokens of the host's own descriptors start here; below are local ranks.
+pub const HOST_TOKENS: u64 = 1 << 32;
+
+/// Runs the ranks of one node.
+pub struct Engine {
+    poll: Poll,
+    supervisor: Supervisor,
+    children: Vec<Option<Arc<Child>>>,
+    report: Option<Report>,
+}
+
+impl Engine {
+    /// For ranks that the engine starts itself, through its host.
+    pub fn new(ranks: usize, grace: Duration) -> io::Result<Self> {
+        Ok(Self {
+            poll: Poll::new()?,
+            supervisor: Supervisor::new(ranks, grace),
+            children: vec![None; ranks],
+            report: None,
+        })
+    }
+
+    /// For ranks that have been started already.
+    pub fn adopting(children: Vec<Arc<Child>>, grace: Duration) -> io::Result<Self> {
+        let poll = Poll::new()?;
+        for (rank, child) in children.iter().enumerate() {
+            poll.readable(child.as_fd(), rank as u64)?;
+        }
+        let supervisor = Supervisor::adopting(children.len(), grace, clock::now());
+        Ok(Self { poll, supervisor, children: children.into_iter().map(Some).collect(), report: None })
+    }
+
+    /// The set the engine waits on; the host adds its own descriptors to it.
+    pub fn poll(&self) -> &Poll {
+        &self.poll
+    }
+
+    /// Local ranks that are alive, as far as has been seen.
+    pub fn living(&self) -> Vec<usize> {
+        self.supervisor.living()
+    }
+
+    /// Whether the job is on its way down.
+    pub fn is_stopping(&self) -> bool {
+        self.supervisor.is_stopping()
+    }
+
+    /// What remains, once it is over.
+    pub fn report(&self) -> Option<&Report> {
+        self.report.as_ref()
+    }
+
+    /// Waits for `limit` at most until something happens, and acts on it. Returns those tokens of the
+    /// host's that are ready; empty also when a signal handler ran.
+    pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
+        let until_deadline = self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()));
+        let timeout = [limit, until_deadline].into_iter().flatten().min();
+        let mut tokens = self.poll.wait(timeout)?;
+        for &token in tokens.iter().filter(|t| **t < HOST_TOKENS) {
+            self.look_at(token as usize, host)?;
+        }
+        tokens.retain(|t| *t >= HOST_TOKENS);
+        let mut effects = Vec::new();
+        self.supervisor.handle_timeout(clock::now(), &mut effects);
+        self.act(effects, host)?;
+        Ok(tokens)
+    }
+
+    /// Hands an event from outside to the supervisor.
+    pub fn send(&mut self, event: Event, host: &mut dyn Host) -> io::Result<()> {
+        let mut effects = Vec::new();
+        self.supervisor.handle(clock::now(), event, &mut effects);
+        self.act(effects, host)
+    }
+
+    fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<()> {
+        let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(()) };
+        let Some(exit) = child.try_exit()? else { return Ok(()) };
+        self.poll.forget(child.as_fd())?;
+        self.children[rank] = None;
+        self.send(Event::Exited(ChildId { attempt: 0, local_rank: rank }, exit), host)
+    }
+
+    fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {
+        let mut todo = VecDeque::from(effects);
+        while let Some(effect) = todo.pop_front() {
+            match effect {
+                Effect::Spawn(id) => {
+                    let event = match host.start(id) {
+                        Ok(child) => {
+                            self.poll.readable(child.as_fd(), id.local_rank as u64)?;
+                            self.children[id.local_rank] = Some(child);
+                            Event::Spawned(id)
+                        }
+                        Err(why) => Event::SpawnFailed(id, why),
+                    };
+                    let mut more = Vec::new();
+                    self.supervisor.handle(clock::now(), event, &mut more);
+                    todo.extend(more);
+                }
+                Effect::Kill { child, signal } => self.signal(child, |c| c.signal(signal))?,
+                Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal))?,
+                Effect::Note(note) => host.note(note),
+                Effect::Finish(report) => self.report = Some(report),
+            }
+        }
+        Ok(())
+    }
+
+    fn signal(&self, id: ChildId, send: impl Fn(&Child) -> io::Result<()>) -> io::Result<()> {
+        match self.children.get(id.local_rank) {
+            Some(Some(child)) => send(child),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// An engine that is given up half-way (an I/O error, a panic above) leaves no rank behind, unless
+    /// the ranks are somebody else's to end.
+    fn drop(&mut self) {
+        for child in self.children.iter().flatten() {
+            if self.report.is_none() && Arc::strong_count(child) == 1 {
+                let _ = child.signal(libc::SIGKILL);
+            }
+        }
+    }
+}

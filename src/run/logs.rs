@@ -1,0 +1,92 @@
+//! The log folder and its files: 0600 in a 0700 folder, opened without following links.
+
+use crate::plan::{Backup, Plan};
+use crate::spec::SpecError;
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Makes the log folder (0700; a folder that is there keeps its mode) and checks that files can be
+/// made in it.
+pub fn make_folder(path: &Path) -> Result<(), SpecError> {
+    let refuse = |why: String| {
+        Err(SpecError::new("--log_dir", path.display().to_string(), why, "name a folder that you may write to"))
+    };
+    if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(path) {
+        return refuse(if path.is_dir() { error.to_string() } else { format!("cannot be made: {}", plain(&error)) });
+    }
+    // Asking by trying: permission bits do not tell of read-only mounts, quotas or capabilities.
+    let probe = path.join(format!(".rlaunch-{}", std::process::id()));
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&probe) {
+        Ok(_) => {
+            let _ = std::fs::remove_file(&probe);
+            Ok(())
+        }
+        Err(error) => refuse(format!("no file can be made in it: {}", plain(&error))),
+    }
+}
+
+/// An OS error without Rust's "(os error 2)".
+pub fn plain(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(errno) => nix::errno::Errno::from_raw(errno).desc().to_owned(),
+        None => error.to_string(),
+    }
+}
+
+/// Opens a log for appending, or empties it first.
+pub fn open(path: &Path, overwrite: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path)?;
+    // A file of an earlier run, by whatever launcher. Not ours to change: then it stays as it is.
+    let _ = file.set_permissions(Permissions::from_mode(0o600));
+    if overwrite {
+        file.set_len(0)?;
+    }
+    Ok(file)
+}
+
+/// Replaces a small file. Written beside it and moved, so that a link is replaced, not followed.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let temporary = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(text.as_bytes())?;
+    std::fs::rename(&temporary, path)
+}
+
+/// Writes what else belongs beside the ranks' logs: `{job_id}.{pod}.log` with the endpoints, and
+/// the lists that were too long for the environment.
+pub fn write_beside(plan: &Plan, folder: &Path, overwrite: bool) -> io::Result<()> {
+    let mut file = open(&folder.join(format!("{}.{}.log", plan.job_id, plan.pod.name)), overwrite)?;
+    for rank in &plan.ranks {
+        let id = &rank.identity;
+        writeln!(file, "rank {} local_rank {} endpoint {}", id.rank, id.local_rank, id.endpoints[id.rank])?;
+    }
+    for Backup { path, vars } in plan.ranks.iter().filter_map(|r| r.backup.as_ref()) {
+        let map: serde_json::Map<_, _> = vars.iter().map(|(n, v)| (n.clone(), v.clone().into())).collect();
+        replace(Path::new(path), &serde_json::Value::Object(map).to_string())?;
+    }
+    Ok(())
+}
+
+/// The last `most` bytes of a log from `start` on, without a cut line at their beginning.
+pub fn tail(path: &Path, start: u64, most: u64) -> Vec<u8> {
+    use std::io::{Read, Seek, SeekFrom};
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let end = file.metadata()?.len();
+        let from = end.saturating_sub(most).max(start.min(end));
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(most).read_to_end(&mut bytes)?;
+        if from > start
+            && let Some(newline) = bytes.iter().position(|b| *b == b'\n').filter(|i| i + 1 < bytes.len())
+        {
+            bytes.drain(..=newline);
+        }
+        Ok(bytes)
+    };
+    read().unwrap_or_default()
+}

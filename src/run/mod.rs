@@ -1,0 +1,7 @@
+//! Floor 6: the loop that acts on what the supervisor says, and what it acts with.
+
+pub mod console;
+pub mod engine;
+pub mod launch;
+pub mod logs;
+pub mod preflight;

@@ -1,0 +1,151 @@
+//! Checks of the machine before anything is started, each with one line that says the way out.
+
+use crate::plan::NodePorts;
+use crate::spec::launch::Ports;
+use crate::spec::{LaunchSpec, Script, SpecError};
+use crate::sys::limits;
+use crate::sys::ports::{Busy, Lease};
+use std::path::{Path, PathBuf};
+
+/// Finds the program of a command line, as a shell would, and checks that it can be run.
+pub fn find_program(name: &str, path: Option<&str>) -> Result<PathBuf, SpecError> {
+    let refuse = |why: &str, hint: &str| Err(SpecError::new("training_script", name, why, hint));
+    let executable = |p: &Path| p.is_file() && nix::unistd::access(p, nix::unistd::AccessFlags::X_OK).is_ok();
+    if name.contains('/') {
+        let found = PathBuf::from(name);
+        return match () {
+            () if executable(&found) => Ok(found),
+            () if !found.exists() => refuse("does not exist", "give the path of a program or of a .py file"),
+            () => refuse("cannot be executed", "chmod +x it, or name it *.py to have Python run it"),
+        };
+    }
+    for folder in path.unwrap_or("/usr/local/bin:/usr/bin:/bin").split(':') {
+        let found = Path::new(if folder.is_empty() { "." } else { folder }).join(name);
+        if executable(&found) {
+            return Ok(found);
+        }
+    }
+    refuse("is not a program in PATH", "give its path (./ for this folder), or a .py file for Python to run")
+}
+
+/// Checks a script that Python is to run.
+pub fn check_script(script: &Script) -> Result<(), SpecError> {
+    let Script::File(name) = script else { return Ok(()) };
+    if !name.ends_with(".py") && !name.ends_with(".pyxes") {
+        return if Path::new(name).is_dir() { Err(directory(name)) } else { Ok(()) };
+    }
+    let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name, why, hint));
+    match std::fs::File::open(name) {
+        Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => Err(directory(name)),
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            refuse("does not exist".into(), "check the path; options of the launcher go before the script")
+        }
+        Err(error) => refuse(format!("cannot be read: {}", super::logs::plain(&error)), "check its permissions"),
+    }
+}
+
+fn directory(name: &str) -> SpecError {
+    SpecError::new("training_script", name, "is a directory", "name the script in it, or use --module for a package")
+}
+
+/// execve refuses any string of 128 KiB or more.
+pub fn check_lengths(argv: &[String]) -> Result<(), SpecError> {
+    match argv.iter().enumerate().find(|(_, arg)| arg.len() >= limits::MAX_ARG_STRLEN) {
+        None => Ok(()),
+        Some((index, arg)) => Err(SpecError::new(
+            format!("argument {index} of the ranks' command"),
+            arg,
+            format!("is {} bytes long; Linux takes {} at most", arg.len(), limits::MAX_ARG_STRLEN - 1),
+            "put it into a file and pass the file's name",
+        )),
+    }
+}
+
+/// Descriptors a rank costs its launcher: its pidfd, its port's lease, and what is open only while it
+/// starts.
+const FDS_A_RANK: u64 = 2;
+const FDS_OF_OUR_OWN: u64 = 32;
+
+/// Makes room for the descriptors of `ranks` ranks. Returns the soft limit that the ranks themselves
+/// should keep, if ours had to be raised.
+pub fn make_room(ranks: usize) -> Result<Option<u64>, SpecError> {
+    let needed = (ranks as u64).saturating_mul(FDS_A_RANK).saturating_add(FDS_OF_OUR_OWN + limits::open_now());
+    let (soft, hard) = limits::open_files();
+    if limits::raise_open_files(needed) < needed {
+        return Err(SpecError::new(
+            "--nproc_per_node",
+            ranks.to_string(),
+            format!("needs {needed} open files, and the limit is {hard}"),
+            "ask for fewer ranks, or raise the limit (ulimit -Hn)",
+        ));
+    }
+    Ok((soft < needed).then_some(soft))
+}
+
+/// The ports of one node, held until this is dropped.
+#[derive(Debug)]
+pub struct Leases {
+    held: Vec<Lease>,
+    master: bool,
+}
+
+impl Leases {
+    /// What is held, for the planner.
+    pub fn ports(&self) -> NodePorts {
+        let mut ports: Vec<u16> = self.held.iter().map(Lease::port).collect();
+        let master = self.master.then(|| ports.remove(0));
+        NodePorts { ranks: ports, master }
+    }
+}
+
+/// Leases the ports that a request asks for.
+pub fn lease(spec: &LaunchSpec, ranks: usize) -> Result<Leases, SpecError> {
+    let fixed = |first: u16, field: &str| {
+        consecutive(first, ranks).map_err(|why| {
+            SpecError::new(field, first.to_string(), why, "choose another, or leave it out for free ports")
+        })
+    };
+    match spec.ports {
+        Ports::Layout { first } => Ok(Leases { held: fixed(first, "--start_port")?, master: false }),
+        Ports::Fixed { first, low, high } => {
+            let ranks = fixed(first, "FLAGS_FIXED_PORT")?;
+            let mut held = free(low, high, 1)?;
+            held.extend(ranks);
+            Ok(Leases { held, master: true })
+        }
+        Ports::Range { low, high } => Ok(Leases { held: free(low, high, ranks + 1)?, master: true }),
+    }
+}
+
+/// Leases `count` ports from `first` on.
+pub fn consecutive(first: u16, count: usize) -> Result<Vec<Lease>, String> {
+    if usize::from(first) + count > 65_536 {
+        return Err(format!("leaves no room for {count} ports below 65536"));
+    }
+    (0..count).map(|i| Lease::fixed(first + i as u16).map_err(|busy: Busy| busy.to_string())).collect()
+}
+
+/// Leases `count` free ports of a range, from a random place on, wrapping round.
+fn free(low: u16, high: u16, count: usize) -> Result<Vec<Lease>, SpecError> {
+    let span = usize::from(high - low) + 1;
+    let start = fastrand::usize(..span);
+    let mut held = Vec::new();
+    for step in 0..span {
+        if held.len() == count {
+            return Ok(held);
+        }
+        if let Ok(lease) = Lease::fixed(low + ((start + step) % span) as u16) {
+            held.push(lease);
+        }
+    }
+    if held.len() == count {
+        return Ok(held);
+    }
+    Err(SpecError::new(
+        "PORT_RANGE",
+        format!("{low}:{high}"),
+        format!("has {} free ports, and {count} are needed", held.len()),
+        "widen it, or ask for fewer ranks",
+    ))
+}

@@ -1,0 +1,210 @@
+//! The options of `python -m rlaunch`: one table, from which come the command line, the help, the
+//! variables that override it, and the docs. Contract: the options of `paddle.distributed.launch`.
+
+use super::SpecError;
+use std::collections::BTreeMap;
+
+/// What a value has to look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any text.
+    Text,
+    /// A whole number.
+    Int,
+    /// Seconds, whole or not.
+    Seconds,
+    /// `y yes t true on 1` or `n no f false off 0`.
+    Bool,
+    /// Takes no value.
+    Flag,
+}
+
+/// One option.
+#[derive(Debug)]
+pub struct Opt {
+    /// Its name without dashes; `_` may also be written `-`.
+    pub name: &'static str,
+    /// Other names for the same option.
+    pub aliases: &'static [&'static str],
+    /// Its one-letter name.
+    pub short: Option<char>,
+    /// The value's kind.
+    pub kind: Kind,
+    /// The variables that override it, the last one that is set winning.
+    pub env: &'static [&'static str],
+    /// The value when nothing is given; `None` when there is none.
+    pub default: Option<&'static str>,
+    /// One line of help.
+    pub help: &'static str,
+}
+
+const fn opt(
+    name: &'static str,
+    kind: Kind,
+    env: &'static [&'static str],
+    default: Option<&'static str>,
+    help: &'static str,
+) -> Opt {
+    Opt { name, aliases: &[], short: None, kind, env, default, help }
+}
+
+use Kind::{Bool, Flag, Int, Seconds, Text};
+
+/// Every option.
+#[rustfmt::skip]
+pub const OPTIONS: &[Opt] = &[
+    opt("nproc_per_node", Int, &["PADDLE_NPROC_PER_NODE"], None, "Ranks on this node [default: one per device, else 1]"),
+    Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Devices to use, as a comma list of visible ids") },
+    opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder for the ranks' logs, workerlog.0 and so on") ,
+    opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first instead of appending to them"),
+    opt("log_level", Text, &["PADDLE_LOG_LEVEL"], Some("INFO"), "What the launcher itself says: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
+    opt("job_id", Text, &["PADDLE_JOB_ID"], Some("default"), "The job's name, used in file names"),
+    opt("host", Text, &["POD_IP"], None, "This node's address, if it is not 127.0.0.1"),
+    opt("ips", Text, &["PADDLE_IPS"], None, "Fixed list of node addresses; this version takes one"),
+    opt("start_port", Int, &["PADDLE_START_PORT"], Some("6070"), "First port, with --ips"),
+    opt("grace", Seconds, &["RLAUNCH_GRACE"], Some("30"), "Time between asking ranks to stop and killing them"),
+    Opt { short: Some('m'), ..opt("module", Flag, &[], None, "The script is a module name, run as python -m does") },
+    opt("no_python", Flag, &[], None, "The script is a program of its own, not run by Python"),
+    opt("dry_run", Text, &[], None, "Print the plan as a table (or =json) and start nothing"),
+    opt("auto_cluster_config", Bool, &["PADDLE_AUTO_CLUSTER"], None, "Passed to the ranks as PADDLE_AUTO_CLUSTER, 0 or 1"),
+    opt("master", Text, &["PADDLE_MASTER"], None, "Rendezvous address; not needed on one node"),
+    opt("rank", Int, &["PADDLE_TRAINER_ID", "PADDLE_RANK"], Some("-1"), "This node's number; no effect on one node"),
+    opt("nnodes", Text, &["PADDLE_NNODES"], Some("1"), "Nodes; this version runs on 1"),
+    opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "collective; ps and rpc are not in this version"),
+    opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Order nodes by address; no effect on one node"),
+    opt("enable_gpu_log", Bool, &[], Some("true"), "Accepted; this version writes no GPU log"),
+    opt("legacy", Bool, &[], Some("false"), "The older launcher; not in this version"),
+    opt("max_restart", Int, &["PADDLE_MAX_RESTART"], None, "Restarts; not in this version (0 is accepted)"),
+    opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "Elastic jobs; not in this version (-1 is accepted)"),
+    opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for nodes of an elastic job; no effect on one node"),
+    opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "Auto-parallel tuner; not in this version"),
+    opt("auto_tuner_json", Text, &[], None, "Auto-tuner; not in this version"),
+    opt("servers", Text, &["PADDLE_SERVERS_ENDPOINTS"], None, "Parameter servers; not in this version"),
+    opt("trainers", Text, &["PADDLE_TRAINERS_ENDPOINTS"], None, "Parameter-server trainers; not in this version"),
+    opt("server_num", Int, &["PADDLE_SERVER_NUM"], None, "Parameter servers on this node; not in this version"),
+    opt("trainer_num", Int, &["PADDLE_TRAINER_NUM"], None, "Parameter-server trainers on this node; not in this version"),
+    opt("gloo_port", Int, &["PADDLE_GLOO_PORT"], Some("6767"), "Parameter servers only; no effect here"),
+    opt("with_gloo", Text, &["PADDLE_WITH_GLOO"], Some("1"), "Parameter servers only; no effect here"),
+];
+
+/// Where a value came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The table's default.
+    Default,
+    /// The command line.
+    Flag,
+    /// This variable.
+    Env(&'static str),
+}
+
+/// A value and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// The text.
+    pub text: String,
+    /// Its source.
+    pub source: Source,
+}
+
+/// All options that have a value, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Values {
+    map: BTreeMap<&'static str, Value>,
+    /// Options that a variable overrides, with the variable and its value, in table order.
+    pub overridden: Vec<(&'static str, &'static str, String)>,
+}
+
+/// The variables of a process, by name.
+pub type Vars = BTreeMap<String, String>;
+
+/// Merges the layers: a variable beats the command line, which beats the default.
+pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &Vars) -> Values {
+    let mut values = Values::default();
+    for opt in OPTIONS {
+        let mut value = opt.default.map(|text| Value { text: text.into(), source: Source::Default });
+        if let Some(text) = flags.get(opt.name) {
+            value = Some(Value { text: text.clone(), source: Source::Flag });
+        }
+        for &var in opt.env {
+            let Some(text) = vars.get(var) else { continue };
+            // PADDLE_TRAINER_ID numbers this node only when it is a number of one.
+            if var == "PADDLE_TRAINER_ID" && !text.parse::<i64>().is_ok_and(|rank| rank >= 0) {
+                continue;
+            }
+            if var != "PADDLE_TRAINER_ID" {
+                values.overridden.push((opt.name, var, text.clone()));
+            }
+            value = Some(Value { text: text.clone(), source: Source::Env(var) });
+        }
+        if let Some(value) = value {
+            values.map.insert(opt.name, value);
+        }
+    }
+    values
+}
+
+/// `y yes t true on 1` and `n no f false off 0`, in any case; `None` for anything else.
+pub fn parse_bool(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "y" | "yes" | "t" | "true" | "on" | "1" => Some(true),
+        "n" | "no" | "f" | "false" | "off" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+impl Values {
+    /// The text of an option, if it has one.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.map.get(name).map(|v| v.text.as_str())
+    }
+
+    /// The text of an option that the user gave, on the command line or in a variable.
+    pub fn given(&self, name: &str) -> Option<&str> {
+        self.map.get(name).filter(|v| v.source != Source::Default).map(|v| v.text.as_str())
+    }
+
+    /// A whole number.
+    pub fn int(&self, name: &str) -> Result<Option<i64>, SpecError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.trim().parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(self.error(name, "is not a whole number", "")),
+        }
+    }
+
+    /// Seconds, not negative.
+    pub fn seconds(&self, name: &str) -> Result<Option<f64>, SpecError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.trim().parse::<f64>() {
+            Ok(s) if s.is_finite() && (0.0..=1e9).contains(&s) => Ok(Some(s)),
+            _ => Err(self.error(name, "is not a number of seconds", "give 0 or more")),
+        }
+    }
+
+    /// Yes or no.
+    pub fn bool(&self, name: &str) -> Result<Option<bool>, SpecError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match parse_bool(text) {
+            Some(yes) => Ok(Some(yes)),
+            None => {
+                Err(self.error(name, "is neither true nor false", "give one of y yes t true on 1, n no f false off 0"))
+            }
+        }
+    }
+
+    /// An error about an option, naming it as the user gave it.
+    pub fn error(&self, name: &str, why: &str, hint: &str) -> SpecError {
+        let value = self.map.get(name);
+        let field = match value.map(|v| &v.source) {
+            Some(Source::Env(var)) => (*var).to_owned(),
+            _ => format!("--{name}"),
+        };
+        SpecError::new(field, value.map_or("", |v| v.text.as_str()), why, hint)
+    }
+
+    /// All options with their values, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Value)> {
+        self.map.iter().map(|(name, value)| (*name, value))
+    }
+}

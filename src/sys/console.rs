@@ -1,0 +1,80 @@
+//! The terminal, pipe or file that people watch: opened privately, so that non-blocking mode is ours
+//! alone (O_NONBLOCK on a shared description would break the shell's own writes).
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, send};
+use nix::sys::stat::{Mode, SFlag, fstat};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// How bytes get out without ever blocking us.
+#[derive(Debug)]
+enum Way {
+    /// Our own description, non-blocking.
+    Private,
+    /// A regular file: never blocks, and a second description would have its own offset.
+    File,
+    /// A socket, which cannot be reopened: MSG_DONTWAIT.
+    Socket,
+    /// May not be reopened (a terminal of another user): ask poll first, write little.
+    Polled,
+}
+
+/// An output that takes what it can.
+#[derive(Debug)]
+pub struct Console {
+    fd: OwnedFd,
+    way: Way,
+}
+
+// Pipes that poll as writable take this much without blocking (pipe(7), PIPE_BUF).
+const PIPE_BUF: usize = 4096;
+
+impl Console {
+    /// Opens the console behind one of our descriptors (1 or 2). Fails if it is closed.
+    pub fn open(fd: RawFd) -> io::Result<Self> {
+        let copy = super::fd::duplicate(fd)?;
+        let kind = SFlag::from_bits_truncate(fstat(&copy)?.st_mode) & SFlag::S_IFMT;
+        if kind == SFlag::S_IFREG {
+            return Ok(Self { fd: copy, way: Way::File });
+        }
+        if kind == SFlag::S_IFSOCK {
+            return Ok(Self { fd: copy, way: Way::Socket });
+        }
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        match nix::fcntl::open(path.as_str(), flags, Mode::empty()) {
+            Ok(own) => Ok(Self { fd: own, way: Way::Private }),
+            Err(_) => Ok(Self { fd: copy, way: Way::Polled }),
+        }
+    }
+
+    /// Writes as much as goes without waiting; 0 when nothing goes now. An error means that nobody
+    /// will ever read it again (the reader is gone, the disk is full).
+    pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let written = match self.way {
+            Way::Private | Way::File => nix::unistd::write(&self.fd, bytes),
+            Way::Socket => send(self.fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL),
+            Way::Polled => {
+                let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+                match poll(&mut fds, PollTimeout::ZERO) {
+                    Ok(0) => Err(Errno::EAGAIN),
+                    Ok(_) => nix::unistd::write(&self.fd, &bytes[..bytes.len().min(PIPE_BUF)]),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match written {
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
+            other => Ok(other?),
+        }
+    }
+}
+
+impl AsFd for Console {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

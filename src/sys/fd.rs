@@ -1,0 +1,22 @@
+//! Descriptors that come as bare numbers, from Python or from the shell.
+
+use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+/// A close-on-exec copy, numbered 3 or above, of a descriptor that somebody else owns.
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes integers; a closed number is an error that we pass on.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fcntl has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A descriptor that its owner keeps open for `'a`; `None` for a negative number.
+pub fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
+    // SAFETY: a number that its owner closed too early makes the calls on it fail with EBADF, or act
+    // on another file; the callers name no descriptor but those handed in for the time of their call.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}

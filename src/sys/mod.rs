@@ -1,0 +1,14 @@
+//! Floor 5: the operating system. The only folder with `unsafe`.
+
+pub mod child;
+pub mod clock;
+pub mod console;
+pub mod fd;
+pub mod inotify;
+pub mod lifeline;
+pub mod limits;
+pub mod pidfd;
+pub mod poll;
+pub mod ports;
+pub mod signals;
+pub mod spawn;
