@@ -17,7 +17,8 @@
 //! | 4 | [`supervise`] | what happens next |
 //! | 5 | [`sys`], [`probe`] | the operating system (the only `unsafe`); facts of the machine |
 //! | 6 | [`run`] | the loop that acts; logs and console; checks before the start |
-//! | 7 | [`cli`], `python` | the doors: for people, for Python |
+//! | 7 | [`cli`] | the door for people |
+//! | 8 | `python` | the door for Python: one private module, `rlaunch._lib` |
 
 pub mod cli;
 pub mod dialect;

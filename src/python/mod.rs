@@ -1,4 +1,4 @@
-//! Floor 7: the door for Python. One module, `rlaunch._lib`, private; `python/rlaunch/_lib.pyi` says
+//! Floor 8: the door for Python. One module, `rlaunch._lib`, private; `python/rlaunch/_lib.pyi` says
 //! what is in it. Python is called only on threads that Python called from, and waiting never holds
 //! its lock.
 

@@ -1,0 +1,214 @@
+//! Real children: what the kernel is asked to do for them, and that nobody else is ever hit.
+
+use rlaunch::model::Exit;
+use rlaunch::run::engine::{Engine, Host};
+use rlaunch::supervise::{ChildId, Event, Note, Outcome, Report};
+use rlaunch::sys::child::Child;
+use rlaunch::sys::lifeline::{Lifeline, Scope};
+use rlaunch::sys::pidfd;
+use rlaunch::sys::spawn::{self, Start, c_strings};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `/bin/sh -c script`, writing to `output`.
+fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, Scope)>) -> Start {
+    let words = |list: &[&str]| c_strings(list.iter().map(|w| w.as_bytes().to_vec())).unwrap();
+    Start {
+        program: words(&["/bin/sh"]).remove(0),
+        argv: words(&["sh", "-c", script]),
+        envp: words(&["PATH=/usr/bin:/bin", "ANSWER=42"]),
+        stdio: [None, Some(output.as_raw_fd()), None],
+        keep: Vec::new(),
+        new_session: true,
+        lifeline,
+        mask: spawn::current_mask(),
+        nofile: Some(77),
+        default_sigpipe: true,
+    }
+}
+
+fn pipe() -> (File, OwnedFd) {
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+    (File::from(read), write)
+}
+
+fn start(start: &Start) -> Arc<Child> {
+    let started = spawn::start(start).unwrap();
+    Arc::new(Child::new(started.pid, started.pidfd, true))
+}
+
+fn ended(child: &Child) -> Exit {
+    child.wait(Some(Duration::from_secs(20))).unwrap().unwrap()
+}
+
+fn said(script: &str) -> (String, Exit) {
+    let (mut read, write) = pipe();
+    let child = start(&shell(script, &write, None));
+    drop(write);
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    (text, ended(&child))
+}
+
+#[test]
+fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
+    let (text, exit) = said(
+        "echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; \
+         grep -E 'SigBlk|SigIgn' /proc/$$/status; ls /proc/$$/fd | wc -l; exit 7",
+    );
+    assert_eq!(exit, Exit::Code(7));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..2], ["42", "77"]);
+    assert_eq!(lines[2], lines[3], "process group and session are its own");
+    assert_eq!(lines[4], "SigBlk:\t0000000000000000");
+    // Rust ignores SIGPIPE in its programs; the child has it back. What else is ignored stays so.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ours = status.lines().find_map(|l| l.strip_prefix("SigIgn:\t")).unwrap();
+    let ours = u64::from_str_radix(ours, 16).unwrap() & !(1 << (libc::SIGPIPE - 1));
+    assert_eq!(lines[5], format!("SigIgn:\t{ours:016x}"));
+    assert_eq!(lines[6], "3", "nothing but 0, 1 and 2 is inherited: {text}");
+}
+
+#[test]
+fn a_program_that_cannot_run_names_the_step_and_the_errno() {
+    let (_, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
+    wanted.program = c_strings([b"/etc/passwd".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted).unwrap_err().errno, libc::EACCES);
+    wanted.stdio[1] = Some(9999);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("dup2", libc::EBADF));
+}
+
+#[test]
+fn the_whole_group_dies_when_the_lifeline_closes() {
+    let (mut read, write) = pipe();
+    let lifeline = Lifeline::new().unwrap();
+    let end = lifeline.open_end().unwrap();
+    // The shell's own child holds the pipe as well: EOF comes when both are gone.
+    let wanted = shell("sleep 1000 & echo up; wait", &write, Some((end.as_raw_fd(), Scope::Group)));
+    let child = start(&wanted);
+    drop((write, end));
+    let mut up = [0; 3];
+    read.read_exact(&mut up).unwrap();
+    drop(lifeline);
+    assert_eq!(ended(&child), Exit::Signal(libc::SIGKILL));
+    assert_eq!(read.read(&mut up).unwrap(), 0);
+}
+
+#[test]
+fn what_a_child_leaves_in_its_group_is_swept_when_it_is_reaped() {
+    let (mut read, write) = pipe();
+    let child = start(&shell("sleep 1000 & exit 5", &write, None));
+    drop(write);
+    assert_eq!(ended(&child), Exit::Code(5));
+    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0, "the sleeper held the pipe and is gone");
+}
+
+#[test]
+fn a_reaped_child_is_never_signalled_again() {
+    let (_, write) = pipe();
+    let child = start(&shell("exit 0", &write, None));
+    assert_eq!(ended(&child), Exit::Code(0));
+    child.signal(libc::SIGKILL).unwrap();
+    child.signal_leader(libc::SIGKILL).unwrap();
+    assert_eq!(child.try_exit().unwrap(), Some(Exit::Code(0)));
+}
+
+#[test]
+fn a_status_that_somebody_else_collected_is_found_all_the_same() {
+    let (_, write) = pipe();
+    let started = spawn::start(&shell("exit 9", &write, None)).unwrap();
+    let elsewhere = pidfd::open(started.pid).unwrap();
+    let child = Child::new(started.pid, started.pidfd, true);
+    let collected = loop {
+        if let Some(exit) = pidfd::reap(elsewhere.as_fd()).unwrap() {
+            break exit;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(collected, Exit::Code(9));
+    let exit = child.try_exit().unwrap().unwrap();
+    // Linux before 6.15 does not keep it.
+    assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");
+}
+
+/// Starts shells, for the engine.
+struct Shells {
+    scripts: Vec<&'static str>,
+    output: OwnedFd,
+    notes: usize,
+}
+
+impl Host for Shells {
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
+        match self.scripts[id.local_rank] {
+            "fail" => Err("no".into()),
+            script => Ok(start(&shell(script, &self.output, None))),
+        }
+    }
+    fn note(&mut self, _: Note) {
+        self.notes += 1;
+    }
+}
+
+fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (Report, usize) {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
+    let mut engine = Engine::new(scripts.len(), grace).unwrap();
+    engine.send(Event::Start, &mut host).unwrap();
+    if stop_when_up > 0 {
+        read.read_exact(&mut vec![0; stop_when_up]).unwrap();
+        engine.send(Event::Stop(libc::SIGTERM), &mut host).unwrap();
+    }
+    while engine.report().is_none() {
+        engine.turn(Some(Duration::from_secs(20)), &mut host).unwrap();
+    }
+    (engine.report().unwrap().clone(), host.notes)
+}
+
+const SLEEPER: &str = "printf x; exec sleep 1000";
+/// The shell must not exec, or the trap is gone; it waits in a builtin that TERM does not end.
+const DEAF: &str = "trap '' TERM; printf x; while :; do sleep 1000; done";
+
+#[test]
+fn the_first_failure_ends_the_others_and_takes_the_blame() {
+    let (report, _) = run(&[SLEEPER, "exit 3", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, Outcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.victims(), [0, 2]);
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let (report, notes) = run(&[DEAF, SLEEPER], Duration::from_millis(100), 2);
+    assert_eq!(report.outcome, Outcome::Stopped { signal: libc::SIGTERM });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGKILL)));
+    assert_eq!(report.ranks[1].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(notes, 2, "one on the stop, one on the kill");
+}
+
+#[test]
+fn a_rank_that_cannot_start_ends_those_before_it() {
+    let (report, _) = run(&[SLEEPER, "fail", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, Outcome::NotStarted { local_rank: 1 });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(report.ranks[2].exit, None, "nobody was started after the failure");
+}
+
+#[test]
+fn an_engine_that_is_dropped_leaves_nobody() {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
+    let mut engine = Engine::new(1, Duration::from_secs(60)).unwrap();
+    engine.send(Event::Start, &mut host).unwrap();
+    read.read_exact(&mut [0; 1]).unwrap();
+    drop(host);
+    drop(engine);
+    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
+}
