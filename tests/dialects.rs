@@ -1,5 +1,5 @@
 //! Dialects: what is written is read back, only declared variables are written, the docs are the table.
-#![allow(clippy::unwrap_used)] // A test fails by panicking.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 use proptest::prelude::*;
 use rlaunch::dialect::{Binding, Identity, document, is_declared, paddle_launch, paddle_spawn};

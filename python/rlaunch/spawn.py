@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 import sys
-import warnings
-from typing import TYPE_CHECKING, Any
 
 from . import _lib
 
+TYPE_CHECKING = False  # Importing typing for this name would double the time of `import rlaunch`.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
+    from typing import Any
 
     from .context import MultiprocessContext
 
@@ -128,7 +126,7 @@ def _grace(options: dict[str, Any]) -> float:
     try:
         seconds = float(grace)
     except (TypeError, ValueError):
-        seconds = math.nan
+        seconds = -1.0
     if not 0 <= seconds < 1e9:
         raise ValueError(f"grace must be a number of seconds, 0 or more, but got {grace!r}")
     return seconds
@@ -149,6 +147,8 @@ def _options_valid_check(options: dict[str, Any]) -> None:
     Raises:
         ValueError: an option that does not exist.
     """
+    import warnings
+
     for key in _lib.check_option_names(list(options)):
         warnings.warn(
             f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
@@ -237,6 +237,8 @@ def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _
     _lib.check_backend(str(backend))
     _check_compiled(backend)
     if backend == "gloo":
+        import warnings
+
         warnings.warn(
             "Your model will be trained under CPUONLY mode by using GLOO,"
             "because CPUPlace is specified manually or your installed PaddlePaddle only support CPU Device.",
@@ -248,7 +250,7 @@ def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _
             wanted[key].split  # noqa: B018  AttributeError for a list, as the contract has it.
     paddle = _paddle()
     devices = _get_default_nprocs() if paddle is not None and backend in ("nccl", "bkcl") else -1
-    rows, leases = _lib.plan_spawn(operator.index(nprocs), wanted, dict(os.environ), devices)
+    rows, leases = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices)
     if options.get("print_config"):
         _print_config(options, backend, rows)
     return [dict(row) for row in rows], leases
