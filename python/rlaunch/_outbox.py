@@ -10,12 +10,13 @@ import mmap
 import os
 import select
 import struct
-from typing import IO, TYPE_CHECKING, Any
 
 from .errors import NoResultError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import IO, Any
 
 RESULT = b"R"
 ERROR = b"E"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from . import _lib
 from ._outbox import ERROR, RESULT, Outbox
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from typing import Any
 
 # Lower-case proxies would carry the traffic between the ranks; the parent's own stay.
 PROXIES = ("http_proxy", "https_proxy")

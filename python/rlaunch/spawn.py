@@ -90,7 +90,7 @@ class _Ranks:
     """Starts ranks, one after another."""
 
     def __init__(self, process_class: Any, daemon: bool) -> None:
-        from ._process import new_nursery
+        from ._popen import new_nursery
 
         self._class = process_class
         self._daemon = daemon

@@ -1,0 +1,217 @@
+"""Starting a rank: what ``Process`` calls a Popen, one for each start method.
+
+Imported by the parent alone; a rank does without all that this module needs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import weakref
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
+from typing import TYPE_CHECKING, Any
+
+from . import _lib
+from ._worker import PROXIES, open_log
+
+if TYPE_CHECKING:
+    from ._process import Birth, RankProcess
+
+_nurseries: weakref.WeakSet[_lib.Nursery] = weakref.WeakSet()
+
+
+def new_nursery() -> _lib.Nursery:
+    """A nursery that processes forked off this one let go of."""
+    nursery = _lib.Nursery()
+    _nurseries.add(nursery)
+    return nursery
+
+
+def _abandon_all() -> None:
+    for nursery in list(_nurseries):
+        nursery.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
+
+
+class _RunFirst:
+    """Unpickles by running code: the environment has to be there when the main module is imported."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, (self._code,)
+
+
+class Popen:
+    """What ``Process`` wants of the thing that runs it."""
+
+    method: str
+    DupFd: Any
+
+    def __init__(self, process_obj: RankProcess) -> None:
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        self.returncode: int | None = None
+        self.finalizer: Any = None
+        self._fds: list[int] = []
+        birth = process_obj.birth
+        # The nursery lives as long as a rank that may still need it.
+        self._nursery: _lib.Nursery | None = birth.nursery
+        end = birth.nursery.lifeline_end()
+        try:
+            birth.lifeline._fd = end
+            self._rank = self._launch(process_obj, birth, end)
+        finally:
+            os.close(end)
+        self.pid = self._rank.pid
+        self.sentinel = self._rank.fileno()
+
+    def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> _lib.Rank:
+        return self._rank
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _settle(self, code: int | None) -> int | None:
+        if code is not None:
+            self.returncode = code
+            self._nursery = None
+        return code
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        return self.returncode if self.returncode is not None else self._settle(self._rank.poll())
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self.returncode if self.returncode is not None else self._settle(self._rank.wait(timeout))
+
+    def _send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            self._rank.signal(sig)
+
+    def interrupt(self) -> None:
+        self._send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        self._send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self._nursery = None
+
+
+def _pickled_to(file: Any, popen: Any, process_obj: RankProcess, before_main: str | None) -> None:
+    """What ``multiprocessing.spawn`` reads in the child: how to prepare, and the process object."""
+    data = spawn.get_preparation_data(process_obj.name)
+    if before_main is not None:
+        # Unpickled before the child prepares, hence before it imports the main module.
+        data = {"_rlaunch_first": _RunFirst(before_main), **data}
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(data, file)
+        reduction.dump(process_obj, file)
+    finally:
+        context.set_spawning_popen(None)
+
+
+class SpawnPopen(Popen):
+    method = "spawn"
+    DupFd = popen_spawn_posix._DupFd
+
+    def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
+        tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+        payload = os.memfd_create("rlaunch-payload")
+        output = -1
+        try:
+            with open(payload, "wb", closefd=False) as file:
+                _pickled_to(file, self, process_obj, None)
+            os.lseek(payload, 0, os.SEEK_SET)
+            # The lifeline doubles as multiprocessing's sentinel of the parent: at its end, EOF.
+            code = (
+                "import sys; from multiprocessing import resource_tracker, spawn; "
+                f"resource_tracker._resource_tracker._fd = {tracker}; "
+                f"sys.exit(spawn._main({payload}, {end}))"
+            )
+            python = os.fsencode(spawn.get_executable())
+            flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            argv = [python, *map(os.fsencode, flags), b"-c", code.encode(), b"--multiprocessing-fork"]
+            if birth.log is not None:
+                output = open_log(birth.log)
+            keep = [payload, tracker, *self._fds]
+            environ = _exec_environ(birth.environ)
+            return birth.nursery.start(python, argv, environ, keep, output, end)
+        finally:
+            os.close(payload)
+            if output >= 0:
+                os.close(output)
+
+
+def _exec_environ(changes: dict[str, str]) -> list[bytes]:
+    environ = {**os.environ, **changes}
+    return [os.fsencode(f"{k}={v}") for k, v in environ.items() if k not in PROXIES]
+
+
+class ForkPopen(Popen):
+    method = "fork"
+
+    def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
+        # Python forks, so that its own hooks run; see os.register_at_fork.
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                _lib.arm_lifeline(end)
+                code = process_obj._bootstrap(parent_sentinel=end)  # type: ignore[attr-defined]
+            finally:
+                os._exit(code)
+        return _lib.Rank.adopt(pid)
+
+
+class ForkServerPopen(Popen):
+    method = "forkserver"
+    DupFd = popen_forkserver._DupFd
+
+    def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
+        import io
+
+        changes = dict(birth.environ)
+        code = f"import os; [os.environ.pop(n, None) for n in {PROXIES!r}]; os.environ.update({changes!r})"
+        payload = io.BytesIO()
+        _pickled_to(payload, self, process_obj, code)
+        status, writer = forkserver.connect_to_new_process(self._fds)
+        # A copy of the write end is the child's sentinel of this process.
+        sentinel = os.dup(writer)
+        self.finalizer = util.Finalize(self, os.close, (sentinel,))
+        try:
+            with open(writer, "wb") as file:
+                file.write(payload.getbuffer())
+            pid = forkserver.read_signed(status)
+            return _lib.Rank.of_fork_server(pid, status)
+        finally:
+            os.close(status)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+    def close(self) -> None:
+        super().close()
+        if self.finalizer is not None:
+            self.finalizer()

@@ -1,0 +1,104 @@
+"""What is shipped: how light it is to import, what the launcher loads, what the sdist and the wheel hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = {"paddle", "torch", "jax", "numpy", "tensorflow"}
+
+
+def run(*command: str, cwd: Path = ROOT, **environ: str) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules_after(statement: str) -> set[str]:
+    return set(run(sys.executable, "-c", f"{statement}\nimport sys; print(*sys.modules)").split())
+
+
+def test_import_pulls_in_no_framework_and_nothing_heavy() -> None:
+    loaded = modules_after("import rlaunch") - modules_after("pass")
+    assert "rlaunch._lib" in loaded
+    assert not loaded & FRAMEWORKS
+    assert not loaded & {"multiprocessing", "typing", "logging", "subprocess", "json", "socket", "asyncio"}
+
+
+def test_resolving_backend_and_ranks_pulls_in_no_framework() -> None:
+    code = "import rlaunch; rlaunch.spawn(print, nprocs=0); rlaunch.spawn(print, nprocs=1)"
+    assert not modules_after(code) & FRAMEWORKS
+
+
+def test_the_launcher_loads_no_framework(tmp_path: Path) -> None:
+    """Asked of the live launcher: which files of which packages it has mapped or imported."""
+    script = tmp_path / "parent.py"
+    script.write_text("import os; print(open(f'/proc/{os.getppid()}/maps').read())")
+    maps = run(sys.executable, "-m", "rlaunch", "--log_dir", str(tmp_path / "log"), str(script))
+    assert "rlaunch/_lib" in maps
+    assert not [name for name in FRAMEWORKS if f"/{name}/" in maps]
+    imports = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "rlaunch", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stderr
+    names = {line.rsplit("|", 1)[1].strip() for line in imports.splitlines() if "|" in line}
+    assert "rlaunch" in names
+    assert not names & FRAMEWORKS
+
+
+def test_spawn_stays_the_function_when_its_module_is_imported() -> None:
+    out = run(
+        sys.executable,
+        "-c",
+        "import rlaunch.spawn, rlaunch\n"
+        "from rlaunch.spawn import MultiprocessContext, _options_valid_check, spawn\n"
+        "assert rlaunch.spawn is spawn; print(callable(rlaunch.spawn), MultiprocessContext.__name__)",
+    )
+    assert out.split() == ["True", "MultiprocessContext"]
+
+
+def test_versions_agree() -> None:
+    found = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    cargo = found[1]
+    out = run(sys.executable, "-c", "import rlaunch; print(rlaunch.__version__)")
+    assert out.strip() == cargo
+    assert f"## {cargo}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_package_depends_on_nothing() -> None:
+    assert "\ndependencies = []\n" in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
+    maturin = str(Path(sys.executable).with_name("maturin"))
+    run(maturin, "sdist", "--out", str(tmp_path))
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    source = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    # The crates that are built already are used again; only rlaunch itself is compiled, from the sdist.
+    target = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))
+    wheels = tmp_path / "wheels"
+    run(maturin, "build", "--release", "--locked", "--out", str(wheels), cwd=source, CARGO_TARGET_DIR=target)
+    [wheel] = wheels.glob("*.whl")
+    assert "-cp310-abi3-" in wheel.name
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {
+        f"rlaunch/{path.name}" for path in (ROOT / "python/rlaunch").glob("*.py*") if path.suffix != ".pyc"
+    }
+    assert sources | {"rlaunch/_lib.abi3.so", "rlaunch/py.typed"} <= names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
