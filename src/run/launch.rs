@@ -10,6 +10,7 @@ use crate::sys::console::Console;
 use crate::sys::lifeline::{Lifeline, Scope};
 use crate::sys::signals::{NOTIFY, Signals};
 use crate::sys::spawn::{self, Start};
+use nix::errno::Errno;
 use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -127,7 +128,10 @@ impl Host for Starter<'_> {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
         let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, rank.argv[0]);
-        let in_step = |step: &str, error: io::Error| name(&format!("{step}: {}", logs::plain(&error)));
+        let in_step = |step: &str, error: io::Error| {
+            let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
+            name(&format!("{step}: {}{errno}", logs::plain(&error)))
+        };
         let path = self.launch.log_dir.join(&rank.log);
         // Local rank 0's log was opened (and emptied) before the console began to follow it.
         let overwrite = self.launch.log_overwrite && id.local_rank != 0;
