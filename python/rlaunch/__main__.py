@@ -7,6 +7,5 @@ from ._lib import main
 
 if __name__ == "__main__":
     status = main(sys.argv[1:], sys.executable)
-    sys.stdout.flush()
-    # Nothing is left to finalize, and finalizing the interpreter takes longer than all the rest.
+    # Nothing is left to flush or finalize, and finalizing the interpreter takes longer than all the rest.
     os._exit(status)

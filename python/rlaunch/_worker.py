@@ -93,11 +93,17 @@ def open_log(path: str) -> int:
 def _write_to(log: str) -> None:
     """Points stdout and stderr at the log file, a line at a time."""
     fd = open_log(log)
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        stream.flush()
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is not None:
+            stream.flush()
         os.dup2(fd, number)
-        if hasattr(stream, "reconfigure"):
+        if stream is sys.__dict__[f"__{name}__"] and hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
+        else:
+            # A notebook or a test runner has put its own in place, and a fork has inherited it.
+            own = open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, own)
     os.close(fd)
 
 

@@ -84,8 +84,7 @@ class MultiprocessContext:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
         living = set(joiner.living())
         for sentinel, rank in list(self.sentinels.items()):
-            if rank not in living:
-                del self.sentinels[sentinel]
+            if rank not in living and self.sentinels.pop(sentinel, None) is not None:
                 self._outboxes[rank].settle()
                 with contextlib.suppress(ValueError):  # Somebody has closed the process object.
                     self.processes[rank].join()

@@ -49,14 +49,14 @@ _current: Installation | None = None
 def install() -> Installation:
     """Puts rlaunch under ``paddle.distributed.spawn`` in this process; imports Paddle if need be.
 
-    Calling it again changes nothing and returns the same installation.
+    Calling it again changes nothing; what it returns then undoes nothing.
 
     Raises:
         ImportError: there is no Paddle.
     """
     global _current
     if _current is not None and _current._saved:
-        return _current
+        return Installation([])
     import paddle.distributed
 
     # The attribute `spawn` of the package is the function; the module is only among sys.modules.

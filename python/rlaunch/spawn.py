@@ -62,7 +62,10 @@ def spawn(
             ``paddle.distributed.spawn`` has; nothing was started.
         OSError: the system would not start a rank; those started before it have been ended.
     """
+    start_method = options.get("start_method")
     _options_valid_check(options)
+    if start_method != "fork":
+        _check_main_is_imported()
     if nprocs == -1:
         nprocs = _get_default_nprocs()
     grace = _grace(options)
@@ -70,7 +73,7 @@ def spawn(
     from . import _process
     from .context import MultiprocessContext
 
-    process_class = _process.process_class(options.get("start_method"))
+    process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
     ranks = _Ranks(process_class, bool(daemon))
     try:
@@ -119,6 +122,17 @@ class _Ranks:
         self.outboxes.append(outbox)
 
 
+def _check_main_is_imported() -> None:
+    """Refuses to spawn while a rank still imports its main module: a script without a main guard.
+
+    Raises:
+        RuntimeError: multiprocessing's own, which says what to write.
+    """
+    spawn = sys.modules.get("multiprocessing.spawn")
+    if spawn is not None:
+        spawn._check_not_importing_main()
+
+
 def _grace(options: dict[str, Any]) -> float:
     grace = options.get("grace")
     if grace is None:
@@ -149,13 +163,14 @@ def _options_valid_check(options: dict[str, Any]) -> None:
     """
     import warnings
 
-    for key in _lib.check_option_names(list(options)):
-        warnings.warn(
-            f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
-            "Please use the latest config options stated in the `spawn` API documentation.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+    for key in options:
+        if _lib.check_option_name(key):
+            warnings.warn(
+                f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
+                "Please use the latest config options stated in the `spawn` API documentation.",
+                DeprecationWarning,
+                stacklevel=3,
+            )
 
 
 def _paddle() -> ModuleType | None:
@@ -213,12 +228,18 @@ def _check_compiled(backend: str) -> None:
     paddle = _paddle()
     if paddle is None:
         return
-    for name, kind in (("nccl", "cuda"), ("bkcl", "xpu")):
-        if backend == name and not getattr(paddle, f"is_compiled_with_{kind}")():
+    for name, kind in (("nccl", "cuda"), ("bkcl", "xpu"), ("flagcx", "flagcx")):
+        if backend == name and not _is_compiled_with(paddle, kind):
             raise ValueError(
                 "paddle.distributed initialize error, your paddle is not compiled with "
                 f"{kind} but you assign '{name}' as backend."
             )
+
+
+def _is_compiled_with(paddle: ModuleType, kind: str) -> bool:
+    name = f"is_compiled_with_{kind}"
+    core = getattr(getattr(paddle, "base", None), "core", None)
+    return bool(getattr(paddle, name, getattr(core, name, lambda: False))())
 
 
 def _get_subprocess_env_list(nprocs: int, options: dict[str, Any]) -> list[dict[str, str]]:
@@ -245,15 +266,28 @@ def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _
             stacklevel=3,
         )
     wanted = {key: value for key, value in options.items() if key not in _unused_by(backend)}
-    for key in ("gpus", "xpus", "selected_devices", "ips", "cluster_node_ips"):
-        if wanted.get(key) is not None:
-            wanted[key].split  # noqa: B018  AttributeError for a list, as the contract has it.
+    _only_text(wanted)
     paddle = _paddle()
     devices = _get_default_nprocs() if paddle is not None and backend in ("nccl", "bkcl") else -1
     rows, leases = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices)
     if options.get("print_config"):
-        _print_config(options, backend, rows)
+        _print_config(options, backend, len(rows))
     return [dict(row) for row in rows], leases
+
+
+def _only_text(options: dict[str, Any]) -> None:
+    """Refuses lists where texts are wanted, with the AttributeError that the contract has."""
+    if options.get("backend") == "gloo" and options.get("use_paddlecloud") is not None:
+        # Refused for that, before anything else is looked at.
+        options.update(ips=None, cluster_node_ips=None)
+    for keys in (("gpus", "xpus", "selected_devices"), ("ips", "cluster_node_ips")):
+        used = next((options[key] for key in keys if options.get(key) is not None), None)
+        if used is not None:
+            used.split  # noqa: B018
+        # What an option of more weight hides is not looked at.
+        for key in keys:
+            if options.get(key) is not used:
+                options[key] = None
 
 
 def _unused_by(backend: str) -> tuple[str, ...]:
@@ -265,20 +299,32 @@ def _unused_by(backend: str) -> tuple[str, ...]:
     }.get(backend, ())
 
 
-def _print_config(options: dict[str, Any], backend: str, rows: list[list[tuple[str, str]]]) -> None:
-    ips = options.get("ips") or options.get("cluster_node_ips") or "127.0.0.1"
-    selected = [value for row in rows for key, value in row if key.startswith("FLAGS_selected_")]
+def _print_config(options: dict[str, Any], backend: str, ranks: int) -> None:
+    def first(*keys: str) -> Any:
+        return next((options[key] for key in keys if options.get(key) is not None), None)
+
+    ips = first("ips", "cluster_node_ips")
+    ips = "127.0.0.1" if ips is None else ips
+    node_ip, cloud = options.get("node_ip"), options.get("use_paddlecloud")
     config = {
         "cluster_node_ips": ips,
-        "node_ip": options.get("node_ip") or ips.strip(),
-        "print_config": True,
-        "selected_devices": ",".join(selected) or None,
+        "node_ip": ips.strip() if node_ip is None else node_ip,
+        "print_config": options["print_config"],
+        "selected_devices": None,
         "started_port": options.get("started_port"),
-        "use_paddlecloud": bool(options.get("use_paddlecloud")),
+        "use_paddlecloud": all(name in os.environ for name in _PADDLECLOUD) if cloud is None else cloud,
     }
     if backend == "gloo":
         config |= {"ips": ips, "paddle_cpuonly": True}
+    else:
+        kind = "CUDA" if backend == "nccl" else "XPU"
+        visible = os.environ.get(f"{kind}_VISIBLE_DEVICES") or ",".join(map(str, range(ranks)))
+        chosen = first("gpus" if backend == "nccl" else "xpus", "selected_devices")
+        config["selected_devices"] = ",".join(visible.split(",")[:ranks]) if chosen is None else chosen
     print("-----------  Configuration Arguments -----------")
     for key in sorted(config):
         print(f"{key}: {config[key]}")
     print("-" * 48)
+
+
+_PADDLECLOUD = ("PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM")

@@ -3,6 +3,7 @@
 use crate::dialect::Binding;
 use crate::plan::Plan;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The JSON form. `version` grows when a field changes its meaning or goes away.
@@ -23,25 +24,24 @@ struct Row<'a> {
     endpoint: String,
     devices: Option<&'a str>,
     log: String,
-    argv: &'a [String],
+    argv: Vec<Cow<'a, str>>,
     env: BTreeMap<&'a str, &'a str>,
     unset: &'a [String],
 }
 
 fn rows(plan: &Plan) -> Vec<Row<'_>> {
-    let row = |r: &'_ crate::plan::RankPlan| -> (usize, usize) { (r.identity.rank, r.identity.local_rank) };
     plan.ranks
         .iter()
         .map(|r| Row {
-            rank: row(r).0,
-            local_rank: row(r).1,
+            rank: r.identity.rank,
+            local_rank: r.identity.local_rank,
             endpoint: r.identity.endpoints[r.identity.rank].to_string(),
             devices: match &r.identity.binding {
                 Binding::Cpu => None,
                 Binding::Selected { indices, .. } => Some(indices),
             },
             log: format!("{}/{}", plan.pod.log_dir, r.log),
-            argv: &r.argv,
+            argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
             env: r.env.vars().iter().map(|(n, v)| (n.as_str(), v.as_str())).collect(),
             unset: r.env.removed(),
         })
@@ -79,7 +79,7 @@ pub fn table(plan: &Plan) -> String {
         text.push('\n');
     }
     if let Some(first) = rows.first() {
-        text.push_str(&format!("\ncommand   {}\n", shell_line(first.argv)));
+        text.push_str(&format!("\ncommand   {}\n", shell_line(&first.argv)));
         text.push_str("\nvariables of every rank\n");
         let shared = |name: &str, value: &str| rows.iter().all(|r| r.env.get(name) == Some(&value));
         for (name, value) in first.env.iter().filter(|(n, v)| shared(n, v)) {
@@ -101,14 +101,11 @@ pub fn table(plan: &Plan) -> String {
 }
 
 /// A command line that a shell would read back.
-fn shell_line(argv: &[String]) -> String {
+fn shell_line(argv: &[Cow<'_, str>]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    let quote = |arg: &String| {
-        if !arg.is_empty() && arg.chars().all(plain) {
-            arg.clone()
-        } else {
-            format!("'{}'", arg.replace('\'', r"'\''"))
-        }
+    let quote = |arg: &Cow<'_, str>| {
+        let safe = !arg.is_empty() && arg.chars().all(plain);
+        if safe { arg.to_string() } else { format!("'{}'", arg.replace('\'', r"'\''")) }
     };
     argv.iter().map(quote).collect::<Vec<_>>().join(" ")
 }

@@ -4,15 +4,17 @@
 
 use super::exit_code;
 use crate::spec::options::{Kind, OPTIONS};
+use crate::spec::shown;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 
 /// What a command line says.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed {
     /// Options by name, and the script with its arguments.
-    Job(BTreeMap<&'static str, String>, Vec<String>),
+    Job(BTreeMap<&'static str, String>, Vec<OsString>),
     /// Text to print on stdout before a good end: help, version.
     Print(String),
     /// One line for stderr; the status is `exit_code::USAGE`.
@@ -31,7 +33,7 @@ pub fn command() -> Command {
         .args_override_self(true)
         // Makes the first word that is no option, and all after it, the script's.
         .allow_external_subcommands(true)
-        .external_subcommand_value_parser(clap::value_parser!(String))
+        .external_subcommand_value_parser(clap::value_parser!(OsString))
         .disable_help_subcommand(true);
     for opt in OPTIONS {
         let mut arg = Arg::new(opt.name).long(opt.name).help(help(opt));
@@ -47,11 +49,11 @@ pub fn command() -> Command {
             (_, "dry_run") => {
                 arg.num_args(0..=1).require_equals(true).default_missing_value("table").value_name("FORM")
             }
-            (Kind::Int | Kind::Seconds, _) => arg.allow_negative_numbers(true).value_name("N"),
+            (Kind::Int | Kind::Seconds, _) => arg.value_name("N"),
             (Kind::Bool, _) => arg.value_name("BOOL"),
             (Kind::Text, _) => arg.value_name("TEXT"),
         };
-        command = command.arg(arg);
+        command = command.arg(arg.allow_negative_numbers(opt.kind != Kind::Flag));
     }
     command
 }
@@ -68,7 +70,7 @@ fn help(opt: &crate::spec::options::Opt) -> String {
 }
 
 /// Reads a command line, without its program name.
-pub fn parse(args: &[String]) -> Parsed {
+pub fn parse(args: &[OsString]) -> Parsed {
     let matches = match command().no_binary_name(true).try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return refuse(&error),
@@ -86,8 +88,8 @@ pub fn parse(args: &[String]) -> Parsed {
     }
     let rest = match matches.subcommand() {
         Some((script, args)) => {
-            let args = args.get_many::<String>("").into_iter().flatten().cloned();
-            std::iter::once(script.to_owned()).chain(args).collect()
+            let args = args.get_many::<OsString>("").into_iter().flatten().cloned();
+            std::iter::once(script.into()).chain(args).collect()
         }
         None => Vec::new(),
     };
@@ -105,7 +107,7 @@ fn refuse(error: &clap::Error) -> Parsed {
         _ => None,
     };
     let arg = text(ContextKind::InvalidArg).unwrap_or_default();
-    let name = arg.split([' ', '=']).next().unwrap_or("").to_owned();
+    let name = shown(arg.split([' ', '=']).next().unwrap_or(""));
     Parsed::Refused(match error.kind() {
         ErrorKind::UnknownArgument => match candidates(&name) {
             list if list.len() > 1 => format!("ambiguous option: {name} could match {}", list.join(", ")),
@@ -137,8 +139,8 @@ mod tests {
     #![allow(clippy::panic)] // A test fails by panicking.
     use super::*;
 
-    fn job(line: &str) -> (BTreeMap<&'static str, String>, Vec<String>) {
-        let args: Vec<String> = line.split(' ').filter(|w| !w.is_empty()).map(str::to_owned).collect();
+    fn job(line: &str) -> (BTreeMap<&'static str, String>, Vec<OsString>) {
+        let args: Vec<OsString> = line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
         match parse(&args) {
             Parsed::Job(flags, rest) => (flags, rest),
             other => panic!("{line}: {other:?}"),
@@ -146,7 +148,7 @@ mod tests {
     }
 
     fn refused(line: &str) -> String {
-        let args: Vec<String> = line.split(' ').filter(|w| !w.is_empty()).map(str::to_owned).collect();
+        let args: Vec<OsString> = line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
         match parse(&args) {
             Parsed::Refused(text) => text,
             other => panic!("{line}: {other:?}"),

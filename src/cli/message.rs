@@ -1,13 +1,55 @@
-//! What the launcher itself says on stderr: `LAUNCH LEVEL time text`, the form that users' scripts
-//! match on.
+//! What the launcher itself says: on stderr, and never waiting long for whoever reads it. Log lines
+//! have the form `LAUNCH LEVEL time text`, which users' scripts match on.
 
 use crate::sys::clock;
+use crate::sys::console::Console;
 use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
+
+/// How long a pipe that nobody empties is waited for: once, then no more.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Writes to stderr. What does not go is dropped: a job neither waits nor fails for its last words.
+pub fn to_stderr(bytes: &[u8]) {
+    write(2, bytes);
+}
+
+/// Writes to stdout in the same way: for notices, not for what was asked for.
+pub fn to_stdout(bytes: &[u8]) {
+    write(1, bytes);
+}
+
+fn write(fd: i32, bytes: &[u8]) {
+    let patience = if STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
+    if let Ok(console) = Console::open(fd)
+        && !console.write_all(bytes, patience)
+    {
+        STUCK.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Stderr;
+
+impl io::Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        to_stderr(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 struct Form;
 
@@ -39,17 +81,16 @@ where
     }
 }
 
-/// Runs `body` with messages going to stderr from `level` on (`DEBUG` to `CRITICAL`; the launcher
+/// Runs `body` with log lines going to stderr from `level` on (`DEBUG` to `CRITICAL`; the launcher
 /// has nothing to say above ERROR, so CRITICAL keeps it quiet).
 pub fn with_messages<T>(level: &str, body: impl FnOnce() -> T) -> T {
     let least = match level {
-        "DEBUG" => tracing_subscriber::filter::LevelFilter::DEBUG,
-        "INFO" => tracing_subscriber::filter::LevelFilter::INFO,
-        "WARNING" => tracing_subscriber::filter::LevelFilter::WARN,
-        "ERROR" => tracing_subscriber::filter::LevelFilter::ERROR,
-        _ => tracing_subscriber::filter::LevelFilter::OFF,
+        "DEBUG" => LevelFilter::DEBUG,
+        "INFO" => LevelFilter::INFO,
+        "WARNING" => LevelFilter::WARN,
+        "ERROR" => LevelFilter::ERROR,
+        _ => LevelFilter::OFF,
     };
-    let subscriber =
-        tracing_subscriber::fmt().event_format(Form).with_writer(std::io::stderr).with_max_level(least).finish();
-    tracing::subscriber::with_default(subscriber, body)
+    let subscriber = tracing_subscriber::fmt().event_format(Form).with_writer(|| Stderr).with_max_level(least);
+    tracing::subscriber::with_default(subscriber.finish(), body)
 }

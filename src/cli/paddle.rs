@@ -5,15 +5,18 @@ use super::{dry_run, exit_code, message};
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::nvml;
+use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched, run};
 use crate::run::{logs, preflight};
+use crate::spec::SpecError;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
-use crate::spec::{Script, SpecError};
 use crate::supervise::{Note, Outcome};
+use crate::sys::console;
 use crate::sys::signals::Signals;
 use std::ffi::OsString;
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use tracing::{debug, error, info, warn};
 
@@ -30,9 +33,11 @@ fn unmet(error: impl std::fmt::Display) -> Refusal {
 
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
 /// the interpreter for the ranks.
-pub fn main(args: &[String], python: &str) -> i32 {
+pub fn main(args: &[OsString], python: &str) -> i32 {
+    console::fill_standard_descriptors();
+    // Never given back: this process ends with the launcher, and a late Ctrl-C must not reach Python.
     let signals = match Signals::install() {
-        Ok(signals) => signals,
+        Ok(signals) => ManuallyDrop::new(signals),
         Err(error) => {
             complain(&format!("signal handlers cannot be installed: {error}"));
             return exit_code::INTERNAL;
@@ -47,18 +52,18 @@ pub fn main(args: &[String], python: &str) -> i32 {
     }
 }
 
-/// A line on stderr; a closed stderr is nobody's fault here.
+/// The one line that says why nothing runs.
 fn complain(text: &str) {
-    let _ = writeln!(std::io::stderr(), "rlaunch: error: {text}");
+    message::to_stderr(format!("rlaunch: error: {text}\n").as_bytes());
 }
 
-/// Text on stdout. `| head` may have gone already.
+/// What was asked for, on stdout: its reader is waited for. `| head` may have gone already.
 fn print(text: &str) {
     let mut out = std::io::stdout();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-fn prepared(args: &[String], python: &str, signals: &Signals) -> Result<i32, Refusal> {
+fn prepared(args: &[OsString], python: &str, signals: &Signals) -> Result<i32, Refusal> {
     let (flags, rest) = match grammar::parse(args) {
         Parsed::Job(flags, rest) => (flags, rest),
         Parsed::Print(text) => {
@@ -76,11 +81,13 @@ fn prepared(args: &[String], python: &str, signals: &Signals) -> Result<i32, Ref
     let base: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
     let (vars, dropped) = plan::without_outer_exports(&all);
+    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
     if spec.dry_run.is_none() {
         for (attr, var, value) in &values.overridden {
-            print(&format!("LAUNCH WARNING args {attr} will be overridden by env: {var} value: {value}\n"));
+            let line = format!("LAUNCH WARNING args {attr} will be overridden by env: {var} value: {value}\n");
+            message::to_stdout(line.as_bytes());
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
@@ -111,12 +118,13 @@ fn launch_on_this_node(
 ) -> Result<i32, Refusal> {
     let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
     let visible = devices::visible(vars, gpus);
+    // Before anything is made for each rank: the number may be absurd.
+    let nofile = preflight::make_room(devices::ranks(spec, &visible)).map_err(unmet)?;
     let (bindings, warning) = devices::bind(spec, &visible).map_err(usage)?;
     if let Some(warning) = warning {
         warn!("{warning}");
     }
     preflight::check_script(&spec.script).map_err(unmet)?;
-    let nofile = preflight::make_room(bindings.len()).map_err(unmet)?;
     let log_dir = absolute(&spec.log_dir).map_err(unmet)?;
     let log_dir_text = log_dir
         .to_str()
@@ -145,6 +153,7 @@ fn launch_on_this_node(
     }
     logs::make_folder(&log_dir).map_err(unmet)?;
     let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
+    logs::check(&plan, &log_dir).map_err(unmet)?;
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     let launch =
         Launch { plan: &plan, program, base, log_dir, log_overwrite: spec.log_overwrite, grace: spec.grace, nofile };
@@ -152,13 +161,8 @@ fn launch_on_this_node(
 }
 
 /// The program behind the ranks' `argv[0]`.
-fn find(spec: &LaunchSpec, argv: &[String], vars: &Vars) -> Result<PathBuf, SpecError> {
-    let runs_python = match &spec.script {
-        Script::Module(_) => true,
-        Script::File(name) => name.ends_with(".py") || name.ends_with(".pyxes"),
-        Script::Program(_) => false,
-    };
-    if runs_python {
+fn find(spec: &LaunchSpec, argv: &[OsString], vars: &Vars) -> Result<PathBuf, SpecError> {
+    if spec.script.runs_in_python() {
         return Ok(PathBuf::from(&argv[0]));
     }
     preflight::find_program(&argv[0], vars.get("PATH").map(String::as_str))
@@ -207,7 +211,7 @@ fn say(note: &Note, grace: f64) {
         Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
         Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
     };
-    let _ = writeln!(std::io::stderr(), "rlaunch: {line}");
+    message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
 /// How much of the culprit's log is shown at the end.
@@ -216,8 +220,8 @@ const TAIL_BYTES: u64 = 3000;
 /// The last words: who failed, how, and where to read more.
 fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
     let path = |rank: usize| launch.log_dir.join(&launch.plan.ranks[rank].log);
-    if launched.unshown > 0 {
-        warn!("the console took no more; {} bytes of rank 0 are only in {}", launched.unshown, path(0).display());
+    if let Shown::AllBut(bytes) = launched.shown {
+        warn!("the console took no more; {bytes} bytes of rank 0 are only in {}", path(0).display());
     }
     match &launched.report.outcome {
         Outcome::Completed => info!("Pod completed"),
@@ -257,7 +261,7 @@ fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
 
 /// The end of the culprit's log on stderr, unless the console has shown it all already.
 fn show_tail(launched: &Launched, culprit: usize, log: &Path) {
-    if culprit == 0 && launched.followed && launched.unshown == 0 {
+    if culprit == 0 && launched.shown == Shown::All {
         return;
     }
     let tail = logs::tail(log, launched.log_starts[culprit], TAIL_BYTES);
@@ -266,9 +270,8 @@ fn show_tail(launched: &Launched, culprit: usize, log: &Path) {
         return;
     }
     info!("------------------------- ERROR LOG DETAIL -------------------------");
-    let mut err = std::io::stderr();
-    let _ = err.write_all(&tail);
+    message::to_stderr(&tail);
     if !tail.ends_with(b"\n") {
-        let _ = err.write_all(b"\n");
+        message::to_stderr(b"\n");
     }
 }

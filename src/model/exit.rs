@@ -54,8 +54,14 @@ impl fmt::Display for Exit {
     }
 }
 
-/// `SIGTERM` for 15; `None` for a number without a name (real-time signals).
+/// `SIGTERM` for 15; `None` for a number without a name (the real-time signals between the first and
+/// the last).
 pub fn signal_name(signal: i32) -> Option<&'static str> {
+    match signal {
+        34 => return Some("SIGRTMIN"),
+        64 => return Some("SIGRTMAX"),
+        _ => {}
+    }
     nix::sys::signal::Signal::try_from(signal).ok().map(|s| s.as_str())
 }
 

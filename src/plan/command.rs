@@ -1,25 +1,23 @@
 //! The command line of a rank.
 
 use crate::spec::Script;
+use crate::spec::launch::is_python;
 use crate::spec::options::Vars;
+use std::ffi::OsString;
 
 /// Program and arguments. A `.py` file runs unbuffered, under `coverage` if WITH_COVERAGE is `ON`; a
 /// `.pyxes` file runs as Python; anything else is a program of its own.
-pub fn argv(script: &Script, args: &[String], python: &str, vars: &Vars) -> Vec<String> {
-    let mut argv: Vec<&str> = Vec::new();
-    match script {
-        Script::File(name) if name.ends_with(".py") => {
-            argv.extend([python, "-u"]);
-            if vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON") {
-                argv.extend(["-m", "coverage", "run", "--branch", "-p"]);
-            }
-            argv.push(name);
-        }
-        Script::File(name) if name.ends_with(".pyxes") => argv.extend([python, name]),
-        Script::Module(name) => argv.extend([python, "-u", "-m", name]),
-        Script::File(name) | Script::Program(name) => argv.push(name),
-    }
-    argv.into_iter().map(str::to_owned).chain(args.iter().cloned()).collect()
+pub fn argv(script: &Script, args: &[OsString], python: &str, vars: &Vars) -> Vec<OsString> {
+    let coverage = vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON");
+    let (before, name): (&[&str], _) = match script {
+        Script::File(name) if !is_python(name) => (&[], name),
+        Script::File(name) if name.as_encoded_bytes().ends_with(b".pyxes") => (&[python], name),
+        Script::File(name) if coverage => (&[python, "-u", "-m", "coverage", "run", "--branch", "-p"], name),
+        Script::File(name) => (&[python, "-u"], name),
+        Script::Module(name) => (&[python, "-u", "-m"], name),
+        Script::Program(name) => (&[], name),
+    };
+    before.iter().map(OsString::from).chain([name.clone()]).chain(args.iter().cloned()).collect()
 }
 
 #[cfg(test)]
@@ -28,7 +26,10 @@ mod tests {
 
     #[test]
     fn each_kind_of_script_has_its_command() {
-        let run = |script: Script, vars: &Vars| argv(&script, &["-m".into(), "a b".into()], "py", vars).join("|");
+        let run = |script: Script, vars: &Vars| {
+            let argv = argv(&script, &["-m".into(), "a b".into()], "py", vars);
+            argv.into_iter().map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>().join("|")
+        };
         let none = Vars::new();
         let coverage = Vars::from([("WITH_COVERAGE".into(), "ON".into())]);
         let file = |name: &str| Script::File(name.into());

@@ -40,6 +40,12 @@ pub fn needs_probe(vars: &Vars) -> bool {
     !LISTS.iter().any(|(name, _)| vars.get(*name).is_some_and(|list| list.trim() != "all"))
 }
 
+/// How many ranks a request is for.
+pub fn ranks(spec: &LaunchSpec, visible: &Visible) -> usize {
+    let devices = spec.devices.as_ref().map_or(visible.labels.len(), Vec::len);
+    spec.nproc_per_node.unwrap_or(devices).max(1)
+}
+
 /// One binding a rank, and what the user should be warned of.
 pub fn bind(spec: &LaunchSpec, visible: &Visible) -> Result<(Vec<Binding>, Option<String>), SpecError> {
     let mut warning = None;
@@ -51,11 +57,7 @@ pub fn bind(spec: &LaunchSpec, visible: &Visible) -> Result<(Vec<Binding>, Optio
         }
         Some(wanted) => wanted.iter().map(|id| index_of(id, wanted, visible)).collect::<Result<_, _>>()?,
     };
-    let ranks = spec.nproc_per_node.unwrap_or(match &spec.devices {
-        Some(wanted) => wanted.len(),
-        None => indices.len(),
-    });
-    let ranks = ranks.max(1);
+    let ranks = ranks(spec, visible);
     let selected = |indices: String| Binding::Selected { kind: visible.kind.to_owned(), indices };
     let bindings = match indices.len() {
         0 => vec![Binding::Cpu; ranks],

@@ -9,6 +9,7 @@ use crate::model::{Endpoint, EnvPatch};
 use crate::spec::LaunchSpec;
 use crate::spec::launch::Ports;
 use crate::spec::options::Vars;
+use std::ffi::OsString;
 
 /// What the planner has to know of the machine and of this process.
 #[derive(Clone, Debug)]
@@ -29,7 +30,7 @@ pub struct RankPlan {
     /// Who it is.
     pub identity: Identity,
     /// Its program (a name or a path) and arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     /// What changes in its environment.
     pub env: EnvPatch,
     /// Its log file's name within the log folder.

@@ -1,14 +1,20 @@
 //! From Rust errors to the Python exceptions that the contract names. The one place.
 
 use crate::spec::spawn::SpawnError;
-use pyo3::PyErr;
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyInt;
 
 /// The Python exception for an error of `spawn`.
 pub fn to_python(error: SpawnError) -> PyErr {
     match error {
         SpawnError::Value(text) => PyValueError::new_err(text),
         SpawnError::Runtime(text) => PyRuntimeError::new_err(text),
+        SpawnError::NotInt(text) => Python::attach(|py| match py.get_type::<PyInt>().call1((&text,)) {
+            Err(error) => error,
+            // Digits of other scripts, which Python takes and rlaunch does not.
+            Ok(_) => PyValueError::new_err(format!("{text} is not written in the digits 0 to 9")),
+        }),
         SpawnError::Assertion(text) => PyAssertionError::new_err(text),
     }
 }

@@ -2,7 +2,6 @@
 //! line has, driven for as long as one call of `join` lasts.
 
 use super::rank::{Rank, seconds};
-use crate::model::Exit;
 use crate::run::engine::{Engine, HOST_TOKENS, Host};
 use crate::supervise::{ChildId, Event, Note, Outcome};
 use crate::sys::child::Child;
@@ -110,14 +109,18 @@ impl Joiner {
         self.with(py, |engine| Ok(engine.living()))
     }
 
-    /// The first failure: rank, exit code (minus the signal for a signal) and its description. None
-    /// while there is none. Complete only when `join` has returned.
+    /// The rank that failed first, or the first that an interrupted wait ended: its number, its exit code
+    /// (minus the signal for a signal) and the description of that. None until all have ended.
     fn failure(&self, py: Python<'_>) -> PyResult<Option<(usize, i32, String)>> {
         self.with(py, |engine| {
-            Ok(match engine.report().map(|r| &r.outcome) {
-                Some(Outcome::Failed { culprit, exit }) => Some((*culprit, Exit::returncode(*exit), exit.to_string())),
-                _ => None,
-            })
+            let Some(report) = engine.report() else { return Ok(None) };
+            let bad = |rank: usize| report.ranks[rank].exit.filter(|exit| !exit.is_success());
+            let failed = match report.outcome {
+                Outcome::Failed { culprit, exit } => Some((culprit, exit)),
+                // An interrupted wait ended them: no success either.
+                _ => (0..report.ranks.len()).find_map(|rank| Some((rank, bad(rank)?))),
+            };
+            Ok(failed.map(|(rank, exit)| (rank, exit.returncode(), exit.to_string())))
         })
     }
 }

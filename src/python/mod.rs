@@ -11,19 +11,20 @@ use pyo3::prelude::*;
 /// The native half of rlaunch.
 #[pymodule(name = "_lib", gil_used = true)]
 mod lib {
-    use super::errors::{self, to_python};
+    use super::errors::to_python;
     use super::rank::PortLeases;
     use crate::cli::paddle;
     use crate::plan::spawn as plan;
     use crate::probe::nvml;
     use crate::run::preflight;
     use crate::spec::options::Vars;
-    use crate::spec::spawn::{self, SpawnOptions};
+    use crate::spec::spawn::{self, SpawnError, SpawnOptions};
     use crate::sys::lifeline;
     use crate::sys::ports::Lease;
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
     use std::collections::BTreeMap;
+    use std::ffi::OsString;
 
     #[pymodule_export]
     use super::join::Joiner;
@@ -38,7 +39,7 @@ mod lib {
     /// Runs `python -m rlaunch` with these arguments (program name left out) and returns its exit
     /// status. `python` is the interpreter for the ranks.
     #[pyfunction]
-    fn main(py: Python<'_>, args: Vec<String>, python: String) -> i32 {
+    fn main(py: Python<'_>, args: Vec<OsString>, python: String) -> i32 {
         py.detach(|| paddle::main(&args, &python))
     }
 
@@ -54,11 +55,10 @@ mod lib {
         Ok(lifeline::arm(fd)?)
     }
 
-    /// Checks the names of `spawn`'s options, in order; returns the deprecated ones.
+    /// Checks the name of an option of `spawn`; whether it is deprecated.
     #[pyfunction]
-    fn check_option_names(names: Vec<String>) -> PyResult<Vec<String>> {
-        let deprecated = spawn::check_option_names(names.iter().map(String::as_str)).map_err(to_python)?;
-        Ok(deprecated.into_iter().map(str::to_owned).collect())
+    fn check_option_name(name: &str) -> PyResult<bool> {
+        spawn::check_option_name(name).map_err(to_python)
     }
 
     /// Checks the name of a backend.
@@ -86,7 +86,7 @@ mod lib {
     #[pyfunction]
     fn plan_spawn(
         py: Python<'_>,
-        nprocs: i64,
+        nprocs: &Bound<'_, PyAny>,
         options: &Bound<'_, PyDict>,
         environ: BTreeMap<String, String>,
         devices: i64,
@@ -106,28 +106,31 @@ mod lib {
             },
         };
         let vars: Vars = environ;
+        let backend = spawn::check(&given, &vars).map_err(to_python)?;
+        let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {
-            let spec = spawn::check(nprocs, &given, &vars)?;
+            // Before anything is made for each rank: the number may be absurd.
+            preflight::make_room(nprocs)
+                .map_err(|e| SpawnError::Value(format!("nprocs {nprocs}: {}; {}", e.why, e.hint)))?;
             let count = |kind: &str| match usize::try_from(devices) {
                 Ok(n) => n,
                 Err(_) if kind == "gpu" => nvml::gpu_count(),
                 Err(_) => 0,
             };
-            let bindings = plan::bind(&spec, &vars, &count)?;
-            preflight::make_room(spec.nprocs)
-                .map_err(|e| spawn::SpawnError::Value(format!("nprocs {}: {}; {}", spec.nprocs, e.why, e.hint)))?;
-            let leases = match spec.first_port {
-                Some(first) => preflight::consecutive(first, spec.nprocs).map_err(spawn::SpawnError::Runtime)?,
-                None => (0..spec.nprocs)
+            let bindings = plan::bind(backend, nprocs, &given, &vars, &count)?;
+            let location = spawn::locate(backend, &given, &vars)?;
+            let leases = match location.first_port {
+                Some(first) => preflight::consecutive(first, nprocs).map_err(SpawnError::Runtime)?,
+                None => (0..nprocs)
                     .map(|_| Lease::any())
                     .collect::<Result<_, _>>()
-                    .map_err(|e| spawn::SpawnError::Runtime(format!("no free port for {} ranks: {e}", spec.nprocs)))?,
+                    .map_err(|e| SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}")))?,
             };
             let ports: Vec<u16> = leases.iter().map(Lease::port).collect();
-            let environments = plan::environments(&spec, &bindings, &ports);
+            let environments = plan::environments(&location.host, &bindings, &ports);
             let rows = environments.into_iter().map(|env| env.vars().to_vec()).collect();
             Ok((rows, PortLeases::new(leases)))
         })
-        .map_err(errors::to_python)
+        .map_err(to_python)
     }
 }

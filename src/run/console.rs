@@ -14,10 +14,24 @@ const CHUNK: usize = 64 * 1024;
 /// Chunks copied before the loop looks at other events again.
 const TURN: usize = 16;
 
+/// How much of a log the console has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// All of it.
+    All,
+    /// All but this many bytes: the console took no more.
+    AllBut(u64),
+    /// Its reader went away.
+    Abandoned,
+    /// None: there is no console to follow it.
+    Nothing,
+}
+
 /// Follows one log file.
 pub struct Follower {
     file: File,
-    watch: GrowthWatch,
+    /// `None` where the system has no more watches to give: then all is copied at the end.
+    watch: Option<GrowthWatch>,
     console: Console,
     offset: u64,
     token: u64,
@@ -32,14 +46,18 @@ impl Follower {
     /// Follows `path` from `offset` on. `tokens`: of the growth events, then of the console.
     pub fn new(path: &Path, offset: u64, console: Console, poll: &Poll, tokens: (u64, u64)) -> io::Result<Self> {
         let file = File::open(path)?;
-        let watch = GrowthWatch::new(path)?;
-        poll.readable(&watch, tokens.0)?;
+        let watch = GrowthWatch::new(path).ok();
+        if let Some(watch) = &watch {
+            poll.readable(watch, tokens.0)?;
+        }
         Ok(Self { file, watch, console, offset, token: tokens.1, blocked: false, gone: false, more: false })
     }
 
     /// The file has grown.
     pub fn grown(&mut self, poll: &Poll) -> io::Result<()> {
-        self.watch.drain()?;
+        if let Some(watch) = &self.watch {
+            watch.drain()?;
+        }
         if self.blocked { Ok(()) } else { self.copy(poll) }
     }
 
@@ -84,24 +102,22 @@ impl Follower {
     }
 
     /// Copies the rest once the rank has ended, waiting for the console as long as it takes
-    /// something every `patience`. Returns the bytes that were not shown.
-    pub fn finish(&mut self, patience: Duration, give_up: &mut dyn FnMut() -> bool) -> io::Result<u64> {
+    /// something every `patience`.
+    pub fn finish(&mut self, patience: Duration, give_up: &mut dyn FnMut() -> bool) -> io::Result<Shown> {
         let poll = Poll::new()?;
         loop {
             self.blocked = false;
             self.copy(&poll)?;
             if self.gone {
-                return Ok(0);
+                return Ok(Shown::Abandoned);
             }
             let left = self.file.metadata()?.len().saturating_sub(self.offset);
-            if left == 0 || (self.blocked && poll.wait(Some(patience))?.is_empty()) || give_up() {
-                return Ok(left);
+            if left == 0 {
+                return Ok(Shown::All);
+            }
+            if (self.blocked && poll.wait(Some(patience))?.is_empty()) || give_up() {
+                return Ok(Shown::AllBut(left));
             }
         }
-    }
-
-    /// How far the file has been copied.
-    pub fn offset(&self) -> u64 {
-        self.offset
     }
 }

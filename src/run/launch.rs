@@ -1,6 +1,6 @@
 //! Running a plan from the command line: signals, logs, console, and the engine between them.
 
-use super::console::Follower;
+use super::console::{Follower, Shown};
 use super::engine::{Engine, HOST_TOKENS, Host};
 use super::logs;
 use crate::plan::Plan;
@@ -52,10 +52,8 @@ pub struct Launched {
     pub pids: Vec<Option<i32>>,
     /// Where in its log file each rank's output starts.
     pub log_starts: Vec<u64>,
-    /// Bytes of local rank 0 that the console did not take.
-    pub unshown: u64,
-    /// Whether the console followed local rank 0 at all.
-    pub followed: bool,
+    /// How much of local rank 0's output the console has shown.
+    pub shown: Shown,
 }
 
 /// Runs the plan to its end. `say` gets the notes.
@@ -76,8 +74,10 @@ pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) ->
     let mut follower = None;
     if let Some(first) = launch.plan.ranks.first() {
         let path = launch.log_dir.join(&first.log);
-        let start = logs::open(&path, launch.log_overwrite)?.metadata()?.len();
-        if let Ok(console) = Console::open(1) {
+        let log = logs::open(&path, launch.log_overwrite)?;
+        let start = log.metadata()?.len();
+        // A launcher inside a rank may share its log: what it copied there it would copy again.
+        if let Some(console) = Console::open(1).ok().filter(|console| !console.is(&log)) {
             follower = Follower::new(&path, start, console, engine.poll(), (GROWTH, CONSOLE)).ok();
         }
     }
@@ -104,13 +104,13 @@ pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) ->
         }
     }
     let mut impatient = || !signals.drain().is_empty();
-    let unshown = match &mut follower {
+    let shown = match &mut follower {
         Some(follower) => follower.finish(CONSOLE_PATIENCE, &mut impatient)?,
-        None => 0,
+        None => Shown::Nothing,
     };
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
     let Starter { pids, log_starts, .. } = starter;
-    Ok(Launched { report, pids, log_starts, unshown, followed: follower.is_some() })
+    Ok(Launched { report, pids, log_starts, shown })
 }
 
 /// Starts the ranks of a plan.
@@ -127,7 +127,7 @@ struct Starter<'a> {
 impl Host for Starter<'_> {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
-        let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, rank.argv[0]);
+        let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, self.launch.program.display());
         let in_step = |step: &str, error: io::Error| {
             let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
             name(&format!("{step}: {}{errno}", logs::plain(&error)))
@@ -142,7 +142,7 @@ impl Host for Starter<'_> {
         let strings = |items: Vec<Vec<u8>>| spawn::c_strings(items).map_err(|e| name(&e.to_string()));
         let start = Start {
             program: c_path(&self.launch.program).map_err(|e| name(&e))?,
-            argv: strings(rank.argv.iter().map(|a| a.clone().into_bytes()).collect())?,
+            argv: strings(rank.argv.iter().map(|a| a.clone().into_vec()).collect())?,
             envp: strings(env.collect())?,
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),

@@ -38,14 +38,36 @@ pub fn plain(error: &io::Error) -> String {
 /// Opens a log for appending, or empties it first.
 pub fn open(path: &Path, overwrite: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    // O_NONBLOCK, so that a FIFO that stands there is refused and not waited for.
+    options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_APPEND))?;
     // A file of an earlier run, by whatever launcher. Not ours to change: then it stays as it is.
     let _ = file.set_permissions(Permissions::from_mode(0o600));
     if overwrite {
         file.set_len(0)?;
     }
     Ok(file)
+}
+
+/// Checks that every rank's log can be written, before any rank is started.
+pub fn check(plan: &Plan, folder: &Path) -> Result<(), SpecError> {
+    for rank in &plan.ranks {
+        let path = folder.join(&rank.log);
+        if let Err(error) = open(&path, false) {
+            let why = match error.raw_os_error() {
+                Some(libc::ELOOP) => "is a link, and logs follow none".to_owned(),
+                Some(libc::EINVAL | libc::ENXIO | libc::EISDIR) => "is not a regular file".to_owned(),
+                _ => format!("cannot be written: {}", plain(&error)),
+            };
+            let path = path.display().to_string();
+            return Err(SpecError::new("the log file", path, why, "remove it, or name another --log_dir"));
+        }
+    }
+    Ok(())
 }
 
 /// Replaces a small file. Written beside it and moved, so that a link is replaced, not followed.

@@ -1,17 +1,18 @@
 //! Checks of the machine before anything is started, each with one line that says the way out.
 
 use crate::plan::NodePorts;
-use crate::spec::launch::Ports;
+use crate::spec::launch::{Ports, is_python};
 use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// Finds the program of a command line, as a shell would, and checks that it can be run.
-pub fn find_program(name: &str, path: Option<&str>) -> Result<PathBuf, SpecError> {
-    let refuse = |why: &str, hint: &str| Err(SpecError::new("training_script", name, why, hint));
+pub fn find_program(name: &OsStr, path: Option<&str>) -> Result<PathBuf, SpecError> {
+    let refuse = |why: &str, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
     let executable = |p: &Path| p.is_file() && nix::unistd::access(p, nix::unistd::AccessFlags::X_OK).is_ok();
-    if name.contains('/') {
+    if name.as_encoded_bytes().contains(&b'/') {
         let found = PathBuf::from(name);
         return match () {
             () if executable(&found) => Ok(found),
@@ -31,10 +32,10 @@ pub fn find_program(name: &str, path: Option<&str>) -> Result<PathBuf, SpecError
 /// Checks a script that Python is to run.
 pub fn check_script(script: &Script) -> Result<(), SpecError> {
     let Script::File(name) = script else { return Ok(()) };
-    if !name.ends_with(".py") && !name.ends_with(".pyxes") {
+    if !is_python(name) {
         return if Path::new(name).is_dir() { Err(directory(name)) } else { Ok(()) };
     }
-    let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name, why, hint));
+    let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
     match std::fs::File::open(name) {
         Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => Err(directory(name)),
         Ok(_) => Ok(()),
@@ -45,17 +46,22 @@ pub fn check_script(script: &Script) -> Result<(), SpecError> {
     }
 }
 
-fn directory(name: &str) -> SpecError {
-    SpecError::new("training_script", name, "is a directory", "name the script in it, or use --module for a package")
+fn directory(name: &OsStr) -> SpecError {
+    SpecError::new(
+        "training_script",
+        name.to_string_lossy(),
+        "is a directory",
+        "name the script in it, or use --module for a package",
+    )
 }
 
 /// execve refuses any string of 128 KiB or more.
-pub fn check_lengths(argv: &[String]) -> Result<(), SpecError> {
+pub fn check_lengths(argv: &[OsString]) -> Result<(), SpecError> {
     match argv.iter().enumerate().find(|(_, arg)| arg.len() >= limits::MAX_ARG_STRLEN) {
         None => Ok(()),
         Some((index, arg)) => Err(SpecError::new(
             format!("argument {index} of the ranks' command"),
-            arg,
+            arg.to_string_lossy(),
             format!("is {} bytes long; Linux takes {} at most", arg.len(), limits::MAX_ARG_STRLEN - 1),
             "put it into a file and pass the file's name",
         )),
@@ -121,7 +127,7 @@ pub fn lease(spec: &LaunchSpec, ranks: usize) -> Result<Leases, SpecError> {
 /// Leases `count` ports from `first` on.
 pub fn consecutive(first: u16, count: usize) -> Result<Vec<Lease>, String> {
     if usize::from(first) + count > 65_536 {
-        return Err(format!("leaves no room for {count} ports below 65536"));
+        return Err(format!("port {first} leaves no room for {count} ports below 65536"));
     }
     (0..count).map(|i| Lease::fixed(first + i as u16).map_err(|busy: Busy| busy.to_string())).collect()
 }

@@ -3,26 +3,35 @@
 use super::SpecError;
 use super::options::{Values, Vars};
 use crate::model::Endpoint;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 /// What the ranks run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Script {
     /// A file, run by Python if its name ends in `.py` or `.pyxes`, else by itself.
-    File(String),
+    File(OsString),
     /// A module, run as `python -m` does.
-    Module(String),
+    Module(OsString),
     /// A program, run by itself whatever its name.
-    Program(String),
+    Program(OsString),
 }
 
 impl Script {
-    /// Its name as given.
-    pub fn name(&self) -> &str {
+    /// Whether Python runs it.
+    pub fn runs_in_python(&self) -> bool {
         match self {
-            Script::File(name) | Script::Module(name) | Script::Program(name) => name,
+            Script::File(name) => is_python(name),
+            Script::Module(_) => true,
+            Script::Program(_) => false,
         }
     }
+}
+
+/// Whether a file of this name is Python's to run: `.py`, or `.pyxes`.
+pub fn is_python(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    name.ends_with(b".py") || name.ends_with(b".pyxes")
 }
 
 /// What to print instead of starting anything.
@@ -66,7 +75,7 @@ pub struct LaunchSpec {
     /// What to run.
     pub script: Script,
     /// Its arguments, untouched.
-    pub args: Vec<String>,
+    pub args: Vec<OsString>,
     /// Ranks, if asked for; at least 1.
     pub nproc_per_node: Option<usize>,
     /// Devices, if asked for, as given and stripped.
@@ -97,7 +106,12 @@ pub struct LaunchSpec {
 const PORT_RANGE: (u16, u16) = (35100, 64000);
 
 /// Checks the merged options against what this version can do. `rest`: the script and its arguments.
-pub fn check(values: &Values, vars: &Vars, rest: &[String]) -> Result<LaunchSpec, SpecError> {
+pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSpec, SpecError> {
+    for (name, value) in values.iter() {
+        if value.text.contains('\0') {
+            return Err(values.error(name, "holds a NUL byte", "leave it out"));
+        }
+    }
     refuse_later_work(values, vars)?;
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
@@ -113,9 +127,14 @@ pub fn check(values: &Values, vars: &Vars, rest: &[String]) -> Result<LaunchSpec
         (false, false) => Script::File(name.clone()),
     };
     for (index, arg) in rest.iter().enumerate() {
-        if arg.contains('\0') {
+        if arg.as_encoded_bytes().contains(&0) {
             let field = if index == 0 { "training_script".into() } else { format!("script argument {index}") };
-            return Err(SpecError::new(field, arg, "holds a NUL byte", "no program can be given one"));
+            return Err(SpecError::new(
+                field,
+                arg.to_string_lossy(),
+                "holds a NUL byte",
+                "no program can be given one",
+            ));
         }
     }
     let mut warnings = Vec::new();
@@ -196,7 +215,7 @@ fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
     let nnodes = values.text("nnodes").unwrap_or("1").trim();
     match nnodes.split_once(':').unwrap_or((nnodes, nnodes)) {
         (low, high) if low.parse() == Ok(1u32) && high.parse() == Ok(1u32) => {}
-        (low, high) if low.parse::<u32>().is_ok() && high.parse::<u32>().is_ok() => {
+        (low, high) if low.parse::<u32>().is_ok_and(|n| n > 0) && high.parse::<u32>().is_ok_and(|n| n > 0) => {
             return later("nnodes", "jobs on several nodes");
         }
         _ => return Err(values.error("nnodes", "is no number of nodes", "give 1")),

@@ -35,7 +35,7 @@ impl SpecError {
 }
 
 /// Long values are shown by their beginning, and what would break the line is escaped.
-fn shown(value: &str) -> String {
+pub fn shown(value: &str) -> String {
     const MOST: usize = 80;
     let mut text: String = value.chars().take(MOST).flat_map(char::escape_debug).collect();
     if value.chars().count() > MOST {

@@ -169,7 +169,7 @@ impl Values {
         let Some(text) = self.text(name) else { return Ok(None) };
         match text.trim().parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => Err(self.error(name, "is not a whole number", "")),
+            Err(_) => Err(self.error(name, "is not a whole number", "give digits only")),
         }
     }
 

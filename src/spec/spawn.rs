@@ -15,6 +15,9 @@ pub enum SpawnError {
     /// AssertionError.
     #[error("{0}")]
     Assertion(String),
+    /// ValueError, with the words that Python's `int()` has for this text.
+    #[error("invalid literal for int() with base 10: '{0}'")]
+    NotInt(String),
 }
 
 /// How the ranks talk to each other.
@@ -51,23 +54,13 @@ pub struct SpawnOptions {
     pub use_paddlecloud: Option<bool>,
 }
 
-/// A checked request.
-#[derive(Clone, Debug)]
-pub struct SpawnSpec {
-    /// Ranks.
-    pub nprocs: usize,
-    /// Their backend.
-    pub backend: Backend,
+/// Where the ranks listen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
     /// Their address.
     pub host: String,
     /// The first rank's port, the others following; `None`: free ports.
     pub first_port: Option<u16>,
-    /// Explicit GPUs.
-    pub gpus: Option<String>,
-    /// Explicit XPUs.
-    pub xpus: Option<String>,
-    /// Explicit devices by the older name.
-    pub selected_devices: Option<String>,
 }
 
 const BACKENDS: [&str; 7] = ["nccl", "gloo", "bkcl", "auto", "heter", "xccl", "flagcx"];
@@ -88,14 +81,18 @@ fn on_paddlecloud(vars: &Vars) -> bool {
     ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"].iter().all(|name| vars.contains_key(*name))
 }
 
-/// Checks the options. `nprocs` of zero or less plans no rank.
-pub fn check(nprocs: i64, options: &SpawnOptions, vars: &Vars) -> Result<SpawnSpec, SpawnError> {
+/// The addresses that were asked for.
+fn ips(options: &SpawnOptions) -> &str {
+    options.ips.as_deref().or(options.cluster_node_ips.as_deref()).unwrap_or("127.0.0.1")
+}
+
+/// The first checks: the backend, what it cannot do, and what this version cannot do.
+pub fn check(options: &SpawnOptions, vars: &Vars) -> Result<Backend, SpawnError> {
     check_backend(&options.backend)?;
-    let ips = options.ips.as_deref().or(options.cluster_node_ips.as_deref()).unwrap_or("127.0.0.1");
     let backend = match options.backend.as_str() {
         "gloo" => {
-            gloo_only(options, ips, vars)?;
-            Backend::Gloo
+            gloo_only(options, ips(options), vars)?;
+            return Ok(Backend::Gloo);
         }
         "nccl" => Backend::Nccl,
         "bkcl" => Backend::Bkcl,
@@ -108,27 +105,32 @@ pub fn check(nprocs: i64, options: &SpawnOptions, vars: &Vars) -> Result<SpawnSp
         }
         _ => return Err(SpawnError::Value("backend must be one of 'gloo, nccl, bkcl'".into())),
     };
-    if backend != Backend::Gloo && (ips.contains(',') || options.use_paddlecloud == Some(true)) {
+    let trainers = vars.get("PADDLE_TRAINERS_NUM").and_then(|text| python_int(text).ok());
+    let cloud = options.use_paddlecloud.unwrap_or(on_paddlecloud(vars)) && trainers != Some(1);
+    let cloud = cloud && (options.use_paddlecloud.is_some() || trainers.is_some());
+    if cloud || ips(options).contains(',') {
         return Err(SpawnError::Runtime(
             "jobs on several nodes are not in this version of rlaunch.spawn; leave out ips, cluster_node_ips and \
-             use_paddlecloud"
+             use_paddlecloud, and unset PADDLE_TRAINERS_NUM"
                 .into(),
         ));
     }
-    let host = match (backend, &options.node_ip) {
-        (Backend::Gloo, _) | (_, None) => ips.trim().to_owned(),
-        (_, Some(ip)) if ip == ips.trim() => ip.clone(),
-        (_, Some(ip)) => return Err(SpawnError::Value(format!("'{ip}' is not in list"))),
-    };
-    Ok(SpawnSpec {
-        nprocs: usize::try_from(nprocs).unwrap_or(0),
-        backend,
-        host,
-        first_port: first_port(backend, options, vars)?,
-        gpus: options.gpus.clone(),
-        xpus: options.xpus.clone(),
-        selected_devices: options.selected_devices.clone(),
-    })
+    Ok(backend)
+}
+
+/// The last checks, once the devices are settled: the address and the ports.
+pub fn locate(backend: Backend, options: &SpawnOptions, vars: &Vars) -> Result<Location, SpawnError> {
+    if let Some(text) = vars.get("PADDLE_TRAINERS_NUM") {
+        python_int(text)?;
+    }
+    let host = ips(options).trim().to_owned();
+    match &options.node_ip {
+        Some(ip) if backend != Backend::Gloo && *ip != host => {
+            return Err(SpawnError::Value(format!("'{ip}' is not in list")));
+        }
+        _ => {}
+    }
+    Ok(Location { host, first_port: first_port(backend, options, vars)? })
 }
 
 /// What gloo cannot do, in the order of the contract.
@@ -150,46 +152,43 @@ fn gloo_only(options: &SpawnOptions, ips: &str, vars: &Vars) -> Result<(), Spawn
     }
 }
 
-/// Python's `int(text)`, message included.
+/// Python's `int(text)` for ASCII digits: white space around, a sign, single underscores between digits.
+/// A number too large for us is the largest of its sign, which nothing accepts.
 fn python_int(text: &str) -> Result<i64, SpawnError> {
-    text.trim()
-        .parse()
-        .map_err(|_| SpawnError::Value(format!("invalid literal for int() with base 10: '{}'", text.escape_default())))
+    let bare = text.trim();
+    let (sign, digits) = match bare.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, bare.strip_prefix('+').unwrap_or(bare)),
+    };
+    let number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    if !digits.split('_').all(number) {
+        return Err(SpawnError::NotInt(text.to_owned()));
+    }
+    Ok(digits.replace('_', "").parse::<i64>().unwrap_or(i64::MAX) * sign)
 }
 
 fn first_port(backend: Backend, options: &SpawnOptions, vars: &Vars) -> Result<Option<u16>, SpawnError> {
-    let number = match backend {
-        Backend::Gloo => match vars.get("FLAGS_START_PORT") {
-            Some(text) => Some(python_int(text)?),
-            None => on_paddlecloud(vars).then_some(6070),
-        },
-        Backend::Nccl | Backend::Bkcl => options.started_port.or_else(|| on_paddlecloud(vars).then_some(6070)),
+    let default = on_paddlecloud(vars).then(|| "6070".to_owned());
+    let text = match backend {
+        Backend::Gloo => vars.get("FLAGS_START_PORT").cloned().or(default),
+        Backend::Nccl | Backend::Bkcl => options.started_port.map(|port| port.to_string()).or(default),
     };
-    number
-        .map(|n| match u16::try_from(n) {
-            Ok(port) if port > 0 => Ok(port),
-            _ => Err(SpawnError::Value(format!("{n} is no port; give a number from 1 to 65535"))),
-        })
-        .transpose()
+    let Some(text) = text else { return Ok(None) };
+    match u16::try_from(python_int(&text)?) {
+        Ok(port) if port > 0 => Ok(Some(port)),
+        _ => Err(SpawnError::Value(format!("{text} is no port; give a number from 1 to 65535"))),
+    }
 }
 
-/// Checks the names of options, in the order given. Returns those that are deprecated.
-pub fn check_option_names<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<&'a str>, SpawnError> {
-    let mut deprecated = Vec::new();
-    for name in names {
-        match name {
-            "start_method" | "ips" | "gpus" | "xpus" | "print_config" | "backend" => {}
-            // Extensions of rlaunch.
-            "grace" | "log_dir" => {}
-            "selected_devices" | "started_port" | "cluster_node_ips" | "node_ip" | "use_paddlecloud" => {
-                deprecated.push(name);
-            }
-            _ => {
-                return Err(SpawnError::Value(format!(
-                    "The config option ({name}) of `paddle.distributed.spawn` is not supported."
-                )));
-            }
-        }
+/// Checks the name of an option; whether it is deprecated.
+pub fn check_option_name(name: &str) -> Result<bool, SpawnError> {
+    match name {
+        "start_method" | "ips" | "gpus" | "xpus" | "print_config" | "backend" => Ok(false),
+        // Extensions of rlaunch.
+        "grace" | "log_dir" => Ok(false),
+        "selected_devices" | "started_port" | "cluster_node_ips" | "node_ip" | "use_paddlecloud" => Ok(true),
+        _ => Err(SpawnError::Value(format!(
+            "The config option ({name}) of `paddle.distributed.spawn` is not supported."
+        ))),
     }
-    Ok(deprecated)
 }

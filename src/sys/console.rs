@@ -7,7 +7,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 /// How bytes get out without ever blocking us.
 #[derive(Debug)]
@@ -70,6 +71,47 @@ impl Console {
             Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
             other => Ok(other?),
         }
+    }
+}
+
+impl Console {
+    /// Writes all of it, waiting `patience` at most each time nothing goes. Whether all of it went; an
+    /// output that nobody reads is no error.
+    pub fn write_all(&self, mut bytes: &[u8], patience: Duration) -> bool {
+        let timeout = PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX);
+        while !bytes.is_empty() {
+            match self.write(bytes) {
+                Ok(0) => {
+                    let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLOUT)];
+                    if poll(&mut fds, timeout) == Ok(0) {
+                        return false;
+                    }
+                }
+                Ok(written) => bytes = &bytes[written..],
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether this is the very file that is open as `file`.
+    pub fn is(&self, file: impl AsFd) -> bool {
+        match (fstat(&self.fd), fstat(file)) {
+            (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+            _ => false,
+        }
+    }
+}
+
+/// Puts /dev/null in the place of standard descriptors that are closed (`>&-`): else the next file that
+/// is opened, a signal pipe say, would be taken for one.
+pub fn fill_standard_descriptors() {
+    while let Ok(fd) = nix::fcntl::open("/dev/null", OFlag::O_RDWR, Mode::empty()) {
+        if fd.as_raw_fd() > 2 {
+            return;
+        }
+        // It stays open, as descriptor 0, 1 or 2.
+        let _ = fd.into_raw_fd();
     }
 }
 

@@ -1,0 +1,161 @@
+"""Asks ``_get_subprocess_env_list`` of Paddle, in a process of its own, and that of rlaunch."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import rlaunch
+
+ours = sys.modules["rlaunch.spawn"]
+
+Question = dict[str, Any]
+Answer = dict[str, Any]
+
+
+def question(nprocs: Any, options: dict[str, Any], environ: dict[str, str], devices: Any = None) -> Question:
+    """``devices``: how many of each kind Paddle is made to believe in; None: it knows better."""
+    return {"nprocs": nprocs, "options": options, "environ": environ, "devices": devices}
+
+
+def ask(module: Any, asked: Question) -> Answer:
+    """All that can be seen of one call; a question without ``nprocs`` is about the options' names."""
+    before, printed, answer = dict(os.environ), io.StringIO(), {}
+    options = dict(asked["options"])
+    os.environ.clear()
+    os.environ.update(asked["environ"])
+    with warnings.catch_warnings(record=True) as said, contextlib.redirect_stdout(printed):
+        warnings.simplefilter("always")
+        try:
+            if "nprocs" in asked:
+                rows = module._get_subprocess_env_list(asked["nprocs"], options)
+                answer["rows"] = [list(map(list, row.items())) for row in rows]
+            else:
+                module._options_valid_check(options)
+        except Exception as error:
+            answer["error"] = [[cls.__name__ for cls in type(error).__mro__], str(error)]
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    answer["options"] = list(map(list, options.items()))
+    answer["warnings"] = [[w.category.__name__, str(w.message)] for w in said]
+    answer["printed"] = printed.getvalue()
+    return answer
+
+
+class Oracle:
+    """One process that has imported Paddle."""
+
+    def __init__(self) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([sys.executable, __file__], text=True, **pipes)
+
+    def ask(self, asked: Question, *whom: str) -> list[Answer]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps({**asked, "whom": whom}), file=self._process.stdin, flush=True)
+        answers: list[Answer] = json.loads(self._process.stdout.readline())
+        return answers
+
+    def close(self) -> None:
+        self._process.communicate()
+        assert self._process.returncode == 0
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import paddle.distributed  # noqa: F401
+    from paddle.base import core
+
+    modules = {"paddle": sys.modules["paddle.distributed.spawn"], "rlaunch": ours}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        with contextlib.ExitStack() as stack:
+            for kind in ("cuda", "xpu") if asked.get("devices") is not None else ():
+                count = mock.Mock(return_value=asked["devices"])
+                compiled = mock.Mock(return_value=True)
+                stack.enter_context(mock.patch.object(core, f"get_{kind}_device_count", count, create=True))
+                stack.enter_context(mock.patch.object(core, f"is_compiled_with_{kind}", compiled))
+            told = [ask(modules[who], asked) for who in asked["whom"]]
+        print(json.dumps(told), file=answers, flush=True)
+
+
+def paddle_with(count: int, device: str) -> types.ModuleType:
+    """A Paddle with this many devices, as far as rlaunch looks at it."""
+    paddle = types.ModuleType("paddle")
+    number = types.SimpleNamespace(device_count=lambda: count)
+    paddle.device = types.SimpleNamespace(get_device=lambda: device, cuda=number, xpu=number)
+    paddle.is_compiled_with_cuda = paddle.is_compiled_with_xpu = lambda: True
+    return paddle
+
+
+@contextlib.contextmanager
+def imported(paddle: types.ModuleType | None) -> Iterator[None]:
+    """What this process has imported as Paddle; None: nothing, and the machine has no GPU."""
+    no_gpu = mock.patch.object(rlaunch._lib, "gpu_count", return_value=0)
+    with mock.patch.dict(sys.modules), no_gpu:
+        sys.modules.pop("paddle", None)
+        if paddle is not None:
+            sys.modules["paddle"] = paddle
+        yield
+
+
+def ask_here(asked: Question, paddle: types.ModuleType | None = None) -> Answer:
+    with imported(paddle):
+        return ask(ours, asked)
+
+
+def without_ports(answer: Answer, fixed: int | None) -> Answer:
+    """Free ports as p0, p1, ...: one of its own for each rank. Fixed ones are checked, and stay."""
+    if "rows" not in answer:
+        return answer
+    rows = [dict(row) for row in answer["rows"]]
+    ports = [int(row["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[2]) for row in rows]
+    assert all(0 < port < 65536 for port in ports)
+    assert len(set(ports)) == len(ports), f"a port given to two ranks: {ports}"
+    assert fixed is None or ports == [fixed + rank for rank in range(len(ports))]
+    names = {str(port): f"p{rank}" if fixed is None else str(port) for rank, port in enumerate(ports)}
+
+    def renamed(name: str, value: str) -> str:
+        return re.sub(r"(?<=:)\d+(?=,|$)", lambda m: names[m[0]], value) if "ENDPOINT" in name else value
+
+    return {**answer, "rows": [[[name, renamed(name, value)] for name, value in row.items()] for row in rows]}
+
+
+def free_ports(count: int) -> int:
+    """The first of some neighbouring ports that nobody has, below those that the kernel hands out."""
+    while True:
+        first = random.randrange(15000, 30000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("", port)))
+            return first
+
+
+def settled(asked: Question, *askers: Callable[[Question], list[Answer]]) -> list[Answer]:
+    """Answers, none of which is that a port is busy: another program's is free again before long."""
+    deadline = time.monotonic() + 30
+    while True:
+        answers = [answer for asker in askers for answer in asker(asked)]
+        texts = [answer.get("error", ["", ""])[1] for answer in answers]
+        if time.monotonic() > deadline or not any(re.match(r"port \d+ is in use", text) for text in texts):
+            return answers
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    serve()

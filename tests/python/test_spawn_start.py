@@ -1,0 +1,180 @@
+"""Starts that fail half-way or are interrupted: the ranks that were started before are ended, the error
+says which rank it was, and nothing stays behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import resource
+import signal
+import time
+import traceback
+from multiprocessing import active_children
+from multiprocessing import spawn as mp_spawn
+from typing import Any
+
+import pytest
+from hardship import (
+    METHODS,
+    Footprint,
+    Parent,
+    deaf,
+    join,
+    me,
+    results,
+    sleep_for_ever,
+    spawn,
+    tell,
+    warm_up,
+)
+
+pytest_plugins = ("footprint",)
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+class Starve:
+    """Takes the descriptors away, but `spare` of them, while rank 2 is being started."""
+
+    def __init__(self, method: str, spare: int) -> None:
+        self._left, self._spare = 3, spare
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if method == "fork":  # Nothing is pickled there.
+            os.register_at_fork(before=self.count)
+
+    def __reduce__(self) -> Any:
+        self.count()
+        return bool, ()
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + self._spare, self._limits[1]))
+
+    def relent(self) -> None:
+        self._left = 0
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+
+def starved(method: str, spare: int) -> None:
+    warm_up(method)
+    before = Footprint()
+    hunger = Starve(method, spare)
+    try:
+        spawn(sleep_with, method, 12, (hunger,), join=False, grace=0.3)
+        outcome = [0, "all started", ""]
+    except OSError as error:
+        outcome = [error.errno, str(error), traceback.format_exc()]
+    living = [p.pid for p in active_children()]
+    hunger.relent()
+    tell([*outcome, living])
+    tell(before.left_over())
+
+
+@each_method
+@pytest.mark.parametrize("spare", range(9))
+def test_a_rank_that_cannot_be_started_takes_the_others_with_it(method: str, spare: int) -> None:
+    with Parent(starved, method, spare) as parent:
+        number, text, trace, living = parent.heard()
+        left_over = parent.heard()
+        assert (number, living, left_over) == (errno.EMFILE, [], []), trace
+        assert re.search(r"rank [2-9]\d* cannot be started: .*Too many open files", text), trace
+        assert parent.ends() == 0
+        assert parent.leaves_nobody()
+
+
+def modest(method: str, nprocs: int) -> None:
+    warm_up(method)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = len(os.listdir("/proc/self/fd")) + 2 * nprocs + 40
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    tell(results(spawn(me, method, nprocs)))
+
+
+@each_method
+def test_a_low_soft_limit_of_descriptors_is_raised(method: str) -> None:
+    with Parent(modest, method, 30) as parent:
+        assert parent.heard() == list(range(30))
+        assert parent.ends() == 0
+
+
+class PicklesOnce:
+    """An argument that is pickled for rank 0 and no further."""
+
+    def __init__(self) -> None:
+        self.pickled = 0
+
+    def __reduce__(self) -> Any:
+        self.pickled += 1
+        if self.pickled > 1:
+            raise pickle.PicklingError("once is enough")
+        return bool, ()
+
+
+def sleep_with(_: Any) -> None:
+    deaf()
+    sleep_for_ever()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_an_argument_that_pickles_for_rank_0_alone(method: str) -> None:
+    with pytest.raises(pickle.PicklingError, match="once is enough") as caught:
+        spawn(sleep_with, method, 3, (PicklesOnce(),), grace=0.3)
+    assert active_children() == []
+    assert "rank 1" in "".join(traceback.format_exception(caught.value)[-2:])
+
+
+@each_method
+def test_a_program_that_is_not_there(method: str) -> None:
+    before = mp_spawn.get_executable()
+    mp_spawn.set_executable("/nowhere/python")
+    try:
+        if method == "spawn":
+            with pytest.raises(FileNotFoundError, match="rank 0 cannot be started"):
+                spawn(me, method, 2)
+        else:
+            assert results(spawn(me, method, 2)) == [0, 1]
+    finally:
+        mp_spawn.set_executable(before)
+
+
+class Rang(Exception):
+    """What the alarm's handler raises."""
+
+
+def ring(*_: object) -> None:
+    raise Rang
+
+
+def interrupted(method: str, rounds: int) -> None:
+    """Is interrupted at another moment of the start each time."""
+    signal.signal(signal.SIGALRM, ring)
+    warm_up(method)
+    whole = time.monotonic()
+    ctx = spawn(os.getpid, method, 6, join=False)
+    whole = time.monotonic() - whole
+    join(ctx)
+    for i in range(rounds):
+        before = Footprint()
+        try:
+            # Python swallows what is raised in some places (a fork hook, __del__): it rings again later.
+            signal.setitimer(signal.ITIMER_REAL, whole * (i + 1) / rounds, 3)
+            spawn(sleep_for_ever, method, 6, grace=20)
+            outcome = "joined"
+        except Rang:
+            outcome = "rang"
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        tell([outcome, [repr(p) for p in active_children()], before.left_over(1)])
+
+
+@each_method
+def test_an_interrupted_start_leaves_no_rank(method: str) -> None:
+    with Parent(interrupted, method, 20) as parent:
+        told = [parent.heard() for _ in range(20)]
+        assert parent.ends() == 0
+        assert parent.leaves_nobody()
+    assert told == [["rang", [], []]] * 20
