@@ -197,9 +197,9 @@ for page in range(0, len(ballast), 4096):
     ballast[page] = 1
 nursery = _lib.Nursery()
 def ours():
-    end = nursery.lifeline_end()
+    end = nursery.open_end()
     rank = nursery.start(b"/bin/true", [b"true"], [], [], -1, end)
-    os.close(end)
+    nursery.close_end(end)
     return rank.wait
 def preexec():
     return subprocess.Popen(["/bin/true"], preexec_fn=os.setsid).wait  # As Paddle's launcher starts ranks.

@@ -6,11 +6,11 @@ its size; it stays readable when the rank is gone, and a rank that dies half-way
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import struct
 
+from . import _lib
 from .errors import NoResultError
 
 TYPE_CHECKING = False
@@ -29,43 +29,37 @@ class Outbox:
     """One rank's outbox. Passed to the rank by any start method of multiprocessing."""
 
     def __init__(self) -> None:
-        self._memory = os.memfd_create("rlaunch-outbox")
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._content: tuple[bytes, mmap.mmap] | None = None
+        self._memory = _lib.Descriptor.memory("rlaunch-outbox")
+        self._bell = _lib.Descriptor.bell()
+        self._content: tuple[bytes, bytearray] | None = None
         self._ended_fd: Callable[[], int] | None = None
 
     def __getstate__(self) -> tuple[Any, Any]:
         from multiprocessing.reduction import DupFd
 
-        return DupFd(self._memory), DupFd(self._bell)
+        return DupFd(self._memory.fileno()), DupFd(self._bell.fileno())
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
-        self._memory, self._bell = (fd.detach() for fd in state)
+        self._memory, self._bell = (_lib.Descriptor.take(fd.detach()) for fd in state)
         self._content = None
         self._ended_fd = None
 
-    def __del__(self) -> None:
-        self._close()
-
     def _close(self) -> None:
-        for name in ("_memory", "_bell"):
-            fd = getattr(self, name, -1)
-            setattr(self, name, -1)
-            if fd >= 0:
-                os.close(fd)
+        self._memory.close()
+        self._bell.close()
 
     # In the rank.
 
     def put(self, kind: bytes, write: Callable[[IO[bytes]], object]) -> None:
         """Puts what ``write`` writes to the file it is given. Nothing is put if it raises."""
-        with open(self._memory, "r+b", buffering=1 << 20, closefd=False) as file:
+        with open(self._memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
             file.truncate(0)
             file.seek(_HEADER.size)
             write(file)
             file.flush()
             size = file.tell() - _HEADER.size
-        os.pwrite(self._memory, _HEADER.pack(kind, size), 0)
-        os.eventfd_write(self._bell, 1)
+        os.pwrite(self._memory.fileno(), _HEADER.pack(kind, size), 0)
+        os.eventfd_write(self._bell.fileno(), 1)
 
     # In the parent.
 
@@ -75,10 +69,10 @@ class Outbox:
 
     def wait(self) -> None:
         """Waits until something has been put or the rank has ended."""
-        if self._content is not None or self._memory < 0 or self._ended_fd is None:
+        if self._content is not None or self._memory.fileno() < 0 or self._ended_fd is None:
             return
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
+        poll.register(self._bell.fileno(), select.POLLIN)
         poll.register(self._ended_fd(), select.POLLIN)
         poll.poll()
 
@@ -87,15 +81,26 @@ class Outbox:
         self.read()
         self._close()
 
-    def read(self) -> tuple[bytes, mmap.mmap] | None:
-        """What has been put: its kind, and the memory that holds it after the header; else None."""
-        if self._content is None and self._memory >= 0:
-            header = os.pread(self._memory, _HEADER.size, 0)
+    def read(self) -> tuple[bytes, bytearray] | None:
+        """What has been put: its kind, and its bytes; else None."""
+        if self._content is None and self._memory.fileno() >= 0:
+            header = os.pread(self._memory.fileno(), _HEADER.size, 0)
             if len(header) == _HEADER.size:
                 kind, size = _HEADER.unpack(header)
                 if kind in (RESULT, ERROR):
-                    self._content = kind, mmap.mmap(self._memory, _HEADER.size + size, prot=mmap.PROT_READ)
+                    self._content = kind, self._bytes(size)
         return self._content
+
+    def _bytes(self, size: int) -> bytearray:
+        # Not a mapping of the memory: Python's keeps a descriptor of its own open.
+        content = bytearray(size)
+        view, done = memoryview(content), 0
+        while done < size:
+            read = os.preadv(self._memory.fileno(), [view[done:]], _HEADER.size + done)
+            if read == 0:
+                raise EOFError(f"a rank's outbox was cut short: {done} of {size} bytes")
+            done += read
+        return content
 
 
 class RankQueue:
@@ -111,11 +116,11 @@ class RankQueue:
         self._rank = rank
         self._taken = False
 
-    def _content(self) -> memoryview | None:
+    def _content(self) -> bytearray | None:
         content = self._outbox.read()
         if self._taken or content is None or content[0] != self._kind:
             return None
-        return memoryview(content[1])[_HEADER.size :]
+        return content[1]
 
     def empty(self) -> bool:
         """Whether ``get`` would have nothing to return now."""
@@ -134,8 +139,7 @@ class RankQueue:
             what = "result" if self._kind == RESULT else "traceback"
             why = "was taken before" if self._taken else "is not there: the rank ended without one"
             raise NoResultError(f"the {what} of rank {self._rank} {why}")
-        with content:
-            item = _decode(self._kind, content)
+        item = _decode(self._kind, content)
         self._taken = True
         return item
 
@@ -148,7 +152,7 @@ class RankQueue:
         """Does nothing; here because ``SimpleQueue`` has it."""
 
 
-def _decode(kind: bytes, content: memoryview) -> Any:
+def _decode(kind: bytes, content: bytearray) -> Any:
     if kind == ERROR:
         return str(content, "utf-8", "replace")
     import pickle

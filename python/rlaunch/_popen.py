@@ -68,12 +68,12 @@ class Popen:
         birth = process_obj.birth
         # The nursery lives as long as a rank that may still need it.
         self._nursery: _lib.Nursery | None = birth.nursery
-        end = birth.nursery.lifeline_end()
+        end = birth.nursery.open_end()
         try:
             birth.lifeline._fd = end
             self._rank = self._launch(process_obj, birth, end)
         finally:
-            os.close(end)
+            birth.nursery.close_end(end)
         self.pid = self._rank.pid
         self.sentinel = self._rank.fileno()
 
@@ -137,7 +137,8 @@ class SpawnPopen(Popen):
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
         tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
-        payload = os.memfd_create("rlaunch-payload")
+        memory = _lib.Descriptor.memory("rlaunch-payload")
+        payload = memory.fileno()
         output = -1
         try:
             with open(payload, "wb", closefd=False) as file:
@@ -158,7 +159,7 @@ class SpawnPopen(Popen):
             environ = _exec_environ(birth.environ)
             return birth.nursery.start(python, argv, environ, keep, output, end)
         finally:
-            os.close(payload)
+            memory.close()
             if output >= 0:
                 os.close(output)
 
@@ -172,16 +173,15 @@ class ForkPopen(Popen):
     method = "fork"
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
-        # Python forks, so that its own hooks run; see os.register_at_fork.
-        pid = os.fork()
-        if pid == 0:
+        rank = birth.nursery.fork()
+        if rank is None:
             code = 1
             try:
                 _lib.arm_lifeline(end)
                 code = process_obj._bootstrap(parent_sentinel=end)  # type: ignore[attr-defined]
             finally:
                 os._exit(code)
-        return _lib.Rank.adopt(pid)
+        return rank
 
 
 class ForkServerPopen(Popen):
@@ -195,6 +195,8 @@ class ForkServerPopen(Popen):
         code = f"import os; [os.environ.pop(n, None) for n in {PROXIES!r}]; os.environ.update({changes!r})"
         payload = io.BytesIO()
         _pickled_to(payload, self, process_obj, code)
+        # The fork server's client leaks those it got if it cannot get them all.
+        _lib.need_descriptors(6)
         status, writer = forkserver.connect_to_new_process(self._fds)
         # A copy of the write end is the child's sentinel of this process.
         sentinel = os.dup(writer)
@@ -203,7 +205,7 @@ class ForkServerPopen(Popen):
             with open(writer, "wb") as file:
                 file.write(payload.getbuffer())
             pid = forkserver.read_signed(status)
-            return _lib.Rank.of_fork_server(pid, status)
+            return birth.nursery.enter_of_fork_server(pid, status)
         finally:
             os.close(status)
 

@@ -70,16 +70,6 @@ class MultiprocessContext:
             raise self._failure.with_traceback(None)
         return not self.sentinels
 
-    def _stop(self) -> None:
-        """Ends all ranks and waits for it."""
-        joiner = self._joiner
-        if joiner is not None and self.sentinels:
-            try:
-                with _wakeup() as fd:
-                    joiner.stop(fd, _say)
-            finally:
-                self._absorb(joiner)
-
     def _absorb(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
         living = set(joiner.living())
@@ -101,6 +91,19 @@ class MultiprocessContext:
             return RankError(f"Process {rank} terminated with {how}.", rank, exitcode)
         head = f"\n\n{_RULE}\nProcess {rank} terminated with the following error:\n{_RULE}\n\n"
         return RankError(head + traceback, rank, exitcode, traceback)
+
+
+def end_ranks(nursery: _lib.Nursery, grace: float) -> None:
+    """Ends all ranks of a start that failed half-way, those included that nobody else knows yet."""
+    ranks = nursery.ranks()
+    try:
+        if ranks:
+            with _wakeup() as fd:
+                _lib.Joiner(ranks, grace).stop(fd, _say)
+    finally:
+        # What the fork server may have started and not yet told us dies of its lifeline.
+        nursery.abandon()
+        nursery.forget()
 
 
 class _EndOf:

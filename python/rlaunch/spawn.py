@@ -71,7 +71,7 @@ def spawn(
     grace = _grace(options)
     environs, leases = _plan(nprocs, options)
     from . import _process
-    from .context import MultiprocessContext
+    from .context import MultiprocessContext, end_ranks
 
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
@@ -79,10 +79,13 @@ def spawn(
     try:
         for environ, log in zip(environs, logs, strict=True):
             ranks.start(func, args, environ, options["backend"], log)
+        context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)
+        ranks.nursery.forget()
     except BaseException:
-        MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)._stop()
+        # First of all: what fails may well be for want of descriptors, and ending ranks takes some.
+        leases.release()
+        end_ranks(ranks.nursery, grace)
         raise
-    context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)
     if join:
         while not context.join():
             pass
@@ -97,7 +100,7 @@ class _Ranks:
 
         self._class = process_class
         self._daemon = daemon
-        self._nursery = new_nursery()
+        self.nursery = new_nursery()
         self.processes: list[Any] = []
         self.outboxes: list[Any] = []
 
@@ -106,18 +109,21 @@ class _Ranks:
         from ._process import Birth
         from ._worker import Lifeline, run
 
-        outbox = Outbox()
         lifeline = Lifeline(-1)
-        process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
-        process.birth = Birth(self._nursery, lifeline, environ, log)
-        process.daemon = self._daemon
         try:
+            outbox = Outbox()
+            process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
+            process.birth = Birth(self.nursery, lifeline, environ, log)
+            process.daemon = self._daemon
             process.start()
+            del process.birth
         except OSError as error:
             rank = len(self.processes)
             raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
-        finally:
-            del process.birth
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11.
+                error.add_note(f"rank {len(self.processes)} could not be started")
+            raise
         self.processes.append(process)
         self.outboxes.append(outbox)
 

@@ -119,7 +119,7 @@ fn launch_on_this_node(
     let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
     let visible = devices::visible(vars, gpus);
     // Before anything is made for each rank: the number may be absurd.
-    let nofile = preflight::make_room(devices::ranks(spec, &visible)).map_err(unmet)?;
+    let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
     let (bindings, warning) = devices::bind(spec, &visible).map_err(usage)?;
     if let Some(warning) = warning {
         warn!("{warning}");

@@ -1,9 +1,19 @@
 //! From Rust errors to the Python exceptions that the contract names. The one place.
 
 use crate::spec::spawn::SpawnError;
-use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAssertionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
+use std::io;
+
+/// The OSError (by its errno, the subclass that Python has for it) for an error of the system.
+pub fn os_error(error: impl Into<io::Error>) -> PyErr {
+    let error = error.into();
+    match error.raw_os_error() {
+        Some(errno) => PyOSError::new_err((errno, nix::errno::Errno::from_raw(errno).desc())),
+        None => PyOSError::new_err(error.to_string()),
+    }
+}
 
 /// The Python exception for an error of `spawn`.
 pub fn to_python(error: SpawnError) -> PyErr {

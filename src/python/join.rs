@@ -1,12 +1,15 @@
 //! The join loop of `MultiprocessContext`: the same engine and the same supervisor as the command
 //! line has, driven for as long as one call of `join` lasts.
 
+use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use crate::run::engine::{Engine, HOST_TOKENS, Host};
 use crate::supervise::{ChildId, Event, Note, Outcome};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::fd;
+use crate::sys::poll::Poll;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::io;
@@ -29,6 +32,9 @@ impl Host for Quiet {
 #[pyclass(frozen, module = "rlaunch._lib")]
 pub struct Joiner {
     engine: Mutex<Engine>,
+    poll: Arc<Poll>,
+    /// Readable once all is over, so that every thread that waits hears of it.
+    over: EventFd,
     grace: Duration,
 }
 
@@ -38,7 +44,10 @@ impl Joiner {
     fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
-        Ok(Self { engine: Mutex::new(Engine::adopting(children, grace)?), grace })
+        let engine = Engine::adopting(children, grace).map_err(os_error)?;
+        let over = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
+        engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
+        Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace })
     }
 
     /// Waits until a rank has ended, for `timeout` seconds at most (None: for ever); once a rank has
@@ -54,8 +63,8 @@ impl Joiner {
         self.with(py, |engine| watch(engine, wakeup))?;
         loop {
             let now = clock::now();
-            let (stopping, living, over) =
-                self.with(py, |e| Ok((e.is_stopping(), e.living(), e.report().is_some())))?;
+            let (stopping, living, over, time_left) =
+                self.with(py, |e| Ok((e.is_stopping(), e.living(), e.report().is_some(), e.time_left())))?;
             if stopping {
                 stopping_since.get_or_insert(now);
             }
@@ -79,8 +88,14 @@ impl Joiner {
                 (false, _) => deadline.map(|at| at.saturating_sub(now)),
             };
             let before = living.len();
+            // Without the engine's lock, so that another thread's wait does not lengthen this one.
+            let limit = [limit, time_left].into_iter().flatten().min();
+            py.detach(|| self.poll.ready(limit)).map_err(failed)?;
             let after = self.with(py, |engine| {
-                engine.turn(limit, &mut Quiet)?;
+                engine.turn(Some(Duration::ZERO), &mut Quiet)?;
+                if engine.report().is_some() {
+                    self.over.write(1)?;
+                }
                 Ok(engine.living().len())
             })?;
             if let Err(error) = py.check_signals() {
@@ -128,9 +143,12 @@ impl Joiner {
 impl Joiner {
     /// Runs `body` on the engine without Python's lock; two threads in `join` take turns.
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
-        py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner)))
-            .map_err(|error| PyRuntimeError::new_err(format!("waiting for ranks failed: {error}")))
+        py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
     }
+}
+
+fn failed(error: io::Error) -> PyErr {
+    PyRuntimeError::new_err(format!("waiting for ranks failed: {error}"))
 }
 
 fn watch(engine: &Engine, wakeup: i32) -> io::Result<()> {

@@ -2,6 +2,7 @@
 //! what is in it. Python is called only on threads that Python called from, and waiting never holds
 //! its lock.
 
+mod descriptor;
 mod errors;
 mod join;
 mod rank;
@@ -11,7 +12,7 @@ use pyo3::prelude::*;
 /// The native half of rlaunch.
 #[pymodule(name = "_lib", gil_used = true)]
 mod lib {
-    use super::errors::to_python;
+    use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use crate::cli::paddle;
     use crate::plan::spawn as plan;
@@ -26,6 +27,8 @@ mod lib {
     use std::collections::BTreeMap;
     use std::ffi::OsString;
 
+    #[pymodule_export]
+    use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]
@@ -52,7 +55,7 @@ mod lib {
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
-        Ok(lifeline::arm(fd)?)
+        lifeline::arm(fd).map_err(errors::os_error)
     }
 
     /// Checks the name of an option of `spawn`; whether it is deprecated.
@@ -110,7 +113,7 @@ mod lib {
         let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {
             // Before anything is made for each rank: the number may be absurd.
-            preflight::make_room(nprocs)
+            preflight::make_room(nprocs, preflight::FDS_OF_SPAWN)
                 .map_err(|e| SpawnError::Value(format!("nprocs {nprocs}: {}; {}", e.why, e.hint)))?;
             let count = |kind: &str| match usize::try_from(devices) {
                 Ok(n) => n,

@@ -1,18 +1,19 @@
 //! Ranks of a Python program: started by one long-lived thread of ours, named by pidfds.
 
+use super::errors::os_error;
 use crate::model::Exit;
 use crate::sys::child::Child;
 use crate::sys::fd;
 use crate::sys::lifeline::{Lifeline, Scope};
+use crate::sys::pidfd;
 use crate::sys::ports::Lease;
 use crate::sys::spawn::{self, Start, StartError, Started};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::ffi::CString;
-use std::io;
-use std::os::fd::IntoRawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Ports that the ranks will listen on, held until `release`.
@@ -43,6 +44,10 @@ type Request = (Box<Start>, Sender<Result<Started, StartError>>);
 pub struct Nursery {
     requests: Sender<Request>,
     lifeline: Lifeline,
+    /// All that were started here, until `forget`: an exception may come from anywhere at any moment
+    /// (a signal handler that raises), and whoever starts ranks has to find them then.
+    ranks: Mutex<Vec<Arc<Child>>>,
+    ends: Mutex<Vec<OwnedFd>>,
 }
 
 fn nursery_thread(requests: &Receiver<Request>) {
@@ -55,20 +60,20 @@ fn nursery_thread(requests: &Receiver<Request>) {
 impl Nursery {
     #[new]
     fn new() -> PyResult<Self> {
-        let lifeline = Lifeline::new()?;
+        let lifeline = Lifeline::new().map_err(os_error)?;
         let (requests, inbox) = bounded::<Request>(0);
         let blocked = nix::sys::signal::SigSet::all();
         // The host's signal handlers are not to run on this thread: it starts with all blocked.
         let mut before = nix::sys::signal::SigSet::empty();
         let set = nix::sys::signal::SigmaskHow::SIG_SETMASK;
-        nix::sys::signal::pthread_sigmask(set, Some(&blocked), Some(&mut before)).map_err(io::Error::from)?;
+        nix::sys::signal::pthread_sigmask(set, Some(&blocked), Some(&mut before)).map_err(os_error)?;
         let started = std::thread::Builder::new()
             .name("rlaunch-nursery".into())
             .stack_size(256 * 1024)
             .spawn(move || nursery_thread(&inbox));
-        nix::sys::signal::pthread_sigmask(set, Some(&before), None).map_err(io::Error::from)?;
-        started?;
-        Ok(Self { requests, lifeline })
+        nix::sys::signal::pthread_sigmask(set, Some(&before), None).map_err(os_error)?;
+        started.map_err(os_error)?;
+        Ok(Self { requests, lifeline, ranks: Mutex::default(), ends: Mutex::default() })
     }
 
     #[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the child is given")]
@@ -104,20 +109,72 @@ impl Nursery {
             Err(_) => Err(()),
         });
         match started {
-            Ok(Ok(started)) => Ok(Rank(Arc::new(Child::new(started.pid, started.pidfd, false)))),
+            Ok(Ok(started)) => Ok(self.enter(Child::new(started.pid, started.pidfd, false))),
             Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
             Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks is gone"))),
         }
     }
 
-    /// A read end of the lifeline, for one rank to arm. The caller closes it.
-    fn lifeline_end(&self) -> PyResult<i32> {
-        Ok(self.lifeline.open_end()?.into_raw_fd())
+    /// Forks by Python's own `os.fork`, so that its hooks run: None in the child.
+    fn fork(&self, py: Python<'_>) -> PyResult<Option<Rank>> {
+        let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
+        if pid == 0 {
+            return Ok(None);
+        }
+        match Child::adopt(pid) {
+            Ok(child) => Ok(Some(self.enter(child))),
+            Err(error) => {
+                pidfd::end_nameless_child(pid);
+                Err(os_error(error))
+            }
+        }
+    }
+
+    /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`; a
+    /// copy of that descriptor is kept.
+    fn enter_of_fork_server(&self, pid: i32, status: i32) -> PyResult<Rank> {
+        let copy = fd::duplicate(status).map_err(os_error)?;
+        Ok(self.enter(Child::of_fork_server(pid, copy).map_err(os_error)?))
+    }
+
+    /// The ranks that were started here, since `forget`.
+    fn ranks(&self) -> Vec<Rank> {
+        self.lock().iter().cloned().map(Rank).collect()
+    }
+
+    /// Forgets who was started here: somebody else looks after them now.
+    fn forget(&self) {
+        self.lock().clear();
+    }
+
+    /// A read end of the lifeline, for one rank to arm. Kept open until `close_end`.
+    fn open_end(&self) -> PyResult<i32> {
+        let end = self.lifeline.open_end().map_err(os_error)?;
+        let fd = end.as_raw_fd();
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
+        Ok(fd)
+    }
+
+    /// Closes a read end in this process.
+    fn close_end(&self, fd: i32) {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner).retain(|end| end.as_raw_fd() != fd);
     }
 
     /// For a process forked off this one: lets go of the lifeline, which is its parent's.
     fn abandon(&self) {
         self.lifeline.close_write_end();
+    }
+}
+
+impl Nursery {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Child>>> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, child: Child) -> Rank {
+        let child = Arc::new(child);
+        self.lock().push(child.clone());
+        Rank(child)
     }
 }
 
@@ -132,20 +189,6 @@ pub fn seconds(timeout: Option<f64>) -> Option<Duration> {
 
 #[pymethods]
 impl Rank {
-    /// Takes over a child that this process has forked.
-    #[staticmethod]
-    fn adopt(pid: i32) -> PyResult<Self> {
-        Ok(Self(Arc::new(Child::adopt(pid)?)))
-    }
-
-    /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`; a
-    /// copy of that descriptor is kept.
-    #[staticmethod]
-    fn of_fork_server(pid: i32, status: i32) -> PyResult<Self> {
-        let copy = fd::duplicate(status)?;
-        Ok(Self(Arc::new(Child::of_fork_server(pid, copy)?)))
-    }
-
     /// The process id.
     #[getter]
     fn pid(&self) -> i32 {
@@ -159,7 +202,7 @@ impl Rank {
 
     /// The exit code (minus the signal for a signal), or None while it lives.
     fn poll(&self) -> PyResult<Option<i32>> {
-        Ok(self.0.try_exit()?.map(Exit::returncode))
+        Ok(self.0.try_exit().map_err(os_error)?.map(Exit::returncode))
     }
 
     /// Waits for the end, `timeout` seconds at most (None: for ever); the exit code or None.
@@ -168,7 +211,7 @@ impl Rank {
         let deadline = seconds(timeout).map(|t| crate::sys::clock::now().saturating_add(t));
         loop {
             let left = deadline.map(|at| at.saturating_sub(crate::sys::clock::now()));
-            if let Some(exit) = py.detach(|| self.0.wait(left))? {
+            if let Some(exit) = py.detach(|| self.0.wait(left)).map_err(os_error)? {
                 return Ok(Some(exit.returncode()));
             }
             py.check_signals()?;
@@ -180,6 +223,6 @@ impl Rank {
 
     /// Sends a signal, unless the process has been reaped.
     fn signal(&self, signal: i32) -> PyResult<()> {
-        Ok(self.0.signal(signal)?)
+        self.0.signal(signal).map_err(os_error)
     }
 }

@@ -24,7 +24,7 @@ pub const HOST_TOKENS: u64 = 1 << 32;
 
 /// Runs the ranks of one node.
 pub struct Engine {
-    poll: Poll,
+    poll: Arc<Poll>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
     report: Option<Report>,
@@ -34,7 +34,7 @@ impl Engine {
     /// For ranks that the engine starts itself, through its host.
     pub fn new(ranks: usize, grace: Duration) -> io::Result<Self> {
         Ok(Self {
-            poll: Poll::new()?,
+            poll: Arc::new(Poll::new()?),
             supervisor: Supervisor::new(ranks, grace),
             children: vec![None; ranks],
             report: None,
@@ -48,12 +48,17 @@ impl Engine {
             poll.readable(child.as_fd(), rank as u64)?;
         }
         let supervisor = Supervisor::adopting(children.len(), grace, clock::now());
-        Ok(Self { poll, supervisor, children: children.into_iter().map(Some).collect(), report: None })
+        Ok(Self { poll: Arc::new(poll), supervisor, children: children.into_iter().map(Some).collect(), report: None })
     }
 
     /// The set the engine waits on; the host adds its own descriptors to it.
-    pub fn poll(&self) -> &Poll {
+    pub fn poll(&self) -> &Arc<Poll> {
         &self.poll
+    }
+
+    /// How long until the supervisor wants a turn whatever happens; `None`: for ever.
+    pub fn time_left(&self) -> Option<Duration> {
+        self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()))
     }
 
     /// Local ranks that are alive, as far as has been seen.
@@ -74,8 +79,7 @@ impl Engine {
     /// Waits for `limit` at most until something happens, and acts on it. Returns those tokens of the
     /// host's that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
-        let until_deadline = self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()));
-        let timeout = [limit, until_deadline].into_iter().flatten().min();
+        let timeout = [limit, self.time_left()].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         for &token in tokens.iter().filter(|t| **t < HOST_TOKENS) {
             self.look_at(token as usize, host)?;

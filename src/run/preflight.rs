@@ -68,15 +68,17 @@ pub fn check_lengths(argv: &[OsString]) -> Result<(), SpecError> {
     }
 }
 
-/// Descriptors a rank costs its launcher: its pidfd, its port's lease, and what is open only while it
-/// starts.
-const FDS_A_RANK: u64 = 2;
+/// Descriptors a rank costs the command line's launcher: its pidfd and its port's lease.
+pub const FDS_OF_LAUNCH: u64 = 2;
+/// Descriptors a rank costs a program that calls `spawn`: the same, the two of its outbox, and with the
+/// fork server the pipe of its status and the sentinel it is given.
+pub const FDS_OF_SPAWN: u64 = 6;
 const FDS_OF_OUR_OWN: u64 = 32;
 
-/// Makes room for the descriptors of `ranks` ranks. Returns the soft limit that the ranks themselves
+/// Makes room for the descriptors of `ranks` ranks, `each` a rank. Returns the soft limit that the ranks themselves
 /// should keep, if ours had to be raised.
-pub fn make_room(ranks: usize) -> Result<Option<u64>, SpecError> {
-    let needed = (ranks as u64).saturating_mul(FDS_A_RANK).saturating_add(FDS_OF_OUR_OWN + limits::open_now());
+pub fn make_room(ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
+    let needed = (ranks as u64).saturating_mul(each).saturating_add(FDS_OF_OUR_OWN + limits::open_now());
     let (soft, hard) = limits::open_files();
     if limits::raise_open_files(needed) < needed {
         return Err(SpecError::new(

@@ -14,6 +14,16 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// Takes over an open descriptor of which nothing but the number is known; from now on it closes at exec.
+pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_SETFD takes integers; a closed number is an error that we pass on.
+    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it is open, and whoever passed it to this process by its number gave it away.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// A descriptor that its owner keeps open for `'a`; `None` for a negative number.
 pub fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     // SAFETY: a number that its owner closed too early makes the calls on it fail with EBADF, or act

@@ -64,6 +64,16 @@ fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<Exit>> {
     }))
 }
 
+/// Ends and collects a child for which there was no descriptor left. It is ours and unreaped, so its
+/// number is nobody else's.
+pub fn end_nameless_child(pid: i32) {
+    // SAFETY: kill and waitpid on integers; no status is stored.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        while libc::waitpid(pid, std::ptr::null_mut(), 0) < 0 && *libc::__errno_location() == libc::EINTR {}
+    }
+}
+
 /// `struct pidfd_info` of Linux 6.13, first published version (64 bytes); `exit_code` from 6.15.
 #[repr(C)]
 #[derive(Default)]

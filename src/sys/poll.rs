@@ -1,6 +1,7 @@
 //! epoll(7): one set, no tick.
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::io;
 use std::os::fd::AsFd;
@@ -42,15 +43,21 @@ impl Poll {
         Ok(self.0.delete(fd)?)
     }
 
+    /// Waits until something is ready, for `timeout` at most (`None`: for ever) or until a signal handler
+    /// has run, and takes nothing: any number of threads may do so at once.
+    pub fn ready(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::from(millis(t)));
+        let mut fds = [PollFd::new(self.0.0.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Waits until something is ready, for `timeout` at most (`None`: for ever), and returns the
-    /// tokens. Empty on a timeout or when a signal handler ran.
+    /// tokens. Empty on a timeout, after half a minute of a longer one, or when a signal handler ran.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
-        let timeout = match timeout {
-            None => EpollTimeout::NONE,
-            // Round up: waking a moment early would spin.
-            Some(t) => EpollTimeout::try_from(t.as_micros().div_ceil(1000).min(i32::MAX as u128) as i32)
-                .unwrap_or(EpollTimeout::NONE),
-        };
+        let timeout = timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::from(millis(t)));
         let mut events = [EpollEvent::empty(); 64];
         match self.0.wait(&mut events, timeout) {
             Ok(n) => Ok(events[..n].iter().map(EpollEvent::data).collect()),
@@ -58,4 +65,10 @@ impl Poll {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Milliseconds, rounded up (waking a moment early would spin), 32 s at most (waking early once in a
+/// while does no harm).
+fn millis(time: Duration) -> u16 {
+    time.as_micros().div_ceil(1000).min(32_000) as u16
 }

@@ -6,7 +6,6 @@
 use super::lifeline::{self, Scope};
 use std::ffi::{CString, NulError};
 use std::fmt;
-use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -56,7 +55,7 @@ pub struct StartError {
 
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.step, io::Error::from_raw_os_error(self.errno))
+        write!(f, "{}: {}", self.step, nix::errno::Errno::from_raw(self.errno).desc())
     }
 }
 

@@ -17,7 +17,7 @@ import time
 import uuid
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def alive(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
-def all_gone(pids: list[int], timeout: float = PATIENCE) -> bool:
+def all_gone(pids: Iterable[int], timeout: float = PATIENCE) -> bool:
     return eventually(lambda: not any(map(alive, pids)), timeout)
 
 

@@ -72,7 +72,7 @@ def starved(method: str, spare: int) -> None:
     living = [p.pid for p in active_children()]
     hunger.relent()
     tell([*outcome, living])
-    tell(before.left_over())
+    tell(before.left_over(3))
 
 
 @each_method
@@ -161,13 +161,15 @@ def interrupted(method: str, rounds: int) -> None:
     for i in range(rounds):
         before = Footprint()
         try:
-            # Python swallows what is raised in some places (a fork hook, __del__): it rings again later.
-            signal.setitimer(signal.ITIMER_REAL, whole * (i + 1) / rounds, 3)
-            spawn(sleep_for_ever, method, 6, grace=20)
-            outcome = "joined"
+            try:
+                # Python swallows what is raised in some places (a fork hook, __del__): it rings again.
+                signal.setitimer(signal.ITIMER_REAL, whole * (i + 1) / rounds, 3)
+                spawn(sleep_for_ever, method, 6, grace=20)
+                outcome = "joined"
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
         except Rang:
             outcome = "rang"
-        signal.setitimer(signal.ITIMER_REAL, 0)
         tell([outcome, [repr(p) for p in active_children()], before.left_over(1)])
 
 
