@@ -5,6 +5,7 @@ Imported by the parent alone; a rank does without all that this module needs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import weakref
@@ -24,6 +25,8 @@ from . import _lib
 from ._worker import PROXIES, open_log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ._process import Birth, RankProcess
 
 _nurseries: weakref.WeakSet[_lib.Nursery] = weakref.WeakSet()
@@ -184,6 +187,16 @@ class ForkPopen(Popen):
         return rank
 
 
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Lets signals wait: what is begun in the block is ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class ForkServerPopen(Popen):
     method = "forkserver"
     DupFd = popen_forkserver._DupFd
@@ -195,15 +208,20 @@ class ForkServerPopen(Popen):
         code = f"import os; [os.environ.pop(n, None) for n in {PROXIES!r}]; os.environ.update({changes!r})"
         payload = io.BytesIO()
         _pickled_to(payload, self, process_obj, code)
-        # The fork server's client leaks those it got if it cannot get them all.
+        forkserver.ensure_running()
+        # The fork server's client leaks descriptors if it cannot get all it needs, or is interrupted.
         _lib.need_descriptors(6)
+        with _signals_held():
+            return self._connect(birth, payload.getbuffer())
+
+    def _connect(self, birth: Birth, payload: memoryview) -> _lib.Rank:
         status, writer = forkserver.connect_to_new_process(self._fds)
         # A copy of the write end is the child's sentinel of this process.
         sentinel = os.dup(writer)
         self.finalizer = util.Finalize(self, os.close, (sentinel,))
         try:
             with open(writer, "wb") as file:
-                file.write(payload.getbuffer())
+                file.write(payload)
             pid = forkserver.read_signed(status)
             return birth.nursery.enter_of_fork_server(pid, status)
         finally:

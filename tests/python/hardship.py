@@ -182,8 +182,9 @@ class Parent:
     starts carries a mark in its environment, so nobody is lost sight of."""
 
     def __init__(self, main: Callable[..., None], *args: Any, terminal: int | None = None) -> None:
-        self._mark = f"{MARK}={uuid.uuid4().hex}"
-        environ = dict(item.split("=", 1) for item in [self._mark, f"PYTHONPATH={HERE}"])
+        mark = uuid.uuid4().hex
+        self._mark = f"{MARK}={mark}"
+        path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
         code = f"import {main.__module__} as m; m.{main.__name__}(*{args!r})"
         if terminal is not None:
             # The session is new: this makes the terminal its own, and Ctrl-C reach its processes.
@@ -193,7 +194,7 @@ class Parent:
             stdin=subprocess.DEVNULL if terminal is None else terminal,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if terminal is None else terminal,
-            env={**os.environ, **environ},
+            env={**os.environ, MARK: mark, "PYTHONPATH": path},
             start_new_session=True,
         )
         self._told = b""

@@ -3,35 +3,45 @@ says which rank it was, and nothing stays behind."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import os
 import pickle
 import re
 import resource
 import signal
+import sys
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing import active_children
 from multiprocessing import spawn as mp_spawn
+from types import FrameType
 from typing import Any
 
 import pytest
+import rlaunch
 from hardship import (
     METHODS,
     Footprint,
     Parent,
+    children,
     deaf,
+    eventually,
     join,
     me,
     results,
     sleep_for_ever,
     spawn,
+    state,
     tell,
     warm_up,
 )
 
 pytest_plugins = ("footprint",)
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
+RLAUNCH = os.path.dirname(rlaunch.__file__)
 each_method = pytest.mark.parametrize("method", METHODS)
 
 
@@ -142,41 +152,109 @@ def test_a_program_that_is_not_there(method: str) -> None:
         mp_spawn.set_executable(before)
 
 
+# --- Starts that are interrupted --------------------------------------------------------------------------
+
+
 class Rang(Exception):
-    """What the alarm's handler raises."""
+    """What a signal handler raises."""
 
 
-def ring(*_: object) -> None:
-    raise Rang
+class Alarm:
+    """Raises after a while, and again later if that came to nothing."""
+
+    def __init__(self) -> None:
+        self.rung = 0
+        signal.signal(signal.SIGALRM, self.ring)
+
+    def ring(self, *_: object) -> None:
+        self.rung += 1
+        raise Rang
+
+    @contextlib.contextmanager
+    def after(self, seconds: float, again: float) -> Iterator[None]:
+        self.rung = 0
+        with contextlib.suppress(Rang):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, seconds, again)
+                yield
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def interrupted(method: str, rounds: int) -> None:
     """Is interrupted at another moment of the start each time."""
-    signal.signal(signal.SIGALRM, ring)
     warm_up(method)
+    alarm = Alarm()
     whole = time.monotonic()
     ctx = spawn(os.getpid, method, 6, join=False)
     whole = time.monotonic() - whole
     join(ctx)
     for i in range(rounds):
         before = Footprint()
-        try:
-            try:
-                # Python swallows what is raised in some places (a fork hook, __del__): it rings again.
-                signal.setitimer(signal.ITIMER_REAL, whole * (i + 1) / rounds, 3)
-                spawn(sleep_for_ever, method, 6, grace=20)
-                outcome = "joined"
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-        except Rang:
-            outcome = "rang"
-        tell([outcome, [repr(p) for p in active_children()], before.left_over(1)])
+        with alarm.after(whole * (i + 1) / rounds, again=5):
+            spawn(sleep_for_ever, method, 6, grace=20)
+        tell([alarm.rung, [repr(p) for p in active_children()], before.left_over(1)])
 
 
 @each_method
-def test_an_interrupted_start_leaves_no_rank(method: str) -> None:
+def test_an_interrupted_start_leaves_nothing(method: str) -> None:
     with Parent(interrupted, method, 20) as parent:
         told = [parent.heard() for _ in range(20)]
         assert parent.ends() == 0
         assert parent.leaves_nobody()
-    assert told == [["rang", [], []]] * 20
+    assert told == [[1, [], []]] * 20
+
+
+class Tripwire:
+    """Raises at one line of rlaunch, the nth that is run, as a signal handler would."""
+
+    def __init__(self, nth: int) -> None:
+        self._left, self._home = nth, os.getpid()
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Tripwire | None:
+        if os.getpid() != self._home or os.path.dirname(frame.f_code.co_filename) != RLAUNCH:
+            return None
+        if event == "line" and not self.where:
+            self._left -= 1
+            if self._left < 0:
+                code = frame.f_code
+                self.where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} ({code.co_name})"
+                raise Rang
+        return self
+
+
+def interrupted_at_each_line(method: str) -> None:
+    warm_up(method)
+    alarm, before = Alarm(), children()
+    for nth in itertools.count():
+        wire = Tripwire(nth)
+        # What is raised in a destructor is lost, as it is for a signal handler.
+        with alarm.after(5, again=5):
+            sys.settrace(wire)
+            try:
+                spawn(sleep_for_ever, method, 2, grace=20)
+            finally:
+                sys.settrace(None)
+        if not wire.where:
+            break
+        eventually(lambda: not children() - before, 1)
+        left = children() - before
+        if left:
+            tell([wire.where, [(pid, state(pid)) for pid in left]])
+        for process in active_children():
+            process.kill()
+            process.join()
+    tell(["lines", nth])
+
+
+@each_method
+def test_a_start_interrupted_at_any_line_leaves_no_rank(method: str) -> None:
+    with Parent(interrupted_at_each_line, method) as parent:
+        told = [parent.heard()]
+        while told[-1][0] != "lines":
+            told.append(parent.heard())
+        assert parent.ends() == 0
+        assert parent.leaves_nobody()
+    assert told[-1][1] > 100
+    assert told[:-1] == []
