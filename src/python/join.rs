@@ -10,7 +10,7 @@ use crate::sys::clock;
 use crate::sys::fd;
 use crate::sys::poll::Poll;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,8 +79,12 @@ impl Joiner {
                     "rlaunch: waiting up to {} s for rank(s) {names} to stop; Ctrl-C kills them at once",
                     self.grace.as_secs_f64()
                 );
-                // People may have closed stderr; that changes nothing here.
-                let _ = say.call1((line,));
+                if let Err(error) = say.call1((line,))
+                    && !is_about_stderr(py, &error)
+                {
+                    interrupted.get_or_insert(error);
+                    self.with(py, |engine| engine.send(Event::Stop(libc::SIGINT), &mut Quiet))?;
+                }
             }
             let limit = match (stopping, said) {
                 (true, true) => None,
@@ -145,6 +149,14 @@ impl Joiner {
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
         py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
     }
+}
+
+/// People may have closed stderr, or put something odd in its place: that stops nothing. Anything else
+/// came from a signal handler that ran meanwhile.
+fn is_about_stderr(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyOSError>(py)
+        || error.is_instance_of::<PyValueError>(py)
+        || error.is_instance_of::<PyAttributeError>(py)
 }
 
 fn failed(error: io::Error) -> PyErr {

@@ -69,7 +69,10 @@ impl Child {
             return Ok(*exit);
         }
         if let Some(status) = &self.status {
-            *exit = read_status(status)?;
+            *exit = match read_status(status)? {
+                Some(Exit::Lost) => Some(self.end_without_server()),
+                other => other,
+            };
             return Ok(*exit);
         }
         if self.group {
@@ -86,6 +89,15 @@ impl Child {
             Err(error) => return Err(error),
         };
         Ok(*exit)
+    }
+
+    /// The fork server is gone, and with it the status: the child is ended, if it still lives.
+    fn end_without_server(&self) -> Exit {
+        let _ = pidfd::send_signal(self.pidfd.as_fd(), libc::SIGKILL);
+        let mut fd = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one pollfd of ours, alive across the call; SIGKILL takes a moment.
+        unsafe { libc::poll(&mut fd, 1, 2000) };
+        pidfd::exit_of_reaped(self.pidfd.as_fd()).filter(|exit| !exit.is_success()).unwrap_or(Exit::Lost)
     }
 
     /// The status of a child that somebody else reaped (a `waitpid(-1)` of the host, SIGCHLD ignored).
