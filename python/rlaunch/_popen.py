@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ._process import Birth, RankProcess
 
 _nurseries: weakref.WeakSet[_lib.Nursery] = weakref.WeakSet()
+_leases: weakref.WeakSet[_lib.PortLeases] = weakref.WeakSet()
 
 
 def new_nursery() -> _lib.Nursery:
@@ -39,9 +40,16 @@ def new_nursery() -> _lib.Nursery:
     return nursery
 
 
+def hold(leases: _lib.PortLeases) -> None:
+    """Leases that processes forked off this one let go of."""
+    _leases.add(leases)
+
+
 def _abandon_all() -> None:
     for nursery in list(_nurseries):
         nursery.abandon()
+    for leases in list(_leases):
+        leases.release()
 
 
 os.register_at_fork(after_in_child=_abandon_all)
@@ -71,6 +79,8 @@ class Popen:
         birth = process_obj.birth
         # The nursery lives as long as a rank that may still need it.
         self._nursery: _lib.Nursery | None = birth.nursery
+        # And so do the ports, also when nobody keeps the context.
+        self._leases: _lib.PortLeases | None = birth.leases
         end = birth.nursery.open_end()
         try:
             birth.lifeline._fd = end
@@ -94,7 +104,7 @@ class Popen:
     def _settle(self, code: int | None) -> int | None:
         if code is not None:
             self.returncode = code
-            self._nursery = None
+            self._nursery = self._leases = None
         return code
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -117,7 +127,7 @@ class Popen:
         self._send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        self._nursery = None
+        self._nursery = self._leases = None
 
 
 def _pickled_to(file: Any, popen: Any, process_obj: RankProcess, before_main: str | None) -> None:

@@ -20,9 +20,15 @@ class Birth:
     """What a rank is started with, kept out of what it is sent."""
 
     def __init__(
-        self, nursery: _lib.Nursery, lifeline: Any, environ: dict[str, str], log: str | None
+        self,
+        nursery: _lib.Nursery,
+        leases: _lib.PortLeases,
+        lifeline: Any,
+        environ: dict[str, str],
+        log: str | None,
     ) -> None:
         self.nursery = nursery
+        self.leases = leases
         self.lifeline = lifeline
         self.environ = environ
         self.log = log

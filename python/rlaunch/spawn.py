@@ -75,7 +75,7 @@ def spawn(
 
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
-    ranks = _Ranks(process_class, bool(daemon))
+    ranks = _Ranks(process_class, leases, bool(daemon))
     try:
         for environ, log in zip(environs, logs, strict=True):
             ranks.start(func, args, environ, options["backend"], log)
@@ -95,12 +95,14 @@ def spawn(
 class _Ranks:
     """Starts ranks, one after another."""
 
-    def __init__(self, process_class: Any, daemon: bool) -> None:
-        from ._popen import new_nursery
+    def __init__(self, process_class: Any, leases: _lib.PortLeases, daemon: bool) -> None:
+        from ._popen import hold, new_nursery
 
         self._class = process_class
         self._daemon = daemon
         self.nursery = new_nursery()
+        self._leases = leases
+        hold(leases)
         self.processes: list[Any] = []
         self.outboxes: list[Any] = []
 
@@ -113,7 +115,7 @@ class _Ranks:
         try:
             outbox = Outbox()
             process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
-            process.birth = Birth(self.nursery, lifeline, environ, log)
+            process.birth = Birth(self.nursery, self._leases, lifeline, environ, log)
             process.daemon = self._daemon
             process.start()
             del process.birth

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Ports that the ranks will listen on, held until `release`.
-#[pyclass(frozen, module = "rlaunch._lib")]
+#[pyclass(frozen, weakref, module = "rlaunch._lib")]
 pub struct PortLeases(Mutex<Vec<Lease>>);
 
 impl PortLeases {
