@@ -186,11 +186,10 @@ class ForkPopen(Popen):
     method = "fork"
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
-        rank = birth.nursery.fork()
+        rank = birth.nursery.fork(end)
         if rank is None:
             code = 1
             try:
-                _lib.arm_lifeline(end)
                 code = process_obj._bootstrap(parent_sentinel=end)  # type: ignore[attr-defined]
             finally:
                 os._exit(code)

@@ -80,15 +80,14 @@ def spawn(
         for environ, log in zip(environs, logs, strict=True):
             ranks.start(func, args, environ, options["backend"], log)
         context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)
-        ranks.nursery.forget()
+        while join and not context.join():
+            pass
     except BaseException:
         # First of all: what fails may well be for want of descriptors, and ending ranks takes some.
         leases.release()
         end_ranks(ranks.nursery, grace)
         raise
-    if join:
-        while not context.join():
-            pass
+    ranks.nursery.forget()
     return context
 
 

@@ -4,7 +4,7 @@ use super::errors::os_error;
 use crate::model::Exit;
 use crate::sys::child::Child;
 use crate::sys::fd;
-use crate::sys::lifeline::{Lifeline, Scope};
+use crate::sys::lifeline::{self, Lifeline, Scope};
 use crate::sys::pidfd;
 use crate::sys::ports::Lease;
 use crate::sys::spawn::{self, Start, StartError, Started};
@@ -115,14 +115,23 @@ impl Nursery {
         }
     }
 
-    /// Forks by Python's own `os.fork`, so that its hooks run: None in the child.
-    fn fork(&self, py: Python<'_>) -> PyResult<Option<Rank>> {
+    /// Forks by Python's own `os.fork`, so that its hooks run: None in the child, which has armed this
+    /// end of the lifeline. The child goes on when its parent has a name for it: it may be quick to end,
+    /// and a `waitpid(-1)` of the host, or SIGCHLD ignored, would leave nothing to open a pidfd of.
+    fn fork(&self, py: Python<'_>, lifeline: i32) -> PyResult<Option<Rank>> {
+        let named = fd::Gate::new().map_err(os_error)?;
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
+            lifeline::arm(lifeline).map_err(os_error)?;
+            named.pass().map_err(os_error)?;
             return Ok(None);
         }
         match Child::adopt(pid) {
-            Ok(child) => Ok(Some(self.enter(child))),
+            Ok(child) => {
+                let rank = self.enter(child);
+                named.open().map_err(os_error)?;
+                Ok(Some(rank))
+            }
             Err(error) => {
                 pidfd::end_nameless_child(pid);
                 Err(os_error(error))

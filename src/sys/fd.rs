@@ -1,5 +1,7 @@
-//! Descriptors that come as bare numbers, from Python or from the shell.
+//! Descriptors that come as bare numbers, from Python or from the shell; and a gate across a fork.
 
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -29,4 +31,30 @@ pub fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     // SAFETY: a number that its owner closed too early makes the calls on it fail with EBADF, or act
     // on another file; the callers name no descriptor but those handed in for the time of their call.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Shut until another process, forked off this one or the other way round, opens it.
+pub struct Gate(EventFd);
+
+impl Gate {
+    /// A shut gate.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?))
+    }
+
+    /// Lets one process pass.
+    pub fn open(&self) -> io::Result<()> {
+        self.0.write(1)?;
+        Ok(())
+    }
+
+    /// Waits until it is open.
+    pub fn pass(&self) -> io::Result<()> {
+        loop {
+            match self.0.read() {
+                Err(Errno::EINTR) => {}
+                other => return Ok(other.map(drop)?),
+            }
+        }
+    }
 }

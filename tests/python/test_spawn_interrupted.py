@@ -1,0 +1,94 @@
+"""``rlaunch.spawn`` interrupted at every line of its own: wherever a signal handler raises, from the first
+rank's start to the wait for the last one, no rank is left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from multiprocessing import active_children
+from types import FrameType
+from typing import Any
+
+import pytest
+import rlaunch
+from hardship import Parent, children, eventually, sleep_for_ever, spawn, state, tell, warm_up
+
+RLAUNCH = os.path.dirname(rlaunch.__file__)
+
+
+class Rang(Exception):
+    """What a signal handler raises."""
+
+
+class Tripwire:
+    """Raises at one line of rlaunch, the nth that is run, as a signal handler would; so not where signals
+    are held."""
+
+    def __init__(self, nth: int) -> None:
+        self._left, self._home = nth, os.getpid()
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Tripwire | None:
+        if os.getpid() != self._home or os.path.dirname(frame.f_code.co_filename) != RLAUNCH:
+            return None
+        held = signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        if event == "line" and not self.where and not held:
+            self._left -= 1
+            if self._left < 0:
+                code = frame.f_code
+                self.where = f"{os.path.basename(code.co_filename)}:{frame.f_lineno} ({code.co_name})"
+                raise Rang
+        return self
+
+
+def lasting(before: set[int]) -> list[Any]:
+    """Processes that have come and will not go."""
+    eventually(lambda: not children() - before, 1)
+    return [(pid, state(pid)) for pid in children() - before]
+
+
+def interrupted_at_each_line(method: str, nprocs: int) -> None:
+    """Up to the line that waits for the ranks: there the alarm is first."""
+    warm_up(method)
+    waiting = False
+
+    def ring(*_: object) -> None:
+        # What is raised in a destructor is lost, as it is for any handler: then the wire was first.
+        nonlocal waiting
+        waiting = waiting or not wire.where
+        raise Rang
+
+    signal.signal(signal.SIGALRM, ring)
+    for nth in itertools.count():
+        wire, before = Tripwire(nth), children()
+        signal.setitimer(signal.ITIMER_REAL, 2, 2)
+        try:
+            sys.settrace(wire)
+            spawn(sleep_for_ever, method, nprocs, grace=20)
+        except Rang:
+            pass
+        finally:
+            sys.settrace(None)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        if waiting:
+            break
+        if left := lasting(before):
+            tell([wire.where, left])
+        for process in active_children():
+            process.kill()
+            process.join()
+    tell(["lines", nth])
+
+
+@pytest.mark.parametrize(("method", "nprocs"), [("spawn", 1), ("fork", 2), ("forkserver", 1)])
+def test_no_line_is_a_bad_one_for_an_interrupt(method: str, nprocs: int) -> None:
+    with Parent(interrupted_at_each_line, method, nprocs) as parent:
+        told = [parent.heard()]
+        while told[-1][0] != "lines":
+            told.append(parent.heard())
+        assert parent.ends() == 0
+        assert parent.leaves_nobody()
+    assert told[-1][1] > 100
+    assert told[:-1] == []
