@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 from . import _lib
@@ -14,8 +11,6 @@ from ._outbox import ERROR, RESULT, Outbox, RankQueue
 from .errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ._process import RankProcess
 
 _RULE = "-" * 46
@@ -62,8 +57,7 @@ class MultiprocessContext:
         joiner = self._joiner
         if joiner is not None and self.sentinels:
             try:
-                with _wakeup() as fd:
-                    joiner.join(timeout, fd, _say)
+                joiner.join(timeout, _say)
             finally:
                 self._absorb(joiner)
         if self._failure is not None:
@@ -98,8 +92,7 @@ def end_ranks(nursery: _lib.Nursery, grace: float) -> None:
     ranks = nursery.ranks()
     try:
         if ranks:
-            with _wakeup() as fd:
-                _lib.Joiner(ranks, grace).stop(fd, _say)
+            _lib.Joiner(ranks, grace).stop(_say)
     finally:
         # What the fork server may have started and not yet told us dies of its lifeline.
         nursery.abandon()
@@ -118,27 +111,3 @@ class _EndOf:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _wakeup() -> Iterator[int]:
-    """A descriptor that is readable once Python has a signal to handle; -1 off the main thread.
-
-    Whoever had asked to be woken in this way before (asyncio does) gets the bytes afterwards.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield -1
-        return
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        try:
-            yield reader
-        finally:
-            signal.set_wakeup_fd(before)
-            if before >= 0:
-                with contextlib.suppress(OSError):
-                    os.write(before, os.read(reader, 4096))
-    finally:
-        os.close(reader)
-        os.close(writer)

@@ -3,11 +3,11 @@
 
 use super::errors::os_error;
 use super::rank::{Rank, seconds};
+use super::wakeup::Wakeup;
 use crate::run::engine::{Engine, HOST_TOKENS, Host};
 use crate::supervise::{ChildId, Event, Note, Outcome};
 use crate::sys::child::Child;
 use crate::sys::clock;
-use crate::sys::fd;
 use crate::sys::poll::Poll;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
@@ -51,16 +51,52 @@ impl Joiner {
     }
 
     /// Waits until a rank has ended, for `timeout` seconds at most (None: for ever); once a rank has
-    /// failed, until all have ended, whatever the timeout. `wakeup`: a descriptor that becomes readable
-    /// when Python has a signal to handle, -1 for none. If handling it raises, all ranks are ended first;
-    /// if it raises again meanwhile, they are killed at once. `say` is called with a line for people when
-    /// stopping takes long.
-    fn join(&self, py: Python<'_>, timeout: Option<f64>, wakeup: i32, say: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// failed, until all have ended, whatever the timeout. If handling a signal raises, all ranks are
+    /// ended first; if it raises again meanwhile, they are killed at once. `say` is called with a line for
+    /// people when stopping takes long.
+    fn join(&self, py: Python<'_>, timeout: Option<f64>, say: &Bound<'_, PyAny>) -> PyResult<()> {
+        let wakeup = Wakeup::begin(py)?;
+        let watched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS)));
+        let waited = watched.and_then(|()| self.wait(py, timeout, say));
+        let unwatched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().forget(fd)));
+        let ended = wakeup.end(py);
+        waited.and(unwatched).and(ended)
+    }
+
+    /// Ends all ranks as after a failure, and waits until they have ended.
+    fn stop(&self, py: Python<'_>, say: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.with(py, |engine| engine.send(Event::Stop(libc::SIGTERM), &mut Quiet))?;
+        self.join(py, None, say)
+    }
+
+    /// Ranks that live, as far as `join` has seen.
+    fn living(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.with(py, |engine| Ok(engine.living()))
+    }
+
+    /// The rank that failed first, or the first that an interrupted wait ended: its number, its exit code
+    /// (minus the signal for a signal) and the description of that. None until all have ended.
+    fn failure(&self, py: Python<'_>) -> PyResult<Option<(usize, i32, String)>> {
+        self.with(py, |engine| {
+            let Some(report) = engine.report() else { return Ok(None) };
+            let bad = |rank: usize| report.ranks[rank].exit.filter(|exit| !exit.is_success());
+            let failed = match report.outcome {
+                Outcome::Failed { culprit, exit } => Some((culprit, exit)),
+                // An interrupted wait ended them: no success either.
+                _ => (0..report.ranks.len()).find_map(|rank| Some((rank, bad(rank)?))),
+            };
+            Ok(failed.map(|(rank, exit)| (rank, exit.returncode(), exit.to_string())))
+        })
+    }
+}
+
+impl Joiner {
+    /// What `join` does, once signals wake it.
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>, say: &Bound<'_, PyAny>) -> PyResult<()> {
         let deadline = seconds(timeout).map(|t| clock::now().saturating_add(t));
         let mut interrupted: Option<PyErr> = None;
         let mut stopping_since = None;
         let mut said = false;
-        self.with(py, |engine| watch(engine, wakeup))?;
         loop {
             let now = clock::now();
             let (stopping, living, over, time_left) =
@@ -113,38 +149,9 @@ impl Joiner {
                 break;
             }
         }
-        self.with(py, |engine| unwatch(engine, wakeup))?;
         interrupted.map_or(Ok(()), Err)
     }
 
-    /// Ends all ranks as after a failure, and waits until they have ended.
-    fn stop(&self, py: Python<'_>, wakeup: i32, say: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.with(py, |engine| engine.send(Event::Stop(libc::SIGTERM), &mut Quiet))?;
-        self.join(py, None, wakeup, say)
-    }
-
-    /// Ranks that live, as far as `join` has seen.
-    fn living(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
-        self.with(py, |engine| Ok(engine.living()))
-    }
-
-    /// The rank that failed first, or the first that an interrupted wait ended: its number, its exit code
-    /// (minus the signal for a signal) and the description of that. None until all have ended.
-    fn failure(&self, py: Python<'_>) -> PyResult<Option<(usize, i32, String)>> {
-        self.with(py, |engine| {
-            let Some(report) = engine.report() else { return Ok(None) };
-            let bad = |rank: usize| report.ranks[rank].exit.filter(|exit| !exit.is_success());
-            let failed = match report.outcome {
-                Outcome::Failed { culprit, exit } => Some((culprit, exit)),
-                // An interrupted wait ended them: no success either.
-                _ => (0..report.ranks.len()).find_map(|rank| Some((rank, bad(rank)?))),
-            };
-            Ok(failed.map(|(rank, exit)| (rank, exit.returncode(), exit.to_string())))
-        })
-    }
-}
-
-impl Joiner {
     /// Runs `body` on the engine without Python's lock; two threads in `join` take turns.
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
         py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
@@ -161,12 +168,4 @@ fn is_about_stderr(py: Python<'_>, error: &PyErr) -> bool {
 
 fn failed(error: io::Error) -> PyErr {
     PyRuntimeError::new_err(format!("waiting for ranks failed: {error}"))
-}
-
-fn watch(engine: &Engine, wakeup: i32) -> io::Result<()> {
-    fd::borrow(wakeup).map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS))
-}
-
-fn unwatch(engine: &Engine, wakeup: i32) -> io::Result<()> {
-    fd::borrow(wakeup).map_or(Ok(()), |fd| engine.poll().forget(fd))
 }

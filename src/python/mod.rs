@@ -6,6 +6,7 @@ mod descriptor;
 mod errors;
 mod join;
 mod rank;
+mod wakeup;
 
 use pyo3::prelude::*;
 

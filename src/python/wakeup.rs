@@ -1,0 +1,63 @@
+//! Python's wake-up by signals (`signal.set_wakeup_fd`), for as long as one wait of ours lasts. Set and
+//! given back here and not in Python, where a signal handler may raise between any two steps.
+
+use super::errors::os_error;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Readable once Python has a signal to handle; nothing off the main thread, where it never has.
+pub struct Wakeup(Option<Set>);
+
+struct Set {
+    read: OwnedFd,
+    _write: OwnedFd,
+    /// Whoever had asked to be woken in this way before (asyncio does); -1 for nobody.
+    before: i32,
+}
+
+impl Wakeup {
+    /// Has signals write to a new pipe.
+    pub fn begin(py: Python<'_>) -> PyResult<Self> {
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(os_error)?;
+        match set(py, write.as_raw_fd(), false) {
+            Ok(before) => Ok(Self(Some(Set { read, _write: write, before }))),
+            // "set_wakeup_fd only works in main thread of the main interpreter".
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self(None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The end to wait on.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.as_ref().map(|set| set.read.as_fd())
+    }
+
+    /// Gives it back; whoever had it before gets the bytes that have come meanwhile.
+    pub fn end(self, py: Python<'_>) -> PyResult<()> {
+        let Some(Set { read, before, .. }) = self.0 else { return Ok(()) };
+        if set(py, before, true).is_err() {
+            // Its owner closed it without taking it back.
+            return set(py, -1, true).map(drop);
+        }
+        let Some(owner) = crate::sys::fd::borrow(before) else { return Ok(()) };
+        let mut bytes = [0; 4096];
+        match nix::unistd::read(&read, &mut bytes) {
+            // It may be full, or gone: no more than a byte is needed, and it has had one, or none will do.
+            Ok(count) => drop(nix::unistd::write(owner, &bytes[..count])),
+            Err(Errno::EAGAIN) => {}
+            Err(error) => return Err(os_error(error)),
+        }
+        Ok(())
+    }
+}
+
+/// Sets the descriptor, and returns the one before it.
+fn set(py: Python<'_>, fd: i32, warn_on_full_buffer: bool) -> PyResult<i32> {
+    let options = PyDict::new(py);
+    options.set_item("warn_on_full_buffer", warn_on_full_buffer)?;
+    py.import("signal")?.call_method("set_wakeup_fd", (fd,), Some(&options))?.extract()
+}
