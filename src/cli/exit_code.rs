@@ -13,6 +13,9 @@ pub const INTERNAL: i32 = 70;
 /// The system would not start a rank.
 pub const START_FAILED: i32 = 71;
 
+/// The process that supervises the ranks was killed.
+pub const SUPERVISOR_LOST: i32 = 72;
+
 /// The table that `--help` shows.
 pub const HELP: &str = "\
 Exit status:
@@ -22,7 +25,8 @@ Exit status:
   2        the command line or an overriding variable cannot be used
   66       the script, the log folder, a port or a limit is not as the job needs it
   70       an error of the launcher itself
-  71       the system would not start a rank";
+  71       the system would not start a rank
+  72       something killed the launcher's supervisor process";
 
 /// The exit status for a report.
 pub fn of(report: &Report) -> i32 {

@@ -6,17 +6,20 @@ use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::nvml;
 use crate::run::console::Shown;
+use crate::run::front::{self, Front, Guarded, Side};
 use crate::run::launch::{Launch, Launched, run};
+use crate::run::sweep::{self, Leftover};
 use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::supervise::{Note, Outcome};
-use crate::sys::console;
 use crate::sys::signals::Signals;
+use crate::sys::{console, process, tree};
 use std::ffi::OsString;
 use std::io::Write;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use tracing::{debug, error, info, warn};
 
@@ -36,14 +39,14 @@ fn unmet(error: impl std::fmt::Display) -> Refusal {
 pub fn main(args: &[OsString], python: &str) -> i32 {
     console::fill_standard_descriptors();
     // Never given back: this process ends with the launcher, and a late Ctrl-C must not reach Python.
-    let signals = match Signals::install() {
+    let mut signals = match Signals::install() {
         Ok(signals) => ManuallyDrop::new(signals),
         Err(error) => {
             complain(&format!("signal handlers cannot be installed: {error}"));
             return exit_code::INTERNAL;
         }
     };
-    match prepared(args, python, &signals) {
+    match prepared(args, python, &mut signals) {
         Ok(status) => status,
         Err(Refusal(text, status)) => {
             complain(&text);
@@ -63,7 +66,7 @@ fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-fn prepared(args: &[OsString], python: &str, signals: &Signals) -> Result<i32, Refusal> {
+fn prepared(args: &[OsString], python: &str, signals: &mut Signals) -> Result<i32, Refusal> {
     let (flags, rest) = match grammar::parse(args) {
         Parsed::Job(flags, rest) => (flags, rest),
         Parsed::Print(text) => {
@@ -114,7 +117,7 @@ fn launch_on_this_node(
     vars: &Vars,
     base: Vec<(OsString, OsString)>,
     python: &str,
-    signals: &Signals,
+    signals: &mut Signals,
 ) -> Result<i32, Refusal> {
     let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
     let visible = devices::visible(vars, gpus);
@@ -155,9 +158,47 @@ fn launch_on_this_node(
     let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
     logs::check(&plan, &log_dir).map_err(unmet)?;
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
-    let launch =
-        Launch { plan: &plan, program, base, log_dir, log_overwrite: spec.log_overwrite, grace: spec.grace, nofile };
-    supervise(&launch, signals, visible.kind)
+    let launch = Launch {
+        plan: &plan,
+        program,
+        base,
+        log_dir,
+        log_overwrite: spec.log_overwrite,
+        grace: spec.grace,
+        nofile,
+        key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
+    };
+    match front::split(signals) {
+        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key)),
+        Ok(Side::Supervisor(front)) => process::end(|| supervise(&launch, &front, signals, visible.kind)),
+        Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
+    }
+}
+
+/// The front: what it has to say is said when the supervisor cannot.
+fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
+    match front.guard(signals, key) {
+        Ok(Guarded::Status(status)) => status,
+        Ok(Guarded::Lost(exit, swept)) => {
+            complain(&format!("the launcher's supervisor process ended by {exit}, and the job with it"));
+            complain_about_stuck(&swept.stuck);
+            if !swept.killed.is_empty() {
+                tell(&format!("swept {}", sweep::describe(&swept.killed)));
+            }
+            exit_code::SUPERVISOR_LOST
+        }
+        Err(error) => {
+            complain(&format!("the launcher's front cannot watch: {error}"));
+            exit_code::INTERNAL
+        }
+    }
+}
+
+fn complain_about_stuck(stuck: &[Leftover]) {
+    for process in stuck {
+        let place = tree::wait_channel(process.pid).map_or(String::new(), |at| format!(", waiting in {at}"));
+        complain(&format!("process {} ({}) cannot be killed{place}; it is left behind", process.pid, process.name));
+    }
 }
 
 /// The program behind the ranks' `argv[0]`.
@@ -172,18 +213,25 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
     std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
 }
 
-fn supervise(launch: &Launch<'_>, signals: &Signals, kind: &str) -> Result<i32, Refusal> {
+/// The supervisor: runs the ranks to their end. Returns the exit status.
+fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, kind: &str) -> i32 {
     let plan = launch.plan;
     let (job, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
     info!("Job: {job}, mode collective, replicas 1[1:1], elastic False");
     info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, kind));
     let grace = launch.grace.as_secs_f64();
     let mut say = |note: Note| say(&note, grace);
-    let launched = run(launch, signals, &mut say)
-        .map_err(|e| Refusal(format!("the launcher's loop failed: {e}"), exit_code::INTERNAL))?;
-    let status = exit_code::of(&launched.report);
-    conclude(launch, &launched, status);
-    Ok(status)
+    match run(launch, front, signals, &mut say) {
+        Ok(launched) => {
+            let status = exit_code::of(&launched.report);
+            conclude(launch, &launched, status);
+            status
+        }
+        Err(error) => {
+            complain(&format!("the launcher's loop failed: {error}"));
+            exit_code::INTERNAL
+        }
+    }
 }
 
 fn devices_line(plan: &Plan, kind: &str) -> String {
@@ -211,6 +259,11 @@ fn say(note: &Note, grace: f64) {
         Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
         Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
     };
+    tell(&line);
+}
+
+/// A line for people, whatever the log level.
+fn tell(line: &str) {
     message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
@@ -220,6 +273,13 @@ const TAIL_BYTES: u64 = 3000;
 /// The last words: who failed, how, and where to read more.
 fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
     let path = |rank: usize| launch.log_dir.join(&launch.plan.ranks[rank].log);
+    for (rank, swept) in launched.swept.iter().enumerate().filter(|(_, swept)| !swept.is_empty()) {
+        tell(&format!("swept {} of rank {}", sweep::describe(swept), launch.plan.ranks[rank].identity.rank));
+    }
+    if !launched.rest.killed.is_empty() {
+        tell(&format!("swept {} of the job", sweep::describe(&launched.rest.killed)));
+    }
+    complain_about_stuck(&launched.rest.stuck);
     if let Shown::AllBut(bytes) = launched.shown {
         warn!("the console took no more; {bytes} bytes of rank 0 are only in {}", path(0).display());
     }

@@ -96,6 +96,12 @@ pub const VARIABLES: &[Variable] = &[
         "which of the variables above a nested launcher has to ignore: name=hash, joined by commas",
         "PADDLE_MASTER=9f3b5c21",
     ),
+    var(
+        "RLAUNCH_JOB_KEY",
+        "launch",
+        "by which processes of this rank are known: a random key, the attempt, the local rank",
+        "q0Zk83hTqWm2xVb9/0/1",
+    ),
     var("http_proxy_original", "launch", "the value of http_proxy, which is taken away", "http://proxy:3128"),
     var("https_proxy_original", "launch", "the value of https_proxy, which is taken away", "http://proxy:3128"),
 ];

@@ -5,7 +5,7 @@ use crate::supervise::{ChildId, Effect, Event, Note, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,8 +15,22 @@ use std::time::Duration;
 pub trait Host {
     /// Starts a child. The error is text for people.
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
+    /// A child that leads a session has ended.
+    fn ended(&mut self, _end: &End<'_>) {}
     /// Says something to whoever watches.
     fn note(&mut self, note: Note);
+}
+
+/// The end of a child whose status has not been collected yet.
+pub struct End<'a> {
+    /// Whose.
+    pub id: ChildId,
+    /// Its process id: still the number of its session and of its process group.
+    pub pid: i32,
+    /// Whether SIGKILL was sent to its process group.
+    pub killed: bool,
+    /// The ids of all children that have not been collected.
+    pub ranks: &'a [i32],
 }
 
 /// Tokens of the host's own descriptors start here; below are local ranks.
@@ -27,6 +41,7 @@ pub struct Engine {
     poll: Arc<Poll>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
+    killed: HashSet<ChildId>,
     report: Option<Report>,
 }
 
@@ -37,6 +52,7 @@ impl Engine {
             poll: Arc::new(Poll::new()?),
             supervisor: Supervisor::new(ranks, grace),
             children: vec![None; ranks],
+            killed: HashSet::new(),
             report: None,
         })
     }
@@ -48,7 +64,8 @@ impl Engine {
             poll.readable(child.as_fd(), rank as u64)?;
         }
         let supervisor = Supervisor::adopting(children.len(), grace, clock::now());
-        Ok(Self { poll: Arc::new(poll), supervisor, children: children.into_iter().map(Some).collect(), report: None })
+        let children = children.into_iter().map(Some).collect();
+        Ok(Self { poll: Arc::new(poll), supervisor, children, killed: HashSet::new(), report: None })
     }
 
     /// The set the engine waits on; the host adds its own descriptors to it.
@@ -64,6 +81,11 @@ impl Engine {
     /// Local ranks that are alive, as far as has been seen.
     pub fn living(&self) -> Vec<usize> {
         self.supervisor.living()
+    }
+
+    /// Whether this is a child that has not been collected yet.
+    pub fn owns(&self, pid: i32) -> bool {
+        self.children.iter().flatten().any(|child| child.pid() == pid)
     }
 
     /// Whether the job is on its way down.
@@ -100,10 +122,15 @@ impl Engine {
 
     fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<()> {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(()) };
+        let id = ChildId { attempt: 0, local_rank: rank };
+        if child.leads_group() && child.has_ended()? {
+            let ranks: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
+            host.ended(&End { id, pid: child.pid(), killed: self.killed.contains(&id), ranks: &ranks });
+        }
         let Some(exit) = child.try_exit()? else { return Ok(()) };
         self.poll.forget(child.as_fd())?;
         self.children[rank] = None;
-        self.send(Event::Exited(ChildId { attempt: 0, local_rank: rank }, exit), host)
+        self.send(Event::Exited(id, exit), host)
     }
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {
@@ -123,7 +150,12 @@ impl Engine {
                     self.supervisor.handle(clock::now(), event, &mut more);
                     todo.extend(more);
                 }
-                Effect::Kill { child, signal } => self.signal(child, |c| c.signal(signal))?,
+                Effect::Kill { child, signal } => {
+                    if signal == libc::SIGKILL {
+                        self.killed.insert(child);
+                    }
+                    self.signal(child, |c| c.signal(signal))?;
+                }
                 Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal))?,
                 Effect::Note(note) => host.note(note),
                 Effect::Finish(report) => self.report = Some(report),

@@ -1,19 +1,22 @@
 //! Running a plan from the command line: signals, logs, console, and the engine between them.
 
 use super::console::{Follower, Shown};
-use super::engine::{Engine, HOST_TOKENS, Host};
+use super::engine::{End, Engine, HOST_TOKENS, Host};
 use super::logs;
+use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
 use crate::supervise::{ChildId, Event, Note, Report};
 use crate::sys::child::Child;
 use crate::sys::console::Console;
 use crate::sys::lifeline::{Lifeline, Scope};
-use crate::sys::signals::{NOTIFY, Signals};
+use crate::sys::signals::{NOTIFY, STOP, Signals};
 use crate::sys::spawn::{self, Start};
+use crate::sys::tree;
 use nix::errno::Errno;
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsString};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +25,7 @@ use std::time::Duration;
 const SIGNALS: u64 = HOST_TOKENS;
 const GROWTH: u64 = HOST_TOKENS + 1;
 const CONSOLE: u64 = HOST_TOKENS + 2;
+const FRONT: u64 = HOST_TOKENS + 3;
 
 /// How long a console that takes nothing is waited for once all ranks have ended.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
@@ -42,6 +46,8 @@ pub struct Launch<'a> {
     pub grace: Duration,
     /// The soft limit of open files that ranks get back, if ours was raised.
     pub nofile: Option<u64>,
+    /// By which the job's processes are known.
+    pub key: String,
 }
 
 /// What remains of a launch.
@@ -54,13 +60,19 @@ pub struct Launched {
     pub log_starts: Vec<u64>,
     /// How much of local rank 0's output the console has shown.
     pub shown: Shown,
+    /// What each local rank left behind, all of it killed.
+    pub swept: Vec<Vec<Leftover>>,
+    /// What else was below the supervisor in the end.
+    pub rest: Swept,
 }
 
-/// Runs the plan to its end. `say` gets the notes.
-pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) -> io::Result<Launched> {
+/// Runs the plan to its end. `front`: a pidfd of the process whose end is to end the job. `say` gets the
+/// notes.
+pub fn run(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, say: &mut dyn FnMut(Note)) -> io::Result<Launched> {
     let lifeline = Lifeline::new()?;
     let mut engine = Engine::new(launch.plan.ranks.len(), launch.grace)?;
     engine.poll().readable(signals, SIGNALS)?;
+    engine.poll().readable(front, FRONT)?;
     let ranks = launch.plan.ranks.len();
     let mut starter = Starter {
         launch,
@@ -69,6 +81,7 @@ pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) ->
         mask: spawn::current_mask(),
         pids: vec![None; ranks],
         log_starts: vec![0; ranks],
+        swept: vec![Vec::new(); ranks],
         say,
     };
     let mut follower = None;
@@ -92,9 +105,20 @@ pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) ->
             match (token, &mut follower) {
                 (SIGNALS, _) => {
                     for signal in signals.drain() {
-                        let notify = NOTIFY.contains(&signal);
-                        let event = if notify { Event::Notify(signal) } else { Event::Stop(signal) };
+                        let event = match signal {
+                            libc::SIGCHLD => continue,
+                            signal if NOTIFY.contains(&signal) => Event::Notify(signal),
+                            signal => Event::Stop(signal),
+                        };
                         engine.send(event, &mut starter)?;
+                    }
+                    // Ranks are collected by their pidfds; those that came from below them, here.
+                    tree::reap_strays(|pid| engine.owns(pid));
+                }
+                (FRONT, _) => {
+                    engine.poll().forget(front)?;
+                    for _ in 0..2 {
+                        engine.send(Event::Stop(libc::SIGKILL), &mut starter)?;
                     }
                 }
                 (GROWTH, Some(follower)) => follower.grown(engine.poll())?,
@@ -103,14 +127,15 @@ pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) ->
             }
         }
     }
-    let mut impatient = || !signals.drain().is_empty();
+    let rest = sweep::everybody(&BTreeSet::new())?;
+    let mut impatient = || signals.drain().iter().any(|signal| STOP.contains(signal));
     let shown = match &mut follower {
         Some(follower) => follower.finish(CONSOLE_PATIENCE, &mut impatient)?,
         None => Shown::Nothing,
     };
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
-    let Starter { pids, log_starts, .. } = starter;
-    Ok(Launched { report, pids, log_starts, shown })
+    let Starter { pids, log_starts, swept, .. } = starter;
+    Ok(Launched { report, pids, log_starts, shown, swept, rest })
 }
 
 /// Starts the ranks of a plan.
@@ -121,6 +146,7 @@ struct Starter<'a> {
     mask: libc::sigset_t,
     pids: Vec<Option<i32>>,
     log_starts: Vec<u64>,
+    swept: Vec<Vec<Leftover>>,
     say: &'a mut dyn FnMut(Note),
 }
 
@@ -138,7 +164,9 @@ impl Host for Starter<'_> {
         let log = logs::open(&path, overwrite).map_err(|e| in_step(&path.display().to_string(), e))?;
         self.log_starts[id.local_rank] = log.metadata().map_or(0, |m| m.len());
         let end = self.lifeline.open_end().map_err(|e| in_step("lifeline", e))?;
-        let env = rank.env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
+        let mut env = rank.env.clone();
+        env.set(sweep::KEY, sweep::key_of_rank(&self.launch.key, id.attempt, id.local_rank));
+        let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
         let strings = |items: Vec<Vec<u8>>| spawn::c_strings(items).map_err(|e| name(&e.to_string()));
         let start = Start {
             program: c_path(&self.launch.program).map_err(|e| name(&e))?,
@@ -158,6 +186,13 @@ impl Host for Starter<'_> {
         })?;
         self.pids[id.local_rank] = Some(started.pid);
         Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
+    }
+
+    fn ended(&mut self, end: &End<'_>) {
+        let key = sweep::key_of_rank(&self.launch.key, end.id.attempt, end.id.local_rank);
+        // If nobody can be looked for now, the sweep of the whole job finds them.
+        let found = sweep::after_rank(end, &key).unwrap_or_default();
+        self.swept[end.id.local_rank].extend(found);
     }
 
     fn note(&mut self, note: Note) {

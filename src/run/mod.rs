@@ -2,6 +2,8 @@
 
 pub mod console;
 pub mod engine;
+pub mod front;
 pub mod launch;
 pub mod logs;
 pub mod preflight;
+pub mod sweep;

@@ -42,6 +42,17 @@ impl Child {
         self.pid
     }
 
+    /// Whether it leads a process group of its own.
+    pub fn leads_group(&self) -> bool {
+        self.group
+    }
+
+    /// Whether it has ended and its status has not been collected, so that its number is still its own.
+    pub fn has_ended(&self) -> io::Result<bool> {
+        let exit = self.lock();
+        Ok(exit.is_none() && pidfd::has_ended(self.pidfd.as_fd()).unwrap_or(false))
+    }
+
     /// The number of a descriptor that is readable (poll, epoll) once the child has ended.
     pub fn fd(&self) -> RawFd {
         self.as_fd().as_raw_fd()

@@ -10,5 +10,7 @@ pub mod limits;
 pub mod pidfd;
 pub mod poll;
 pub mod ports;
+pub mod process;
 pub mod signals;
 pub mod spawn;
+pub mod tree;

@@ -27,6 +27,19 @@ extern "C" fn on_signal(signal: libc::c_int) {
     }
 }
 
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?)
+}
+
+/// What the handler is installed with.
+fn handled() -> libc::sigaction {
+    // SAFETY: sigaction is plain data, for which all zeroes is a value: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    action
+}
+
 /// Holds the handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
 pub struct Signals {
     read: OwnedFd,
@@ -35,32 +48,42 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers.
+    /// Installs the handlers of `STOP` and `NOTIFY`.
     pub fn install() -> io::Result<Self> {
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let (read, write) = pipe()?;
         PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
-        let mut old = Vec::new();
+        let mut signals = Self { read, _write: write, old: Vec::new() };
         for signal in STOP.into_iter().chain(NOTIFY) {
-            let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-            // SAFETY: a null new action only reads the old one into `before`; then the new action is
-            // a zeroed struct with a handler that is async-signal-safe.
-            unsafe {
-                if libc::sigaction(signal, ptr::null(), before.as_mut_ptr()) != 0 {
-                    continue;
-                }
-                let before = before.assume_init();
-                if before.sa_sigaction == libc::SIG_IGN {
-                    continue;
-                }
-                let mut action: libc::sigaction = std::mem::zeroed();
-                action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
-                action.sa_flags = libc::SA_RESTART;
-                if libc::sigaction(signal, &action, ptr::null_mut()) == 0 {
-                    old.push((signal, before));
-                }
+            signals.also(signal);
+        }
+        Ok(signals)
+    }
+
+    /// Handles one more signal, unless it was ignored before. SIGCHLD is handled all the same: while it
+    /// is ignored, the status of children is lost (waitpid(2)).
+    pub fn also(&mut self, signal: i32) {
+        let mut before = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: a null new action only reads the old one into `before`, which is plain data; the new
+        // action has a handler that is async-signal-safe.
+        unsafe {
+            if libc::sigaction(signal, ptr::null(), before.as_mut_ptr()) != 0 {
+                return;
+            }
+            let before = before.assume_init();
+            let handler = before.sa_sigaction;
+            let keep = handler == libc::SIG_IGN && signal != libc::SIGCHLD;
+            if !keep && handler != handled().sa_sigaction && libc::sigaction(signal, &handled(), ptr::null_mut()) == 0 {
+                self.old.push((signal, before));
             }
         }
-        Ok(Self { read, _write: write, old })
+    }
+
+    /// For a process that was forked off the one which installed the handlers: a pipe of its own.
+    pub fn renew(&mut self) -> io::Result<()> {
+        let (read, write) = pipe()?;
+        PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
+        (self.read, self._write) = (read, write);
+        Ok(())
     }
 
     /// The signals that have come since the last call, in order.
@@ -74,6 +97,40 @@ impl Signals {
             seen.extend(buffer[..n].iter().map(|&b| i32::from(b)));
         }
         seen
+    }
+
+    /// Does what SIGTSTP does by default: stops this process until somebody continues it. Returns at once
+    /// where nobody could (an orphaned process group, in which the kernel drops it: setpgid(2)).
+    pub fn stop_self(&self) {
+        // SAFETY: plain data and integers; the handler in place before is put back.
+        unsafe {
+            let mut default: libc::sigaction = std::mem::zeroed();
+            default.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(libc::SIGTSTP, &default, ptr::null_mut());
+            libc::raise(libc::SIGTSTP);
+            libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
+        }
+    }
+}
+
+/// Keeps all signals waiting for as long as it lives.
+pub struct Held(libc::sigset_t);
+
+/// Lets signals wait.
+pub fn hold() -> Held {
+    // SAFETY: both sets are plain data of ours that outlive the calls.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        Held(before)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the set is what pthread_sigmask gave us.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
     }
 }
 

@@ -4,8 +4,10 @@
 //! and may only make async-signal-safe calls (signal-safety(7)).
 
 use super::lifeline::{self, Scope};
+use super::pidfd;
 use std::ffi::{CString, NulError};
 use std::fmt;
+use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -119,7 +121,7 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         errno: 0,
     };
     let mut stack = vec![0u128; STACK / 16];
-    let mut pidfd: RawFd = -1;
+    let mut named: RawFd = -1;
     // SAFETY: CLONE_VFORK keeps this thread still until the child has called execve or _exit, so
     // `shared`, `stack`, `argv` and `envp` outlive the child's use of them and nobody else touches
     // them. All signals are blocked meanwhile, so that no handler of ours runs in the child on
@@ -134,7 +136,7 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
             stack.as_mut_ptr().add(stack.len()).cast(),
             libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
             ptr::from_mut(&mut shared).cast(),
-            &mut pidfd as *mut RawFd,
+            &mut named as *mut RawFd,
         );
         let errno = *libc::__errno_location();
         libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut());
@@ -144,7 +146,7 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         pid
     };
     // SAFETY: the kernel stored a fresh descriptor that nobody else owns (clone(2), CLONE_PIDFD).
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let child = unsafe { OwnedFd::from_raw_fd(named) };
     // The child wrote through a raw pointer; read it back the same way.
     // SAFETY: `shared` is alive and the child is past its last write (CLONE_VFORK).
     let (step, errno) = unsafe {
@@ -154,12 +156,43 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
     if errno != 0 {
         use std::os::fd::AsFd;
         // It is past _exit already; collect it.
-        while let Ok(None) = super::pidfd::reap(pidfd.as_fd()) {
+        while let Ok(None) = pidfd::reap(child.as_fd()) {
             std::thread::yield_now();
         }
         return Err(StartError { step: STEPS[step], errno });
     }
-    Ok(Started { pid, pidfd })
+    Ok(Started { pid, pidfd: child })
+}
+
+/// Forks the launcher itself, without an exec: for a process that is wholly ours and has one thread. The
+/// child is the leader of a session of its own, out of the terminal's and the parent's reach, and gets
+/// a pidfd of its parent.
+pub fn fork_launcher() -> io::Result<Forked> {
+    let parent = pidfd::open(std::process::id() as libc::pid_t)?;
+    // SAFETY: there is no other thread whose locks the child could miss; setsid takes nothing.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            // SAFETY: as above. It cannot fail: the child leads no process group yet (setsid(2)).
+            unsafe { libc::setsid() };
+            Ok(Forked::Child { parent })
+        }
+        // Ours, and not collected yet: the number is its own.
+        _ => Ok(Forked::Parent(Started { pid, pidfd: pidfd::open(pid)? })),
+    }
+}
+
+/// On which side of `fork_launcher` this is.
+#[derive(Debug)]
+pub enum Forked {
+    /// The process that was there before.
+    Parent(Started),
+    /// The new one.
+    Child {
+        /// A pidfd of the process that was there before.
+        parent: OwnedFd,
+    },
 }
 
 /// The child's side. Runs on its own small stack, in our memory.

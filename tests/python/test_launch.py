@@ -46,6 +46,7 @@ def test_two_ranks_on_the_cpu_are_told_who_they_are(place: Place) -> None:
     for rank, seen in enumerate(ranks):
         env = told(seen)
         exported = dict(entry.split("=") for entry in env.pop("RLAUNCH_EXPORTED").split(","))
+        assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_JOB_KEY"))
         assert set(exported) == set(env)
         assert env == {
             "PADDLE_MASTER": master,
@@ -237,12 +238,12 @@ def test_a_program_is_found_in_path(place: Place, options: list[str]) -> None:
 def test_ranks_lead_sessions_of_their_own_and_inherit_the_rest(place: Place) -> None:
     read, write = os.pipe()
     (place.folder / "tell.py").write_text(TELL)
-    with place.start("--nproc_per_node=2", "tell.py", stdin=read, pass_fds=[write], umask=0o027) as launcher:
-        ended = Place.wait(launcher)
+    ended = place.run("--nproc_per_node=2", "tell.py", stdin=read, pass_fds=[write], umask=0o027)
     assert ended.status == 0
+    parents = {seen["ppid"] for seen in place.seen()}
+    assert len(parents) == 1
     for seen in place.seen():
         assert seen["pid"] == seen["group"] == seen["session"]
-        assert seen["ppid"] == launcher.pid
         assert seen["cwd"] == str(place.folder)
         assert seen["stdin"] == [os.fstat(read).st_dev, os.fstat(read).st_ino]
         assert seen["umask"] == 0o027
@@ -414,6 +415,7 @@ def test_ranks_see_what_they_see_under_the_real_launcher(
     for mine, theirs in zip(ours, real, strict=True):
         mine_env, their_env = masked(mine), masked(theirs)
         assert mine_env.pop("RLAUNCH_EXPORTED")
+        assert mine_env.pop("RLAUNCH_JOB_KEY")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
         # Written only when it is needed; and what importing paddle into the launcher leaves behind.

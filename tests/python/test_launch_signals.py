@@ -328,7 +328,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(place: Place) -> None:
     mark = uuid.uuid4().hex
     with place.start("--nproc_per_node=2", "train.py", env=environment(MARK=mark)) as launcher:
         place.ready(2)
-        until(lambda: len(marked(mark)) == 1 + 2 * (1 + 2 * 2), "all grandchildren")
+        until(lambda: len(marked(mark)) == 2 + 2 * (1 + 2 * 2), "all grandchildren")
         launcher.kill()
         until(lambda: not marked(mark), "the end of all")
 
@@ -436,14 +436,14 @@ def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) 
 
 
 def few_processes() -> None:
-    """Room for the launcher and two more. Root's own limit is not enforced: the count is another user's."""
+    """Room for the launcher, which is two processes, and two more. Root's own limit is not enforced: the count is another user's."""
     if os.geteuid() == 0:
         for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
             prctl(24, capability)  # PR_CAPBSET_DROP
         os.setresuid(random.randrange(2_000_000_000, 2_100_000_000), 0, 0)
     else:
         unshare_users()
-    resource.setrlimit(resource.RLIMIT_NPROC, (3, 3))
+    resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))
 
 
 def test_an_environment_that_is_too_long_is_named(place: Place) -> None:

@@ -1,0 +1,159 @@
+//! Ending what ranks leave behind: their children, also those with a session of their own and those whose
+//! parent is gone. For the launcher's own processes, which are subreapers: whoever is below them, and was
+//! not there before, belongs to the job.
+
+use super::engine::End;
+use crate::sys::clock;
+use crate::sys::poll::Poll;
+use crate::sys::tree::{self, Stat};
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+/// The variable by which a process of the job is known, whoever its parent is by now.
+pub const KEY: &str = "RLAUNCH_JOB_KEY";
+
+/// How long killed processes are waited for: those that the kernel will not let go are left.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How often those below are looked at again while they go.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// How long a rank's leftovers are looked for: something may fork while it is being killed. What is still
+/// going then is ended with the job.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A process that was left behind.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Leftover {
+    /// Its id.
+    pub pid: i32,
+    /// Its name, as the kernel cuts it.
+    pub name: String,
+}
+
+/// How long a process is given to show an environment, which none does in the middle of execve.
+const EXEC: Duration = Duration::from_millis(10);
+
+fn this() -> i32 {
+    std::process::id() as i32
+}
+
+/// The value of `KEY` for one rank.
+pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
+    format!("{key}/{attempt}/{local_rank}")
+}
+
+/// Kills what a rank has left, once it has ended and before its status is collected. Whoever has a session
+/// of its own is known by the rank's `key`. Those that were killed together with the rank, and are still
+/// on their way out, are nobody's leftovers.
+pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
+    let mut found = BTreeSet::new();
+    let begun = clock::now();
+    loop {
+        let mut there = BTreeSet::new();
+        let mut unclear = false;
+        for child in tree::children(this()).into_iter().filter(|child| !end.ranks.contains(child)) {
+            let Some(stat) = living(child) else { continue };
+            if stat.session == end.pid || carries(child, key) {
+                there.insert(child);
+                there.extend(tree::below(child));
+            } else {
+                unclear |= tree::is_bare(child);
+            }
+        }
+        let spent = clock::now().saturating_sub(begun);
+        if (there.is_empty() && !(unclear && spent < EXEC)) || spent >= LOOK {
+            return Ok(found.into_iter().collect());
+        }
+        there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
+        for pid in there {
+            kill(pid, &mut found);
+        }
+        Poll::new()?.wait(Some(AGAIN))?;
+    }
+}
+
+fn living(pid: i32) -> Option<Stat> {
+    Stat::of(pid).filter(Stat::is_alive)
+}
+
+fn carries(pid: i32, key: &str) -> bool {
+    tree::variable(pid, KEY).is_some_and(|value| value == key.as_bytes())
+}
+
+/// Kills a process below this one, and notes it.
+fn kill(pid: i32, found: &mut BTreeSet<Leftover>) {
+    let Some(stat) = Stat::of(pid) else { return };
+    // It cannot have changed hands unless its parent collected it: then it has another parent now.
+    if tree::kill_if(pid, |now| now.parent == stat.parent || now.parent == this()) {
+        found.insert(Leftover { pid, name: stat.name });
+    }
+}
+
+/// What became of everybody below this process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Who was killed.
+    pub killed: Vec<Leftover>,
+    /// Who is still there: the kernel holds it.
+    pub stuck: Vec<Leftover>,
+}
+
+/// Kills everybody below this process and collects them until none is left, `elders` (who were there
+/// before the job) and what is below them excepted.
+pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
+    let until = clock::now() + PATIENCE;
+    let poll = Poll::new()?;
+    let mut found = BTreeSet::new();
+    loop {
+        tree::reap_strays(|pid| elders.contains(&pid));
+        let mut there = BTreeSet::new();
+        for child in tree::children(this()).into_iter().filter(|child| !elders.contains(child)) {
+            there.insert(child);
+            there.extend(tree::below(child));
+        }
+        there.retain(|pid| living(*pid).is_some());
+        if there.is_empty() {
+            return Ok(Swept { killed: found.into_iter().collect(), stuck: Vec::new() });
+        }
+        if clock::now() >= until {
+            let (killed, stuck) = found.into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
+            return Ok(Swept { killed, stuck });
+        }
+        for pid in there {
+            kill(pid, &mut found);
+        }
+        poll.wait(Some(AGAIN))?;
+    }
+}
+
+/// Kills every process of this machine that carries the job's key: the last net, for those that are below
+/// no process of the launcher any more.
+pub fn by_key(key: &str) -> Vec<Leftover> {
+    let mut found = BTreeSet::new();
+    let prefix = format!("{key}/");
+    for pid in tree::carriers(KEY, &prefix) {
+        let Some(stat) = Stat::of(pid) else { continue };
+        let same = |_: &Stat| tree::variable(pid, KEY).is_some_and(|v| v.starts_with(prefix.as_bytes()));
+        if tree::kill_if(pid, same) {
+            found.insert(Leftover { pid, name: stat.name });
+        }
+    }
+    found.into_iter().collect()
+}
+
+/// `4 leftover processes (sleep x3, python3)`.
+pub fn describe(leftovers: &[Leftover]) -> String {
+    let mut names: Vec<(&str, usize)> = Vec::new();
+    for leftover in leftovers {
+        match names.iter_mut().find(|(name, _)| *name == leftover.name) {
+            Some((_, count)) => *count += 1,
+            None => names.push((&leftover.name, 1)),
+        }
+    }
+    let list: Vec<String> =
+        names.iter().map(|(n, c)| if *c == 1 { (*n).to_owned() } else { format!("{n} x{c}") }).collect();
+    let noun = if leftovers.len() == 1 { "process" } else { "processes" };
+    format!("{} leftover {noun} ({})", leftovers.len(), list.join(", "))
+}
