@@ -94,6 +94,23 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+def await_gone(*processes: psutil.Process) -> None:
+    for process in processes:
+        until(lambda process=process: gone(process), f"the end of {process}")
+
+
+def marked(mark: str) -> list[int]:
+    """Processes, but no zombies, with a mark in their environment."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            if f"MARK={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
 def status_field(pid: int, name: str) -> str:
     """A line of /proc/PID/status."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():

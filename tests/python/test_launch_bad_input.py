@@ -365,7 +365,16 @@ def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None
     for name in OPTIONS.split():
         assert re.search(rf"--{name}\b", text), name
     statuses = text.partition("Exit status:")[2]
-    assert re.findall(r"^  (\S+) ", statuses, re.MULTILINE) == ["0", "N", "128+N", "2", "66", "70", "71", "72"]
+    assert re.findall(r"^  (\S+) ", statuses, re.MULTILINE) == [
+        "0",
+        "N",
+        "128+N",
+        "2",
+        "66",
+        "70",
+        "71",
+        "72",
+    ]
     assert place.names() == {"train.py"}
 
 

@@ -23,8 +23,9 @@ from launching import (
     LIMIT,
     Ended,
     Place,
+    await_gone,
     environment,
-    gone,
+    marked,
     prctl,
     signals_in,
     status_field,
@@ -38,11 +39,6 @@ STOP = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT"]
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
-
-
-def await_gone(*processes: psutil.Process) -> None:
-    for process in processes:
-        until(lambda process=process: gone(process), f"the end of {process}")
 
 
 # --- The exit status is the culprit's. -------------------------------------------------------------------
@@ -344,18 +340,6 @@ def test_nothing_outlives_a_launcher_that_is_killed_at_whatever_instant(place: P
         until(lambda: not marked(mark), "the end of all")
 
 
-def marked(mark: str) -> list[int]:
-    """Processes, but no zombies, with a mark in their environment."""
-    found = []
-    for pid in psutil.pids():
-        try:
-            if f"MARK={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return found
-
-
 @pytest.mark.parametrize("code", [0, 3])
 def test_what_a_rank_leaves_running_ends_with_it(place: Place, code: int) -> None:
     place.script(f"""
@@ -436,7 +420,7 @@ def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) 
 
 
 def few_processes() -> None:
-    """Room for the launcher, which is two processes, and two more. Root's own limit is not enforced: the count is another user's."""
+    """Room for the two processes of a launcher, and two more. Root has no limit, so it is another user's."""
     if os.geteuid() == 0:
         for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
             prctl(24, capability)  # PR_CAPBSET_DROP
