@@ -48,13 +48,18 @@ pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
 /// of its own is known by the rank's `key`. Those that were killed together with the rank, and are still
 /// on their way out, are nobody's leftovers.
 pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
-    let mut found = BTreeSet::new();
+    let (mut found, mut dead) = (BTreeSet::new(), BTreeSet::new());
     let begun = clock::now();
     loop {
         let mut there = BTreeSet::new();
-        let mut unclear = false;
+        // Whoever died since the list was read has left its own children to us, and they are not on it; and
+        // whoever calls execve just now cannot be told.
+        let (mut again, mut unclear) = (false, false);
         for child in tree::children(this()).into_iter().filter(|child| !end.ranks.contains(child)) {
-            let Some(stat) = living(child) else { continue };
+            let Some(stat) = living(child) else {
+                again |= dead.insert(child);
+                continue;
+            };
             if stat.session == end.pid || carries(child, key) {
                 there.insert(child);
                 there.extend(tree::below(child));
@@ -63,14 +68,17 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
             }
         }
         let spent = clock::now().saturating_sub(begun);
-        if (there.is_empty() && !(unclear && spent < EXEC)) || spent >= LOOK {
+        unclear &= spent < EXEC;
+        if (there.is_empty() && !again && !unclear) || spent >= LOOK {
             return Ok(found.into_iter().collect());
         }
         there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
         for pid in there {
             kill(pid, &mut found);
         }
-        Poll::new()?.wait(Some(AGAIN))?;
+        if !again {
+            Poll::new()?.wait(Some(AGAIN))?;
+        }
     }
 }
 
@@ -107,14 +115,15 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
     let poll = Poll::new()?;
     let mut found = BTreeSet::new();
     loop {
-        tree::reap_strays(|pid| elders.contains(&pid));
+        let collected = tree::reap_strays(|pid| elders.contains(&pid));
         let mut there = BTreeSet::new();
         for child in tree::children(this()).into_iter().filter(|child| !elders.contains(child)) {
             there.insert(child);
             there.extend(tree::below(child));
         }
         there.retain(|pid| living(*pid).is_some());
-        if there.is_empty() {
+        // Those collected may have left children that came after the list was read.
+        if there.is_empty() && collected == 0 && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
             return Ok(Swept { killed: found.into_iter().collect(), stuck: Vec::new() });
         }
         if clock::now() >= until {

@@ -181,16 +181,14 @@ subprocess.run(["sh", "-c", "sleep 0 & sleep 0 & setsid sleep 600 &"])
 def stats():
     return [open(f"/proc/{p}/stat").read().split() for p in os.listdir("/proc") if p.isdigit()]
 
-def zombies():
-    return [stat for stat in stats() if stat[2] == "Z"]
+def sleepers(daemon):
+    return [stat for stat in stats() if stat[1] == "(sleep)" and (stat[0] == stat[5]) == daemon]
 
-def daemons():
-    return [stat for stat in stats() if stat[1] == "(sleep)" and stat[0] == stat[5]]
-
+# Those that have ended are gone, and not zombies.
 deadline = time.monotonic() + 20
-while (zombies() or not daemons()) and time.monotonic() < deadline:
+while (sleepers(False) or not sleepers(True)) and time.monotonic() < deadline:
     time.sleep(0.01)
-tell("zombies", zombies())
+tell("left", sleepers(False))
 tell("pids", os.getppid())
 sleep()
 """
@@ -203,7 +201,7 @@ sleep()
     place.launcher = launcher
     with Place.cleaned(launcher):
         until((place.folder / "pids.0").exists, "the rank")
-        assert place.text("zombies.0") == "[]"
+        assert place.text("left.0") == "[]"
         (front,) = psutil.Process(launcher.pid).children()
         assert re.search(r"^NSpid:.*\t1$", Path(f"/proc/{front.pid}/status").read_text(), re.MULTILINE)
         front.terminate()
