@@ -179,7 +179,11 @@ import subprocess
 subprocess.run(["sh", "-c", "sleep 0 & sleep 0 & setsid sleep 600 &"])
 
 def stats():
-    return [open(f"/proc/{p}/stat").read().split() for p in os.listdir("/proc") if p.isdigit()]
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            yield open(f"/proc/{pid}/stat").read().split()
+        except OSError:
+            pass  # It has ended meanwhile.
 
 def sleepers(daemon):
     return [stat for stat in stats() if stat[1] == "(sleep)" and (stat[0] == stat[5]) == daemon]
