@@ -11,7 +11,8 @@ use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
-use crate::supervise::{Note, Outcome};
+use crate::spec::restarts::Restarts;
+use crate::supervise::{Backoff, NoRestart, Note, Outcome, RestartPolicy};
 use crate::sys::console;
 use crate::sys::signals::Signals;
 use std::ffi::OsString;
@@ -155,8 +156,16 @@ fn launch_on_this_node(
     let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
     logs::check(&plan, &log_dir).map_err(unmet)?;
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
-    let launch =
-        Launch { plan: &plan, program, base, log_dir, log_overwrite: spec.log_overwrite, grace: spec.grace, nofile };
+    let launch = Launch {
+        plan: &plan,
+        program,
+        base,
+        log_dir,
+        log_overwrite: spec.log_overwrite,
+        grace: spec.grace,
+        restart: restart_policy(&spec.restarts, fastrand::u64(..)),
+        nofile,
+    };
     supervise(&launch, signals, visible.kind)
 }
 
@@ -186,6 +195,13 @@ fn supervise(launch: &Launch<'_>, signals: &Signals, kind: &str) -> Result<i32, 
     Ok(status)
 }
 
+fn restart_policy(restarts: &Restarts, seed: u64) -> RestartPolicy {
+    let Restarts { max_restart, restart_on, never_restart_on, delay, delay_max, window, same_failure_limit } =
+        restarts.clone();
+    let backoff = Backoff { base: delay, max: delay_max, seed };
+    RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit }
+}
+
 fn devices_line(plan: &Plan, kind: &str) -> String {
     let of = |r: &plan::RankPlan| match &r.identity.binding {
         crate::dialect::Binding::Cpu => None,
@@ -210,8 +226,30 @@ fn say(note: &Note, grace: f64) {
         ),
         Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
         Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
+        Note::Unkillable { living } => {
+            format!("rank(s) {} do not end after SIGKILL and are left behind", rank_list(living))
+        }
+        Note::Restarting { attempt, of, culprit, exit, delay } => {
+            let delay = delay.as_secs_f64();
+            format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
+        }
+        Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
     };
     message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
+}
+
+fn why_not(why: NoRestart) -> String {
+    match why {
+        NoRestart::Off => "none was asked for".into(),
+        NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
+        NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
+        NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
+        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
+        NoRestart::StartFailed => "a rank could not be started".into(),
+        NoRestart::Stopped => "the job was asked to stop".into(),
+        NoRestart::HostLost => "the launcher's front was killed".into(),
+        NoRestart::Unkillable => "a rank of the failed attempt is still there".into(),
+    }
 }
 
 /// How much of the culprit's log is shown at the end.
@@ -230,6 +268,7 @@ fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
             let left = launched.report.victims();
             info!("stopped by {}; rank(s) ended by it: {}", signal_label(*signal), rank_list(&left));
         }
+        Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
         Outcome::NotStarted { local_rank } => {
             let why = launched.report.ranks[*local_rank].not_started.clone().unwrap_or_default();
             error!("Pod failed");

@@ -1,7 +1,7 @@
 //! The driver: waits for one thing to happen, hands it to the supervisor, does what it says. One
 //! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
 
-use crate::supervise::{ChildId, Effect, Event, Note, Report, Supervisor};
+use crate::supervise::{ChildId, Effect, Event, Note, Policy, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
@@ -27,28 +27,32 @@ pub struct Engine {
     poll: Arc<Poll>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
+    /// The attempt that they belong to.
+    attempt: u32,
     report: Option<Report>,
 }
 
 impl Engine {
     /// For ranks that the engine starts itself, through its host.
-    pub fn new(ranks: usize, grace: Duration) -> io::Result<Self> {
+    pub fn new(ranks: usize, policy: Policy) -> io::Result<Self> {
         Ok(Self {
             poll: Arc::new(Poll::new()?),
-            supervisor: Supervisor::new(ranks, grace),
+            supervisor: Supervisor::new(ranks, policy),
             children: vec![None; ranks],
+            attempt: 0,
             report: None,
         })
     }
 
     /// For ranks that have been started already.
-    pub fn adopting(children: Vec<Arc<Child>>, grace: Duration) -> io::Result<Self> {
+    pub fn adopting(children: Vec<Arc<Child>>, policy: Policy) -> io::Result<Self> {
         let poll = Poll::new()?;
         for (rank, child) in children.iter().enumerate() {
             poll.readable(child.as_fd(), rank as u64)?;
         }
-        let supervisor = Supervisor::adopting(children.len(), grace, clock::now());
-        Ok(Self { poll: Arc::new(poll), supervisor, children: children.into_iter().map(Some).collect(), report: None })
+        let supervisor = Supervisor::adopting(children.len(), policy, clock::now());
+        let children = children.into_iter().map(Some).collect();
+        Ok(Self { poll: Arc::new(poll), supervisor, children, attempt: 0, report: None })
     }
 
     /// The set the engine waits on; the host adds its own descriptors to it.
@@ -103,7 +107,7 @@ impl Engine {
         let Some(exit) = child.try_exit()? else { return Ok(()) };
         self.poll.forget(child.as_fd())?;
         self.children[rank] = None;
-        self.send(Event::Exited(ChildId { attempt: 0, local_rank: rank }, exit), host)
+        self.send(Event::Exited(ChildId { attempt: self.attempt, local_rank: rank }, exit), host)
     }
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {
@@ -111,6 +115,7 @@ impl Engine {
         while let Some(effect) = todo.pop_front() {
             match effect {
                 Effect::Spawn(id) => {
+                    self.attempt = id.attempt;
                     let event = match host.start(id) {
                         Ok(child) => {
                             self.poll.readable(child.as_fd(), id.local_rank as u64)?;
@@ -125,6 +130,15 @@ impl Engine {
                 }
                 Effect::Kill { child, signal } => self.signal(child, |c| c.signal(signal))?,
                 Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal))?,
+                Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP))?,
+                Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT))?,
+                Effect::Abandon(id) => {
+                    if let Some(child) = self.children.get_mut(id.local_rank).and_then(Option::take) {
+                        self.poll.forget(child.as_fd())?;
+                    }
+                }
+                // A child's own group was swept when it was reaped.
+                Effect::Sweep => {}
                 Effect::Note(note) => host.note(note),
                 Effect::Finish(report) => self.report = Some(report),
             }

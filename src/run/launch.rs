@@ -4,7 +4,7 @@ use super::console::{Follower, Shown};
 use super::engine::{Engine, HOST_TOKENS, Host};
 use super::logs;
 use crate::plan::Plan;
-use crate::supervise::{ChildId, Event, Note, Report};
+use crate::supervise::{ChildId, Event, Note, Policy, Report, RestartPolicy};
 use crate::sys::child::Child;
 use crate::sys::console::Console;
 use crate::sys::lifeline::{Lifeline, Scope};
@@ -40,6 +40,8 @@ pub struct Launch<'a> {
     pub log_overwrite: bool,
     /// Time between asking to stop and killing.
     pub grace: Duration,
+    /// When the ranks are started again.
+    pub restart: RestartPolicy,
     /// The soft limit of open files that ranks get back, if ours was raised.
     pub nofile: Option<u64>,
 }
@@ -59,7 +61,8 @@ pub struct Launched {
 /// Runs the plan to its end. `say` gets the notes.
 pub fn run(launch: &Launch<'_>, signals: &Signals, say: &mut dyn FnMut(Note)) -> io::Result<Launched> {
     let lifeline = Lifeline::new()?;
-    let mut engine = Engine::new(launch.plan.ranks.len(), launch.grace)?;
+    let policy = Policy { restart: launch.restart.clone(), ..Policy::with_grace(launch.grace) };
+    let mut engine = Engine::new(launch.plan.ranks.len(), policy)?;
     engine.poll().readable(signals, SIGNALS)?;
     let ranks = launch.plan.ranks.len();
     let mut starter = Starter {
