@@ -87,7 +87,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// The laws themselves are in `world.rs`, where each effect is checked as it comes.
+    /// The laws themselves are in `laws/judge.rs`, where each effect is checked as it comes.
     #[test]
     fn every_history_obeys(job in job()) {
         let world = World::live(&job);
