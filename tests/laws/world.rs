@@ -147,18 +147,17 @@ const SIGNAL: i32 = libc::SIGINT;
 
 impl<'a> World<'a> {
     fn new(job: &'a Job) -> Self {
-        let machine = if job.adopted {
-            Supervisor::adopting(job.ranks, job.policy.clone(), Duration::ZERO)
-        } else {
-            Supervisor::new(job.ranks, job.policy.clone())
-        };
+        let (ranks, policy) = (job.ranks, job.policy.clone());
+        let now = if job.adopted { Duration::from_millis(7) } else { Duration::ZERO };
+        let machine =
+            if job.adopted { Supervisor::adopting(ranks, policy, now) } else { Supervisor::new(ranks, policy) };
         Self {
             job,
             machine,
             attempt: 0,
-            began: Duration::ZERO,
+            began: now,
             sims: vec![Sim::NEW; job.ranks],
-            now: Duration::ZERO,
+            now,
             asleep: None,
             steps: 0,
             slept: Duration::ZERO,
