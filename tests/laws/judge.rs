@@ -126,6 +126,7 @@ impl World<'_> {
                 let backoff = self.job.policy.restart.backoff;
                 let full = (1..=self.recent().len()).fold(backoff.base, |d, _| d * 2).min(backoff.max);
                 assert!((full / 2..=full).contains(delay), "waits {delay:?} of {full:?}");
+                assert_eq!(*delay, backoff.delay(*attempt, self.recent().len() as u32 + 1));
                 let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
                 self.killing = false;
