@@ -1,241 +1,245 @@
 //! The laws of supervision, over random histories in virtual time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
+#[path = "laws/world.rs"]
+mod world;
+
 use proptest::prelude::*;
 use rlaunch::model::Exit;
-use rlaunch::supervise::{ChildId, Effect, Event, Outcome, Report, Supervisor};
+use rlaunch::supervise::{Backoff, KILL_PATIENCE, NoRestart, Note, Outcome, Policy, Report, RestartPolicy};
 use std::time::Duration;
+use world::{GOOD, Happening, Job, Manners, World};
 
 const GRACE: Duration = Duration::from_secs(10);
+const MS: Duration = Duration::from_millis(1);
 
-/// How one child behaves: in virtual milliseconds.
-#[derive(Clone, Debug)]
-struct Manners {
-    starts: bool,
-    lives: Option<u64>,
-    exit: i32,
-    /// How long after SIGTERM it goes; `None`: it ignores it.
-    on_term: Option<u64>,
+fn an_exit() -> impl Strategy<Value = Exit> {
+    let bad = [Exit::Code(1), Exit::Code(3), Exit::Signal(9), Exit::Signal(11), Exit::Lost];
+    prop_oneof![Just(Exit::Code(0)), prop::sample::select(bad.to_vec())]
 }
 
 fn manners() -> impl Strategy<Value = Manners> {
-    let starts = prop::sample::select(vec![true, true, true, true, true, true, true, false]);
+    let starting = (prop::bool::weighted(0.9), prop_oneof![4 => Just(0), 1 => 0..20_000u64]);
     let lives = prop::option::weighted(0.7, 0..20_000u64);
-    let exit = prop::sample::select(vec![0, 0, 0, 1, 3, -9, -11]);
-    let on_term = prop::option::weighted(0.7, 0..15_000u64);
-    (starts, lives, exit, on_term).prop_map(|(starts, lives, exit, on_term)| Manners { starts, lives, exit, on_term })
+    let on_term = prop::option::weighted(0.7, (0..15_000u64, prop_oneof![Just(Exit::Signal(15)), an_exit()]));
+    let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => 0..3_000u64]);
+    (starting, lives, an_exit(), on_term, on_kill, prop::bool::weighted(0.1)).prop_map(
+        |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
+            starts,
+            start_takes,
+            lives,
+            exit,
+            on_term,
+            on_kill,
+            dies_frozen,
+        },
+    )
 }
 
-fn exit(code: i32) -> Exit {
-    if code < 0 { Exit::Signal(-code) } else { Exit::Code(code) }
+fn statuses() -> impl Strategy<Value = std::collections::BTreeSet<i32>> {
+    prop::collection::btree_set(prop::sample::select(vec![1, 3, 137, 139, 255]), 0..4)
 }
 
-#[derive(Clone, Debug, Default)]
-struct Sim {
-    alive: bool,
-    ended: bool,
-    dies_at: Option<(Duration, Exit)>,
-    told_at: Option<Duration>,
-    killed: bool,
+fn policy() -> impl Strategy<Value = Policy> {
+    let millis = |most: u64| (0..most).prop_map(Duration::from_millis);
+    let lists = (prop::option::weighted(0.3, statuses()), prop_oneof![2 => Just([].into()), 1 => statuses()]);
+    let backoff =
+        (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| Backoff { base, max, seed });
+    let limits = (0..4u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.3, 1..4u32));
+    let stop_by = prop::option::weighted(0.3, millis(40_000));
+    (stop_by, lists, backoff, limits).prop_map(|(stop_by, lists, backoff, limits)| {
+        let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
+        let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
+        Policy { grace: GRACE, stop_by, restart }
+    })
 }
 
-/// A world that does what the machine says and checks the laws as it goes.
-struct World<'a> {
-    machine: Supervisor,
-    manners: &'a [Manners],
-    sims: Vec<Sim>,
-    now: Duration,
-    stopped_from_outside: Option<Duration>,
-    stop_signals: usize,
-    first_stop: Option<Duration>,
-    report: Option<Report>,
-    first_failure: Option<usize>,
+fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
+    use Happening::{HostLost, Notify, Resume, Stop, Suspend};
+    let one = prop::sample::select(vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, HostLost]);
+    prop::collection::vec((0..60_000u64, one), 0..7).prop_map(|mut list| {
+        list.sort_by_key(|(at, _)| *at);
+        list
+    })
 }
 
-impl World<'_> {
-    fn id(rank: usize) -> ChildId {
-        ChildId { attempt: 0, local_rank: rank }
-    }
-
-    fn send(&mut self, event: Event) {
-        let mut queue = vec![event];
-        while !queue.is_empty() {
-            let event = queue.remove(0);
-            let mut effects = Vec::new();
-            self.machine.handle(self.now, event, &mut effects);
-            self.act(effects, &mut queue);
-        }
-    }
-
-    fn act(&mut self, effects: Vec<Effect>, queue: &mut Vec<Event>) {
-        for effect in effects {
-            assert!(self.report.is_none(), "nothing comes after Finish, but {effect:?} did");
-            match effect {
-                Effect::Spawn(id) => {
-                    assert_eq!(self.stopped_from_outside, None, "spawned {id:?} after a stop from outside");
-                    assert_eq!(self.first_stop, None, "spawned {id:?} while stopping");
-                    let m = &self.manners[id.local_rank];
-                    let sim = &mut self.sims[id.local_rank];
-                    assert!(!sim.alive && !sim.ended, "spawned {id:?} twice");
-                    if m.starts {
-                        sim.alive = true;
-                        sim.dies_at = m.lives.map(|l| (self.now + Duration::from_millis(l), exit(m.exit)));
-                        queue.push(Event::Spawned(id));
-                    } else {
-                        self.first_stop.get_or_insert(self.now);
-                        queue.push(Event::SpawnFailed(id, "no".into()));
-                    }
-                }
-                Effect::Kill { child, signal } => {
-                    let on_term = self.manners[child.local_rank].on_term;
-                    let sim = &mut self.sims[child.local_rank];
-                    assert!(sim.alive, "signalled the dead {child:?}");
-                    if signal == libc::SIGKILL {
-                        sim.killed = true;
-                        sim.dies_at = Some((self.now, Exit::Signal(9)));
-                    } else {
-                        sim.told_at.get_or_insert(self.now);
-                        if let Some(after) = on_term {
-                            let at = self.now + Duration::from_millis(after);
-                            if sim.dies_at.is_none_or(|(d, _)| d > at) {
-                                sim.dies_at = Some((at, Exit::Signal(15)));
-                            }
-                        }
-                    }
-                }
-                Effect::Tell { child, .. } => assert!(self.sims[child.local_rank].alive),
-                Effect::Note(_) => {}
-                Effect::Finish(report) => {
-                    assert!(self.sims.iter().all(|s| !s.alive), "finished with somebody alive");
-                    self.report = Some(report);
-                }
-            }
-        }
-        if self.machine.is_stopping() && queue.is_empty() {
-            self.first_stop.get_or_insert(self.now);
-            for (rank, sim) in self.sims.iter().enumerate() {
-                assert!(!sim.alive || sim.told_at.is_some() || sim.killed, "rank {rank} lives and was not told");
-            }
-            if self.stop_signals >= 2 {
-                assert!(self.sims.iter().all(|s| !s.alive || s.killed), "a second signal kills at once");
-            }
-        }
-    }
-
-    /// Lets time run to the next thing that happens; false when nothing ever will.
-    fn step(&mut self, until: Option<Duration>) -> bool {
-        let death = (0..self.sims.len())
-            .filter(|&i| self.sims[i].alive)
-            .filter_map(|i| self.sims[i].dies_at.map(|(at, e)| (at, i, e)))
-            .min_by_key(|(at, i, _)| (*at, *i));
-        let deadline = self.machine.next_deadline();
-        let next = [death.map(|d| d.0), deadline, until].into_iter().flatten().min();
-        let Some(next) = next else { return false };
-        self.now = self.now.max(next);
-        match death {
-            Some((at, rank, exit)) if at <= self.now => {
-                let sim = &mut self.sims[rank];
-                sim.alive = false;
-                sim.ended = true;
-                let own = sim.told_at.is_none() && !sim.killed && !exit.is_success();
-                if own && self.first_failure.is_none() && self.first_stop.is_none() {
-                    self.first_failure = Some(rank);
-                }
-                self.send(Event::Exited(Self::id(rank), exit));
-                // Said twice, or of an older attempt: changes nothing.
-                self.send(Event::Exited(Self::id(rank), Exit::Code(99)));
-                self.send(Event::Exited(ChildId { attempt: 7, local_rank: rank }, Exit::Code(98)));
-            }
-            _ if deadline.is_some_and(|d| d <= self.now) => {
-                let mut effects = Vec::new();
-                self.machine.handle_timeout(self.now, &mut effects);
-                self.act(effects, &mut Vec::new());
-            }
-            _ => return until.is_some_and(|u| u > self.now),
-        }
-        true
-    }
+fn job() -> impl Strategy<Value = Job> {
+    let manners = (0..6usize)
+        .prop_flat_map(|ranks| (Just(ranks), prop::collection::vec(prop::collection::vec(manners(), ranks), 1..5)));
+    (policy(), manners, prop::bool::weighted(0.2), happenings()).prop_map(
+        |(policy, (ranks, manners), adopted, happenings)| Job {
+            policy,
+            ranks,
+            adopted: adopted && ranks > 0,
+            manners,
+            happenings,
+        },
+    )
 }
 
-fn live(manners: &[Manners], stops: &[u64]) -> (Report, Option<usize>, usize) {
-    let mut world = World {
-        machine: Supervisor::new(manners.len(), GRACE),
-        manners,
-        sims: vec![Sim::default(); manners.len()],
-        now: Duration::ZERO,
-        stopped_from_outside: None,
-        stop_signals: 0,
-        first_stop: None,
-        report: None,
-        first_failure: None,
-    };
-    world.send(Event::Start);
-    for &at in stops {
-        let at = Duration::from_millis(at);
-        while world.report.is_none() && world.now < at && world.step(Some(at)) {}
-        if world.report.is_none() {
-            world.now = world.now.max(at);
-            world.send(Event::Notify(libc::SIGUSR1));
-            world.stopped_from_outside.get_or_insert(at);
-            world.stop_signals += 1;
-            world.send(Event::Stop(libc::SIGINT));
-        }
-    }
-    while world.report.is_none() {
-        let before = world.now;
-        if !world.step(None) {
-            // Everybody left lives for ever and nobody asked for a stop: then, and only then.
-            assert!(world.first_stop.is_none() && world.sims.iter().any(|s| s.alive), "stuck at {before:?}");
-            world.stopped_from_outside = Some(world.now);
-            world.stop_signals += 1;
-            world.send(Event::Stop(libc::SIGTERM));
-        }
-    }
-    if let Some(stop) = world.first_stop {
-        assert!(world.now <= stop + GRACE, "somebody outlived the grace: {:?} after {stop:?}", world.now);
-    }
-    // After the end nothing moves any more.
-    world.report.as_ref().unwrap();
-    let mut effects = Vec::new();
-    for event in [Event::Start, Event::Stop(15), Event::Notify(10), Event::Exited(World::id(0), Exit::Code(1))] {
-        world.machine.handle(world.now, event, &mut effects);
-    }
-    world.machine.handle_timeout(world.now + GRACE, &mut effects);
-    assert_eq!(effects, []);
-    (world.report.unwrap(), world.first_failure, world.stop_signals)
+/// 3000 histories, or as many as PROPTEST_CASES says.
+fn config() -> ProptestConfig {
+    let set = std::env::var_os("PROPTEST_CASES").is_some();
+    let config = ProptestConfig::default();
+    if set { config } else { ProptestConfig { cases: 3000, ..config } }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(3000))]
+    #![proptest_config(config())]
 
+    /// The laws themselves are in `laws/judge.rs`, where each effect is checked as it comes.
     #[test]
-    fn every_history_obeys(manners in prop::collection::vec(manners(), 0..7), stops in prop::collection::vec(0..40_000u64, 0..3)) {
-        let mut stops = stops;
-        stops.sort_unstable();
-        let (report, first_failure, stop_signals) = live(&manners, &stops);
-        match report.outcome {
-            Outcome::Completed => prop_assert!(report.ranks.iter().all(|r| r.exit == Some(Exit::Code(0)))),
-            Outcome::Failed { culprit, exit } => {
-                prop_assert_eq!(Some(culprit), first_failure);
-                prop_assert_eq!(report.ranks[culprit].exit, Some(exit));
-                prop_assert!(!report.ranks[culprit].told, "a rank that was told is never the culprit");
-            }
-            Outcome::NotStarted { local_rank } => prop_assert!(!manners[local_rank].starts),
-            Outcome::Stopped { .. } => prop_assert!(stop_signals > 0 && first_failure.is_none()),
+    fn every_history_obeys(job in job()) {
+        let world = World::live(&job);
+        let report = world.report.unwrap();
+        let from_outside = matches!(report.outcome, Outcome::Stopped { .. } | Outcome::HostLost);
+        prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost);
+        if let Outcome::Failed { culprit, exit } = report.outcome {
+            prop_assert_eq!(report.ranks[culprit].exit, Some(exit));
+            prop_assert!(!report.ranks[culprit].told, "a rank that was told is never the culprit");
         }
+    }
+
+    /// A stop takes no longer than the grace and the patience, whatever the ranks do.
+    #[test]
+    fn every_stop_ends_in_time(manners in prop::collection::vec(manners(), 1..6), at in 0..9_000u64, host in any::<bool>()) {
+        let manners: Vec<_> = manners.into_iter().map(|m| Manners { starts: true, start_takes: 0, lives: None, ..m }).collect();
+        let what = if host { Happening::HostLost } else { Happening::Stop };
+        let job = plain(&[&manners], &[(at, what)]);
+        let took = run(&job).at - MS * at as u32;
+        prop_assert!(took <= KILL_PATIENCE + if host { Duration::ZERO } else { GRACE }, "{took:?}");
     }
 }
 
+/// A job without restarts whose attempts have these manners.
+fn plain(manners: &[&[Manners]], happenings: &[(u64, Happening)]) -> Job {
+    Job {
+        policy: Policy::with_grace(GRACE),
+        ranks: manners[0].len(),
+        adopted: false,
+        manners: manners.iter().map(|ranks| ranks.to_vec()).collect(),
+        happenings: happenings.to_vec(),
+    }
+}
+
+fn run(job: &Job) -> Report {
+    World::live(job).report.unwrap()
+}
+
+/// With up to three restarts, a second apart.
+fn restarting(job: Job) -> Job {
+    let second = Duration::from_secs(1);
+    let backoff = Backoff { base: second, max: second, seed: 1 };
+    let restart = RestartPolicy { max_restart: 3, backoff, ..RestartPolicy::default() };
+    Job { policy: Policy { restart, ..job.policy }, ..job }
+}
+
+const STUBBORN: Manners = Manners { lives: None, on_term: None, ..GOOD };
+const UNKILLABLE: Manners = Manners { on_kill: None, ..STUBBORN };
+const FAILS: Manners = Manners { lives: Some(5), exit: Exit::Code(3), ..GOOD };
+
 #[test]
 fn a_failure_stops_the_others_and_is_the_culprit_even_if_a_signal_follows() {
-    let quiet = Manners { starts: true, lives: None, exit: 0, on_term: None };
-    let fails = Manners { lives: Some(5), exit: 3, ..quiet.clone() };
-    let (report, _, _) = live(&[quiet, fails], &[1_000]);
+    let report = run(&plain(&[&[STUBBORN, FAILS]], &[(1_000, Happening::Stop)]));
     assert_eq!(report.outcome, Outcome::Failed { culprit: 1, exit: Exit::Code(3) });
     assert_eq!(report.victims(), [0]);
+    assert!(report.ranks[0].killed && !report.ranks[1].killed);
+    assert_eq!(report.at, MS * 5 + GRACE, "the second reason does not lengthen the grace");
+}
+
+#[test]
+fn a_rank_that_ends_well_when_told_is_no_victim() {
+    let obliging = Manners { lives: None, on_term: Some((1, Exit::Code(0))), ..GOOD };
+    let report = run(&plain(&[&[obliging, FAILS, GOOD]], &[]));
+    assert_eq!(report.victims(), [2]);
 }
 
 #[test]
 fn no_ranks_is_done_at_once() {
-    assert_eq!(live(&[], &[]).0.outcome, Outcome::Completed);
+    let report = run(&plain(&[&[]], &[]));
+    assert_eq!((report.outcome, report.at), (Outcome::Completed, Duration::ZERO));
+}
+
+#[test]
+fn a_failed_job_is_tried_again_until_it_goes_well() {
+    let report = run(&restarting(plain(&[&[GOOD, FAILS], &[FAILS, GOOD], &[GOOD, GOOD]], &[])));
+    assert_eq!((report.outcome, report.restarts, report.no_restart), (Outcome::Completed, 2, None));
+    assert_eq!(report.attempts.iter().map(|a| a.culprit).collect::<Vec<_>>(), [1, 0]);
+}
+
+#[test]
+fn restarts_are_used_up() {
+    let report = run(&restarting(plain(&[&[FAILS][..]; 9], &[])));
+    assert_eq!(report.outcome, Outcome::Failed { culprit: 0, exit: Exit::Code(3) });
+    assert_eq!((report.restarts, report.no_restart), (3, Some(NoRestart::UsedUp(3))));
+}
+
+#[test]
+fn a_stop_while_a_restart_is_waited_for_ends_the_job_at_once() {
+    let job = restarting(plain(&[&[FAILS]], &[(100, Happening::Stop)]));
+    let world = World::live(&job);
+    let report = world.report.unwrap();
+    assert_eq!((report.outcome, report.restarts), (Outcome::Stopped { signal: libc::SIGINT }, 0));
+    assert_eq!((report.no_restart, report.at), (Some(NoRestart::Stopped), 100 * MS));
+}
+
+#[test]
+fn a_stop_while_a_failure_is_cleaned_up_or_killed_cancels_the_restart() {
+    let late = Manners { on_kill: Some(1_000), ..STUBBORN };
+    for at in [1_000, 10_100] {
+        let report = run(&restarting(plain(&[&[late.clone(), FAILS]], &[(at, Happening::Stop)])));
+        assert_eq!(report.outcome, Outcome::Failed { culprit: 1, exit: Exit::Code(3) });
+        assert_eq!((report.no_restart, report.at), (Some(NoRestart::Stopped), GRACE + 1_005 * MS));
+    }
+}
+
+#[test]
+fn what_cannot_be_killed_is_named_and_left_and_nothing_is_tried_again() {
+    let job = restarting(plain(&[&[UNKILLABLE, FAILS]], &[]));
+    let world = World::live(&job);
+    let report = world.report.unwrap();
+    assert_eq!(report.at, 5 * MS + GRACE + KILL_PATIENCE);
+    assert_eq!(report.no_restart, Some(NoRestart::Unkillable));
+    assert!(report.ranks[0].abandoned && report.ranks[0].exit.is_none());
+    assert!(world.notes.contains(&Note::Unkillable { living: vec![0] }));
+}
+
+#[test]
+fn timers_go_on_with_what_they_had_left() {
+    let (suspend, resume) = (Happening::Suspend, Happening::Resume);
+    // The grace: 5 s before and after.
+    let night = [(1_000, Happening::Stop), (6_000, suspend), (606_000, resume)];
+    assert_eq!(run(&plain(&[&[STUBBORN]], &night)).at, 611_000 * MS);
+    // The patience: 1.5 s before, 0.5 s after.
+    let night = [(0, Happening::HostLost), (1_500, suspend), (90_000, resume)];
+    assert_eq!(run(&plain(&[&[UNKILLABLE]], &night)).at, 90_500 * MS);
+    // The wait for a restart.
+    let calm = run(&restarting(plain(&[&[FAILS]], &[])));
+    let night = run(&restarting(plain(&[&[FAILS]], &[(100, suspend), (50_100, resume)])));
+    assert_eq!(night.at, calm.at + 50_000 * MS);
+}
+
+#[test]
+fn the_schedulers_deadline_shortens_the_grace_and_does_not_sleep() {
+    let until = |stop_by: u64, happenings: &[_]| {
+        let job = plain(&[&[STUBBORN]], happenings);
+        run(&Job { policy: Policy { stop_by: Some(MS * stop_by as u32), ..job.policy }, ..job }).at
+    };
+    let stop = (1_000, Happening::Stop);
+    assert_eq!(until(4_000, &[stop]), 4_000 * MS);
+    assert_eq!(until(500, &[stop]), 1_000 * MS, "never before now");
+    assert_eq!(until(50_000, &[stop]), 11_000 * MS);
+    let slept = |resume| [stop, (2_000, Happening::Suspend), (resume, Happening::Resume)];
+    assert_eq!(until(9_000, &slept(6_000)), 9_000 * MS);
+    assert_eq!(until(9_000, &slept(60_000)), 60_000 * MS);
+}
+
+#[test]
+fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
+    let lost = [(1_000, Happening::HostLost)];
+    let report = run(&restarting(plain(&[&[STUBBORN, GOOD]], &lost)));
+    assert_eq!((report.outcome, report.no_restart, report.at), (Outcome::HostLost, None, 1_000 * MS));
+    let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &lost)));
+    assert_eq!(report.outcome, Outcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!((report.no_restart, report.at), (Some(NoRestart::HostLost), 1_000 * MS));
 }

@@ -3,7 +3,7 @@
 
 use rlaunch::model::Exit;
 use rlaunch::run::engine::{Engine, Host};
-use rlaunch::supervise::{ChildId, Event, Note, Outcome, Report};
+use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
 use rlaunch::sys::child::Child;
 use rlaunch::sys::lifeline::{Lifeline, Scope};
 use rlaunch::sys::pidfd;
@@ -163,7 +163,7 @@ impl Host for Shells {
 fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (Report, usize) {
     let (mut read, output) = pipe();
     let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
-    let mut engine = Engine::new(scripts.len(), grace).unwrap();
+    let mut engine = Engine::new(scripts.len(), Policy::with_grace(grace)).unwrap();
     engine.send(Event::Start, &mut host).unwrap();
     if stop_when_up > 0 {
         read.read_exact(&mut vec![0; stop_when_up]).unwrap();
@@ -207,7 +207,7 @@ fn a_rank_that_cannot_start_ends_those_before_it() {
 fn an_engine_that_is_dropped_leaves_nobody() {
     let (mut read, output) = pipe();
     let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
-    let mut engine = Engine::new(1, Duration::from_secs(60)).unwrap();
+    let mut engine = Engine::new(1, Policy::with_grace(Duration::from_secs(60))).unwrap();
     engine.send(Event::Start, &mut host).unwrap();
     read.read_exact(&mut [0; 1]).unwrap();
     drop(host);

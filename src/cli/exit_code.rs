@@ -35,5 +35,6 @@ pub fn of(report: &Report) -> i32 {
         Outcome::Failed { exit, .. } => exit.shell_status(),
         Outcome::NotStarted { .. } => START_FAILED,
         Outcome::Stopped { signal } => 128 + signal,
+        Outcome::HostLost => 128 + libc::SIGKILL,
     }
 }

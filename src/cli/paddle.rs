@@ -13,7 +13,8 @@ use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
-use crate::supervise::{Note, Outcome};
+use crate::spec::restarts::Restarts;
+use crate::supervise::{Backoff, NoRestart, Note, Outcome, RestartPolicy};
 use crate::sys::signals::Signals;
 use crate::sys::{console, process, tree};
 use std::ffi::OsString;
@@ -165,6 +166,7 @@ fn launch_on_this_node(
         log_dir,
         log_overwrite: spec.log_overwrite,
         grace: spec.grace,
+        restart: restart_policy(&spec.restarts, fastrand::u64(..)),
         nofile,
         key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
     };
@@ -234,6 +236,13 @@ fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, kind: &str
     }
 }
 
+fn restart_policy(restarts: &Restarts, seed: u64) -> RestartPolicy {
+    let Restarts { max_restart, restart_on, never_restart_on, delay, delay_max, window, same_failure_limit } =
+        restarts.clone();
+    let backoff = Backoff { base: delay, max: delay_max, seed };
+    RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit }
+}
+
 fn devices_line(plan: &Plan, kind: &str) -> String {
     let of = |r: &plan::RankPlan| match &r.identity.binding {
         crate::dialect::Binding::Cpu => None,
@@ -258,6 +267,14 @@ fn say(note: &Note, grace: f64) {
         ),
         Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
         Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
+        Note::Unkillable { living } => {
+            format!("rank(s) {} do not end after SIGKILL and are left behind", rank_list(living))
+        }
+        Note::Restarting { attempt, of, culprit, exit, delay } => {
+            let delay = delay.as_secs_f64();
+            format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
+        }
+        Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
     };
     tell(&line);
 }
@@ -265,6 +282,20 @@ fn say(note: &Note, grace: f64) {
 /// A line for people, whatever the log level.
 fn tell(line: &str) {
     message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
+}
+
+fn why_not(why: NoRestart) -> String {
+    match why {
+        NoRestart::Off => "none was asked for".into(),
+        NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
+        NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
+        NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
+        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
+        NoRestart::StartFailed => "a rank could not be started".into(),
+        NoRestart::Stopped => "the job was asked to stop".into(),
+        NoRestart::HostLost => "the launcher's front was killed".into(),
+        NoRestart::Unkillable => "a rank of the failed attempt is still there".into(),
+    }
 }
 
 /// How much of the culprit's log is shown at the end.
@@ -290,6 +321,7 @@ fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
             let left = launched.report.victims();
             info!("stopped by {}; rank(s) ended by it: {}", signal_label(*signal), rank_list(&left));
         }
+        Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
         Outcome::NotStarted { local_rank } => {
             let why = launched.report.ranks[*local_rank].not_started.clone().unwrap_or_default();
             error!("Pod failed");

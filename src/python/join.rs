@@ -5,7 +5,7 @@ use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
 use crate::run::engine::{Engine, HOST_TOKENS, Host};
-use crate::supervise::{ChildId, Event, Note, Outcome};
+use crate::supervise::{ChildId, Event, Note, Outcome, Policy};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
@@ -44,7 +44,7 @@ impl Joiner {
     fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
-        let engine = Engine::adopting(children, grace).map_err(os_error)?;
+        let engine = Engine::adopting(children, Policy::with_grace(grace)).map_err(os_error)?;
         let over = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
         engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
         Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace })

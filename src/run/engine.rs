@@ -1,7 +1,7 @@
 //! The driver: waits for one thing to happen, hands it to the supervisor, does what it says. One
 //! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
 
-use crate::supervise::{ChildId, Effect, Event, Note, Report, Supervisor};
+use crate::supervise::{ChildId, Effect, Event, Note, Policy, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
@@ -17,6 +17,8 @@ pub trait Host {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
     /// A child that leads a session has ended.
     fn ended(&mut self, _end: &End<'_>) {}
+    /// Ends what is left of the job: a new attempt begins.
+    fn sweep(&mut self) {}
     /// Says something to whoever watches.
     fn note(&mut self, note: Note);
 }
@@ -41,31 +43,36 @@ pub struct Engine {
     poll: Arc<Poll>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
+    /// The attempt that they belong to.
+    attempt: u32,
+    /// Those that were sent SIGKILL.
     killed: HashSet<ChildId>,
     report: Option<Report>,
 }
 
 impl Engine {
     /// For ranks that the engine starts itself, through its host.
-    pub fn new(ranks: usize, grace: Duration) -> io::Result<Self> {
+    pub fn new(ranks: usize, policy: Policy) -> io::Result<Self> {
         Ok(Self {
             poll: Arc::new(Poll::new()?),
-            supervisor: Supervisor::new(ranks, grace),
+            supervisor: Supervisor::new(ranks, policy),
             children: vec![None; ranks],
+            attempt: 0,
             killed: HashSet::new(),
             report: None,
         })
     }
 
     /// For ranks that have been started already.
-    pub fn adopting(children: Vec<Arc<Child>>, grace: Duration) -> io::Result<Self> {
+    pub fn adopting(children: Vec<Arc<Child>>, policy: Policy) -> io::Result<Self> {
         let poll = Poll::new()?;
         for (rank, child) in children.iter().enumerate() {
             poll.readable(child.as_fd(), rank as u64)?;
         }
-        let supervisor = Supervisor::adopting(children.len(), grace, clock::now());
+        let supervisor = Supervisor::adopting(children.len(), policy, clock::now());
         let children = children.into_iter().map(Some).collect();
-        Ok(Self { poll: Arc::new(poll), supervisor, children, killed: HashSet::new(), report: None })
+        let killed = HashSet::new();
+        Ok(Self { poll: Arc::new(poll), supervisor, children, attempt: 0, killed, report: None })
     }
 
     /// The set the engine waits on; the host adds its own descriptors to it.
@@ -122,7 +129,7 @@ impl Engine {
 
     fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<()> {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(()) };
-        let id = ChildId { attempt: 0, local_rank: rank };
+        let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
             let ranks: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
             host.ended(&End { id, pid: child.pid(), killed: self.killed.contains(&id), ranks: &ranks });
@@ -138,6 +145,7 @@ impl Engine {
         while let Some(effect) = todo.pop_front() {
             match effect {
                 Effect::Spawn(id) => {
+                    self.attempt = id.attempt;
                     let event = match host.start(id) {
                         Ok(child) => {
                             self.poll.readable(child.as_fd(), id.local_rank as u64)?;
@@ -157,6 +165,14 @@ impl Engine {
                     self.signal(child, |c| c.signal(signal))?;
                 }
                 Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal))?,
+                Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP))?,
+                Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT))?,
+                Effect::Abandon(id) => {
+                    if let Some(child) = self.children.get_mut(id.local_rank).and_then(Option::take) {
+                        self.poll.forget(child.as_fd())?;
+                    }
+                }
+                Effect::Sweep => host.sweep(),
                 Effect::Note(note) => host.note(note),
                 Effect::Finish(report) => self.report = Some(report),
             }

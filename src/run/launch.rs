@@ -5,7 +5,7 @@ use super::engine::{End, Engine, HOST_TOKENS, Host};
 use super::logs;
 use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
-use crate::supervise::{ChildId, Event, Note, Report};
+use crate::supervise::{ChildId, Event, Note, Policy, Report, RestartPolicy};
 use crate::sys::child::Child;
 use crate::sys::console::Console;
 use crate::sys::lifeline::{Lifeline, Scope};
@@ -44,6 +44,8 @@ pub struct Launch<'a> {
     pub log_overwrite: bool,
     /// Time between asking to stop and killing.
     pub grace: Duration,
+    /// When the ranks are started again.
+    pub restart: RestartPolicy,
     /// The soft limit of open files that ranks get back, if ours was raised.
     pub nofile: Option<u64>,
     /// By which the job's processes are known.
@@ -70,7 +72,8 @@ pub struct Launched {
 /// notes.
 pub fn run(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, say: &mut dyn FnMut(Note)) -> io::Result<Launched> {
     let lifeline = Lifeline::new()?;
-    let mut engine = Engine::new(launch.plan.ranks.len(), launch.grace)?;
+    let policy = Policy { restart: launch.restart.clone(), ..Policy::with_grace(launch.grace) };
+    let mut engine = Engine::new(launch.plan.ranks.len(), policy)?;
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(front, FRONT)?;
     let ranks = launch.plan.ranks.len();
@@ -107,6 +110,8 @@ pub fn run(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, say: &mut dy
                     for signal in signals.drain() {
                         let event = match signal {
                             libc::SIGCHLD => continue,
+                            libc::SIGTSTP => Event::Suspend,
+                            libc::SIGCONT => Event::Resume,
                             signal if NOTIFY.contains(&signal) => Event::Notify(signal),
                             signal => Event::Stop(signal),
                         };
@@ -117,9 +122,7 @@ pub fn run(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, say: &mut dy
                 }
                 (FRONT, _) => {
                     engine.poll().forget(front)?;
-                    for _ in 0..2 {
-                        engine.send(Event::Stop(libc::SIGKILL), &mut starter)?;
-                    }
+                    engine.send(Event::HostLost, &mut starter)?;
                 }
                 (GROWTH, Some(follower)) => follower.grown(engine.poll())?,
                 (CONSOLE, Some(follower)) => follower.writable(engine.poll())?,

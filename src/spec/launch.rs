@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::options::{Values, Vars};
+use super::restarts::{self, Restarts};
 use crate::model::Endpoint;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -96,6 +97,8 @@ pub struct LaunchSpec {
     pub auto_cluster: bool,
     /// Time between asking to stop and killing.
     pub grace: Duration,
+    /// When a failed job is started again.
+    pub restarts: Restarts,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
     /// Things the user should know, in order.
@@ -166,6 +169,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         job_id,
         auto_cluster: values.bool("auto_cluster_config")?.unwrap_or(false),
         grace: Duration::from_secs_f64(values.seconds("grace")?.unwrap_or(30.0)),
+        restarts: restarts::check(values)?,
         dry_run: match values.text("dry_run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),
@@ -222,9 +226,6 @@ fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
     }
     if values.text("ips").is_some_and(|ips| ips.contains(',')) {
         return later("ips", "jobs on several nodes");
-    }
-    if values.int("max_restart")?.is_some_and(|n| n > 0) {
-        return later("max_restart", "restarts");
     }
     if values.int("elastic_level")?.is_some_and(|level| level >= 0) {
         return later("elastic_level", "elastic jobs");

@@ -3,6 +3,7 @@
 
 pub mod launch;
 pub mod options;
+pub mod restarts;
 pub mod spawn;
 
 use std::fmt;

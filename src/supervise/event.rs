@@ -1,7 +1,8 @@
 //! What can happen, and what is to be done about it.
 
-use super::Report;
+use super::{NoRestart, Report};
 use crate::model::Exit;
+use std::time::Duration;
 
 /// A child: a late event of an old attempt can never be taken for one of a new child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +28,12 @@ pub enum Event {
     Stop(i32),
     /// A signal that is only passed on.
     Notify(i32),
+    /// The user has put the job to sleep (Ctrl-Z). A second time changes nothing.
+    Suspend,
+    /// The user has woken it (`fg`, `bg`). A second time changes nothing.
+    Resume,
+    /// The process that stands in front of this one for the user was killed.
+    HostLost,
 }
 
 /// Everything that can be done.
@@ -48,13 +55,21 @@ pub enum Effect {
         /// The signal that came.
         signal: i32,
     },
+    /// Stop the child and all that belongs to it, until `Thaw`.
+    Freeze(ChildId),
+    /// Let it go on.
+    Thaw(ChildId),
+    /// The child does not end: forget it. Whatever is heard of it later changes nothing.
+    Abandon(ChildId),
+    /// End everything that is left of the job, before the next effect: the first `Spawn` of a restart.
+    Sweep,
     /// Say something to whoever watches.
     Note(Note),
-    /// It is over: nobody is alive. Comes once, last.
+    /// It is over: nobody is alive who was not abandoned. Comes once, last.
     Finish(Report),
 }
 
-/// What is worth saying while the job stops.
+/// What is worth saying while the job stops, or starts again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// A stop signal came; these local ranks are waited for.
@@ -73,5 +88,28 @@ pub enum Note {
     Killing {
         /// Who lives.
         living: Vec<usize>,
+    },
+    /// These are still there long after SIGKILL, and are left behind.
+    Unkillable {
+        /// Who.
+        living: Vec<usize>,
+    },
+    /// The attempt has failed and is over; another follows.
+    Restarting {
+        /// The number of the attempt that follows, 1 for the first restart.
+        attempt: u32,
+        /// How many restarts there may be (within the window, if there is one).
+        of: u32,
+        /// The local rank that failed first.
+        culprit: usize,
+        /// How that ended.
+        exit: Exit,
+        /// How long until then.
+        delay: Duration,
+    },
+    /// Restarts were asked for, but none follows this failure.
+    NotRestarting {
+        /// Why.
+        why: NoRestart,
     },
 }

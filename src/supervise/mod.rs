@@ -3,32 +3,68 @@
 //!
 //! ```text
 //!            Start            last rank ended well
-//!  Pending ────────► Running ─────────────────────────► Finished
-//!                       │ a rank failed, a start failed,      ▲
-//!                       │ a stop signal                       │ last rank ended
-//!                       ▼            grace over, 2nd signal   │
-//!                    Stopping ─────────────────► Killing ─────┤
-//!                       └─────────────────────────────────────┘
+//!  Pending ────────► Running ───────────────────────────────────► Finished
+//!                    ▲  │ a rank failed, a start failed,           ▲  ▲
+//!                    │  │ a stop signal                            │  │
+//!                    │  ▼            grace over, 2nd signal        │  │
+//!                    │ Stopping ─────────────────► Killing         │  │
+//!                    │  │ last rank ended             │ the same,   │  │
+//!                    │  │                             │ or given up │  │
+//!                    │  ▼                             ▼             │  │
+//!                    │  may it be tried again? ─────────── no ──────┘  │
+//!                    │  │ yes                                          │
+//!     the wait over  │  ▼            a stop signal                     │
+//!                    └─ Backoff ───────────────────────────────────────┘
 //! ```
+//!
+//! A lost host goes to Killing from everywhere. Suspension is no phase: it pauses the timer of any.
 
 mod event;
 mod report;
+mod restart;
 mod stop;
+mod timer;
 
 pub use event::{ChildId, Effect, Event, Note};
-pub use report::{Outcome, RankReport, Report};
-pub use stop::StopReason;
+pub use report::{AttemptReport, Outcome, RankReport, Report};
+pub use restart::{Backoff, NoRestart, RestartPolicy};
+pub use stop::{KILL_PATIENCE, StopReason};
 
 use crate::model::Exit;
+use restart::Restarts;
 use std::time::Duration;
+use stop::Reasons;
+use timer::Timer;
+
+/// How a job is stopped, and when it is started again.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// Time between asking to stop and killing.
+    pub grace: Duration,
+    /// When whoever runs the launcher will kill it, on the clock of the events: the grace ends no later.
+    pub stop_by: Option<Duration>,
+    /// Restarts.
+    pub restart: RestartPolicy,
+}
+
+impl Policy {
+    /// With a grace, without a deadline or restarts.
+    pub fn with_grace(grace: Duration) -> Self {
+        Self { grace, ..Self::default() }
+    }
+}
 
 /// Where the job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Pending,
     Running,
-    Stopping { reason: StopReason, kill_at: Duration },
+    /// The living have been asked to go; the timer is the grace.
+    Stopping,
+    /// They have been sent SIGKILL; the timer is the patience.
     Killing,
+    /// Nobody lives; the timer is the wait for the next attempt.
+    Backoff(AttemptReport),
     Finished,
 }
 
@@ -38,8 +74,8 @@ struct Child {
     state: State,
     /// The launcher has signalled it: what becomes of it then is no failure of its own.
     told: bool,
+    killed: bool,
     started: Duration,
-    ended: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,46 +83,76 @@ enum State {
     Waiting,
     Starting,
     Alive,
-    Ended(Exit),
+    Ended { exit: Exit, lived: Duration },
+    Abandoned,
     NotStarted(String),
 }
 
-/// Supervises the ranks of one node, one attempt.
+impl Child {
+    const NEW: Child = Child { state: State::Waiting, told: false, killed: false, started: Duration::ZERO };
+
+    fn report(&self) -> RankReport {
+        let (exit, lived) = match self.state {
+            State::Ended { exit, lived } => (Some(exit), Some(lived)),
+            _ => (None, None),
+        };
+        let abandoned = self.state == State::Abandoned;
+        RankReport {
+            exit,
+            not_started: if let State::NotStarted(why) = &self.state { Some(why.clone()) } else { None },
+            told: self.told,
+            killed: self.killed,
+            abandoned,
+            started_at: (exit.is_some() || abandoned).then_some(self.started),
+            lived,
+        }
+    }
+}
+
+/// Supervises the ranks of one node through all their attempts.
 #[derive(Debug)]
 pub struct Supervisor {
     phase: Phase,
-    /// The first stop reason in time, which takes the blame. A weightier one may come later.
-    cause: Option<StopReason>,
+    timer: Timer,
+    /// Why the present attempt stops.
+    reasons: Option<Reasons>,
     attempt: u32,
-    grace: Duration,
+    began: Duration,
     children: Vec<Child>,
+    grace: Duration,
+    stop_by: Option<Duration>,
+    restarts: Restarts,
+    /// The attempts that have been followed by another.
+    attempts: Vec<AttemptReport>,
 }
 
 impl Supervisor {
-    /// For `ranks` children that it is to start, one after another. `grace`: time between asking to
-    /// stop and killing.
-    pub fn new(ranks: usize, grace: Duration) -> Self {
-        let child = Child { state: State::Waiting, told: false, started: Duration::ZERO, ended: Duration::ZERO };
-        Self { phase: Phase::Pending, cause: None, attempt: 0, grace, children: vec![child; ranks] }
+    /// For `ranks` children that it is to start, one after another.
+    pub fn new(ranks: usize, policy: Policy) -> Self {
+        Self {
+            phase: Phase::Pending,
+            timer: Timer::default(),
+            reasons: None,
+            attempt: 0,
+            began: Duration::ZERO,
+            children: vec![Child::NEW; ranks],
+            grace: policy.grace,
+            stop_by: policy.stop_by,
+            restarts: Restarts::new(policy.restart),
+            attempts: Vec::new(),
+        }
     }
 
     /// For `ranks` children that somebody else has started already.
-    pub fn adopting(ranks: usize, grace: Duration, now: Duration) -> Self {
-        let mut machine = Self::new(ranks, grace);
-        machine.phase = Phase::Running;
-        for child in &mut machine.children {
-            child.state = State::Alive;
-            child.started = now;
-        }
-        machine
+    pub fn adopting(ranks: usize, policy: Policy, now: Duration) -> Self {
+        let alive = Child { state: State::Alive, started: now, ..Child::NEW };
+        let machine = Self::new(ranks, policy);
+        Self { phase: Phase::Running, began: now, children: vec![alive; ranks], ..machine }
     }
 
-    /// When `handle_timeout` wants to be called; `None`: never.
+    /// When `handle_timeout` wants to be called; `None`: never, unless an event changes that.
     pub fn next_deadline(&self) -> Option<Duration> {
-        match self.phase {
-            Phase::Stopping { kill_at, .. } => Some(kill_at),
-            _ => None,
-        }
+        self.timer.due()
     }
 
     /// Local ranks that are alive now.
@@ -94,33 +160,55 @@ impl Supervisor {
         (0..self.children.len()).filter(|&i| self.children[i].state == State::Alive).collect()
     }
 
-    /// Whether the job is on its way down.
+    /// Whether the attempt is on its way down.
     pub fn is_stopping(&self) -> bool {
-        matches!(self.phase, Phase::Stopping { .. } | Phase::Killing)
+        matches!(self.phase, Phase::Stopping | Phase::Killing)
     }
 
     /// Takes in one event. The only transition function beside `handle_timeout`.
     pub fn handle(&mut self, now: Duration, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::Start if self.phase == Phase::Pending => {
-                self.phase = Phase::Running;
-                self.start_next(now, effects);
-            }
-            Event::Start => {}
+            Event::Start => self.start(now, effects),
             Event::Spawned(id) => self.spawned(now, id, effects),
             Event::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
             Event::Exited(id, exit) => self.exited(now, id, exit, effects),
             Event::Stop(signal) => self.stop_asked(now, signal, effects),
-            Event::Notify(signal) => self.tell_living(signal, effects),
+            Event::Notify(signal) => self.each_living(effects, |child| Effect::Tell { child, signal }),
+            Event::Suspend => self.suspend(now, effects),
+            Event::Resume => self.resume(now, effects),
+            Event::HostLost => self.host_lost(now, effects),
         }
     }
 
     /// The deadline of `next_deadline` has come (or not yet: then nothing happens).
     pub fn handle_timeout(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if let Phase::Stopping { kill_at, .. } = self.phase
-            && now >= kill_at
-        {
-            self.kill(effects);
+        if self.timer.due().is_none_or(|at| now < at) {
+            return;
+        }
+        self.timer.disarm();
+        match self.phase {
+            Phase::Stopping => self.kill(now, effects),
+            Phase::Killing => self.give_up(now, effects),
+            Phase::Backoff(failed) => self.restart(now, failed, effects),
+            Phase::Pending | Phase::Running | Phase::Finished => {}
+        }
+    }
+
+    fn start(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Pending {
+            self.phase = Phase::Running;
+            self.began = now;
+            self.start_next(now, effects);
+        }
+    }
+
+    fn start_next(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        match self.children.iter().position(|c| c.state == State::Waiting) {
+            Some(rank) => {
+                self.children[rank].state = State::Starting;
+                effects.push(Effect::Spawn(self.id(rank)));
+            }
+            None => self.settle(now, effects),
         }
     }
 
@@ -131,9 +219,15 @@ impl Supervisor {
         match self.phase {
             Phase::Running => self.start_next(now, effects),
             // A stop came while it was being started: it has to be told as well.
-            Phase::Stopping { .. } => self.send(id.local_rank, libc::SIGTERM, effects),
-            Phase::Killing => self.send(id.local_rank, libc::SIGKILL, effects),
-            Phase::Pending | Phase::Finished => {}
+            Phase::Stopping => self.send(id.local_rank, libc::SIGTERM, effects),
+            Phase::Killing => {
+                self.send(id.local_rank, libc::SIGKILL, effects);
+                self.timer.arm(now, KILL_PATIENCE);
+            }
+            Phase::Pending | Phase::Backoff(_) | Phase::Finished => {}
+        }
+        if self.timer.is_paused() {
+            effects.push(Effect::Freeze(id));
         }
     }
 
@@ -145,104 +239,185 @@ impl Supervisor {
 
     fn exited(&mut self, now: Duration, id: ChildId, exit: Exit, effects: &mut Vec<Effect>) {
         let Some(child) = self.child(id, &State::Alive) else { return };
-        child.state = State::Ended(exit);
-        child.ended = now;
-        if !exit.is_success() && !child.told {
-            self.stop(now, StopReason::RankFailed(id.local_rank), effects);
+        child.state = State::Ended { exit, lived: now.saturating_sub(child.started) };
+        if exit.is_success() || child.told {
+            self.settle(now, effects);
         } else {
-            self.finish_if_over(now, effects);
+            self.stop(now, StopReason::RankFailed(id.local_rank, exit), effects);
         }
     }
 
     fn stop_asked(&mut self, now: Duration, signal: i32, effects: &mut Vec<Effect>) {
+        self.resume(now, effects);
+        let reason = StopReason::Asked(signal);
         match self.phase {
-            Phase::Pending | Phase::Running => self.stop(now, StopReason::Asked(signal), effects),
-            // Asked while a failure is being cleaned up counts as the first time, else as the second.
-            Phase::Stopping { reason, kill_at } if reason < StopReason::Asked(signal) => {
-                self.phase = Phase::Stopping { reason: StopReason::Asked(signal), kill_at };
-                effects.push(Effect::Note(Note::Stopping { signal, living: self.living() }));
-            }
-            Phase::Stopping { .. } => {
+            Phase::Finished => {}
+            Phase::Killing => self.blame(reason),
+            Phase::Stopping if self.reasons.is_some_and(|r| r.weightiest == reason) => {
                 effects.push(Effect::Note(Note::Forced { living: self.living() }));
-                self.kill(effects);
+                self.kill(now, effects);
             }
-            Phase::Killing | Phase::Finished => {}
+            // Asked while a failure is being cleaned up counts as the first time.
+            Phase::Pending | Phase::Running | Phase::Stopping | Phase::Backoff(_) => {
+                effects.push(Effect::Note(Note::Stopping { signal, living: self.living() }));
+                self.stop(now, reason, effects);
+            }
         }
     }
 
-    /// Begins to stop, once. A reason that does not outrank the present one changes nothing.
+    fn host_lost(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Finished {
+            return;
+        }
+        self.resume(now, effects);
+        self.blame(StopReason::HostLost);
+        if matches!(self.phase, Phase::Running | Phase::Stopping) {
+            self.kill(now, effects);
+        }
+        self.settle(now, effects);
+    }
+
+    /// A stopped process does not answer SIGTERM, so every stop ends a suspension first.
+    fn suspend(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if !self.timer.is_paused() && !matches!(self.phase, Phase::Pending | Phase::Finished) {
+            self.timer.pause(now);
+            self.each_living(effects, Effect::Freeze);
+        }
+    }
+
+    fn resume(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.timer.is_paused() {
+            // The deadline from outside does not sleep.
+            self.timer.resume(now, self.stop_by.filter(|_| self.phase == Phase::Stopping));
+            self.each_living(effects, Effect::Thaw);
+        }
+    }
+
+    fn blame(&mut self, reason: StopReason) {
+        self.reasons = Some(Reasons::with(self.reasons, reason));
+    }
+
+    /// Begins to stop, once. A later reason changes neither whom it is blamed on nor when the grace ends.
     fn stop(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
+        self.blame(reason);
         if matches!(self.phase, Phase::Pending | Phase::Running) {
-            self.cause = Some(reason);
-            self.phase = Phase::Stopping { reason, kill_at: now.saturating_add(self.grace) };
-            if let StopReason::Asked(signal) = reason {
-                effects.push(Effect::Note(Note::Stopping { signal, living: self.living() }));
-            }
+            self.resume(now, effects);
+            self.phase = Phase::Stopping;
+            let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));
+            self.timer.arm(now, self.grace.min(most));
             for rank in self.living() {
                 self.send(rank, libc::SIGTERM, effects);
             }
         }
-        self.finish_if_over(now, effects);
+        self.settle(now, effects);
     }
 
-    fn kill(&mut self, effects: &mut Vec<Effect>) {
+    fn kill(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         self.phase = Phase::Killing;
+        self.timer.arm(now, KILL_PATIENCE);
         effects.push(Effect::Note(Note::Killing { living: self.living() }));
         for rank in self.living() {
             self.send(rank, libc::SIGKILL, effects);
         }
     }
 
+    fn give_up(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let living = self.living();
+        if !living.is_empty() {
+            effects.push(Effect::Note(Note::Unkillable { living: living.clone() }));
+        }
+        self.each_living(effects, Effect::Abandon);
+        for rank in living {
+            self.children[rank].state = State::Abandoned;
+        }
+        self.settle(now, effects);
+    }
+
+    fn restart(&mut self, now: Duration, failed: AttemptReport, effects: &mut Vec<Effect>) {
+        self.attempts.push(failed);
+        self.attempt += 1;
+        self.began = now;
+        self.children.fill(Child::NEW);
+        self.phase = Phase::Running;
+        effects.push(Effect::Sweep);
+        self.start_next(now, effects);
+    }
+
+    /// Once nobody lives and nobody is on the way: what now?
+    fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let any = |state| self.children.iter().any(|c| c.state == state);
+        if any(State::Alive) || any(State::Starting) || (self.reasons.is_none() && any(State::Waiting)) {
+            return;
+        }
+        match self.next_attempt(now) {
+            Ok((failed, delay)) => {
+                let AttemptReport { culprit, exit, .. } = failed;
+                let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
+                self.phase = Phase::Backoff(failed);
+                self.reasons = None;
+                self.timer.arm(now, delay);
+                effects.push(Effect::Note(Note::Restarting { attempt, of, culprit, exit, delay }));
+            }
+            Err(why) => {
+                self.phase = Phase::Finished;
+                self.timer = Timer::default();
+                if let Some(why) = why.filter(|why| *why != NoRestart::Off) {
+                    effects.push(Effect::Note(Note::NotRestarting { why }));
+                }
+                effects.push(Effect::Finish(self.report(now, why)));
+            }
+        }
+    }
+
+    /// The attempt that has failed and the wait until the next one, or why there is none: nothing has
+    /// failed, or there was a reason against it.
+    fn next_attempt(&mut self, now: Duration) -> Result<(AttemptReport, Duration), Option<NoRestart>> {
+        let waiting = matches!(self.phase, Phase::Backoff(_));
+        let reasons = self.reasons.filter(|r| r.first.is_failure() || waiting).ok_or(None)?;
+        if self.restarts.are_off() {
+            return Err(Some(NoRestart::Off));
+        }
+        match reasons.weightiest {
+            StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
+            StopReason::Asked(_) => Err(Some(NoRestart::Stopped)),
+            StopReason::HostLost => Err(Some(NoRestart::HostLost)),
+            StopReason::RankFailed(..) if self.children.iter().any(|c| c.state == State::Abandoned) => {
+                Err(Some(NoRestart::Unkillable))
+            }
+            StopReason::RankFailed(culprit, exit) => {
+                let delay = self.restarts.decide(now, self.attempt + 1, culprit, exit).map_err(Some)?;
+                Ok((AttemptReport { culprit, exit, began: self.began, ended: now }, delay))
+            }
+        }
+    }
+
+    fn report(&self, now: Duration, no_restart: Option<NoRestart>) -> Report {
+        let outcome = match self.reasons.map(|r| r.first) {
+            None => Outcome::Completed,
+            Some(StopReason::RankFailed(culprit, exit)) => Outcome::Failed { culprit, exit },
+            Some(StopReason::StartFailed(local_rank)) => Outcome::NotStarted { local_rank },
+            Some(StopReason::Asked(signal)) => Outcome::Stopped { signal },
+            Some(StopReason::HostLost) => Outcome::HostLost,
+        };
+        Report {
+            outcome,
+            ranks: self.children.iter().map(Child::report).collect(),
+            attempts: self.attempts.clone(),
+            restarts: self.attempt,
+            no_restart,
+            at: now,
+        }
+    }
+
     fn send(&mut self, rank: usize, signal: i32, effects: &mut Vec<Effect>) {
-        self.children[rank].told = true;
+        let child = &mut self.children[rank];
+        child.told = true;
+        child.killed |= signal == libc::SIGKILL;
         effects.push(Effect::Kill { child: self.id(rank), signal });
     }
 
-    fn tell_living(&self, signal: i32, effects: &mut Vec<Effect>) {
-        for rank in self.living() {
-            effects.push(Effect::Tell { child: self.id(rank), signal });
-        }
-    }
-
-    fn start_next(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        match self.children.iter().position(|c| c.state == State::Waiting) {
-            Some(rank) => {
-                self.children[rank].state = State::Starting;
-                effects.push(Effect::Spawn(self.id(rank)));
-            }
-            None => self.finish_if_over(now, effects),
-        }
-    }
-
-    fn finish_if_over(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        let busy = |c: &Child| matches!(c.state, State::Alive | State::Starting);
-        if self.phase == Phase::Finished || self.children.iter().any(busy) {
-            return;
-        }
-        if self.cause.is_none() && self.children.iter().any(|c| c.state == State::Waiting) {
-            return;
-        }
-        self.phase = Phase::Finished;
-        effects.push(Effect::Finish(self.report(now)));
-    }
-
-    fn report(&self, now: Duration) -> Report {
-        let ended = |c: &Child| if let State::Ended(exit) = c.state { Some(exit) } else { None };
-        let ranks = self.children.iter().map(|c| RankReport {
-            exit: ended(c),
-            not_started: if let State::NotStarted(why) = &c.state { Some(why.clone()) } else { None },
-            told: c.told,
-            lived: ended(c).map(|_| c.ended.saturating_sub(c.started)),
-        });
-        let outcome = match self.cause {
-            None => Outcome::Completed,
-            Some(StopReason::RankFailed(culprit)) => {
-                Outcome::Failed { culprit, exit: ended(&self.children[culprit]).unwrap_or(Exit::Lost) }
-            }
-            Some(StopReason::StartFailed(local_rank)) => Outcome::NotStarted { local_rank },
-            Some(StopReason::Asked(signal)) => Outcome::Stopped { signal },
-        };
-        Report { outcome, ranks: ranks.collect(), at: now }
+    fn each_living(&self, effects: &mut Vec<Effect>, effect: impl Fn(ChildId) -> Effect) {
+        effects.extend(self.living().into_iter().map(|rank| effect(self.id(rank))));
     }
 
     fn id(&self, local_rank: usize) -> ChildId {

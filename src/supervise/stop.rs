@@ -1,23 +1,38 @@
-//! Why a job stops before all its ranks have ended well, in order of weight.
+//! Why a job stops before all its ranks have ended well, in order of weight, and how long it may take.
 
-/// A reason to stop. A new one replaces the present one only if it is greater; only the kind counts.
+use crate::model::Exit;
+use std::time::Duration;
+
+/// How long after SIGKILL a child is waited for. A process that the kernel does not let go (state D)
+/// is left behind then.
+pub const KILL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A reason to stop. Only the kind counts when two are compared.
 #[derive(Clone, Copy, Debug)]
 pub enum StopReason {
-    /// This local rank ended badly.
-    RankFailed(usize),
+    /// This local rank ended badly, and how.
+    RankFailed(usize, Exit),
     /// This local rank could not be started.
     StartFailed(usize),
     /// A stop signal came from outside.
     Asked(i32),
+    /// The process that stands in front of this one for the user was killed.
+    HostLost,
 }
 
 impl StopReason {
     fn weight(self) -> u8 {
         match self {
-            StopReason::RankFailed(_) => 0,
+            StopReason::RankFailed(..) => 0,
             StopReason::StartFailed(_) => 1,
             StopReason::Asked(_) => 2,
+            StopReason::HostLost => 3,
         }
+    }
+
+    /// Whether it came from the ranks, not from outside.
+    pub fn is_failure(self) -> bool {
+        matches!(self, StopReason::RankFailed(..) | StopReason::StartFailed(_))
     }
 }
 
@@ -32,5 +47,22 @@ impl Eq for StopReason {}
 impl PartialOrd for StopReason {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.weight().cmp(&other.weight()))
+    }
+}
+
+/// All the reasons that an attempt had, in two words.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reasons {
+    /// The first in time, which takes the blame and starts the grace.
+    pub first: StopReason,
+    /// The weightiest, which decides what follows.
+    pub weightiest: StopReason,
+}
+
+impl Reasons {
+    /// With one more. Of two with the same weight the older one stays.
+    pub fn with(reasons: Option<Self>, reason: StopReason) -> Self {
+        let Some(Self { first, weightiest }) = reasons else { return Self { first: reason, weightiest: reason } };
+        Self { first, weightiest: if weightiest < reason { reason } else { weightiest } }
     }
 }

@@ -81,6 +81,13 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--grace", "-1"], ["--grace -1", "0 or more"]),
         (["--grace", "nan"], ["--grace nan"]),
         (["--grace", "inf"], ["--grace inf"]),
+        (["--max_restart=-1"], ["--max_restart -1", "0 or more"]),
+        (["--restart_on", "1,SIGNOPE"], ["--restart_on 1,SIGNOPE", "'SIGNOPE'", "1,SIGKILL"]),
+        (["--never_restart_on", "0"], ["--never_restart_on 0", "1 to 255"]),
+        (["--restart_delay", "-1"], ["--restart_delay -1", "0 or more"]),
+        (["--restart_delay=5", "--restart_delay_max=4"], ["--restart_delay_max 4", "--restart_delay"]),
+        (["--restart_window", "0"], ["--restart_window 0", "more than 0"]),
+        (["--same_failure_limit", "0"], ["--same_failure_limit 0", "1 or more"]),
         (["--dry_run=xml"], ["--dry_run xml", "json"]),
         (["--log_dir="], ["--log_dir", "name a folder"]),
         (["--job_id="], ["--job_id"]),
@@ -111,6 +118,9 @@ def test_an_option_without_its_value_is_refused(place: Place, option: str) -> No
         ({"PADDLE_LOG_OVERWRITE": "maybe"}, ["PADDLE_LOG_OVERWRITE maybe"]),
         ({"PADDLE_JOB_ID": "a/b"}, ["PADDLE_JOB_ID a/b"]),
         ({"RLAUNCH_GRACE": "soon"}, ["RLAUNCH_GRACE soon"]),
+        ({"PADDLE_MAX_RESTART": "often"}, ["PADDLE_MAX_RESTART often"]),
+        ({"RLAUNCH_RESTART_ON": "1,,2"}, ["RLAUNCH_RESTART_ON 1,,2"]),
+        ({"RLAUNCH_RESTART_DELAY": "soon"}, ["RLAUNCH_RESTART_DELAY soon"]),
         ({"FLAGS_FIXED_PORT": "http"}, ["FLAGS_FIXED_PORT http", "unset it"]),
         ({"PORT_RANGE": "64000:35100"}, ["PORT_RANGE 64000:35100", "low:high"]),
         ({"PORT_RANGE": "1"}, ["PORT_RANGE 1"]),
@@ -134,7 +144,6 @@ LATER = [
     ("--nnodes", "1:2", "PADDLE_NNODES"),
     ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
     ("--ips", "10.0.0.1,10.0.0.2", "PADDLE_IPS"),
-    ("--max_restart", "1", "PADDLE_MAX_RESTART"),
     ("--elastic_level", "0", "PADDLE_ELASTIC_LEVEL"),
     ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
     ("--auto_parallel_config", "a.json", "PADDLE_AUTO_PARALLEL_CONFIG"),
@@ -352,7 +361,8 @@ def test_ports_that_do_not_fit_are_refused(place: Place) -> None:
 OPTIONS = """
     nproc_per_node devices gpus npus xpus log_dir log_overwrite log_level job_id host ips start_port grace
     module no_python dry_run auto_cluster_config master rank nnodes run_mode sort_ip enable_gpu_log legacy
-    max_restart elastic_level elastic_timeout auto_parallel_config auto_tuner_json servers trainers
+    max_restart restart_on never_restart_on restart_delay restart_delay_max restart_window
+    same_failure_limit elastic_level elastic_timeout auto_parallel_config auto_tuner_json servers trainers
     server_num trainer_num gloo_port with_gloo help version
 """
 

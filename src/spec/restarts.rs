@@ -1,0 +1,134 @@
+//! The options about restarts, checked.
+
+use super::SpecError;
+use super::options::Values;
+use crate::model::exit::signal_number;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// When a failed job is started again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restarts {
+    /// How many restarts there may be; 0: none.
+    pub max_restart: u32,
+    /// Only after these exit statuses, as a shell shows them (128 + N for signal N). `None`: after any.
+    pub restart_on: Option<BTreeSet<i32>>,
+    /// Never after these.
+    pub never_restart_on: BTreeSet<i32>,
+    /// The wait before the first restart; each further one waits twice as long.
+    pub delay: Duration,
+    /// The longest wait.
+    pub delay_max: Duration,
+    /// Restarts longer ago than this do not count. `None`: all count.
+    pub window: Option<Duration>,
+    /// No restart once the same rank has failed in the same way this many times in a row.
+    pub same_failure_limit: Option<u32>,
+}
+
+/// Reads and checks them.
+pub fn check(values: &Values) -> Result<Restarts, SpecError> {
+    let delay = duration(values, "restart_delay")?.unwrap_or_default();
+    let most = duration(values, "restart_delay_max")?.unwrap_or_default();
+    if most < delay && values.given("restart_delay_max").is_some() {
+        return Err(values.error("restart_delay_max", "is less than --restart_delay", "give as much or more"));
+    }
+    let window = duration(values, "restart_window")?;
+    if window.is_some_and(|window| window.is_zero()) {
+        return Err(values.error("restart_window", "is no time", "give more than 0, or leave it out to count all"));
+    }
+    let same_failure_limit = count(values, "same_failure_limit")?;
+    if same_failure_limit == Some(0) {
+        return Err(values.error("same_failure_limit", "would allow no failure", "give 1 or more"));
+    }
+    Ok(Restarts {
+        max_restart: count(values, "max_restart")?.unwrap_or(0),
+        restart_on: statuses(values, "restart_on")?,
+        never_restart_on: statuses(values, "never_restart_on")?.unwrap_or_default(),
+        delay,
+        delay_max: most.max(delay),
+        window,
+        same_failure_limit,
+    })
+}
+
+fn duration(values: &Values, name: &str) -> Result<Option<Duration>, SpecError> {
+    Ok(values.seconds(name)?.map(Duration::from_secs_f64))
+}
+
+fn count(values: &Values, name: &str) -> Result<Option<u32>, SpecError> {
+    let Some(number) = values.int(name)? else { return Ok(None) };
+    u32::try_from(number).map(Some).map_err(|_| values.error(name, "is no number of times", "give 0 or more"))
+}
+
+/// `1,137,SIGKILL`. An empty text is as good as none, so that a variable can be emptied.
+fn statuses(values: &Values, name: &str) -> Result<Option<BTreeSet<i32>>, SpecError> {
+    let Some(text) = values.text(name).filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let status = |word: &str| match word.parse::<i32>() {
+        Ok(code) => (1..=255).contains(&code).then_some(code),
+        Err(_) => signal_number(word).map(|signal| 128 + signal),
+    };
+    text.split(',')
+        .map(|word| {
+            status(word.trim()).ok_or_else(|| {
+                let why = format!("'{}' is no exit status of a failure", super::shown(word.trim()));
+                values.error(name, &why, "give numbers from 1 to 255 or names of signals, such as 1,SIGKILL")
+            })
+        })
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{Vars, merge};
+    use super::*;
+
+    fn read(flags: &[(&'static str, &str)]) -> Result<Restarts, String> {
+        let flags = flags.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
+        check(&merge(&flags, &Vars::new())).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn without_options_nothing_is_restarted() {
+        let plain = read(&[]).unwrap();
+        let second = Duration::from_secs(1);
+        assert_eq!((plain.max_restart, plain.delay, plain.delay_max), (0, second, 60 * second));
+        assert_eq!((plain.restart_on, plain.window, plain.same_failure_limit), (None, None, None));
+        assert_eq!(read(&[("restart_on", " ")]).unwrap().restart_on, None);
+    }
+
+    #[test]
+    fn statuses_are_numbers_and_names_of_signals() {
+        let lists = read(&[("restart_on", "1, 137,SIGTERM,usr1"), ("never_restart_on", "9")]).unwrap();
+        assert_eq!(lists.restart_on, Some([1, 137, 143, 138].into()));
+        assert_eq!(lists.never_restart_on, [9].into(), "a bare number is a code");
+    }
+
+    #[test]
+    fn a_long_delay_raises_the_most_unless_that_is_given() {
+        assert_eq!(read(&[("restart_delay", "90")]).unwrap().delay_max, Duration::from_secs(90));
+        assert_eq!(
+            read(&[("restart_delay", "9"), ("restart_delay_max", "9")]).unwrap().delay_max,
+            Duration::from_secs(9)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_its_value() {
+        for (name, text, why) in [
+            ("max_restart", "-1", "--max_restart -1: is no number of times"),
+            ("max_restart", "9999999999", "--max_restart 9999999999: is no number of times"),
+            ("restart_on", "1,,2", "--restart_on 1,,2: '' is no exit status of a failure"),
+            ("restart_on", "0", "--restart_on 0: '0' is no exit status of a failure"),
+            ("restart_on", "256", "'256'"),
+            ("never_restart_on", "SIGNOPE", "--never_restart_on SIGNOPE: 'SIGNOPE'"),
+            ("restart_delay", "-1", "--restart_delay -1: is not a number of seconds"),
+            ("restart_delay_max", "0.5", "--restart_delay_max 0.5: is less than --restart_delay"),
+            ("restart_window", "0", "--restart_window 0: is no time"),
+            ("same_failure_limit", "0", "--same_failure_limit 0: would allow no failure"),
+        ] {
+            let error = read(&[(name, text)]).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The machine's one timer: a time to act at, or, while it is paused, the time left until then.
+
+use std::time::Duration;
+
+/// Off, running or paused.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Timer {
+    paused: bool,
+    /// When it is due; while paused, how much is left.
+    due: Option<Duration>,
+}
+
+impl Timer {
+    /// Due this long from now; from the end of the pause if there is one.
+    pub fn arm(&mut self, now: Duration, after: Duration) {
+        self.due = Some(if self.paused { after } else { now.saturating_add(after) });
+    }
+
+    pub fn disarm(&mut self) {
+        self.due = None;
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
+    /// When it is due; `None` also while it is paused.
+    pub fn due(&self) -> Option<Duration> {
+        self.due.filter(|_| !self.paused)
+    }
+
+    pub fn pause(&mut self, now: Duration) {
+        self.due = self.due().map(|at| at.saturating_sub(now));
+        self.paused = true;
+    }
+
+    /// Goes on with what was left, but not beyond `latest`.
+    pub fn resume(&mut self, now: Duration, latest: Option<Duration>) {
+        self.paused = false;
+        let latest = latest.unwrap_or(Duration::MAX).max(now);
+        self.due = self.due.map(|left| now.saturating_add(left).min(latest));
+    }
+}

@@ -1,0 +1,401 @@
+//! A world in virtual time: ranks with manners, a user, a clock. It does what the supervisor says;
+//! `judge.rs` checks each effect as it comes.
+
+mod judge;
+
+use rlaunch::model::Exit;
+use rlaunch::supervise::{AttemptReport, ChildId, Effect, Event, Note, Policy, Report, Supervisor};
+use std::time::Duration;
+
+/// How one child behaves: times in virtual milliseconds.
+#[derive(Clone, Debug)]
+pub struct Manners {
+    pub starts: bool,
+    /// How long starting it takes.
+    pub start_takes: u64,
+    pub lives: Option<u64>,
+    pub exit: Exit,
+    /// How long after SIGTERM it goes, and how; `None`: it ignores it.
+    pub on_term: Option<(u64, Exit)>,
+    /// How long after SIGKILL it goes; `None`: the kernel does not let it.
+    pub on_kill: Option<u64>,
+    /// It ends even while it is frozen (somebody else kills it).
+    pub dies_frozen: bool,
+}
+
+/// It runs well for a while.
+pub const GOOD: Manners = Manners {
+    starts: true,
+    start_takes: 0,
+    lives: Some(100),
+    exit: Exit::Code(0),
+    on_term: Some((5, Exit::Signal(15))),
+    on_kill: Some(0),
+    dies_frozen: false,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Happening {
+    Stop,
+    Notify,
+    Suspend,
+    Resume,
+    HostLost,
+}
+
+/// A job and all that befalls it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub policy: Policy,
+    pub ranks: usize,
+    pub adopted: bool,
+    /// By attempt and local rank; beyond these all are `GOOD`.
+    pub manners: Vec<Vec<Manners>>,
+    /// In order of time.
+    pub happenings: Vec<(u64, Happening)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Life {
+    Waiting,
+    Starting { answer_at: Duration },
+    Alive,
+    Ended(Exit),
+    NotStarted,
+    Abandoned,
+}
+
+#[derive(Clone, Debug)]
+struct Sim {
+    life: Life,
+    started: Duration,
+    ended: Duration,
+    /// When it ends; while `frozen` and not killed, after how long.
+    dies: Option<(Duration, Exit)>,
+    frozen: bool,
+    told: bool,
+    killed: bool,
+}
+
+impl Sim {
+    const NEW: Sim = Sim {
+        life: Life::Waiting,
+        started: Duration::ZERO,
+        ended: Duration::ZERO,
+        dies: None,
+        frozen: false,
+        told: false,
+        killed: false,
+    };
+
+    fn is_alive(&self) -> bool {
+        self.life == Life::Alive
+    }
+
+    /// SIGKILL reaches the frozen as well.
+    fn sleeps(&self) -> bool {
+        self.frozen && !self.killed
+    }
+}
+
+/// The first reason to stop in an attempt.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    cause: Cause,
+    /// In time awake, and on the clock.
+    awake: Duration,
+    at: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    Failed(usize, Exit),
+    NotStarted(usize),
+    Asked,
+    HostLost,
+}
+
+pub struct World<'a> {
+    job: &'a Job,
+    machine: Supervisor,
+    attempt: u32,
+    began: Duration,
+    sims: Vec<Sim>,
+    now: Duration,
+    /// Suspended since.
+    asleep: Option<Duration>,
+    steps: usize,
+    /// Suspended so far, and when the last suspension ended.
+    slept: Duration,
+    woke: Duration,
+    first: Option<First>,
+    start_failed: bool,
+    pub stop_signals: usize,
+    pub host_lost: bool,
+    /// SIGKILL was announced, and last sent (in time awake).
+    killing: bool,
+    last_kill: Duration,
+    /// The attempt that waits to be followed by another, and until when (in time awake).
+    backoff: Option<(AttemptReport, Duration)>,
+    swept: bool,
+    history: Vec<AttemptReport>,
+    pub notes: Vec<Note>,
+    pub report: Option<Report>,
+}
+
+const SIGNAL: i32 = libc::SIGINT;
+
+impl<'a> World<'a> {
+    fn new(job: &'a Job) -> Self {
+        let (ranks, policy) = (job.ranks, job.policy.clone());
+        let now = if job.adopted { Duration::from_millis(7) } else { Duration::ZERO };
+        let machine =
+            if job.adopted { Supervisor::adopting(ranks, policy, now) } else { Supervisor::new(ranks, policy) };
+        Self {
+            job,
+            machine,
+            attempt: 0,
+            began: now,
+            sims: vec![Sim::NEW; job.ranks],
+            now,
+            asleep: None,
+            steps: 0,
+            slept: Duration::ZERO,
+            woke: Duration::ZERO,
+            first: None,
+            start_failed: false,
+            stop_signals: 0,
+            host_lost: false,
+            killing: false,
+            last_kill: Duration::ZERO,
+            backoff: None,
+            swept: false,
+            history: Vec::new(),
+            notes: Vec::new(),
+            report: None,
+        }
+    }
+
+    /// Lives through the whole job.
+    pub fn live(job: &'a Job) -> Self {
+        let mut world = Self::new(job);
+        if job.adopted {
+            (0..job.ranks).for_each(|rank| world.give_life(rank));
+        } else {
+            world.send(Event::Start);
+        }
+        for &(at, happening) in &job.happenings {
+            let at = Duration::from_millis(at);
+            while world.step(Some(at)) {}
+            if world.report.is_none() {
+                world.now = world.now.max(at);
+                world.happen(happening);
+            }
+        }
+        while world.report.is_none() {
+            if !world.step(None) {
+                // Everybody left lives for ever and nobody asked for a stop: then, and only then.
+                let runs = world.first.is_none() && world.alive().next().is_some();
+                assert!(world.asleep.is_some() || runs, "stuck at {:?}", world.now);
+                world.happen(if world.asleep.is_some() { Happening::Resume } else { Happening::Stop });
+            }
+        }
+        world.nothing_moves_any_more();
+        world
+    }
+
+    fn manners(&self, rank: usize) -> Manners {
+        self.job.manners.get(self.attempt as usize).map_or(GOOD, |ranks| ranks[rank].clone())
+    }
+
+    fn id(&self, local_rank: usize) -> ChildId {
+        ChildId { attempt: self.attempt, local_rank }
+    }
+
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        (0..self.sims.len()).filter(|&rank| self.sims[rank].is_alive())
+    }
+
+    fn living(&self) -> Vec<usize> {
+        self.alive().collect()
+    }
+
+    /// Time without suspensions.
+    fn awake(&self) -> Duration {
+        self.asleep.unwrap_or(self.now) - self.slept
+    }
+
+    fn wake(&mut self) {
+        if let Some(since) = self.asleep.take() {
+            self.slept += self.now - since;
+            self.woke = self.now;
+        }
+    }
+
+    fn reason(&mut self, cause: Cause) {
+        if self.first.is_none() {
+            self.wake();
+            self.first = Some(First { cause, awake: self.awake(), at: self.now });
+        }
+    }
+
+    fn give_life(&mut self, rank: usize) {
+        let Manners { lives, exit, .. } = self.manners(rank);
+        let sim = &mut self.sims[rank];
+        sim.life = Life::Alive;
+        sim.started = self.now;
+        sim.dies = lives.map(|lives| (self.now + Duration::from_millis(lives), exit));
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Notify => {
+                let told = self.alive().map(|rank| Effect::Tell { child: self.id(rank), signal: 10 });
+                let told: Vec<_> = told.collect();
+                assert_eq!(self.effects_of(Event::Notify(10)), told);
+            }
+            Happening::Suspend => {
+                self.asleep.get_or_insert(self.now);
+                self.send(Event::Suspend);
+            }
+            Happening::Resume => {
+                self.wake();
+                self.send(Event::Resume);
+            }
+            Happening::Stop => {
+                self.wake();
+                self.stop_signals += 1;
+                self.reason(Cause::Asked);
+                let (known, living) = (self.notes.len(), self.living());
+                let expected = match (self.killing, self.stop_signals) {
+                    (true, _) => vec![],
+                    (false, 1) => vec![Note::Stopping { signal: SIGNAL, living }],
+                    _ => vec![Note::Forced { living: living.clone() }, Note::Killing { living }],
+                };
+                self.send(Event::Stop(SIGNAL));
+                let said = self.notes[known..].iter().filter(|n| !matches!(n, Note::NotRestarting { .. }));
+                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+            }
+            Happening::HostLost => {
+                self.wake();
+                self.host_lost = true;
+                self.reason(Cause::HostLost);
+                self.send(Event::HostLost);
+            }
+        }
+    }
+
+    /// Lets time run to the next thing that happens, `until` at most; false when nothing does.
+    fn step(&mut self, until: Option<Duration>) -> bool {
+        if self.report.is_some() {
+            return false;
+        }
+        self.steps += 1;
+        assert!(self.steps < 10_000, "it goes on for ever");
+        let next = |sim: &Sim| match sim.life {
+            Life::Starting { answer_at } => Some((answer_at, 0)),
+            Life::Alive if !sim.sleeps() => sim.dies.map(|(at, _)| (at, 1)),
+            _ => None,
+        };
+        let frozen_deaths = self.alive().filter(|&rank| self.sims[rank].sleeps() && self.manners(rank).dies_frozen);
+        let frozen_deaths = frozen_deaths.map(|rank| (self.now, 1, rank));
+        let deaths =
+            self.sims.iter().enumerate().filter_map(|(rank, sim)| next(sim).map(|(at, what)| (at, what, rank)));
+        let deadline = self.machine.next_deadline().map(|at| (at, 2, 0));
+        let Some((at, what, rank)) = deaths.chain(frozen_deaths).chain(deadline).min() else { return false };
+        if until.is_some_and(|until| at > until) {
+            return false;
+        }
+        self.now = self.now.max(at);
+        match what {
+            0 => self.answer(rank),
+            1 => self.die(rank),
+            _ => {
+                let mut effects = Vec::new();
+                self.machine.handle_timeout(self.now, &mut effects);
+                self.act(effects);
+            }
+        }
+        self.what_is_old_changes_nothing();
+        true
+    }
+
+    fn answer(&mut self, rank: usize) {
+        if self.manners(rank).starts {
+            self.give_life(rank);
+            self.send(Event::Spawned(self.id(rank)));
+        } else {
+            self.sims[rank].life = Life::NotStarted;
+            self.start_failed = true;
+            self.reason(Cause::NotStarted(rank));
+            self.send(Event::SpawnFailed(self.id(rank), "no".into()));
+        }
+    }
+
+    fn die(&mut self, rank: usize) {
+        let sim = &mut self.sims[rank];
+        let exit = if sim.sleeps() { Exit::Signal(9) } else { sim.dies.unwrap().1 };
+        sim.life = Life::Ended(exit);
+        sim.ended = self.now;
+        if !sim.told && !exit.is_success() {
+            self.reason(Cause::Failed(rank, exit));
+        }
+        self.send(Event::Exited(self.id(rank), exit));
+    }
+
+    fn effects_of(&mut self, event: Event) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.machine.handle(self.now, event, &mut effects);
+        effects
+    }
+
+    fn send(&mut self, event: Event) {
+        let effects = self.effects_of(event);
+        self.act(effects);
+    }
+
+    /// Events of other attempts, of the dead, said twice, and turns of the clock that came too early.
+    fn what_is_old_changes_nothing(&mut self) {
+        let before = (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping());
+        let mut effects = Vec::new();
+        if before.0.is_none_or(|at| self.now < at) {
+            self.machine.handle_timeout(self.now, &mut effects);
+        }
+        let twice = if self.asleep.is_some() { Event::Suspend } else { Event::Resume };
+        let mut events = vec![Event::Start, twice];
+        for rank in 0..=self.sims.len() {
+            let id = self.id(rank);
+            let old = ChildId { attempt: self.attempt.wrapping_sub(1), ..id };
+            let odd = ChildId { attempt: 7, ..id };
+            for id in [old, odd] {
+                events.extend([
+                    Event::Exited(id, Exit::Code(99)),
+                    Event::Spawned(id),
+                    Event::SpawnFailed(id, "".into()),
+                ]);
+            }
+            let life = self.sims.get(rank).map(|s| s.life);
+            if life != Some(Life::Alive) {
+                events.push(Event::Exited(id, Exit::Code(98)));
+            }
+            if !matches!(life, Some(Life::Starting { .. })) {
+                events.extend([Event::Spawned(id), Event::SpawnFailed(id, "".into())]);
+            }
+        }
+        for event in events {
+            self.machine.handle(self.now, event, &mut effects);
+        }
+        assert_eq!(effects, []);
+        assert_eq!(before, (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping()));
+    }
+
+    fn nothing_moves_any_more(&mut self) {
+        self.what_is_old_changes_nothing();
+        for event in [Event::Stop(15), Event::Suspend, Event::Resume, Event::HostLost, Event::Notify(10)] {
+            assert_eq!(self.effects_of(event), []);
+        }
+        let mut effects = Vec::new();
+        self.machine.handle_timeout(self.now + Duration::from_secs(1_000_000), &mut effects);
+        assert_eq!((effects, self.machine.next_deadline(), self.machine.living()), (vec![], None, vec![]));
+    }
+}
