@@ -14,7 +14,7 @@
 //! | 1 | [`dialect`] | how each framework tells a process who it is; the table of variables |
 //! | 2 | [`spec`] | what was asked, checked: options, their sources, errors with a way out |
 //! | 3 | [`plan`] | who runs, where, with which devices and environment |
-//! | 4 | [`supervise`] | what happens next |
+//! | 4 | [`supervise`], [`log`] | what happens next; what is seen of it |
 //! | 5 | [`sys`], [`probe`] | the operating system (the only `unsafe`); facts of the machine |
 //! | 6 | [`run`] | the loop that acts; logs and console; checks before the start |
 //! | 7 | [`cli`] | the door for people |
@@ -22,6 +22,7 @@
 
 pub mod cli;
 pub mod dialect;
+pub mod log;
 pub mod model;
 pub mod plan;
 pub mod probe;

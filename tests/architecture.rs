@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder of `src` and its floor. A module uses strictly lower floors only.
-const FLOORS: [(&str, u8); 10] = [
+const FLOORS: [(&str, u8); 11] = [
     ("model", 0),
     ("dialect", 1),
     ("spec", 2),
     ("plan", 3),
     ("supervise", 4),
+    ("log", 4),
     ("sys", 5),
     ("probe", 5),
     ("run", 6),

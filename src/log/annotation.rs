@@ -1,0 +1,35 @@
+//! The line that GitHub Actions shows beside a failed step.
+//! Form and escapes: GitHub's "Workflow commands for GitHub Actions", and `@actions/core`'s command.ts.
+
+use super::escape::plain;
+use super::verdict::{Outcome, Verdict, headline};
+
+/// `::error title=...::...` with a line end, for a launcher that finds GITHUB_ACTIONS set; file and line of
+/// the error too, where they are known.
+pub fn github_annotation(verdict: &Verdict) -> String {
+    let mut properties = format!("title={}", property(&headline(verdict)));
+    let mut message = Vec::new();
+    if let Outcome::Failed(culprit) = &verdict.outcome {
+        if let Some(blame) = &culprit.blame {
+            if let Some(place) = &blame.fault.place {
+                let file = plain(place.file.as_bytes());
+                properties.push_str(&format!(",file={},line={}", property(&file), place.line));
+            }
+            message.extend(blame.fault.to_string().lines().map(|l| plain(l.as_bytes())));
+        }
+        message.extend(culprit.explanation.iter().flat_map(|e| e.lines()).map(|l| plain(l.as_bytes())));
+        let host = plain(culprit.host.as_bytes());
+        message.push(format!("rank {} on {host}, pid {}", culprit.rank, culprit.pid));
+        message.extend(culprit.log.iter().map(|log| format!("log: {}", plain(log.as_bytes()))));
+    }
+    message.push(format!("exit status {}", verdict.status));
+    format!("::error {properties}::{}\n", data(&message.join("\n")))
+}
+
+fn data(text: &str) -> String {
+    text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
+}
+
+fn property(text: &str) -> String {
+    data(text).replace(':', "%3A").replace(',', "%2C")
+}

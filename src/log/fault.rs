@@ -1,0 +1,81 @@
+//! What a rank said about its own end: words for an error and where it happened.
+
+use std::fmt;
+
+/// What kind of end it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A Python exception that nobody caught.
+    Exception,
+    /// The memory of a GPU was full.
+    DeviceMemory,
+    /// An assertion failed in code that ran on a GPU.
+    DeviceAssert,
+    /// The Python interpreter gave up (`Fatal Python error`).
+    Interpreter,
+    /// A Rust panic.
+    Panic,
+    /// The C library or an `assert` aborted.
+    Abort,
+    /// A C++ exception that nobody caught.
+    Terminate,
+    /// Paddle's own report of a fatal error.
+    Paddle,
+    /// A message of a shell or of a program about its command line.
+    Message,
+}
+
+/// A line of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// As the traceback names it.
+    pub file: String,
+    /// From 1 on.
+    pub line: u32,
+    /// `None` where it is not said.
+    pub function: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)?;
+        match &self.function {
+            Some(function) => write!(f, " in {function}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Fault {
+    /// Its type, `ValueError`, or what stands for one; may be empty.
+    pub what: String,
+    /// What it says; lines are parted by `\n`; may be empty.
+    pub text: String,
+    /// The innermost line of the user's own code.
+    pub place: Option<Place>,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.what.as_str(), self.text.as_str()) {
+            (what, "") => f.write_str(what),
+            ("", text) => f.write_str(text),
+            (what, text) => write!(f, "{what}: {text}"),
+        }
+    }
+}
+
+/// `file.rs:12:5` or `file.cu:12`.
+pub(super) fn place(text: &str) -> Option<Place> {
+    let mut parts = text.rsplitn(3, ':');
+    let (last, middle, first) = (parts.next()?, parts.next()?, parts.next());
+    let (file, line) = match (first, middle.parse(), last.parse()) {
+        (Some(first), Ok(line), Ok::<u32, _>(_)) => (first.to_owned(), line),
+        (Some(first), _, Ok(line)) => (format!("{first}:{middle}"), line),
+        (None, _, Ok(line)) => (middle.to_owned(), line),
+        _ => return None,
+    };
+    (!file.is_empty()).then_some(Place { file, line, function: None })
+}

@@ -1,0 +1,110 @@
+//! Numbers, times, exits and sentences as people read them.
+
+use crate::model::Exit;
+use crate::model::exit::signal_label;
+use std::time::Duration;
+
+/// Columns that the launcher's own sentences keep to.
+pub(super) const COLUMNS: usize = 80;
+/// Pieces that a list of ranks names before it only counts.
+const LONGEST_LIST: usize = 12;
+
+/// `rank 3`, `ranks 1-6, 8`.
+pub(super) fn ranks(ranks: &[usize]) -> String {
+    let mut sorted = ranks.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut pieces: Vec<(usize, usize)> = Vec::new();
+    for &rank in &sorted {
+        match pieces.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => pieces.push((rank, rank)),
+        }
+    }
+    let named = &pieces[..pieces.len().min(LONGEST_LIST)];
+    let more = pieces[named.len()..].iter().map(|(first, last)| last - first + 1).sum::<usize>();
+    let text = named.iter().map(|&(first, last)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first}, {last}"),
+        _ => format!("{first}-{last}"),
+    });
+    let text = text.collect::<Vec<_>>().join(", ");
+    let word = if sorted.len() == 1 { "rank" } else { "ranks" };
+    if more == 0 { format!("{word} {text}") } else { format!("{word} {text} and {more} more") }
+}
+
+/// `1 process`, `4 processes`: a number and its noun.
+pub(super) fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+/// `230 ms`, `12.3 s`, `3 min 12 s`, `5 h 2 min`, `2 d 1 h`.
+pub(super) fn lasted(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{} ms", time.as_millis()),
+        1..60 => format!("{seconds}.{} s", time.subsec_millis() / 100),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{} d {} h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// How a process ended, with what its signal usually means.
+pub(super) fn ended(exit: Exit) -> String {
+    match exit {
+        Exit::Signal(signal) => match meaning(signal) {
+            Some(meaning) => format!("{exit} ({meaning})"),
+            None => exit.to_string(),
+        },
+        // What a shell makes of a child's signal.
+        Exit::Code(code @ 129..=192) => format!("{exit} (128 + {}: {})", code - 128, signal_label(code - 128)),
+        Exit::Code(126) => format!("{exit} (found, but cannot be run)"),
+        Exit::Code(127) => format!("{exit} (command not found)"),
+        _ => exit.to_string(),
+    }
+}
+
+/// What a signal that the launcher did not send usually means.
+fn meaning(signal: i32) -> Option<&'static str> {
+    Some(match signal {
+        libc::SIGHUP => "its terminal went away",
+        libc::SIGINT => "interrupted",
+        libc::SIGILL => "an instruction that this CPU does not have",
+        libc::SIGTRAP => "a trap or breakpoint",
+        libc::SIGABRT => "it aborted itself",
+        libc::SIGBUS => "bad memory access, often a full /dev/shm",
+        libc::SIGFPE => "arithmetic error, as integer division by zero",
+        libc::SIGKILL => "nobody here sent it",
+        libc::SIGSEGV => "invalid memory access",
+        libc::SIGPIPE => "it wrote to a pipe that nobody reads",
+        libc::SIGTERM => "somebody else asked it to end",
+        libc::SIGXCPU => "its limit of CPU time",
+        libc::SIGXFSZ => "its limit of file size",
+        libc::SIGSYS => "a system call that is forbidden here",
+        _ => return None,
+    })
+}
+
+/// `text` in lines of at most [`COLUMNS`], each behind `indent`. A longer word stands alone and whole.
+pub(super) fn wrapped(indent: &str, text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut columns = 0;
+    for word in text.split_whitespace() {
+        let width = word.chars().count();
+        match lines.last_mut() {
+            Some(line) if columns + 1 + width <= COLUMNS => {
+                line.push(' ');
+                line.push_str(word);
+                columns += 1 + width;
+            }
+            _ => {
+                // A sentence that goes on stands two columns further in.
+                let further = if lines.is_empty() { "" } else { "  " };
+                columns = indent.len() + further.len() + width;
+                lines.push(format!("{indent}{further}{word}"));
+            }
+        }
+    }
+    lines
+}
