@@ -135,7 +135,7 @@ fn a_status_that_somebody_else_collected_is_found_all_the_same() {
         }
         std::thread::yield_now();
     };
-    assert_eq!(collected, Exit::Code(9));
+    assert_eq!(collected.exit, Exit::Code(9));
     let exit = child.try_exit().unwrap().unwrap();
     // Linux before 6.15 does not keep it.
     assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");

@@ -1,5 +1,6 @@
 //! Floor 7: doors for people.
 
+pub mod conclude;
 pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;

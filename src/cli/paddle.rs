@@ -1,28 +1,33 @@
 //! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
 
+use super::conclude::{Circumstances, complain_about_stuck, conclude};
 use super::grammar::{self, Parsed};
 use super::{dry_run, exit_code, message};
+use crate::log::Prefix;
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
+use crate::probe::memory::Memory;
 use crate::probe::nvml;
-use crate::run::console::Shown;
 use crate::run::front::{self, Front, Guarded, Side};
-use crate::run::launch::{Launch, Launched, run};
-use crate::run::sweep::{self, Leftover};
-use crate::run::{logs, preflight};
+use crate::run::journal::{Journal, What};
+use crate::run::launch::{Launch, run};
+use crate::run::{logs, preflight, result, sweep};
 use crate::spec::SpecError;
+use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::restarts::Restarts;
-use crate::supervise::{Backoff, NoRestart, Note, Outcome, RestartPolicy};
-use crate::sys::signals::Signals;
-use crate::sys::{console, process, tree};
+use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
+use crate::sys::signals::{NOTIFY, Signals};
+use crate::sys::{clock, console, process};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use tracing::{debug, error, info, warn};
+use std::time::Duration;
+use tracing::{debug, info, warn};
 
 /// An end before any rank was started: what to say, and the exit status.
 struct Refusal(String, i32);
@@ -57,7 +62,7 @@ pub fn main(args: &[OsString], python: &str) -> i32 {
 }
 
 /// The one line that says why nothing runs.
-fn complain(text: &str) {
+pub(super) fn complain(text: &str) {
     message::to_stderr(format!("rlaunch: error: {text}\n").as_bytes());
 }
 
@@ -159,20 +164,35 @@ fn launch_on_this_node(
     let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
     logs::check(&plan, &log_dir).map_err(unmet)?;
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let launch = Launch {
         plan: &plan,
         program,
         base,
         log_dir,
         log_overwrite: spec.log_overwrite,
-        grace: spec.grace,
-        restart: restart_policy(&spec.restarts, fastrand::u64(..)),
+        shown: shown(spec, &plan, &host),
+        policy: Policy {
+            grace: spec.grace,
+            stop_by: stop_by(vars),
+            restart: restart_policy(&spec.restarts, fastrand::u64(..)),
+        },
+        notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
         key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
     };
+    let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
+    let colour = vars.get("NO_COLOR").is_none_or(String::is_empty) && std::io::stderr().is_terminal();
+    let quiet = spec.log_level == "CRITICAL";
+    let memory = Memory::now(Path::new("/"));
+    let circumstances = Circumstances { host, memory, colour, github, quiet };
+    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, circumstances };
+    for signal in &spec.notify_signals {
+        signals.also(*signal);
+    }
     match front::split(signals) {
         Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key)),
-        Ok(Side::Supervisor(front)) => process::end(|| supervise(&launch, &front, signals, visible.kind)),
+        Ok(Side::Supervisor(front)) => process::end(|| supervise(&launch, &front, signals, &job)),
         Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
     }
 }
@@ -196,13 +216,6 @@ fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
     }
 }
 
-fn complain_about_stuck(stuck: &[Leftover]) {
-    for process in stuck {
-        let place = tree::wait_channel(process.pid).map_or(String::new(), |at| format!(", waiting in {at}"));
-        complain(&format!("process {} ({}) cannot be killed{place}; it is left behind", process.pid, process.name));
-    }
-}
-
 /// The program behind the ranks' `argv[0]`.
 fn find(spec: &LaunchSpec, argv: &[OsString], vars: &Vars) -> Result<PathBuf, SpecError> {
     if spec.script.runs_in_python() {
@@ -216,24 +229,70 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
 }
 
 /// The supervisor: runs the ranks to their end. Returns the exit status.
-fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, kind: &str) -> i32 {
+fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, job: &Job<'_>) -> i32 {
     let plan = launch.plan;
-    let (job, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
-    info!("Job: {job}, mode collective, replicas 1[1:1], elastic False");
-    info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, kind));
-    let grace = launch.grace.as_secs_f64();
-    let mut say = |note: Note| say(&note, grace);
-    match run(launch, front, signals, &mut say) {
-        Ok(launched) => {
-            let status = exit_code::of(&launched.report);
-            conclude(launch, &launched, status);
-            status
+    let (id, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
+    info!("Job: {id}, mode collective, replicas 1[1:1], elastic False");
+    info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
+    let mut journal = match Journal::open(&launch.log_dir) {
+        Ok(journal) => journal,
+        Err(error) => {
+            complain(&format!("--log_dir {}: {}", launch.log_dir.display(), logs::plain(&error)));
+            return exit_code::PREFLIGHT;
         }
+    };
+    let host = &job.circumstances.host;
+    let argv = job.argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
+    let grace = launch.policy.grace.as_secs_f64();
+    let mut say = |note: &Note| say(note, grace);
+    let mut launched = match run(launch, front, signals, journal, &mut say) {
+        Ok(launched) => launched,
         Err(error) => {
             complain(&format!("the launcher's loop failed: {error}"));
-            exit_code::INTERNAL
+            return exit_code::INTERNAL;
         }
+    };
+    let exit_status = exit_code::of(&launched.report);
+    launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
+    let text = serde_json::to_value(result::sum_up(launch, &launched, host, exit_status)).unwrap_or_default();
+    if let Err(error) = launched.journal.conclude(&text) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
     }
+    conclude(launch, &launched, exit_status, &job.circumstances);
+    exit_status
+}
+
+/// What is said about a job.
+struct Job<'a> {
+    kind: &'a str,
+    argv: &'a [OsString],
+    circumstances: Circumstances,
+}
+
+/// Local ranks whose logs the console shows, and what stands before their lines.
+fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
+    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.identity.rank));
+    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.identity.rank)).collect();
+    let prefix = match spec.console.prefix {
+        Some(PrefixKind::None) => Prefix::None,
+        Some(PrefixKind::Rank) => Prefix::Rank,
+        Some(PrefixKind::Host) => Prefix::Host,
+        Some(PrefixKind::RankAndHost) => Prefix::RankAndHost,
+        None if wanted.len() > 1 => Prefix::Rank,
+        None => Prefix::None,
+    };
+    // One rank alone, without a prefix, is shown byte for byte; of several only whole lines are.
+    let raw = prefix == Prefix::None && wanted.len() < 2;
+    wanted.into_iter().map(|(local, rank)| (local, (!raw).then(|| prefix.text(rank, host)))).collect()
+}
+
+/// When Slurm will kill all of the job, on the clock of supervision: its KillWait, 30 s unless configured
+/// otherwise, after the end time that it tells (slurm.conf(5)), less a little.
+fn stop_by(vars: &Vars) -> Option<Duration> {
+    let end: u64 = vars.get("SLURM_JOB_END_TIME")?.trim().parse().ok()?;
+    let left = Duration::from_secs(end.saturating_add(28)).checked_sub(clock::wall())?;
+    Some(clock::now().saturating_add(left))
 }
 
 fn restart_policy(restarts: &Restarts, seed: u64) -> RestartPolicy {
@@ -280,7 +339,7 @@ fn say(note: &Note, grace: f64) {
 }
 
 /// A line for people, whatever the log level.
-fn tell(line: &str) {
+pub(super) fn tell(line: &str) {
     message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
@@ -295,75 +354,5 @@ fn why_not(why: NoRestart) -> String {
         NoRestart::Stopped => "the job was asked to stop".into(),
         NoRestart::HostLost => "the launcher's front was killed".into(),
         NoRestart::Unkillable => "a rank of the failed attempt is still there".into(),
-    }
-}
-
-/// How much of the culprit's log is shown at the end.
-const TAIL_BYTES: u64 = 3000;
-
-/// The last words: who failed, how, and where to read more.
-fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32) {
-    let path = |rank: usize| launch.log_dir.join(&launch.plan.ranks[rank].log);
-    for (rank, swept) in launched.swept.iter().enumerate().filter(|(_, swept)| !swept.is_empty()) {
-        tell(&format!("swept {} of rank {}", sweep::describe(swept), launch.plan.ranks[rank].identity.rank));
-    }
-    if !launched.rest.killed.is_empty() {
-        tell(&format!("swept {} of the job", sweep::describe(&launched.rest.killed)));
-    }
-    complain_about_stuck(&launched.rest.stuck);
-    if let Shown::AllBut(bytes) = launched.shown {
-        warn!("the console took no more; {bytes} bytes of rank 0 are only in {}", path(0).display());
-    }
-    match &launched.report.outcome {
-        Outcome::Completed => info!("Pod completed"),
-        Outcome::Stopped { signal } => {
-            info!("Terminating with signal {signal}");
-            let left = launched.report.victims();
-            info!("stopped by {}; rank(s) ended by it: {}", signal_label(*signal), rank_list(&left));
-        }
-        Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
-        Outcome::NotStarted { local_rank } => {
-            let why = launched.report.ranks[*local_rank].not_started.clone().unwrap_or_default();
-            error!("Pod failed");
-            complain(&format!("cannot start {why}"));
-        }
-        Outcome::Failed { culprit, exit } => {
-            let rank = &launch.plan.ranks[*culprit];
-            let log = path(*culprit);
-            let lived = launched.report.ranks[*culprit].lived.unwrap_or_default().as_secs_f64();
-            error!("Pod failed");
-            error!(
-                "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
-                rank.identity.rank,
-                rank.argv,
-                exit.returncode(),
-                log.display()
-            );
-            show_tail(launched, *culprit, &log);
-            let victims = launched.report.victims();
-            let pid = launched.pids[*culprit].unwrap_or(0);
-            error!("rank {} (pid {pid}) ended first, with {exit}, after {lived:.1} s", rank.identity.rank);
-            if !victims.is_empty() {
-                error!("rank(s) {} were stopped because of it", rank_list(&victims));
-            }
-        }
-    }
-    info!("Exit code {status}");
-}
-
-/// The end of the culprit's log on stderr, unless the console has shown it all already.
-fn show_tail(launched: &Launched, culprit: usize, log: &Path) {
-    if culprit == 0 && launched.shown == Shown::All {
-        return;
-    }
-    let tail = logs::tail(log, launched.log_starts[culprit], TAIL_BYTES);
-    if tail.is_empty() {
-        info!("{} is empty", log.display());
-        return;
-    }
-    info!("------------------------- ERROR LOG DETAIL -------------------------");
-    message::to_stderr(&tail);
-    if !tail.ends_with(b"\n") {
-        message::to_stderr(b"\n");
     }
 }

@@ -1,8 +1,12 @@
-//! Copying one rank's log file to the console as it grows: every byte, in order, whatever its
-//! encoding. The file is the buffer, so neither the rank nor the launcher ever waits for the console.
+//! Copying ranks' log files to the console as they grow: of one rank every byte, in order, whatever its
+//! encoding; of several, whole lines behind a prefix. The files are the buffer, so neither a rank nor
+//! the launcher ever waits for the console.
 
+use crate::log::Splitter;
+use crate::log::escape::Colours;
+use crate::log::prefix::write_line;
 use crate::sys::console::Console;
-use crate::sys::inotify::GrowthWatch;
+use crate::sys::inotify::{Grown, GrowthWatch, Watched};
 use crate::sys::poll::Poll;
 use std::fs::File;
 use std::io;
@@ -14,28 +18,49 @@ const CHUNK: usize = 64 * 1024;
 /// Chunks copied before the loop looks at other events again.
 const TURN: usize = 16;
 
-/// How much of a log the console has shown.
+/// How much of the logs the console has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// All of it.
+    /// All of them.
     All,
     /// All but this many bytes: the console took no more.
     AllBut(u64),
     /// Its reader went away.
     Abandoned,
-    /// None: there is no console to follow it.
+    /// None: there is no console to follow them.
     Nothing,
 }
 
-/// Follows one log file.
-pub struct Follower {
+/// One log that is followed.
+struct Source {
     file: File,
+    offset: u64,
+    watched: Option<Watched>,
+    /// There may be more than has been read.
+    grown: bool,
+    /// Its rank has ended: once all is read, nothing more will come.
+    ended: bool,
+    /// For a shared console: what stands before each line.
+    lines: Option<(String, Splitter)>,
+}
+
+impl Source {
+    fn left(&self) -> u64 {
+        self.file.metadata().map_or(0, |m| m.len().saturating_sub(self.offset))
+    }
+}
+
+/// Follows log files.
+pub struct Follower {
+    sources: Vec<Source>,
     /// `None` where the system has no more watches to give: then all is copied at the end.
     watch: Option<GrowthWatch>,
     console: Console,
-    offset: u64,
+    colours: Colours,
+    /// Read and not yet taken by the console.
+    out: Vec<u8>,
     token: u64,
-    /// Waiting for the console to take more; `growth` events need no answer meanwhile.
+    /// Waiting for the console to take more; growth needs no answer meanwhile.
     blocked: bool,
     /// Nobody will read any more.
     gone: bool,
@@ -43,20 +68,57 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows `path` from `offset` on. `tokens`: of the growth events, then of the console.
-    pub fn new(path: &Path, offset: u64, console: Console, poll: &Poll, tokens: (u64, u64)) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let watch = GrowthWatch::new(path).ok();
+    /// Follows nothing yet. `tokens`: of the growth events, then of the console.
+    pub fn new(console: Console, poll: &Poll, tokens: (u64, u64)) -> io::Result<Self> {
+        let watch = GrowthWatch::new().ok();
         if let Some(watch) = &watch {
             poll.readable(watch, tokens.0)?;
         }
-        Ok(Self { file, watch, console, offset, token: tokens.1, blocked: false, gone: false, more: false })
+        let colours = if console.is_terminal() { Colours::Keep } else { Colours::Drop };
+        Ok(Self {
+            sources: Vec::new(),
+            watch,
+            console,
+            colours,
+            out: Vec::new(),
+            token: tokens.1,
+            blocked: false,
+            gone: false,
+            more: false,
+        })
     }
 
-    /// The file has grown.
+    /// Follows the log at `path` from `offset` on. `prefix`: what stands before each line; without one, all
+    /// is copied byte for byte. A launcher inside a rank may share its log: what it copied there it would
+    /// copy again, so that is not followed.
+    pub fn follow(&mut self, path: &Path, offset: u64, prefix: Option<String>) -> io::Result<()> {
+        let file = File::open(path)?;
+        if self.console.is(&file) {
+            return Ok(());
+        }
+        let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
+        let lines = prefix.map(|prefix| (prefix, Splitter::new()));
+        self.sources.push(Source { file, offset, watched, grown: true, ended: false, lines });
+        Ok(())
+    }
+
+    /// All ranks that are followed have ended; their successors' logs are other files.
+    pub fn all_ended(&mut self) {
+        for source in &mut self.sources {
+            (source.grown, source.ended) = (true, true);
+        }
+    }
+
+    /// Some file has grown.
     pub fn grown(&mut self, poll: &Poll) -> io::Result<()> {
         if let Some(watch) = &self.watch {
-            watch.drain()?;
+            let grown = watch.drain()?;
+            for source in &mut self.sources {
+                source.grown |= match &grown {
+                    Grown::Any => true,
+                    Grown::These(these) => source.watched.is_some_and(|w| these.contains(&w)),
+                };
+            }
         }
         if self.blocked { Ok(()) } else { self.copy(poll) }
     }
@@ -75,48 +137,93 @@ impl Follower {
     /// Copies what is there and fits, up to a turn's worth.
     pub fn copy(&mut self, poll: &Poll) -> io::Result<()> {
         self.more = false;
-        if self.gone {
-            return Ok(());
-        }
-        let mut buffer = vec![0; CHUNK];
         for _ in 0..TURN {
-            let read = self.file.read_at(&mut buffer, self.offset)?;
-            if read == 0 {
+            if self.gone {
                 return Ok(());
             }
-            match self.console.write(&buffer[..read]) {
-                Ok(0) => {
-                    self.blocked = poll.writable_once(&self.console, self.token)?;
-                    return Ok(());
-                }
-                Ok(written) => self.offset += written as u64,
-                // The reader is gone (`| head`): the job goes on, its log has it all.
-                Err(_) => {
-                    self.gone = true;
-                    return Ok(());
-                }
+            if self.out.is_empty() && !self.read()? {
+                return Ok(());
+            }
+            if !self.write(poll)? {
+                return Ok(());
             }
         }
         self.more = true;
         Ok(())
     }
 
-    /// Copies the rest once the rank has ended, waiting for the console as long as it takes
-    /// something every `patience`.
+    /// Fills `out`; false when there is nothing to be had.
+    fn read(&mut self) -> io::Result<bool> {
+        let mut buffer = vec![0; CHUNK];
+        let first = |sources: &[Source]| {
+            let ended = sources.iter().position(|s| s.ended);
+            ended.or_else(|| sources.iter().position(|s| s.grown))
+        };
+        while let Some(at) = first(&self.sources) {
+            let source = &mut self.sources[at];
+            let read = source.file.read_at(&mut buffer, source.offset)?;
+            source.offset += read as u64;
+            let (out, colours) = (&mut self.out, self.colours);
+            match &mut source.lines {
+                None => out.extend_from_slice(&buffer[..read]),
+                Some((prefix, lines)) => lines.feed(&buffer[..read], |line| write_line(out, prefix, line, colours)),
+            }
+            if read > 0 && !source.ended {
+                // Behind the others: none waits for one that writes all the time.
+                self.sources[at..].rotate_left(1);
+            } else if read == 0 && source.ended {
+                if let Some((prefix, lines)) = &mut source.lines
+                    && let Some(line) = lines.finish()
+                {
+                    write_line(out, prefix, &line, colours);
+                }
+                self.sources.remove(at);
+            } else if read == 0 {
+                source.grown = false;
+            }
+            if !self.out.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Writes what the console takes; false when it takes no more.
+    fn write(&mut self, poll: &Poll) -> io::Result<bool> {
+        while !self.out.is_empty() {
+            match self.console.write(&self.out) {
+                Ok(0) => {
+                    self.blocked = poll.writable_once(&self.console, self.token)?;
+                    return Ok(false);
+                }
+                Ok(written) => drop(self.out.drain(..written)),
+                // The reader is gone (`| head`): the job goes on, its log has it all.
+                Err(_) => {
+                    self.gone = true;
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies the rest once all ranks have ended, waiting for the console as long as it takes something
+    /// every `patience`.
     pub fn finish(&mut self, patience: Duration, give_up: &mut dyn FnMut() -> bool) -> io::Result<Shown> {
         let poll = Poll::new()?;
+        self.all_ended();
         loop {
             self.blocked = false;
             self.copy(&poll)?;
             if self.gone {
                 return Ok(Shown::Abandoned);
             }
-            let left = self.file.metadata()?.len().saturating_sub(self.offset);
-            if left == 0 {
+            if self.sources.is_empty() && self.out.is_empty() {
                 return Ok(Shown::All);
             }
             if (self.blocked && poll.wait(Some(patience))?.is_empty()) || give_up() {
-                return Ok(Shown::AllBut(left));
+                let unread: u64 = self.sources.iter().map(Source::left).sum();
+                return Ok(Shown::AllBut(unread + self.out.len() as u64));
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The driver: waits for one thing to happen, hands it to the supervisor, does what it says. One
 //! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
 
+use crate::model::Exit;
 use crate::supervise::{ChildId, Effect, Event, Note, Policy, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
@@ -17,6 +18,12 @@ pub trait Host {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
     /// A child that leads a session has ended.
     fn ended(&mut self, _end: &End<'_>) {}
+    /// Its status has been collected.
+    fn collected(&mut self, _id: ChildId, _child: &Child, _exit: Exit) {}
+    /// Whether a child that has failed says that it did because another one was gone.
+    fn lost_peer(&mut self, _id: ChildId) -> bool {
+        false
+    }
     /// Ends what is left of the job: a new attempt begins.
     fn sweep(&mut self) {}
     /// Says something to whoever watches.
@@ -110,10 +117,21 @@ impl Engine {
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
         let timeout = [limit, self.time_left()].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
-        for &token in tokens.iter().filter(|t| **t < HOST_TOKENS) {
-            self.look_at(token as usize, host)?;
+        let mut ended = self.collect(&tokens, host)?;
+        if ended.iter().any(|(_, exit)| !exit.is_success()) {
+            // A rank that fails because its peer is gone may be seen before that peer, which died first.
+            let more = self.poll.wait(Some(Duration::ZERO))?;
+            ended.extend(self.collect(&more, host)?);
+            tokens.extend(more);
+            if ended.len() > 1 {
+                ended.sort_by_key(|(id, exit)| !exit.is_success() && host.lost_peer(*id));
+            }
+        }
+        if !ended.is_empty() {
+            self.send(Event::Exited(ended), host)?;
         }
         tokens.retain(|t| *t >= HOST_TOKENS);
+        tokens.dedup();
         let mut effects = Vec::new();
         self.supervisor.handle_timeout(clock::now(), &mut effects);
         self.act(effects, host)?;
@@ -127,17 +145,27 @@ impl Engine {
         self.act(effects, host)
     }
 
-    fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<()> {
-        let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(()) };
+    /// The ends of those children, among the tokens, that have ended.
+    fn collect(&mut self, tokens: &[u64], host: &mut dyn Host) -> io::Result<Vec<(ChildId, Exit)>> {
+        let mut ended = Vec::new();
+        for &token in tokens.iter().filter(|t| **t < HOST_TOKENS) {
+            ended.extend(self.look_at(token as usize, host)?);
+        }
+        Ok(ended)
+    }
+
+    fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<Option<(ChildId, Exit)>> {
+        let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(None) };
         let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
             let ranks: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
             host.ended(&End { id, pid: child.pid(), killed: self.killed.contains(&id), ranks: &ranks });
         }
-        let Some(exit) = child.try_exit()? else { return Ok(()) };
+        let Some(exit) = child.try_exit()? else { return Ok(None) };
         self.poll.forget(child.as_fd())?;
         self.children[rank] = None;
-        self.send(Event::Exited(id, exit), host)
+        host.collected(id, &child, exit);
+        Ok(Some((id, exit)))
     }
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {

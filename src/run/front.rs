@@ -4,7 +4,7 @@
 
 use super::sweep::{self, Swept};
 use crate::model::Exit;
-use crate::sys::pidfd;
+use crate::sys::pidfd::{self, Collected};
 use crate::sys::poll::Poll;
 use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{Forked, Started, fork_launcher};
@@ -82,8 +82,8 @@ impl Front {
             }
             match pidfd::reap(supervisor)? {
                 None => {}
-                Some(Exit::Code(code)) => return Ok(Guarded::Status(code)),
-                Some(exit) => {
+                Some(Collected { exit: Exit::Code(code), .. }) => return Ok(Guarded::Status(code)),
+                Some(Collected { exit, .. }) => {
                     let mut swept = sweep::everybody(&self.elders)?;
                     swept.killed.extend(sweep::by_key(key));
                     return Ok(Guarded::Lost(exit, swept));

@@ -70,8 +70,25 @@ pub fn check(plan: &Plan, folder: &Path) -> Result<(), SpecError> {
     Ok(())
 }
 
+/// Makes the folder of the launcher's own records, `LOG_DIR/rlaunch`.
+pub fn own_folder(log_dir: &Path) -> io::Result<PathBuf> {
+    let folder = log_dir.join("rlaunch");
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    if std::fs::symlink_metadata(&folder)?.is_symlink() {
+        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    }
+    Ok(folder)
+}
+
+/// Moves a log to `LOG_DIR/rlaunch/attempt-N/`, where those of the attempts before the last are.
+pub fn put_aside(log_dir: &Path, log: &str, attempt: u32) -> io::Result<()> {
+    let folder = own_folder(log_dir)?.join(format!("attempt-{attempt}"));
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    std::fs::rename(log_dir.join(log), folder.join(log))
+}
+
 /// Replaces a small file. Written beside it and moved, so that a link is replaced, not followed.
-fn replace(path: &Path, text: &str) -> io::Result<()> {
+pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     let temporary = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     file.write_all(text.as_bytes())?;

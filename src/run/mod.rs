@@ -3,7 +3,10 @@
 pub mod console;
 pub mod engine;
 pub mod front;
+pub mod journal;
 pub mod launch;
 pub mod logs;
 pub mod preflight;
+pub mod result;
+pub mod start;
 pub mod sweep;

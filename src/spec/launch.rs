@@ -1,9 +1,12 @@
 //! What `python -m rlaunch` was asked to do, checked and typed.
 
 use super::SpecError;
+use super::console::{self, ConsoleSpec};
 use super::options::{Values, Vars};
 use super::restarts::{self, Restarts};
 use crate::model::Endpoint;
+use crate::model::exit::signal_number;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
@@ -99,6 +102,10 @@ pub struct LaunchSpec {
     pub grace: Duration,
     /// When a failed job is started again.
     pub restarts: Restarts,
+    /// What people see of the ranks' logs.
+    pub console: ConsoleSpec,
+    /// Signals, beside the usual ones, that are passed on to the ranks and never stop the job.
+    pub notify_signals: BTreeSet<i32>,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
     /// Things the user should know, in order.
@@ -170,6 +177,8 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         auto_cluster: values.bool("auto_cluster_config")?.unwrap_or(false),
         grace: Duration::from_secs_f64(values.seconds("grace")?.unwrap_or(30.0)),
         restarts: restarts::check(values)?,
+        console: console::check(values)?,
+        notify_signals: notify_signals(values)?,
         dry_run: match values.text("dry_run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),
@@ -304,6 +313,19 @@ fn devices(values: &Values) -> Result<Option<Vec<String>>, SpecError> {
         ));
     }
     Ok(Some(list))
+}
+
+fn notify_signals(values: &Values) -> Result<BTreeSet<i32>, SpecError> {
+    let words = values.text("notify_signals").unwrap_or("").split(',').map(str::trim).filter(|word| !word.is_empty());
+    words
+        .map(|word| match signal_number(word) {
+            Some(libc::SIGKILL | libc::SIGSTOP | libc::SIGCHLD | libc::SIGTSTP | libc::SIGCONT) | None => {
+                let why = format!("'{}' is no signal that can be passed on", super::shown(word));
+                Err(values.error("notify_signals", &why, "give names such as TERM,URG"))
+            }
+            Some(number) => Ok(number),
+        })
+        .collect()
 }
 
 fn log_level(values: &Values) -> Result<String, SpecError> {

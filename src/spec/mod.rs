@@ -1,6 +1,7 @@
 //! Floor 2: what was asked. Options with where each value came from, and errors that name the field,
 //! the value, the reason and the way out.
 
+pub mod console;
 pub mod launch;
 pub mod options;
 pub mod restarts;

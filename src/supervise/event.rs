@@ -22,8 +22,9 @@ pub enum Event {
     Spawned(ChildId),
     /// It could not be started, and why.
     SpawnFailed(ChildId, String),
-    /// It has ended.
-    Exited(ChildId, Exit),
+    /// These have ended, as far as can be told at the same time: of those that failed the first is the
+    /// one to blame.
+    Exited(Vec<(ChildId, Exit)>),
     /// Somebody asks the job to stop, with this signal.
     Stop(i32),
     /// A signal that is only passed on.

@@ -171,7 +171,7 @@ impl Supervisor {
             Event::Start => self.start(now, effects),
             Event::Spawned(id) => self.spawned(now, id, effects),
             Event::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
-            Event::Exited(id, exit) => self.exited(now, id, exit, effects),
+            Event::Exited(ended) => self.exited(now, &ended, effects),
             Event::Stop(signal) => self.stop_asked(now, signal, effects),
             Event::Notify(signal) => self.each_living(effects, |child| Effect::Tell { child, signal }),
             Event::Suspend => self.suspend(now, effects),
@@ -237,13 +237,20 @@ impl Supervisor {
         self.stop(now, StopReason::StartFailed(id.local_rank), effects);
     }
 
-    fn exited(&mut self, now: Duration, id: ChildId, exit: Exit, effects: &mut Vec<Effect>) {
-        let Some(child) = self.child(id, &State::Alive) else { return };
-        child.state = State::Ended { exit, lived: now.saturating_sub(child.started) };
-        if exit.is_success() || child.told {
-            self.settle(now, effects);
-        } else {
-            self.stop(now, StopReason::RankFailed(id.local_rank, exit), effects);
+    fn exited(&mut self, now: Duration, ended: &[(ChildId, Exit)], effects: &mut Vec<Effect>) {
+        let (mut news, mut failed) = (false, None);
+        for &(id, exit) in ended {
+            let Some(child) = self.child(id, &State::Alive) else { continue };
+            news = true;
+            child.state = State::Ended { exit, lived: now.saturating_sub(child.started) };
+            if !exit.is_success() && !child.told {
+                failed.get_or_insert(StopReason::RankFailed(id.local_rank, exit));
+            }
+        }
+        match failed {
+            Some(reason) => self.stop(now, reason, effects),
+            None if news => self.settle(now, effects),
+            None => {}
         }
     }
 

@@ -5,6 +5,7 @@ use super::pidfd;
 use crate::model::Exit;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,13 +18,14 @@ pub struct Child {
     /// Where somebody else, whose child it is, writes its status.
     status: Option<OwnedFd>,
     exit: Mutex<Option<Exit>>,
+    peak_memory: AtomicU64,
 }
 
 impl Child {
     /// A child that was just started. `group`: it leads a process group of its own, and signals go
     /// to all of it.
     pub fn new(pid: i32, pidfd: OwnedFd, group: bool) -> Self {
-        Self { pid, pidfd, group, status: None, exit: Mutex::new(None) }
+        Self { pid, pidfd, group, status: None, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
     }
 
     /// Takes over a child that this process forked and nobody has reaped.
@@ -95,7 +97,10 @@ impl Child {
             }
         }
         *exit = match pidfd::reap(self.pidfd.as_fd()) {
-            Ok(found) => found,
+            Ok(found) => found.map(|collected| {
+                self.peak_memory.store(collected.peak_memory, Ordering::Relaxed);
+                collected.exit
+            }),
             Err(error) if error.raw_os_error() == Some(libc::ECHILD) => self.exit_seen_elsewhere()?,
             Err(error) => return Err(error),
         };
@@ -118,6 +123,11 @@ impl Child {
             return Ok(None);
         }
         Ok(Some(pidfd::exit_of_reaped(self.pidfd.as_fd()).unwrap_or(Exit::Lost)))
+    }
+
+    /// The most memory it had, in bytes; 0 while it lives, or where somebody else collected it.
+    pub fn peak_memory(&self) -> u64 {
+        self.peak_memory.load(Ordering::Relaxed)
     }
 
     /// Sends a signal to the child, or to its whole group if it leads one. Does nothing once the

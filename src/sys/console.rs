@@ -94,6 +94,11 @@ impl Console {
         true
     }
 
+    /// Whether it is a terminal.
+    pub fn is_terminal(&self) -> bool {
+        nix::unistd::isatty(&self.fd).unwrap_or(false)
+    }
+
     /// Whether this is the very file that is open as `file`.
     pub fn is(&self, file: impl AsFd) -> bool {
         match (fstat(&self.fd), fstat(file)) {

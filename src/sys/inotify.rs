@@ -1,7 +1,8 @@
-//! Being told when a file grows (inotify(7)).
+//! Being told when files grow (inotify(7)).
 
 use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -10,20 +11,41 @@ use std::path::Path;
 #[derive(Debug)]
 pub struct GrowthWatch(Inotify);
 
+/// One watched file. Two paths of the same file are one.
+pub type Watched = WatchDescriptor;
+
+/// Which files have grown.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Grown {
+    /// These.
+    These(HashSet<Watched>),
+    /// There was more news than the kernel keeps: any of them may have.
+    Any,
+}
+
 impl GrowthWatch {
-    /// Watches one file.
-    pub fn new(path: &Path) -> io::Result<Self> {
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        inotify.add_watch(path, AddWatchFlags::IN_MODIFY)?;
-        Ok(Self(inotify))
+    /// Watches nothing yet.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?))
     }
 
-    /// Forgets what has been told so far.
-    pub fn drain(&self) -> io::Result<()> {
+    /// Watches one more file.
+    pub fn add(&self, path: &Path) -> io::Result<Watched> {
+        Ok(self.0.add_watch(path, AddWatchFlags::IN_MODIFY)?)
+    }
+
+    /// Who has grown since the last call.
+    pub fn drain(&self) -> io::Result<Grown> {
+        let mut these = HashSet::new();
+        let mut overflowed = false;
         loop {
             match self.0.read_events() {
-                Ok(_) => {}
-                Err(Errno::EAGAIN) => return Ok(()),
+                Ok(events) => {
+                    overflowed |= events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
+                    these.extend(events.iter().map(|event| event.wd));
+                }
+                Err(Errno::EAGAIN) if overflowed => return Ok(Grown::Any),
+                Err(Errno::EAGAIN) => return Ok(Grown::These(these)),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -31,19 +31,32 @@ pub fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(wait(fd, libc::WNOWAIT)?.is_some())
 }
 
+/// What is known of a child once its status has been collected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// How it ended.
+    pub exit: Exit,
+    /// The most memory it had, in bytes, or one of the children that it waited for (getrusage(2)).
+    pub peak_memory: u64,
+}
+
 /// Collects the child's status if it has ended; `None` while it lives. `ECHILD` when somebody else
 /// collected it first (or it was never a child of ours).
-pub fn reap(fd: BorrowedFd<'_>) -> io::Result<Option<Exit>> {
+pub fn reap(fd: BorrowedFd<'_>) -> io::Result<Option<Collected>> {
     wait(fd, 0)
 }
 
-fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<Exit>> {
+fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<Collected>> {
     // SAFETY: siginfo_t is plain data, for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { mem::zeroed() };
+    // SAFETY: the same of rusage.
+    let mut usage: libc::rusage = unsafe { mem::zeroed() };
     loop {
-        // SAFETY: `info` is a siginfo_t of ours that outlives the call.
+        // The C library's waitid has no rusage, the kernel's does (waitid(2), NOTES).
+        // SAFETY: `info` and `usage` are values of ours that outlive the call.
         let rc = unsafe {
-            libc::waitid(libc::P_PIDFD, fd.as_raw_fd() as libc::id_t, &mut info, libc::WEXITED | libc::WNOHANG | flags)
+            let options = libc::WEXITED | libc::WNOHANG | flags;
+            libc::syscall(libc::SYS_waitid, libc::P_PIDFD, fd.as_raw_fd(), &mut info, options, &mut usage)
         };
         if rc == 0 {
             break;
@@ -58,10 +71,13 @@ fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<Exit>> {
     if pid == 0 {
         return Ok(None);
     }
-    Ok(Some(match info.si_code {
+    let exit = match info.si_code {
         libc::CLD_EXITED => Exit::Code(status),
         _ => Exit::Signal(status),
-    }))
+    };
+    // In KiB (getrusage(2)).
+    let peak_memory = u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024;
+    Ok(Some(Collected { exit, peak_memory }))
 }
 
 /// Ends and collects a child for which there was no descriptor left. It is ours and unreaped, so its

@@ -340,7 +340,7 @@ impl<'a> World<'a> {
         if !sim.told && !exit.is_success() {
             self.reason(Cause::Failed(rank, exit));
         }
-        self.send(Event::Exited(self.id(rank), exit));
+        self.send(Event::Exited(vec![(self.id(rank), exit)]));
     }
 
     fn effects_of(&mut self, event: Event) -> Vec<Effect> {
@@ -369,14 +369,14 @@ impl<'a> World<'a> {
             let odd = ChildId { attempt: 7, ..id };
             for id in [old, odd] {
                 events.extend([
-                    Event::Exited(id, Exit::Code(99)),
+                    Event::Exited(vec![(id, Exit::Code(99))]),
                     Event::Spawned(id),
                     Event::SpawnFailed(id, "".into()),
                 ]);
             }
             let life = self.sims.get(rank).map(|s| s.life);
             if life != Some(Life::Alive) {
-                events.push(Event::Exited(id, Exit::Code(98)));
+                events.push(Event::Exited(vec![(id, Exit::Code(98))]));
             }
             if !matches!(life, Some(Life::Starting { .. })) {
                 events.extend([Event::Spawned(id), Event::SpawnFailed(id, "".into())]);

@@ -1,0 +1,167 @@
+//! The last words of `python -m rlaunch`: the milestones that scripts match on, then the verdict.
+
+use super::message;
+use super::paddle::{complain, tell};
+use crate::log::verdict::{Culprit, Outcome as Verdictum, Style, Swept, Verdict, Victim, render, sweep};
+use crate::log::{blame, github_annotation, lost_peer, tail};
+use crate::model::Exit;
+use crate::probe::memory::Memory;
+use crate::run::console::Shown;
+use crate::run::launch::{Launch, Launched};
+use crate::run::logs;
+use crate::run::start::TAIL_BYTES;
+use crate::run::sweep::Leftover;
+use crate::supervise::Outcome;
+use crate::sys::tree;
+use std::path::Path;
+use tracing::{error, info, warn};
+
+/// What the end is explained with, beside the report.
+pub struct Circumstances {
+    /// This node's name.
+    pub host: String,
+    /// The memory counters before the ranks were started.
+    pub memory: Memory,
+    /// Whether stderr takes colours.
+    pub colour: bool,
+    /// Whether GitHub's runner reads what is printed.
+    pub github: bool,
+    /// Whether people asked for silence (`--log_level CRITICAL`).
+    pub quiet: bool,
+}
+
+/// Says how it ended.
+pub fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32, circumstances: &Circumstances) {
+    complain_about_stuck(&launched.rest.stuck);
+    if let Shown::AllBut(bytes) = launched.shown {
+        warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
+    }
+    match &launched.report.outcome {
+        Outcome::Completed => {
+            for swept in swept(launch, launched) {
+                tell(&sweep(swept.count, swept.rank.as_slice(), &swept.names));
+            }
+            info!("Pod completed");
+        }
+        Outcome::Stopped { signal } => info!("Terminating with signal {signal}"),
+        Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
+        Outcome::NotStarted { .. } => error!("Pod failed"),
+        Outcome::Failed { culprit, exit } => {
+            let rank = &launch.plan.ranks[*culprit];
+            error!("Pod failed");
+            error!(
+                "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
+                rank.identity.rank,
+                rank.argv,
+                exit.returncode(),
+                launch.log_dir.join(&rank.log).display()
+            );
+        }
+    }
+    info!("Exit code {status}");
+    if let Some(verdict) = verdict(launch, launched, status, circumstances) {
+        if matches!(verdict.outcome, Verdictum::Failed(_)) {
+            info!("------------------------- ERROR LOG DETAIL -------------------------");
+        }
+        if circumstances.github {
+            message::to_stdout(format!("{}\n", github_annotation(&verdict)).as_bytes());
+        }
+        if !circumstances.quiet {
+            let style = Style { colour: circumstances.colour };
+            message::to_stderr(format!("rlaunch: {}", render(&verdict, style)).as_bytes());
+        }
+    }
+}
+
+/// Names processes that the kernel will not let go.
+pub fn complain_about_stuck(stuck: &[Leftover]) {
+    for process in stuck {
+        let place = tree::wait_channel(process.pid).map_or(String::new(), |at| format!(", waiting in {at}"));
+        complain(&format!("process {} ({}) cannot be killed{place}; it is left behind", process.pid, process.name));
+    }
+}
+
+fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
+    let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
+    let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| Swept {
+        rank: Some(launch.plan.ranks[local].identity.rank),
+        count: list.len(),
+        names: names(list),
+    });
+    let rest = &launched.rest.killed;
+    let of_job = Swept { rank: None, count: rest.len(), names: names(rest) };
+    of_ranks.chain([of_job]).filter(|swept| swept.count > 0).collect()
+}
+
+fn verdict(launch: &Launch<'_>, launched: &Launched, status: i32, circumstances: &Circumstances) -> Option<Verdict> {
+    let report = &launched.report;
+    let outcome = match &report.outcome {
+        Outcome::Completed | Outcome::HostLost => return None,
+        Outcome::Stopped { signal } => Verdictum::Stopped { signal: *signal },
+        Outcome::NotStarted { local_rank } => {
+            let rank = launch.plan.ranks[*local_rank].identity.rank;
+            let why = report.ranks[*local_rank].not_started.clone().unwrap_or_default();
+            // It begins with the rank's number, for whoever has only the line.
+            let why = why.strip_prefix(&format!("rank {rank} ")).unwrap_or(&why).to_owned();
+            Verdictum::NotStarted { rank, why }
+        }
+        Outcome::Failed { culprit, exit } => {
+            Verdictum::Failed(Box::new(culprit_of(launch, launched, *culprit, *exit, circumstances)))
+        }
+    };
+    let culprit = match report.outcome {
+        Outcome::Failed { culprit, .. } => Some(culprit),
+        _ => None,
+    };
+    let victims = report.ranks.iter().enumerate().filter_map(|(local, end)| {
+        let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
+        let told = end.told;
+        Some(Victim {
+            rank: launch.plan.ranks[local].identity.rank,
+            pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
+            exit,
+            lived: end.lived.unwrap_or_default(),
+            told,
+            // One that was told may say so too, but that is not why it went.
+            lost_peer: !told && lost_peer(&last_bytes(launch, launched, local)).is_some(),
+            killed_after_grace: end.killed,
+        })
+    });
+    let victims = victims.collect();
+    let (swept, restarts) = (swept(launch, launched), report.restarts);
+    Some(Verdict { outcome, victims, swept, restarts, status })
+}
+
+fn culprit_of(
+    launch: &Launch<'_>,
+    launched: &Launched,
+    local: usize,
+    exit: Exit,
+    circumstances: &Circumstances,
+) -> Culprit {
+    let rank = &launch.plan.ranks[local];
+    let process = &launched.processes[local];
+    let bytes = last_bytes(launch, launched, local);
+    let mut tail = tail::tail(&bytes, tail::Limits::default());
+    tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
+    let killed = exit == Exit::Signal(libc::SIGKILL);
+    Culprit {
+        rank: rank.identity.rank,
+        local_rank: local,
+        host: circumstances.host.clone(),
+        pid: process.pid.unwrap_or(0).unsigned_abs(),
+        exit,
+        lived: launched.report.ranks[local].lived.unwrap_or_default(),
+        attempt: process.attempt,
+        log: Some(launch.log_dir.join(&rank.log).display().to_string()),
+        blame: blame(&bytes, exit),
+        lost_peer: lost_peer(&bytes),
+        explanation: killed.then(|| Memory::now(Path::new("/")).explain(&circumstances.memory)),
+        tail,
+    }
+}
+
+fn last_bytes(launch: &Launch<'_>, launched: &Launched, local: usize) -> Vec<u8> {
+    let log = launch.log_dir.join(&launch.plan.ranks[local].log);
+    logs::tail(&log, launched.processes[local].log_start, TAIL_BYTES)
+}

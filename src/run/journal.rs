@@ -1,0 +1,189 @@
+//! What happened, for programs: `LOG_DIR/rlaunch/events.jsonl`, a line a change, and `result.json`, the
+//! end. Schemas: `docs/events.schema.json` and `docs/result.schema.json`. Version 1; fields may be added.
+
+use super::logs;
+use crate::model::Exit;
+use crate::model::exit::signal_name;
+use crate::supervise::Note;
+use crate::sys::clock;
+use serde::Serialize;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The version of both files' schemas.
+pub const VERSION: u32 = 1;
+
+/// How a process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// With this code.
+    Code(i32),
+    /// By this signal.
+    Signal {
+        /// Its number.
+        number: i32,
+        /// Its name, if it has one.
+        name: Option<&'static str>,
+    },
+    /// Somebody else collected its status.
+    Unknown,
+}
+
+impl From<Exit> for Ending {
+    fn from(exit: Exit) -> Self {
+        match exit {
+            Exit::Code(code) => Ending::Code(code),
+            Exit::Signal(number) => Ending::Signal { number, name: signal_name(number) },
+            Exit::Lost => Ending::Unknown,
+        }
+    }
+}
+
+/// One change of state. `rank` is global, `local_rank` this node's.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[allow(missing_docs)] // The schema describes each field.
+pub enum What<'a> {
+    JobStarted {
+        job_id: &'a str,
+        host: &'a str,
+        ranks: usize,
+        supervisor: u32,
+        argv: Vec<String>,
+    },
+    RankStarted {
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        pid: i32,
+    },
+    RankNotStarted {
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        why: &'a str,
+    },
+    RankEnded {
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        pid: i32,
+        exit: Ending,
+        swept: usize,
+        peak_memory_bytes: u64,
+    },
+    Signal {
+        signal: i32,
+    },
+    FrontLost,
+    Stopping {
+        signal: i32,
+        living: Vec<usize>,
+    },
+    Forced {
+        living: Vec<usize>,
+    },
+    Killing {
+        living: Vec<usize>,
+    },
+    Unkillable {
+        living: Vec<usize>,
+    },
+    Restarting {
+        attempt: u32,
+        of: u32,
+        culprit: usize,
+        exit: Ending,
+        delay_seconds: f64,
+    },
+    NotRestarting {
+        why: String,
+    },
+    JobEnded {
+        outcome: &'a str,
+        exit_status: i32,
+    },
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    version: u32,
+    sequence: u64,
+    /// RFC 3339, UTC.
+    time: String,
+    /// Seconds on the monotonic clock.
+    monotonic: f64,
+    #[serde(flatten)]
+    what: &'a What<'a>,
+}
+
+/// The folder of the job's own records. A disk that is full, or gone, ends nothing: then nothing more is
+/// written.
+#[derive(Debug)]
+pub struct Journal {
+    folder: PathBuf,
+    events: Option<File>,
+    sequence: u64,
+}
+
+impl Journal {
+    /// Opens the folder in `log_dir`, and begins a new file of events.
+    pub fn open(log_dir: &Path) -> io::Result<Self> {
+        let folder = logs::own_folder(log_dir)?;
+        let events = logs::open(&folder.join("events.jsonl"), true)?;
+        // The end of an earlier run is not this one's.
+        match std::fs::remove_file(folder.join("result.json")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(Self { folder, events: Some(events), sequence: 0 })
+    }
+
+    /// Writes one line.
+    pub fn write(&mut self, what: What<'_>) {
+        let Some(file) = &mut self.events else { return };
+        let line = Line {
+            version: VERSION,
+            sequence: self.sequence,
+            time: clock::utc_timestamp(),
+            monotonic: clock::now().as_secs_f64(),
+            what: &what,
+        };
+        self.sequence += 1;
+        let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut text| {
+            text.push(b'\n');
+            file.write_all(&text)
+        });
+        if written.is_err() {
+            self.events = None;
+        }
+    }
+
+    /// Writes what the supervisor said. `rank_of`: the global number of a local rank.
+    pub fn note(&mut self, note: &Note, rank_of: impl Fn(usize) -> usize) {
+        let all = |living: &[usize]| living.iter().map(|l| rank_of(*l)).collect();
+        self.write(match note {
+            Note::Stopping { signal, living } => What::Stopping { signal: *signal, living: all(living) },
+            Note::Forced { living } => What::Forced { living: all(living) },
+            Note::Killing { living } => What::Killing { living: all(living) },
+            Note::Unkillable { living } => What::Unkillable { living: all(living) },
+            Note::Restarting { attempt, of, culprit, exit, delay } => What::Restarting {
+                attempt: *attempt,
+                of: *of,
+                culprit: rank_of(*culprit),
+                exit: (*exit).into(),
+                delay_seconds: delay.as_secs_f64(),
+            },
+            Note::NotRestarting { why } => What::NotRestarting { why: format!("{why:?}") },
+        });
+    }
+
+    /// Writes `result.json`, whole or not at all.
+    pub fn conclude(&mut self, result: &impl Serialize) -> io::Result<()> {
+        let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
+        text.push('\n');
+        logs::replace(&self.folder.join("result.json"), &text)
+    }
+}

@@ -1,0 +1,158 @@
+//! The end of a job, for programs: `LOG_DIR/rlaunch/result.json`. Schema: `docs/result.schema.json`.
+
+use super::journal::{Ending, VERSION};
+use super::launch::{Launch, Launched};
+use super::sweep::Leftover;
+use crate::plan::RankPlan;
+use crate::supervise::{Outcome, RankReport};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The whole file.
+#[derive(Debug, Serialize)]
+#[allow(missing_docs)] // The schema describes each field.
+pub struct JobResult<'a> {
+    version: u32,
+    job_id: &'a str,
+    host: &'a str,
+    outcome: &'static str,
+    /// The global number of the rank that failed first, or could not be started.
+    culprit: Option<usize>,
+    exit_status: i32,
+    restarts: u32,
+    attempts: Vec<Attempt>,
+    ranks: Vec<Rank<'a>>,
+    /// Processes of no rank in particular that were ended.
+    swept: usize,
+    /// What the launcher sets for all ranks alike; secrets are masked.
+    environment: BTreeMap<&'a str, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Attempt {
+    attempt: u32,
+    culprit: usize,
+    exit: Ending,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Rank<'a> {
+    rank: usize,
+    local_rank: usize,
+    status: &'static str,
+    exit: Option<Ending>,
+    why: Option<&'a str>,
+    pid: Option<i32>,
+    attempt: u32,
+    seconds: Option<f64>,
+    /// The launcher had signalled it before it ended.
+    told: bool,
+    killed: bool,
+    peak_memory_bytes: Option<u64>,
+    swept: usize,
+    log: String,
+    /// What the launcher sets for this rank and not alike for all.
+    environment: BTreeMap<&'a str, String>,
+}
+
+/// The one word for how a job ended.
+pub fn outcome(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Completed => "completed",
+        Outcome::Failed { .. } => "failed",
+        Outcome::NotStarted { .. } => "not_started",
+        Outcome::Stopped { .. } => "stopped",
+        Outcome::HostLost => "front_lost",
+    }
+}
+
+/// Sums up a job that has ended with this exit status.
+pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str, exit_status: i32) -> JobResult<'a> {
+    let ranks = &launch.plan.ranks;
+    let report = &launched.report;
+    let global = |local: usize| ranks[local].identity.rank;
+    let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
+        let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
+        let vars = first.env.vars().iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        vars.filter(|(name, value)| alike(name, value)).collect()
+    });
+    let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| Attempt {
+        attempt,
+        culprit: global(one.culprit),
+        exit: one.exit.into(),
+        seconds: one.ended.saturating_sub(one.began).as_secs_f64(),
+    });
+    let rank = |(local, plan): (usize, &'a RankPlan)| {
+        let (end, process) = (&report.ranks[local], &launched.processes[local]);
+        let own = plan.env.vars().iter().filter(|(name, _)| !common.contains_key(name.as_str()));
+        Rank {
+            rank: plan.identity.rank,
+            local_rank: local,
+            status: status(end),
+            exit: end.exit.map(Ending::from),
+            why: end.not_started.as_deref(),
+            pid: process.pid,
+            attempt: process.attempt,
+            seconds: end.lived.map(|lived| lived.as_secs_f64()),
+            told: end.told,
+            killed: end.killed,
+            peak_memory_bytes: end.exit.map(|_| process.peak_memory),
+            swept: launched.swept[local].len(),
+            log: launch.log_dir.join(&plan.log).display().to_string(),
+            environment: own.map(|(name, value)| (name.as_str(), shown(name, value))).collect(),
+        }
+    };
+    let culprit = match report.outcome {
+        Outcome::Failed { culprit, .. } | Outcome::NotStarted { local_rank: culprit } => Some(global(culprit)),
+        _ => None,
+    };
+    let rest: &[Leftover] = &launched.rest.killed;
+    JobResult {
+        version: VERSION,
+        job_id: &launch.plan.job_id,
+        host,
+        outcome: outcome(&report.outcome),
+        culprit,
+        exit_status,
+        restarts: report.restarts,
+        attempts: attempts.collect(),
+        ranks: ranks.iter().enumerate().map(rank).collect(),
+        swept: rest.len(),
+        environment: common.iter().map(|(name, value)| (*name, shown(name, value))).collect(),
+    }
+}
+
+fn status(rank: &RankReport) -> &'static str {
+    match rank {
+        RankReport { abandoned: true, .. } => "abandoned",
+        RankReport { not_started: Some(_), .. } => "not_started",
+        RankReport { exit: Some(exit), .. } if exit.is_success() => "succeeded",
+        RankReport { exit: Some(_), told: true, .. } => "stopped",
+        RankReport { exit: Some(_), .. } => "failed",
+        _ => "never_started",
+    }
+}
+
+/// The value of a variable, masked if its name sounds like a secret or it carries a login.
+fn shown(name: &str, value: &str) -> String {
+    const SECRET: [&str; 7] = ["SECRET", "TOKEN", "PASSW", "CREDENTIAL", "KEY", "AUTH", "COOKIE"];
+    let upper = name.to_ascii_uppercase();
+    let login = value.contains("://") && value.contains('@');
+    if login || SECRET.iter().any(|word| upper.contains(word)) { "***".into() } else { value.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn what_sounds_like_a_secret_is_masked() {
+        for (name, value) in [("WANDB_API_KEY", "x"), ("hf_token", "x"), ("http_proxy_original", "http://me:pw@host:1")]
+        {
+            assert_eq!(shown(name, value), "***");
+        }
+        assert_eq!(shown("PADDLE_MASTER", "127.0.0.1:1"), "127.0.0.1:1");
+        assert_eq!(shown("http_proxy_original", "http://host:1"), "http://host:1");
+    }
+}

@@ -1,0 +1,191 @@
+//! Starting the ranks of a plan, and what is done about each of them: its log, its lifeline, the sweep
+//! after its end, its lines in the journal.
+
+use super::console::Follower;
+use super::engine::{End, Host};
+use super::journal::{Journal, What};
+use super::launch::Launch;
+use super::logs;
+use super::sweep::{self, Leftover};
+use crate::log::lost_peer;
+use crate::model::Exit;
+use crate::supervise::{ChildId, Note};
+use crate::sys::child::Child;
+use crate::sys::lifeline::{Lifeline, Scope};
+use crate::sys::spawn::{self, Start};
+use nix::errno::Errno;
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How much of a log is looked at for what its rank died of.
+pub const TAIL_BYTES: u64 = 64 * 1024;
+
+/// What is known of one rank's present process.
+#[derive(Clone, Debug, Default)]
+pub struct Process {
+    /// Its id; `None` if it has not run.
+    pub pid: Option<i32>,
+    /// Which restart it belongs to.
+    pub attempt: u32,
+    /// Where in its log file its output starts.
+    pub log_start: u64,
+    /// The most memory it had, in bytes, children that it waited for included.
+    pub peak_memory: u64,
+}
+
+/// The ranks of a plan, as the engine's host.
+pub struct Ranks<'a> {
+    launch: &'a Launch<'a>,
+    lifeline: Lifeline,
+    base: Vec<(Vec<u8>, Vec<u8>)>,
+    mask: libc::sigset_t,
+    /// By local rank.
+    pub processes: Vec<Process>,
+    /// What each of them left behind in all attempts, all of it killed; by local rank.
+    pub swept: Vec<Vec<Leftover>>,
+    just_swept: usize,
+    /// What people see of the logs.
+    pub follower: Option<Follower>,
+    /// What is written down.
+    pub journal: Journal,
+    say: &'a mut dyn FnMut(&Note),
+}
+
+impl<'a> Ranks<'a> {
+    /// Nobody is started yet.
+    pub fn new(
+        launch: &'a Launch<'a>,
+        follower: Option<Follower>,
+        journal: Journal,
+        say: &'a mut dyn FnMut(&Note),
+    ) -> io::Result<Self> {
+        Ok(Self {
+            launch,
+            lifeline: Lifeline::new()?,
+            base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
+            mask: spawn::current_mask(),
+            processes: vec![Process::default(); launch.plan.ranks.len()],
+            swept: vec![Vec::new(); launch.plan.ranks.len()],
+            just_swept: 0,
+            follower,
+            journal,
+            say,
+        })
+    }
+
+    fn log(&self, local_rank: usize) -> PathBuf {
+        self.launch.log_dir.join(&self.launch.plan.ranks[local_rank].log)
+    }
+
+    fn rank(&self, id: ChildId) -> usize {
+        self.launch.plan.ranks[id.local_rank].identity.rank
+    }
+
+    fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
+        let rank = &self.launch.plan.ranks[id.local_rank];
+        let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, self.launch.program.display());
+        let in_step = |step: &str, error: io::Error| {
+            let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
+            name(&format!("{step}: {}{errno}", logs::plain(&error)))
+        };
+        let path = self.log(id.local_rank);
+        // What an earlier attempt wrote has been put aside.
+        let overwrite = self.launch.log_overwrite && id.attempt == 0;
+        let log = logs::open(&path, overwrite).map_err(|e| in_step(&path.display().to_string(), e))?;
+        let log_start = log.metadata().map_or(0, |m| m.len());
+        let end = self.lifeline.open_end().map_err(|e| in_step("lifeline", e))?;
+        let mut env = rank.env.clone();
+        env.set(sweep::KEY, sweep::key_of_rank(&self.launch.key, id.attempt, id.local_rank));
+        let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
+        let strings = |items: Vec<Vec<u8>>| spawn::c_strings(items).map_err(|e| name(&e.to_string()));
+        let start = Start {
+            program: c_path(&self.launch.program).map_err(|e| name(&e))?,
+            argv: strings(rank.argv.iter().map(|a| a.clone().into_vec()).collect())?,
+            envp: strings(env.collect())?,
+            stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
+            keep: Vec::new(),
+            new_session: true,
+            lifeline: Some((end.as_raw_fd(), Scope::Group)),
+            mask: self.mask,
+            nofile: self.launch.nofile,
+            default_sigpipe: true,
+        };
+        let started = spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?;
+        self.processes[id.local_rank] =
+            Process { pid: Some(started.pid), attempt: id.attempt, log_start, ..Process::default() };
+        if let Some(follower) = &mut self.follower
+            && let Some(prefix) = self.launch.shown.get(&id.local_rank)
+        {
+            // A console that cannot follow shows nothing of it; the log has it all.
+            let _ = follower.follow(&path, log_start, prefix.clone());
+        }
+        Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
+    }
+}
+
+impl Host for Ranks<'_> {
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
+        let started = self.start_one(id);
+        let (rank, attempt) = (self.rank(id), id.attempt);
+        self.journal.write(match &started {
+            Ok(child) => What::RankStarted { rank, local_rank: id.local_rank, attempt, pid: child.pid() },
+            Err(why) => What::RankNotStarted { rank, local_rank: id.local_rank, attempt, why },
+        });
+        started
+    }
+
+    fn ended(&mut self, end: &End<'_>) {
+        let key = sweep::key_of_rank(&self.launch.key, end.id.attempt, end.id.local_rank);
+        // If nobody can be looked for now, the sweep of the whole job finds them.
+        let found = sweep::after_rank(end, &key).unwrap_or_default();
+        self.just_swept = found.len();
+        self.swept[end.id.local_rank].extend(found);
+    }
+
+    fn collected(&mut self, id: ChildId, child: &Child, exit: Exit) {
+        let process = &mut self.processes[id.local_rank];
+        process.peak_memory = child.peak_memory();
+        let (pid, swept, peak_memory_bytes) = (child.pid(), self.just_swept, process.peak_memory);
+        let (rank, attempt) = (self.rank(id), id.attempt);
+        self.journal.write(What::RankEnded {
+            rank,
+            local_rank: id.local_rank,
+            attempt,
+            pid,
+            exit: exit.into(),
+            swept,
+            peak_memory_bytes,
+        });
+    }
+
+    fn lost_peer(&mut self, id: ChildId) -> bool {
+        let start = self.processes[id.local_rank].log_start;
+        lost_peer(&logs::tail(&self.log(id.local_rank), start, TAIL_BYTES)).is_some()
+    }
+
+    fn sweep(&mut self) {
+        let _ = sweep::everybody(&BTreeSet::new());
+        let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
+        if let Some(follower) = &mut self.follower {
+            follower.all_ended();
+        }
+        for rank in &self.launch.plan.ranks {
+            // Where it cannot be put aside, the next attempt appends to it.
+            let _ = logs::put_aside(&self.launch.log_dir, &rank.log, attempt);
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        self.journal.note(&note, |local| self.launch.plan.ranks[local].identity.rank);
+        (self.say)(&note);
+    }
+}
+
+fn c_path(path: &Path) -> Result<CString, String> {
+    CString::new(path.as_os_str().as_encoded_bytes()).map_err(|e| e.to_string())
+}
