@@ -285,4 +285,8 @@ fn a_tail_collapses_progress_and_says_when_it_is_cut() {
     assert_eq!((found.lines[0].as_str(), found.lines[19].as_str()), ("epoch 10: done", "epoch 29: done"));
     let found = tail(b"one\n\n\x1b[31mtwo\x1b[0m\n\n\n", Limits::default());
     assert_eq!((found.lines, found.cut), (vec!["one".into(), String::new(), "two".into()], false));
+    let found = tail(b"123456789\n".repeat(10).as_slice(), Limits { lines: 20, bytes: 80 });
+    assert_eq!((found.lines.len(), found.cut), (8, true));
+    let found = tail("é".repeat(100).as_bytes(), Limits { lines: 20, bytes: 80 });
+    assert_eq!((found.lines, found.cut), (vec!["ééé…".into()], true));
 }
