@@ -26,17 +26,12 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
     }
     let text = plain_lines(stderr);
     let lines: Vec<&str> = text.iter().map(|l| without_rank(l)).collect();
-    let mut crashes = native::find(&lines);
+    let crashes = native::find(&lines);
     let mut stops = vec![false; lines.len()];
     for crash in crashes.iter().filter(|c| !traceback::is_summary(lines[c.line])) {
         stops[crash.line] = true;
     }
     let raised = traceback::find(&lines, &stops);
-    let mut spans = raised.iter().map(|r| &r.lines).peekable();
-    crashes.retain(|crash| {
-        while spans.next_if(|s| s.end <= crash.line).is_some() {}
-        spans.peek().is_none_or(|s| !s.contains(&crash.line))
-    });
     let last_word = lines.iter().rposition(|l| !l.is_empty()).unwrap_or(0);
 
     let exceptions = raised.iter().map(|r| (weight_of_exception(r, exit, last_word), r.lines.start, Found::Raised(r)));

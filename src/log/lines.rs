@@ -77,7 +77,6 @@ impl Splitter {
     }
 
     fn push(&mut self, mut run: &[u8], out: &mut impl FnMut(&[u8])) {
-        self.taken &= run.is_empty();
         while self.held.len() + run.len() > LONGEST {
             let (fits, rest) = run.split_at(LONGEST - self.held.len());
             self.held.extend_from_slice(fits);

@@ -43,7 +43,7 @@ pub(super) fn find(lines: &[&str], stops: &[bool]) -> Vec<Raised> {
         let line = lines[at];
         let start = at;
         let (fault, end) = if line.trim_start() == GROUP {
-            group(lines, at + 1)
+            group(lines, at + 1, stops)
         } else if line.ends_with(HEADER) && !line.ends_with("C++ Traceback (most recent call last):") {
             read(lines, at + 1, stops)
         } else if begins_without_header(lines, at) {
@@ -136,11 +136,12 @@ fn text_of(lines: &[&str], at: usize, first: &str, stops: &[bool]) -> (String, u
 
 /// An exception group, drawn behind a gutter of `|`: its own exception, then those inside as text. Only the
 /// first line of an exception's text has the gutter.
-fn group(lines: &[&str], at: usize) -> (Option<Fault>, usize) {
+fn group(lines: &[&str], at: usize, stops: &[bool]) -> (Option<Fault>, usize) {
     let drawn = |line: &str| line.starts_with(' ') && line.trim_start().starts_with(['|', '+']);
     let mut end = at;
     for (i, line) in lines.iter().enumerate().skip(at) {
-        if i > end + LONGEST_TEXT || begins_something(line) && !drawn(line) || line.trim_start() == GROUP {
+        let foreign = !drawn(line) && (begins_something(line) || stops.get(i) == Some(&true));
+        if i > end + LONGEST_TEXT || foreign || line.trim_start() == GROUP {
             break;
         }
         if drawn(line) {

@@ -241,6 +241,47 @@ fn words_of_shells_and_command_lines() {
     expect(usage, Exit::Code(2), Kind::Message, "t.py: error: unrecognized arguments: --rl", "", "");
 }
 
+#[test]
+fn the_root_is_the_first_of_a_chain() {
+    let more = "\nDuring handling of the above exception, another exception occurred:\n\n\
+                Traceback (most recent call last):\n  File \"x.py\", line 1, in g\n    g()\nOSError: gone\n";
+    expect(&format!("{CHAIN}{more}"), Exit::Code(1), Kind::Exception, "OSError: gone", "x.py:1 in g", "KeyError: 'lr'");
+    expect(&more[1..], Exit::Code(1), Kind::Exception, "OSError: gone", "x.py:1 in g", "");
+}
+
+#[test]
+fn a_traceback_that_breaks_off_gives_nothing_to_the_next() {
+    let text = "Traceback (most recent call last):\n  File \"mine.py\", line 1, in g\n\
+                Traceback (most recent call last):\n  File \"/x/site-packages/a.py\", line 2, in h\nE: x\n";
+    expect(text, Exit::Code(1), Kind::Exception, "E: x", "/x/site-packages/a.py:2 in h", "");
+}
+
+/// What is printed behind an exception is not its text for ever, and what crashed later is told.
+#[test]
+fn a_text_ends_where_something_else_begins() {
+    let long = format!("{CHAIN}{}", "and so on\n".repeat(50));
+    assert_eq!(found(&long, Exit::Code(1)).fault.text.lines().count(), 20);
+    let json = "json.decoder.JSONDecodeError: Expecting property name: line 1 column 2 (char 1)";
+    let logged = LIBRARY.lines().take(7).collect::<Vec<_>>().join("\n");
+    let paddle = "FatalError: `Segmentation fault` is detected by the operating system.";
+    expect(&format!("{logged}\n{PADDLE_SIGNAL}"), Exit::Signal(11), Kind::Paddle, paddle, "", json);
+    let text = format!("{GROUP}free(): invalid size\n  | a table |\n");
+    let group = found(GROUP, Exit::Code(1)).fault.to_string();
+    expect(&text, Exit::Signal(6), Kind::Abort, "glibc: free(): invalid size", "", &group);
+    let killed = "run.sh: line 1: 17003 Killed   x";
+    expect(&format!("{LIBRARY}step 7\n{killed}"), Exit::Code(137), Kind::Message, killed, "", "");
+    let text = format!("free(): invalid size\n{PADDLE_SIGNAL}");
+    expect(&text, Exit::Signal(6), Kind::Abort, "glibc: free(): invalid size", "", "");
+}
+
+#[test]
+fn a_keyboard_interrupt_is_how_python_ends_by_sigint() {
+    let text = "Traceback (most recent call last):\n  File \"t.py\", line 1, in f\nKeyboardInterrupt\n";
+    let text = format!("{text}{}", "saving\n".repeat(30));
+    assert_eq!(found(&text, Exit::Signal(2)).fault.what, "KeyboardInterrupt");
+    assert_eq!(blame(text.as_bytes(), Exit::Signal(9)), None);
+}
+
 /// A program logs exceptions that it handles: when a signal ended it they explain nothing.
 #[test]
 fn an_exception_in_passing_is_not_blamed_for_a_signal() {

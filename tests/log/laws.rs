@@ -196,7 +196,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tail_is_the_end_of_the_log_within_its_limits(bytes in any_bytes(), lines in 0..9usize, most in 0..500usize) {
+    fn a_tail_is_the_end_of_the_log_within_its_limits(bytes in any_bytes(), lines in 0..30usize, most in 0..500usize) {
         let found = tail(&bytes, Limits { lines, bytes: most });
         prop_assert!(found.lines.len() <= lines);
         prop_assert!(found.lines.iter().map(String::len).sum::<usize>() <= most);
@@ -270,6 +270,7 @@ fn sequences_go_and_colours_stay() {
         (b"\xc2\x9b2Ja\xc2\x9d0;t\xc2\x9cb", b"ab"),
         (b"a\x08\x07\x00\x0b\x7fb\tc", b"ab\tc"),
         (b"\x9b2J\xffz", b"\xef\xbf\xbd2J\xffz"),
+        (b"\x1b[1 ma\x1b]0;t\x18b", b"ab"),
         (b"\x1b\x1b[2Ja\x1b", b"a"),
     ] {
         assert_eq!(cleaned(line, Colours::Keep), shown, "{:?}", String::from_utf8_lossy(line));
@@ -284,4 +285,8 @@ fn a_tail_collapses_progress_and_says_when_it_is_cut() {
     assert_eq!((found.lines[0].as_str(), found.lines[19].as_str()), ("epoch 10: done", "epoch 29: done"));
     let found = tail(b"one\n\n\x1b[31mtwo\x1b[0m\n\n\n", Limits::default());
     assert_eq!((found.lines, found.cut), (vec!["one".into(), String::new(), "two".into()], false));
+    let found = tail(b"123456789\n".repeat(10).as_slice(), Limits { lines: 20, bytes: 80 });
+    assert_eq!((found.lines.len(), found.cut), (8, true));
+    let found = tail("é".repeat(100).as_bytes(), Limits { lines: 20, bytes: 80 });
+    assert_eq!((found.lines, found.cut), (vec!["ééé…".into()], true));
 }
