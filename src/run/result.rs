@@ -75,7 +75,7 @@ pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str,
     let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
         let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
         let vars = first.env.vars().iter().map(|(n, v)| (n.as_str(), v.as_str()));
-        vars.filter(|(name, value)| alike(name, value)).collect()
+        vars.filter(|(name, value)| is_told(name) && alike(name, value)).collect()
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| Attempt {
         attempt,
@@ -85,7 +85,7 @@ pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str,
     });
     let rank = |(local, plan): (usize, &'a RankPlan)| {
         let (end, process) = (&report.ranks[local], &launched.processes[local]);
-        let own = plan.env.vars().iter().filter(|(name, _)| !common.contains_key(name.as_str()));
+        let own = plan.env.vars().iter().filter(|(name, _)| is_told(name) && !common.contains_key(name.as_str()));
         Rank {
             rank: plan.identity.rank,
             local_rank: local,
@@ -132,6 +132,11 @@ fn status(rank: &RankReport) -> &'static str {
         RankReport { exit: Some(_), .. } => "failed",
         _ => "never_started",
     }
+}
+
+/// Not what the launcher tells itself.
+fn is_told(name: &str) -> bool {
+    !name.starts_with("RLAUNCH_")
 }
 
 /// The value of a variable, masked if its name sounds like a secret or it carries a login.
