@@ -49,6 +49,7 @@ pub struct Job {
     pub policy: Policy,
     pub ranks: usize,
     pub adopted: bool,
+    /// When it is started or adopted.
     pub begins: u64,
     /// By attempt and local rank; beyond these all are `GOOD`.
     pub manners: Vec<Vec<Manners>>,
