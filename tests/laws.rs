@@ -63,14 +63,20 @@ fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
     })
 }
 
+/// Attempts that differ, or one that comes again and again.
+fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
+    let one = || prop::collection::vec(manners(), ranks);
+    prop_oneof![prop::collection::vec(one(), 1..5), one().prop_map(|ranks| vec![ranks; 5])]
+}
+
 fn job() -> impl Strategy<Value = Job> {
-    let manners = (0..6usize)
-        .prop_flat_map(|ranks| (Just(ranks), prop::collection::vec(prop::collection::vec(manners(), ranks), 1..5)));
-    (policy(), manners, prop::bool::weighted(0.2), happenings()).prop_map(
-        |(policy, (ranks, manners), adopted, happenings)| Job {
+    let manners = (0..6usize).prop_flat_map(|ranks| (Just(ranks), attempts(ranks)));
+    (policy(), manners, prop::bool::weighted(0.2), 0..9_000u64, happenings()).prop_map(
+        |(policy, (ranks, manners), adopted, begins, happenings)| Job {
             policy,
             ranks,
             adopted: adopted && ranks > 0,
+            begins,
             manners,
             happenings,
         },
@@ -117,6 +123,7 @@ fn plain(manners: &[&[Manners]], happenings: &[(u64, Happening)]) -> Job {
         policy: Policy::with_grace(GRACE),
         ranks: manners[0].len(),
         adopted: false,
+        begins: 0,
         manners: manners.iter().map(|ranks| ranks.to_vec()).collect(),
         happenings: happenings.to_vec(),
     }

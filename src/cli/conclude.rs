@@ -45,7 +45,11 @@ pub fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32, circumsta
         }
         Outcome::Stopped { signal } => info!("Terminating with signal {signal}"),
         Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
-        Outcome::NotStarted { .. } => error!("Pod failed"),
+        Outcome::NotStarted { local_rank } => {
+            error!("Pod failed");
+            let why = launched.report.ranks[*local_rank].not_started.as_deref();
+            complain(&format!("cannot start {}", why.unwrap_or_default()));
+        }
         Outcome::Failed { culprit, exit } => {
             let rank = &launch.plan.ranks[*culprit];
             error!("Pod failed");
@@ -68,7 +72,7 @@ pub fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32, circumsta
         }
         if !circumstances.quiet {
             let style = Style { colour: circumstances.colour };
-            message::to_stderr(format!("rlaunch: {}", render(&verdict, style)).as_bytes());
+            message::to_stderr(render(&verdict, style).as_bytes());
         }
     }
 }
@@ -96,15 +100,9 @@ fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
 fn verdict(launch: &Launch<'_>, launched: &Launched, status: i32, circumstances: &Circumstances) -> Option<Verdict> {
     let report = &launched.report;
     let outcome = match &report.outcome {
-        Outcome::Completed | Outcome::HostLost => return None,
+        // One line has said it.
+        Outcome::Completed | Outcome::HostLost | Outcome::NotStarted { .. } => return None,
         Outcome::Stopped { signal } => Verdictum::Stopped { signal: *signal },
-        Outcome::NotStarted { local_rank } => {
-            let rank = launch.plan.ranks[*local_rank].identity.rank;
-            let why = report.ranks[*local_rank].not_started.clone().unwrap_or_default();
-            // It begins with the rank's number, for whoever has only the line.
-            let why = why.strip_prefix(&format!("rank {rank} ")).unwrap_or(&why).to_owned();
-            Verdictum::NotStarted { rank, why }
-        }
         Outcome::Failed { culprit, exit } => {
             Verdictum::Failed(Box::new(culprit_of(launch, launched, *culprit, *exit, circumstances)))
         }

@@ -3,7 +3,7 @@
 use super::conclude::{Circumstances, complain_about_stuck, conclude};
 use super::grammar::{self, Parsed};
 use super::{dry_run, exit_code, message};
-use crate::log::Prefix;
+use crate::log::{Prefix, verdict};
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
@@ -11,7 +11,8 @@ use crate::probe::nvml;
 use crate::run::front::{self, Front, Guarded, Side};
 use crate::run::journal::{Journal, What};
 use crate::run::launch::{Launch, run};
-use crate::run::{logs, preflight, result, sweep};
+use crate::run::sweep::Leftover;
+use crate::run::{logs, preflight, result};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
@@ -205,7 +206,7 @@ fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
             complain(&format!("the launcher's supervisor process ended by {exit}, and the job with it"));
             complain_about_stuck(&swept.stuck);
             if !swept.killed.is_empty() {
-                tell(&format!("swept {}", sweep::describe(&swept.killed)));
+                tell(&swept_line(&swept.killed));
             }
             exit_code::SUPERVISOR_LOST
         }
@@ -226,6 +227,11 @@ fn find(spec: &LaunchSpec, argv: &[OsString], vars: &Vars) -> Result<PathBuf, Sp
 
 fn absolute(path: &str) -> Result<PathBuf, SpecError> {
     std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
+}
+
+fn swept_line(killed: &[Leftover]) -> String {
+    let names: Vec<String> = killed.iter().map(|process| process.name.clone()).collect();
+    verdict::sweep(names.len(), &[], &names)
 }
 
 /// The supervisor: runs the ranks to their end. Returns the exit status.

@@ -151,18 +151,3 @@ pub fn by_key(key: &str) -> Vec<Leftover> {
     }
     found.into_iter().collect()
 }
-
-/// `4 leftover processes (sleep x3, python3)`.
-pub fn describe(leftovers: &[Leftover]) -> String {
-    let mut names: Vec<(&str, usize)> = Vec::new();
-    for leftover in leftovers {
-        match names.iter_mut().find(|(name, _)| *name == leftover.name) {
-            Some((_, count)) => *count += 1,
-            None => names.push((&leftover.name, 1)),
-        }
-    }
-    let list: Vec<String> =
-        names.iter().map(|(n, c)| if *c == 1 { (*n).to_owned() } else { format!("{n} x{c}") }).collect();
-    let noun = if leftovers.len() == 1 { "process" } else { "processes" };
-    format!("{} leftover {noun} ({})", leftovers.len(), list.join(", "))
-}

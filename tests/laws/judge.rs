@@ -213,6 +213,7 @@ impl World<'_> {
         assert_eq!(self.machine.living(), self.living());
         assert_eq!(self.machine.is_stopping(), self.first.is_some());
         assert!(all(&|s| s.frozen == self.asleep.is_some()), "some are frozen and some are not");
+        assert!(self.machine.next_deadline().is_none_or(|at| at >= self.now), "a deadline in the past");
         if self.asleep.is_some() {
             assert_eq!(self.machine.next_deadline(), None, "a timer runs while asleep");
             return;

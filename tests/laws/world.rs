@@ -49,6 +49,8 @@ pub struct Job {
     pub policy: Policy,
     pub ranks: usize,
     pub adopted: bool,
+    /// When it is started or adopted.
+    pub begins: u64,
     /// By attempt and local rank; beyond these all are `GOOD`.
     pub manners: Vec<Vec<Manners>>,
     /// In order of time.
@@ -148,7 +150,7 @@ const SIGNAL: i32 = libc::SIGINT;
 impl<'a> World<'a> {
     fn new(job: &'a Job) -> Self {
         let (ranks, policy) = (job.ranks, job.policy.clone());
-        let now = if job.adopted { Duration::from_millis(7) } else { Duration::ZERO };
+        let now = Duration::from_millis(job.begins);
         let machine =
             if job.adopted { Supervisor::adopting(ranks, policy, now) } else { Supervisor::new(ranks, policy) };
         Self {

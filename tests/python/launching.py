@@ -134,7 +134,7 @@ class Ended:
     stderr: str
 
     def __post_init__(self) -> None:
-        for mark in ("panicked at", "PanicException", "rlaunch/__main__.py", "KeyboardInterrupt"):
+        for mark in ("panicked at", "PanicException", "rlaunch/__main__.py", "\nKeyboardInterrupt"):
             assert mark not in self.stderr, self.stderr
 
     def error_lines(self) -> list[str]:

@@ -172,7 +172,7 @@ def test_a_stdout_that_nobody_reads_slows_no_rank_and_keeps_no_launcher(place: P
         shown = read_until(launcher.stdout.fileno())
     assert launcher.returncode == 0
     assert A_LOT.startswith(shown)
-    assert f"{len(A_LOT) - len(shown)} bytes of rank 0 are only in {place.folder}/log/workerlog.0" in warning
+    assert f"{len(A_LOT) - len(shown)} bytes are only in the logs in {place.folder}/log" in warning
     assert place.log() == place.log(1) == A_LOT
 
 
@@ -239,7 +239,7 @@ def test_a_failure_that_stdout_did_not_show_is_shown_on_stderr(place: Place) -> 
         (place.folder / "end").touch()
         ended = Place.wait(launcher)
     assert ended.status == 1
-    assert "\nthe cause\n" in ended.stderr
+    assert "\n  | the cause\n" in ended.stderr
 
 
 def test_a_console_that_cannot_be_told_of_growth_shows_everything_too(place: Place) -> None:

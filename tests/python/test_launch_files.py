@@ -29,6 +29,8 @@ def open_umask() -> None:
 def test_the_folder_holds_the_ranks_logs_and_one_more_file(place: Place) -> None:
     assert place.run("--nproc_per_node=3", "--log_dir=a/b", "train.py", preexec_fn=open_umask).status == 0
     modes = place.modes("a/b")
+    assert modes.pop("rlaunch") == 0o700
+    assert place.modes("a/b/rlaunch") == {"events.jsonl": 0o600, "result.json": 0o600}
     (beside,) = set(modes) - {"workerlog.0", "workerlog.1", "workerlog.2"}
     assert BESIDE.fullmatch(beside)
     assert len(modes) == 4
@@ -140,6 +142,7 @@ def test_lists_that_are_too_long_for_the_environment_are_in_a_file(place: Place)
         }
         assert json.loads(place.text(f"read.{rank}")) == endpoints
     modes = place.modes()
+    assert modes.pop("rlaunch") == 0o700
     backups = {"backup_env.0.json", "backup_env.1.json"}
     assert {name for name in modes if not BESIDE.fullmatch(name)} == {"workerlog.0", "workerlog.1", *backups}
     assert set(modes.values()) == {0o600}
