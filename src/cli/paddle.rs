@@ -193,7 +193,11 @@ fn launch_on_this_node(
     }
     match front::split(signals) {
         Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key)),
-        Ok(Side::Supervisor(front)) => process::end(|| supervise(&launch, &front, signals, &job)),
+        Ok(Side::Supervisor(supervisor)) => process::end(|| {
+            let status = supervise(&launch, &supervisor.front, signals, &job);
+            supervisor.report(status);
+            status
+        }),
         Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
     }
 }

@@ -9,6 +9,7 @@ use crate::sys::poll::Poll;
 use crate::sys::signals::{self, Signals};
 use crate::sys::spawn::{Forked, Started, fork_launcher};
 use crate::sys::tree;
+use nix::fcntl::OFlag;
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,22 +18,40 @@ use std::os::fd::{AsFd, OwnedFd};
 pub enum Side {
     /// The one that was started.
     Front(Front),
-    /// The ranks' parent, with a pidfd of the front.
-    Supervisor(OwnedFd),
+    /// The ranks' parent.
+    Supervisor(Supervisor),
+}
+
+/// What the supervisor needs.
+pub struct Supervisor {
+    /// A pidfd of the front, whose end is the job's end.
+    pub front: OwnedFd,
+    status: OwnedFd,
+}
+
+impl Supervisor {
+    /// Tells the front the exit status: all is done. The kernel may take its time to end this process
+    /// (closing an inotify descriptor took 14 ms), and nobody needs to wait for that.
+    pub fn report(&self, status: i32) {
+        // It has gone, or it will see that we have: no more can be done.
+        let _ = nix::unistd::write(&self.status, &status.to_ne_bytes());
+    }
 }
 
 /// What the front needs to watch.
 pub struct Front {
     supervisor: Started,
+    /// Where the supervisor reports the exit status.
+    status: OwnedFd,
     /// Children from before: `exec python -m rlaunch` in a shell script inherits the shell's.
     elders: BTreeSet<i32>,
 }
 
 /// How the supervisor ended.
 pub enum Guarded {
-    /// With this exit status, which is the launcher's.
+    /// It reported this exit status, which is the launcher's.
     Status(i32),
-    /// Something killed it; this was swept up.
+    /// Before it could report; this was swept up.
     Lost(Exit, Swept),
 }
 
@@ -43,16 +62,17 @@ pub fn split(signals: &mut Signals) -> io::Result<Side> {
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
         signals.also(signal);
     }
+    let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     // Until the supervisor has a pipe of its own, what it is sent would be read by the front.
     let held = signals::hold();
     match fork_launcher()? {
-        Forked::Parent(supervisor) => Ok(Side::Front(Front { supervisor, elders })),
+        Forked::Parent(supervisor) => Ok(Side::Front(Front { supervisor, status, elders })),
         Forked::Child { parent } => {
             tree::become_subreaper()?;
             signals.also(libc::SIGCONT);
             signals.renew()?;
             drop(held);
-            Ok(Side::Supervisor(parent))
+            Ok(Side::Supervisor(Supervisor { front: parent, status: report }))
         }
     }
 }
@@ -62,12 +82,20 @@ impl Front {
     pub fn guard(&self, signals: &Signals, key: &str) -> io::Result<Guarded> {
         const ENDED: u64 = 0;
         const SIGNALS: u64 = 1;
+        const STATUS: u64 = 2;
         let poll = Poll::new()?;
         let supervisor = self.supervisor.pidfd.as_fd();
         poll.readable(supervisor, ENDED)?;
         poll.readable(signals, SIGNALS)?;
+        poll.readable(&self.status, STATUS)?;
         loop {
-            poll.wait(None)?;
+            if poll.wait(None)?.contains(&STATUS) {
+                let mut bytes = [0; 4];
+                if nix::unistd::read(&self.status, &mut bytes)? == bytes.len() {
+                    return Ok(Guarded::Status(i32::from_ne_bytes(bytes)));
+                }
+                poll.forget(&self.status)?;
+            }
             for signal in signals.drain() {
                 match signal {
                     // As PID 1, or where the supervisor is gone, orphans come here.
@@ -82,7 +110,6 @@ impl Front {
             }
             match pidfd::reap(supervisor)? {
                 None => {}
-                Some(Collected { exit: Exit::Code(code), .. }) => return Ok(Guarded::Status(code)),
                 Some(Collected { exit, .. }) => {
                     let mut swept = sweep::everybody(&self.elders)?;
                     swept.killed.extend(sweep::by_key(key));

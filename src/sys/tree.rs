@@ -56,7 +56,12 @@ pub struct Stat {
     pub group: i32,
     /// Its session.
     pub session: i32,
+    /// It is past its last instruction, on its way to being a zombie.
+    pub exiting: bool,
 }
+
+/// PF_EXITING of include/linux/sched.h, in the ninth field.
+const PF_EXITING: u64 = 4;
 
 impl Stat {
     /// Of a process; `None` when it is gone.
@@ -73,12 +78,14 @@ impl Stat {
         let mut fields = rest.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let mut number = || fields.next()?.parse().ok();
-        Some(Self { name, state, parent: number()?, group: number()?, session: number()? })
+        let (parent, group, session) = (number()?, number()?, number()?);
+        let flags: u64 = fields.nth(2)?.parse().ok()?;
+        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0 })
     }
 
     /// Whether it runs, or may.
     pub fn is_alive(&self) -> bool {
-        !matches!(self.state, 'Z' | 'X')
+        !self.exiting && !matches!(self.state, 'Z' | 'X')
     }
 }
 
@@ -154,8 +161,11 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_what_ends_a_name() {
-        let stat = Stat::parse(b"12 (a) (S b) R 1 2 3 0 -1").unwrap_or_else(|| unreachable!());
+        let stat = Stat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9").unwrap_or_else(|| unreachable!());
         assert_eq!((stat.name.as_str(), stat.state, stat.parent, stat.session), ("a) (S b", 'R', 1, 3));
         assert_eq!([Stat::parse(b""), Stat::parse(b"1 ) ("), Stat::parse(b"1 (x) R 1")], [None, None, None]);
+        assert!(stat.is_alive());
+        let going = Stat::parse(b"12 (a) D 1 2 3 0 -1 4194564 9");
+        assert!(going.is_some_and(|stat| !stat.is_alive()), "PF_EXITING");
     }
 }
