@@ -112,7 +112,7 @@ impl Front {
                 None => {}
                 Some(Collected { exit, .. }) => {
                     let mut swept = sweep::everybody(&self.elders)?;
-                    swept.killed.extend(sweep::by_key(key));
+                    swept.killed.extend(sweep::by_key(key)?);
                     return Ok(Guarded::Lost(exit, swept));
                 }
             }

@@ -21,7 +21,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 
 /// How long a rank's leftovers are looked for: something may fork while it is being killed. What is still
 /// going then is ended with the job.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(300);
 
 /// A process that was left behind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +31,9 @@ pub struct Leftover {
     /// Its name, as the kernel cuts it.
     pub name: String,
 }
+
+/// How long resource trackers, which clean up after a rank, are given to end by themselves.
+const TRACKERS: Duration = Duration::from_millis(200);
 
 /// How long a process is given to show an environment, which none does in the middle of execve.
 const EXEC: Duration = Duration::from_millis(10);
@@ -73,12 +76,19 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
             return Ok(found.into_iter().collect());
         }
         there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
+        spare_trackers(&mut there, spent);
         for pid in there {
             kill(pid, &mut found);
         }
         if !again {
             Poll::new()?.wait(Some(AGAIN))?;
         }
+    }
+}
+
+fn spare_trackers(there: &mut BTreeSet<i32>, spent: Duration) {
+    if spent < TRACKERS {
+        there.retain(|pid| !tree::is_resource_tracker(*pid));
     }
 }
 
@@ -111,7 +121,7 @@ pub struct Swept {
 /// Kills everybody below this process and collects them until none is left, `elders` (who were there
 /// before the job) and what is below them excepted.
 pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
-    let until = clock::now() + PATIENCE;
+    let begun = clock::now();
     let poll = Poll::new()?;
     let mut found = BTreeSet::new();
     loop {
@@ -126,10 +136,12 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
         if there.is_empty() && collected == 0 && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
             return Ok(Swept { killed: found.into_iter().collect(), stuck: Vec::new() });
         }
-        if clock::now() >= until {
+        let spent = clock::now().saturating_sub(begun);
+        if spent >= PATIENCE {
             let (killed, stuck) = found.into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(Swept { killed, stuck });
         }
+        spare_trackers(&mut there, spent);
         for pid in there {
             kill(pid, &mut found);
         }
@@ -137,17 +149,28 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
     }
 }
 
-/// Kills every process of this machine that carries the job's key: the last net, for those that are below
-/// no process of the launcher any more.
-pub fn by_key(key: &str) -> Vec<Leftover> {
+/// Kills every process of this machine that carries a key which begins with `key` and a slash: for those
+/// that are below no process of the launcher, or where there is none.
+pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
     let mut found = BTreeSet::new();
     let prefix = format!("{key}/");
-    for pid in tree::carriers(KEY, &prefix) {
-        let Some(stat) = Stat::of(pid) else { continue };
-        let same = |_: &Stat| tree::variable(pid, KEY).is_some_and(|v| v.starts_with(prefix.as_bytes()));
-        if tree::kill_if(pid, same) {
-            found.insert(Leftover { pid, name: stat.name });
+    let begun = clock::now();
+    let poll = Poll::new()?;
+    loop {
+        let mut there: BTreeSet<i32> = tree::carriers(KEY, &prefix).into_iter().collect();
+        there.retain(|pid| living(*pid).is_some());
+        let spent = clock::now().saturating_sub(begun);
+        if there.is_empty() || spent >= PATIENCE {
+            return Ok(found.into_iter().collect());
         }
+        spare_trackers(&mut there, spent);
+        for pid in there {
+            let Some(stat) = Stat::of(pid) else { continue };
+            let same = |_: &Stat| tree::variable(pid, KEY).is_some_and(|v| v.starts_with(prefix.as_bytes()));
+            if tree::kill_if(pid, same) {
+                found.insert(Leftover { pid, name: stat.name });
+            }
+        }
+        poll.wait(Some(AGAIN))?;
     }
-    found.into_iter().collect()
 }

@@ -118,6 +118,13 @@ pub fn is_bare(pid: i32) -> bool {
     std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|block| block.is_empty())
 }
 
+/// Whether a process is a resource tracker of Python's multiprocessing (or loky's): it ends by itself once
+/// those it serves have, and unlinks the shared memory that they left.
+pub fn is_resource_tracker(pid: i32) -> bool {
+    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    words.windows(16).any(|window| window == b"resource_tracker")
+}
+
 /// Every process of the machine whose variable `name` starts with `value`, this one excepted.
 pub fn carriers(name: &str, value: &str) -> Vec<i32> {
     let own = std::process::id() as i32;

@@ -88,6 +88,21 @@ def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, m
     assert not psutil.pid_exists(int(place.text("ready.0")))
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_resource_tracker_cleans_up_before_it_goes(place: Place, code: int) -> None:
+    """Shared memory that a rank left is unlinked, and nothing is called a leftover."""
+    place.script(f"""
+        from multiprocessing.shared_memory import SharedMemory
+        tell("ready", SharedMemory(create=True, size=4096).name)
+        sys.stdout.flush()
+        os._exit({code})
+    """)
+    ended = place.run("train.py")
+    assert ended.status == code
+    assert said(ended) == []
+    assert not Path("/dev/shm", place.text("ready.0")).exists()
+
+
 def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
     place.script("import subprocess; subprocess.run(['sleep', '0'])")
     assert said(place.run("--nproc_per_node=2", "train.py")) == []
