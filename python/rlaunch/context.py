@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING
 
-from . import _lib
+from . import _guardian, _lib
 from ._outbox import ERROR, RESULT, Outbox, RankQueue
 from .errors import RankError
 
@@ -28,7 +28,12 @@ class MultiprocessContext:
     """
 
     def __init__(
-        self, processes: list[RankProcess], outboxes: list[Outbox], leases: _lib.PortLeases, grace: float
+        self,
+        processes: list[RankProcess],
+        outboxes: list[Outbox],
+        leases: _lib.PortLeases,
+        grace: float,
+        key: str,
     ) -> None:
         self.processes = processes
         self.error_queues = [RankQueue(outbox, ERROR, i) for i, outbox in enumerate(outboxes)]
@@ -36,6 +41,7 @@ class MultiprocessContext:
         self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
         self._outboxes = outboxes
         self._leases = leases
+        self._key: str | None = key
         self._failure: RankError | None = None
         for process, outbox in zip(processes, outboxes, strict=True):
             outbox.belongs_to(_EndOf(process))
@@ -78,6 +84,9 @@ class MultiprocessContext:
         if not self.sentinels:
             self._leases.release()
             self._joiner = None
+            key, self._key = self._key, None
+            if key is not None:
+                _sweep(key)
 
     def _describe(self, rank: int, exitcode: int, how: str) -> RankError:
         traceback = self.error_queues[rank].peek()
@@ -87,7 +96,15 @@ class MultiprocessContext:
         return RankError(head + traceback, rank, exitcode, traceback)
 
 
-def end_ranks(nursery: _lib.Nursery, grace: float) -> None:
+def _sweep(key: str) -> None:
+    """Ends what the ranks have left, and says so."""
+    line = _guardian.sweep(key)
+    if line is not None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
+            _say(line)
+
+
+def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
     """Ends all ranks of a start that failed half-way, those included that nobody else knows yet."""
     ranks = nursery.ranks()
     try:
@@ -97,6 +114,7 @@ def end_ranks(nursery: _lib.Nursery, grace: float) -> None:
         # What the fork server may have started and not yet told us dies of its lifeline.
         nursery.abandon()
         nursery.forget()
+        _sweep(key)
 
 
 class _EndOf:

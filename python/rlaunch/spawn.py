@@ -79,13 +79,13 @@ def spawn(
     try:
         for environ, log in zip(environs, logs, strict=True):
             ranks.start(func, args, environ, options["backend"], log)
-        context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace)
+        context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace, ranks.key)
         while join and not context.join():
             pass
     except BaseException:
         # First of all: what fails may well be for want of descriptors, and ending ranks takes some.
         leases.release()
-        end_ranks(ranks.nursery, grace)
+        end_ranks(ranks.nursery, grace, ranks.key)
         raise
     ranks.nursery.forget()
     return context
@@ -95,22 +95,26 @@ class _Ranks:
     """Starts ranks, one after another."""
 
     def __init__(self, process_class: Any, leases: _lib.PortLeases, daemon: bool) -> None:
+        from . import _guardian
         from ._popen import hold, new_nursery
 
         self._class = process_class
         self._daemon = daemon
         self.nursery = new_nursery()
+        self.key = _guardian.new_key()
         self._leases = leases
         hold(leases)
         self.processes: list[Any] = []
         self.outboxes: list[Any] = []
 
     def start(self, func: Any, args: Any, environ: dict[str, str], backend: str, log: str | None) -> None:
+        from ._guardian import of_rank
         from ._outbox import Outbox
         from ._process import Birth
         from ._worker import Lifeline, run
 
         lifeline = Lifeline(-1)
+        environ = {**environ, **of_rank(self.key, len(self.processes))}
         try:
             outbox = Outbox()
             process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))

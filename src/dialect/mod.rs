@@ -98,7 +98,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var(
         "RLAUNCH_JOB_KEY",
-        "launch",
+        "launch, spawn",
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",
     ),

@@ -14,7 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Descriptor(Mutex<Option<OwnedFd>>);
 
 impl Descriptor {
-    fn new(fd: OwnedFd) -> Self {
+    /// One that owns this.
+    pub fn new(fd: OwnedFd) -> Self {
         Self(Mutex::new(Some(fd)))
     }
 

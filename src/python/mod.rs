@@ -4,6 +4,7 @@
 
 mod descriptor;
 mod errors;
+mod guardian;
 mod join;
 mod rank;
 mod wakeup;
@@ -30,6 +31,8 @@ mod lib {
 
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
+    #[pymodule_export]
+    use super::guardian::{guard, start_guardian, sweep_leftovers, swept_line};
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]

@@ -98,6 +98,7 @@ impl Nursery {
             stdio: [None, output, output],
             keep,
             new_session: false,
+            detached: false,
             lifeline: Some((lifeline, Scope::Process)),
             mask: spawn::current_mask(),
             nofile: None,

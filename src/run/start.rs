@@ -110,6 +110,7 @@ impl<'a> Ranks<'a> {
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),
             new_session: true,
+            detached: false,
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
             mask: self.mask,
             nofile: self.launch.nofile,

@@ -55,7 +55,8 @@ fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<Collected>> {
         // The C library's waitid has no rusage, the kernel's does (waitid(2), NOTES).
         // SAFETY: `info` and `usage` are values of ours that outlive the call.
         let rc = unsafe {
-            let options = libc::WEXITED | libc::WNOHANG | flags;
+            // __WALL: also those that end without SIGCHLD.
+            let options = libc::WEXITED | libc::WNOHANG | libc::__WALL | flags;
             libc::syscall(libc::SYS_waitid, libc::P_PIDFD, fd.as_raw_fd(), &mut info, options, &mut usage)
         };
         if rc == 0 {

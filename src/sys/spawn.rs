@@ -8,7 +8,7 @@ use super::pidfd;
 use std::ffi::{CString, NulError};
 use std::fmt;
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 /// A process to be started. Paths and strings are ready before the clone; the child only reads.
@@ -26,6 +26,8 @@ pub struct Start {
     pub keep: Vec<RawFd>,
     /// Starts a new session, hence a new process group, whose leader the child is.
     pub new_session: bool,
+    /// Nobody's child: it neither dies with us nor is our child, but init's (or a subreaper's).
+    pub detached: bool,
     /// A read end of a lifeline, armed for the given scope and kept open.
     pub lifeline: Option<(RawFd, Scope)>,
     /// The signal mask that the program starts with.
@@ -40,7 +42,7 @@ pub struct Start {
 /// A started process.
 #[derive(Debug)]
 pub struct Started {
-    /// Its process id.
+    /// Its process id (of a detached one: its late parent's).
     pub pid: i32,
     /// Its pidfd, close-on-exec.
     pub pidfd: OwnedFd,
@@ -81,6 +83,8 @@ struct Shared<'a> {
     argv: *const *const libc::c_char,
     envp: *const *const libc::c_char,
     parent: libc::pid_t,
+    /// The top of a second stack, for a detached process.
+    second: *mut libc::c_void,
     step: usize,
     errno: i32,
 }
@@ -117,10 +121,16 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
         parent: std::process::id() as libc::pid_t,
+        second: ptr::null_mut(),
         step: 0,
         errno: 0,
     };
     let mut stack = vec![0u128; STACK / 16];
+    let mut second = vec![0u128; if start.detached { STACK / 16 } else { 0 }];
+    // SAFETY: one past the last element of `second` is what its stack begins at, 16-byte aligned.
+    shared.second = unsafe { second.as_mut_ptr().add(second.len()) }.cast();
+    // The child between us and a detached process is collected at once, and makes no SIGCHLD.
+    let signal = if start.detached { 0 } else { libc::SIGCHLD };
     let mut named: RawFd = -1;
     // SAFETY: CLONE_VFORK keeps this thread still until the child has called execve or _exit, so
     // `shared`, `stack`, `argv` and `envp` outlive the child's use of them and nobody else touches
@@ -134,7 +144,7 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         let pid = libc::clone(
             child_main,
             stack.as_mut_ptr().add(stack.len()).cast(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal,
             ptr::from_mut(&mut shared).cast(),
             &mut named as *mut RawFd,
         );
@@ -153,12 +163,13 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         let seen = &raw const shared;
         ((&raw const (*seen).step).read_volatile(), (&raw const (*seen).errno).read_volatile())
     };
-    if errno != 0 {
-        use std::os::fd::AsFd;
+    if errno != 0 || start.detached {
         // It is past _exit already; collect it.
         while let Ok(None) = pidfd::reap(child.as_fd()) {
             std::thread::yield_now();
         }
+    }
+    if errno != 0 {
         return Err(StartError { step: STEPS[step], errno });
     }
     Ok(Started { pid, pidfd: child })
@@ -199,6 +210,24 @@ pub enum Forked {
 extern "C" fn child_main(arg: *mut libc::c_void) -> libc::c_int {
     // SAFETY: `arg` is the `Shared` of `start`, which waits for us.
     let shared = unsafe { &mut *arg.cast::<Shared<'_>>() };
+    if shared.start.detached {
+        // SAFETY: as in `start`: CLONE_VFORK keeps this process still, which keeps the one before it still,
+        // until the third has called execve or _exit; `second` is a stack of its own.
+        unsafe {
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            if libc::clone(last_main, shared.second, flags, arg) < 0 {
+                (shared.step, shared.errno) = (0, errno());
+            }
+            libc::_exit(0)
+        }
+    }
+    last_main(arg)
+}
+
+/// The side of the process that calls execve.
+extern "C" fn last_main(arg: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `arg` is the `Shared` of `start`, which waits for us.
+    let shared = unsafe { &mut *arg.cast::<Shared<'_>>() };
     let (step, errno) = set_up_and_exec(shared);
     shared.step = step;
     shared.errno = errno;
@@ -236,12 +265,14 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
         if start.new_session && libc::setsid() < 0 {
             return (1, errno());
         }
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            return (2, errno());
-        }
-        // The parent may have died before the line above; then nobody would ever tell us.
-        if libc::getppid() != shared.parent {
-            libc::_exit(127);
+        if !start.detached {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return (2, errno());
+            }
+            // The parent may have died before the line above; then nobody would ever tell us.
+            if libc::getppid() != shared.parent {
+                libc::_exit(127);
+            }
         }
         for (target, source) in start.stdio.iter().enumerate() {
             if let Some(fd) = *source {

@@ -122,7 +122,8 @@ pub fn is_bare(pid: i32) -> bool {
 /// those it serves have, and unlinks the shared memory that they left.
 pub fn is_resource_tracker(pid: i32) -> bool {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    words.windows(16).any(|window| window == b"resource_tracker")
+    const MAIN: &[u8] = b"resource_tracker import main";
+    words.windows(MAIN.len()).any(|window| window == MAIN)
 }
 
 /// Every process of the machine whose variable `name` starts with `value`, this one excepted.

@@ -1,0 +1,102 @@
+//! The guardian of `spawn`: a process of its own that waits for the end of this one and then ends what the
+//! ranks have left. It is nobody's child here (no SIGCHLD, nothing for a `wait()` of the host to find).
+
+use super::descriptor::Descriptor;
+use super::errors::os_error;
+use crate::run::sweep;
+use crate::sys::fd;
+use crate::sys::signals;
+use crate::sys::spawn::{self, Start};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::Mode;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Run by a bare interpreter: this very module, then `guard`.
+const CODE: &str = "\
+import sys, importlib.util as util
+spec = util.spec_from_file_location('rlaunch._lib', sys.argv[1])
+module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.guard(int(sys.argv[2]), sys.argv[3])";
+
+/// Starts a guardian. `python`: the interpreter; `module`: this module's file; `key`: of all the ranks that
+/// it is to look after. It acts when the descriptor returned, and every copy of it, has been closed.
+#[pyfunction]
+pub fn start_guardian(
+    py: Python<'_>,
+    python: Vec<u8>,
+    module: Vec<u8>,
+    environ: Vec<Vec<u8>>,
+    key: &str,
+) -> PyResult<Descriptor> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(os_error)?;
+    let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(os_error)?;
+    let silent = Some(null.as_raw_fd());
+    let argv = [
+        python.clone(),
+        b"-I".to_vec(),
+        b"-S".to_vec(),
+        b"-c".to_vec(),
+        CODE.into(),
+        module,
+        read.as_raw_fd().to_string().into(),
+        key.into(),
+    ];
+    let bad = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
+    let start = Start {
+        program: CString::new(python).map_err(bad)?,
+        argv: spawn::c_strings(argv).map_err(bad)?,
+        envp: spawn::c_strings(environ).map_err(bad)?,
+        // None of the host's: whoever reads the host's output is not to wait for the guardian.
+        stdio: [silent, silent, silent],
+        keep: vec![read.as_raw_fd()],
+        new_session: true,
+        detached: true,
+        lifeline: None,
+        mask: spawn::current_mask(),
+        nofile: None,
+        default_sigpipe: true,
+    };
+    match py.detach(|| spawn::start(&start)) {
+        Ok(_) => Ok(Descriptor::new(write)),
+        Err(error) => Err(PyOSError::new_err((error.errno, error.to_string()))),
+    }
+}
+
+/// What the guardian does: waits until nobody holds the other end of `fd`, then ends everybody who carries
+/// the key.
+#[pyfunction]
+pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
+    let end = fd::take(fd).map_err(os_error)?;
+    py.detach(|| {
+        let _held = signals::hold();
+        loop {
+            let mut fds = [PollFd::new(end.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, PollTimeout::NONE) {
+                Err(Errno::EINTR) => {}
+                _ => break,
+            }
+        }
+        // The host's last words on this may not have been said: what was swept is nobody's news any more.
+        sweep::by_key(key).map(drop)
+    })
+    .map_err(os_error)
+}
+
+/// Ends everybody who carries a key that begins with `key` and a slash; their names.
+#[pyfunction]
+pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<String>> {
+    let found = py.detach(|| sweep::by_key(key)).map_err(os_error)?;
+    Ok(found.into_iter().map(|leftover| leftover.name).collect())
+}
+
+/// The line that says what was swept: `swept 2 leftover processes of the job (sleep)`.
+#[pyfunction]
+pub fn swept_line(names: Vec<String>) -> String {
+    crate::log::verdict::sweep(names.len(), &[], &names)
+}
