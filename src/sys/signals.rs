@@ -13,6 +13,10 @@ pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIG
 /// Signals that are passed on to the ranks and never stop the job.
 pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
+/// What a launcher that `rlaunch.launch` starts is started with held back, until it has its handlers:
+/// Python's own would end it with a traceback.
+pub const HELD_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn on_signal(signal: libc::c_int) {
@@ -110,6 +114,19 @@ impl Signals {
             libc::raise(libc::SIGTSTP);
             libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
         }
+    }
+}
+
+/// Lets signals through that a process was started with held back.
+pub fn let_through(signals: &[i32]) {
+    // SAFETY: the set is plain data of ours.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
     }
 }
 
