@@ -60,12 +60,8 @@ def launch(
         OSError: the launcher could not be started.
     """
     argv = [sys.executable, "-m", "rlaunch", *_flags(options), script, *args]
-    job = _Job([_bytes(word) for word in argv], {**os.environ, **(env or {})}, cwd)
-    try:
-        job.wait()
-    finally:
-        job.end()
-    return _report(job)
+    # Without the job itself: whoever keeps an exception keeps what its frames hold.
+    return _report(*_run([_bytes(word) for word in argv], {**os.environ, **(env or {})}, cwd))
 
 
 # --- The command line -------------------------------------------------------------------------------------
@@ -109,6 +105,16 @@ def _bytes(word: Any) -> bytes:
 # --- The launcher's process -------------------------------------------------------------------------------
 
 
+def _run(argv: list[bytes], environ: dict[str, str], cwd: Any) -> tuple[bytes, int | None]:
+    """Runs the launcher to its end; its record and its exit status."""
+    job = _Job(argv, environ, cwd)
+    try:
+        job.wait()
+    finally:
+        job.end()
+    return bytes(job.record), job.status
+
+
 class _Job:
     """A launcher, from its start to its end."""
 
@@ -119,7 +125,7 @@ class _Job:
         self.status: int | None = None
         self._pipes: list[_Pipe] = []
         # The kernel kills the launcher when the thread in here ends: with this process at the latest.
-        self._nursery = _lib.Nursery()
+        self._nursery: _lib.Nursery | None = _lib.Nursery()
         # In this process's group a Ctrl-C would come twice, from the terminal and from us.
         own_group = threading.current_thread() is threading.main_thread()
         try:
@@ -198,11 +204,11 @@ class _Job:
         """Kills the launcher, if it still lives, and lets go of everything."""
         import signal
 
-        for rank in self._nursery.ranks():
-            if rank.poll() is None:
-                rank.signal(signal.SIGKILL)
-                rank.wait(2)
-        self._nursery.forget()
+        nursery, self._nursery = self._nursery, None
+        for process in nursery.ranks() if nursery else []:
+            if process.poll() is None:
+                process.signal(signal.SIGKILL)
+                process.wait(2)
         for pipe in self._pipes:
             pipe.close()
 
@@ -263,12 +269,12 @@ class _Screen:
             self._stream = None
 
 
-def _report(job: _Job) -> Report:
+def _report(text: bytes, ended: int | None) -> Report:
     import json
 
-    record = json.loads(job.record or b"{}")
+    record = json.loads(text or b"{}")
     if "outcome" not in record:
-        status = record.get("exit_status", job.status)
+        status = record.get("exit_status", ended)
         silent = f"the launcher ended with {status} and has not said why"
         raise LaunchError(record.get("error", silent), status)
     from .report import report_of

@@ -246,7 +246,7 @@ def test_a_rank_gets_no_more_than_from_the_command_line(place: Host) -> None:
     rlaunch.launch("tell.py", nproc_per_node=1)
     told = place.seen()[0]
     assert set(told["env"]) - {"PYTEST_CURRENT_TEST"} == set(plain["env"]) - {"PYTEST_CURRENT_TEST"}
-    assert (told["fds"], told["command"]) == (plain["fds"], plain["command"])
+    assert (len(told["fds"]), told["command"]) == (len(plain["fds"]), plain["command"])
     assert told["session"] == told["pid"]
 
 
@@ -534,33 +534,49 @@ def test_a_rank_may_launch(place: Host) -> None:
     assert [place.text(f"inner.{rank}") for rank in range(3)] == ["3"] * 3
 
 
-def footprint() -> tuple[Any, ...]:
-    me = psutil.Process()
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+FOOTPRINT = """
+import psutil
+
+def footprint():
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
+    fds = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+           if os.path.exists(f"/proc/self/fd/{fd}")}
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    fds = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd_open(fd)}
-    return fds, me.num_threads(), me.children(), handlers, wakeup, mask, dict(os.environ)
+    return fds, psutil.Process().children(), handlers, wakeup, mask, dict(os.environ), os.getcwd()
 
+def alone():
+    while psutil.Process().num_threads() > 1:  # The thread that starts launchers takes a moment to end.
+        time.sleep(0.005)
 
-def fd_open(fd: str) -> bool:
-    path = f"/proc/self/fd/{fd}"
-    return os.path.islink(path) and not os.readlink(path).startswith("/proc/")
+def launch(*args, **options):
+    try:
+        rlaunch.launch(*args, **options)
+    except Exception as error:
+        return error
+
+signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1], warn_on_full_buffer=False)
+launch("train.py")
+alone()
+before = footprint()
+kept = [
+    launch("train.py", nproc_per_node=2),
+    launch("train.py", "fail"),
+    launch("nope.py"),
+    launch("train.py", cwd="nope"),
+]
+alone()
+assert footprint() == before, (footprint(), before)
+print(*[type(error).__name__ for error in kept])
+"""
 
 
 def test_the_host_is_left_as_it_was(place: Host) -> None:
     place.script("sys.exit(len(sys.argv) > 1)")
-    rlaunch.launch("train.py")
-    before = footprint()
-    rlaunch.launch("train.py", nproc_per_node=2)
-    with contextlib.suppress(rlaunch.WorkerError):
-        rlaunch.launch("train.py", "fail")
-    with contextlib.suppress(rlaunch.LaunchError):
-        rlaunch.launch("nope.py")
-    with contextlib.suppress(FileNotFoundError):
-        rlaunch.launch("train.py", cwd="nope")
-    until(lambda: footprint() == before, "the footprint", 5)
+    place.host(FOOTPRINT)
+    ended = place.run()
+    assert (ended.status, ended.stdout) == (0, b"NoneType WorkerError LaunchError FileNotFoundError\n"), ended
 
 
 def test_a_host_that_collects_every_child(place: Host) -> None:
