@@ -21,7 +21,7 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::restarts::Restarts;
 use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
-use crate::sys::signals::{self, HELD_AT_START, NOTIFY, Signals};
+use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -208,6 +208,9 @@ fn launch_on_this_node(
     match front::split(signals) {
         Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key, record)),
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
+            if record.is_read() {
+                signals::let_through(&HELD_IN_FRONT);
+            }
             let status = match supervise(&launch, &supervisor.front, signals, &job) {
                 Ok((status, result)) => {
                     record.write(&result);

@@ -7,7 +7,7 @@ use crate::sys::fd;
 use crate::sys::lifeline::{self, Lifeline, Scope};
 use crate::sys::pidfd;
 use crate::sys::ports::Lease;
-use crate::sys::signals;
+use crate::sys::signals::{HELD_AT_START, HELD_IN_FRONT};
 use crate::sys::spawn::{self, Group, Start, StartError, Started};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -136,7 +136,7 @@ impl Nursery {
                 group: if own_group { Group::Own } else { Group::Inherited },
                 cwd: cwd.map(c_string).transpose()?,
                 lifeline: None,
-                mask: spawn::current_mask_and(&signals::HELD_AT_START),
+                mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_FRONT].concat()),
                 nofile: None,
                 default_sigpipe: true,
             },

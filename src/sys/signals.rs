@@ -13,9 +13,12 @@ pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIG
 /// Signals that are passed on to the ranks and never stop the job.
 pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
-/// What a launcher that `rlaunch.launch` starts is started with held back, until it has its handlers:
-/// Python's own would end it with a traceback.
+/// Held back in a launcher that `rlaunch.launch` starts, until it has its handlers: Python's own would end
+/// it with a traceback.
 pub const HELD_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+/// Held back in such a launcher's front for good: it is in the background, and may write to a terminal with
+/// `tostop` only while it blocks this (termios(3)).
+pub const HELD_IN_FRONT: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 

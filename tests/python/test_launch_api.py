@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import io
 import json
 import os
 import pickle
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import uuid
@@ -399,6 +402,47 @@ def test_a_thread_stops_with_the_terminals_ctrl_c(place: Host, mark: str) -> Non
     assert "second signal" not in ended.stderr
 
 
+TOSTOP = """
+import termios
+mode = termios.tcgetattr(0)
+mode[3] |= termios.TOSTOP
+termios.tcsetattr(0, termios.TCSANOW, mode)
+try:
+    rlaunch.launch("nope.py")
+except rlaunch.LaunchError as error:
+    print(error.status)
+"""
+
+
+def test_in_a_terminal_that_stops_background_output(place: Host) -> None:
+    """The launcher is in the background there, and speaks all the same; Ctrl-C comes once."""
+    place.script(WRITES_DOWN)
+    place.host(TOSTOP + INTERRUPTED)
+    ours, theirs = pty.openpty()
+    with (
+        open(ours, "r+b", buffering=0) as keyboard,
+        place.start(
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0) and None,
+        ) as host,
+    ):
+        os.close(theirs)
+        place.ready(2)
+        keyboard.write(b"\x03")
+        until(lambda: host.poll() is not None, "the host's end")
+        screen = b""
+        with contextlib.suppress(OSError):
+            while data := keyboard.read(65536):
+                screen += data
+    assert host.returncode == 0
+    assert b"rlaunch: error: training_script nope.py" in screen
+    assert b"66\r\n" in screen
+    assert b"SIGINT: waiting up to 600 s" in screen
+    assert b"second signal" not in screen
+    assert screen.endswith(b"interrupted\r\n")
+
+
 # --- Deaths. ----------------------------------------------------------------------------------------------
 
 
@@ -447,8 +491,9 @@ def test_a_launcher_that_is_killed(place: Host, mark: str) -> None:
 
     with in_thread(kill), pytest.raises(rlaunch.WorkerError) as caught:
         rlaunch.launch("train.py", env={"MARK": mark})
-    assert marked(mark) == []
     assert caught.value.report.outcome == "front_lost"
+    # The supervisor has told, and goes.
+    until(lambda: marked(mark) == [], "the supervisor's end", 2)
 
 
 def test_a_supervisor_that_is_killed(place: Host, mark: str) -> None:
