@@ -37,7 +37,7 @@ def launch(
     Ctrl-C asks the ranks to stop, a second one kills them; the KeyboardInterrupt comes when all have
     ended. Any other exception that a signal handler raises does the same. That is so in the main thread,
     where Python handles signals; a call in another thread is in the terminal's process group and stops
-    with the terminal's Ctrl-C alone.
+    with the terminal's Ctrl-C alone. From a coroutine, call it through ``asyncio.to_thread``.
 
     Args:
         script: what each rank runs: a Python script, or with ``module=True`` a module, or with
