@@ -7,7 +7,7 @@ use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
 use rlaunch::sys::child::Child;
 use rlaunch::sys::lifeline::{Lifeline, Scope};
 use rlaunch::sys::pidfd;
-use rlaunch::sys::spawn::{self, Start, c_strings};
+use rlaunch::sys::spawn::{self, Group, Start, c_strings};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +23,8 @@ fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, Scope)>) -> Star
         envp: words(&["PATH=/usr/bin:/bin", "ANSWER=42"]),
         stdio: [None, Some(output.as_raw_fd()), None],
         keep: Vec::new(),
-        new_session: true,
+        group: Group::Session,
+        cwd: None,
         detached: false,
         lifeline,
         mask: spawn::current_mask(),

@@ -1,22 +1,46 @@
 """rlaunch starts and supervises the processes of a distributed training job.
 
 ``import rlaunch as dist; dist.spawn(train, nprocs=2)`` runs a function on ranks; ``python -m rlaunch
---nproc_per_node 2 train.py`` runs a script on them. In a rank, ``get_rank()``, ``get_world_size()`` and
-``ParallelEnv()`` say who it is.
+--nproc_per_node 2 train.py`` or ``dist.launch("train.py", nproc_per_node=2)`` runs a script on them. In a
+rank, ``get_rank()``, ``get_world_size()`` and ``ParallelEnv()`` say who it is.
 """
+
+from __future__ import annotations
 
 from ._lib import __version__
 from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-from .errors import NoResultError, RankError
+from .errors import LaunchError, NoResultError, RankError, WorkerError
+from .launch import launch
 from .spawn import spawn
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .report import AttemptResult, RankResult, Report
+
 __all__ = [
+    "AttemptResult",
+    "LaunchError",
     "NoResultError",
     "ParallelEnv",
     "RankError",
+    "RankResult",
+    "Report",
+    "WorkerError",
     "__version__",
     "get_rank",
     "get_world_size",
     "init_parallel_env",
+    "launch",
     "spawn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # dataclasses takes as long to import as all of rlaunch.
+    if name in ("AttemptResult", "RankResult", "Report"):
+        from . import report
+
+        return getattr(report, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

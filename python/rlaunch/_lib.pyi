@@ -11,10 +11,12 @@ __all__ = [
     "Rank",
     "__version__",
     "arm_lifeline",
+    "await_readable",
     "check_backend",
     "check_option_name",
     "gpu_count",
     "guard",
+    "launch_options",
     "main",
     "need_descriptors",
     "plan_spawn",
@@ -25,7 +27,9 @@ __all__ = [
 
 __version__: str
 
-def main(args: list[str], python: str) -> int: ...
+def main(args: list[str], python: str, record: int) -> int: ...
+def launch_options() -> dict[str, bool]: ...
+def await_readable(fds: list[int]) -> list[int]: ...
 def gpu_count() -> int: ...
 def arm_lifeline(fd: int) -> None: ...
 def need_descriptors(count: int) -> None: ...
@@ -65,6 +69,16 @@ class Nursery:
         keep: list[int],
         output: int,
         lifeline: int,
+    ) -> Rank: ...
+    def start_launcher(
+        self,
+        program: bytes,
+        argv: list[bytes],
+        environ: list[bytes],
+        cwd: bytes | None,
+        record: int,
+        output: tuple[int, int],
+        own_group: bool,
     ) -> Rank: ...
     def fork(self, lifeline: int) -> Rank | None: ...
     def enter_of_fork_server(self, pid: int, status: int) -> Rank: ...

@@ -31,7 +31,13 @@ pub struct Circumstances {
 }
 
 /// Says how it ended.
-pub fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32, circumstances: &Circumstances) {
+pub fn conclude(
+    launch: &Launch<'_>,
+    launched: &Launched,
+    status: i32,
+    circumstances: &Circumstances,
+    verdict: Option<&Verdict>,
+) {
     complain_about_stuck(&launched.rest.stuck);
     if let Shown::AllBut(bytes) = launched.shown {
         warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
@@ -63,16 +69,16 @@ pub fn conclude(launch: &Launch<'_>, launched: &Launched, status: i32, circumsta
         }
     }
     info!("Exit code {status}");
-    if let Some(verdict) = verdict(launch, launched, status, circumstances) {
+    if let Some(verdict) = verdict {
         if matches!(verdict.outcome, Verdictum::Failed(_)) {
             info!("------------------------- ERROR LOG DETAIL -------------------------");
         }
         if circumstances.github {
-            message::to_stdout(format!("{}\n", github_annotation(&verdict)).as_bytes());
+            message::to_stdout(format!("{}\n", github_annotation(verdict)).as_bytes());
         }
         if !circumstances.quiet {
             let style = Style { colour: circumstances.colour };
-            message::to_stderr(render(&verdict, style).as_bytes());
+            message::to_stderr(render(verdict, style).as_bytes());
         }
     }
 }
@@ -97,7 +103,13 @@ fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
     of_ranks.chain([of_job]).filter(|swept| swept.count > 0).collect()
 }
 
-fn verdict(launch: &Launch<'_>, launched: &Launched, status: i32, circumstances: &Circumstances) -> Option<Verdict> {
+/// What is said at the end of a job that failed or was stopped.
+pub fn verdict(
+    launch: &Launch<'_>,
+    launched: &Launched,
+    status: i32,
+    circumstances: &Circumstances,
+) -> Option<Verdict> {
     let report = &launched.report;
     let outcome = match &report.outcome {
         // One line has said it.

@@ -6,3 +6,4 @@ pub mod exit_code;
 pub mod grammar;
 pub mod message;
 pub mod paddle;
+pub mod record;

@@ -1,9 +1,11 @@
 //! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
 
-use super::conclude::{Circumstances, complain_about_stuck, conclude};
+use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
 use super::grammar::{self, Parsed};
+use super::record::Record;
 use super::{dry_run, exit_code, message};
-use crate::log::{Prefix, verdict};
+use crate::log::Prefix;
+use crate::log::verdict::{Style, render, sweep};
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
@@ -19,19 +21,29 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::restarts::Restarts;
 use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
-use crate::sys::signals::{NOTIFY, Signals};
+use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// An end before any rank was started: what to say, and the exit status.
 struct Refusal(String, i32);
+
+impl Refusal {
+    /// Says it to whoever there is; the exit status.
+    fn told(self, record: &mut Record) -> i32 {
+        let Self(text, status) = self;
+        complain(&text);
+        record.write_error(&text, status);
+        status
+    }
+}
 
 fn usage(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::USAGE)
@@ -42,23 +54,24 @@ fn unmet(error: impl std::fmt::Display) -> Refusal {
 }
 
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
-/// the interpreter for the ranks.
-pub fn main(args: &[OsString], python: &str) -> i32 {
+/// the interpreter for the ranks; `record` a descriptor for the end's record, or negative.
+pub fn main(args: &[OsString], python: &str, record: RawFd) -> i32 {
     console::fill_standard_descriptors();
+    let mut record = Record::take(record);
     // Never given back: this process ends with the launcher, and a late Ctrl-C must not reach Python.
     let mut signals = match Signals::install() {
         Ok(signals) => ManuallyDrop::new(signals),
         Err(error) => {
-            complain(&format!("signal handlers cannot be installed: {error}"));
-            return exit_code::INTERNAL;
+            let text = format!("signal handlers cannot be installed: {error}");
+            return Refusal(text, exit_code::INTERNAL).told(&mut record);
         }
     };
-    match prepared(args, python, &mut signals) {
+    if record.is_read() {
+        signals::let_through(&HELD_AT_START);
+    }
+    match prepared(args, python, &mut signals, &mut record) {
         Ok(status) => status,
-        Err(Refusal(text, status)) => {
-            complain(&text);
-            status
-        }
+        Err(refusal) => refusal.told(&mut record),
     }
 }
 
@@ -73,7 +86,7 @@ fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-fn prepared(args: &[OsString], python: &str, signals: &mut Signals) -> Result<i32, Refusal> {
+fn prepared(args: &[OsString], python: &str, signals: &mut Signals, record: &mut Record) -> Result<i32, Refusal> {
     let (flags, rest) = match grammar::parse(args) {
         Parsed::Job(flags, rest) => (flags, rest),
         Parsed::Print(text) => {
@@ -115,7 +128,7 @@ fn prepared(args: &[OsString], python: &str, signals: &mut Signals) -> Result<i3
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
             debug!("{name}: {}", value.text);
         }
-        launch_on_this_node(&spec, &vars, base, python, signals)
+        launch_on_this_node(&spec, &vars, base, python, signals, record)
     })
 }
 
@@ -125,6 +138,7 @@ fn launch_on_this_node(
     base: Vec<(OsString, OsString)>,
     python: &str,
     signals: &mut Signals,
+    record: &mut Record,
 ) -> Result<i32, Refusal> {
     let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
     let visible = devices::visible(vars, gpus);
@@ -192,9 +206,18 @@ fn launch_on_this_node(
         signals.also(*signal);
     }
     match front::split(signals) {
-        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key)),
+        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key, record)),
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
-            let status = supervise(&launch, &supervisor.front, signals, &job);
+            if record.is_read() {
+                signals::let_through(&HELD_IN_FRONT);
+            }
+            let status = match supervise(&launch, &supervisor.front, signals, &job) {
+                Ok((status, result)) => {
+                    record.write(&result);
+                    status
+                }
+                Err(refusal) => refusal.told(record),
+            };
             supervisor.report(status);
             status
         }),
@@ -203,21 +226,20 @@ fn launch_on_this_node(
 }
 
 /// The front: what it has to say is said when the supervisor cannot.
-fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
+fn watch(front: &Front, signals: &Signals, key: &str, record: &mut Record) -> i32 {
     match front.guard(signals, key) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
-            complain(&format!("the launcher's supervisor process ended by {exit}, and the job with it"));
+            let text = format!("the launcher's supervisor process ended by {exit}, and the job with it");
+            complain(&text);
             complain_about_stuck(&swept.stuck);
             if !swept.killed.is_empty() {
                 tell(&swept_line(&swept.killed));
             }
+            record.write_error(&text, exit_code::SUPERVISOR_LOST);
             exit_code::SUPERVISOR_LOST
         }
-        Err(error) => {
-            complain(&format!("the launcher's front cannot watch: {error}"));
-            exit_code::INTERNAL
-        }
+        Err(error) => Refusal(format!("the launcher's front cannot watch: {error}"), exit_code::INTERNAL).told(record),
     }
 }
 
@@ -235,42 +257,40 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
 
 fn swept_line(killed: &[Leftover]) -> String {
     let names: Vec<String> = killed.iter().map(|process| process.name.clone()).collect();
-    verdict::sweep(names.len(), &[], &names)
+    sweep(names.len(), &[], &names)
 }
 
-/// The supervisor: runs the ranks to their end. Returns the exit status.
-fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, job: &Job<'_>) -> i32 {
+/// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
+fn supervise(
+    launch: &Launch<'_>,
+    front: &OwnedFd,
+    signals: &Signals,
+    job: &Job<'_>,
+) -> Result<(i32, serde_json::Value), Refusal> {
     let plan = launch.plan;
     let (id, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
     info!("Job: {id}, mode collective, replicas 1[1:1], elastic False");
     info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
-    let mut journal = match Journal::open(&launch.log_dir) {
-        Ok(journal) => journal,
-        Err(error) => {
-            complain(&format!("--log_dir {}: {}", launch.log_dir.display(), logs::plain(&error)));
-            return exit_code::PREFLIGHT;
-        }
-    };
+    let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", launch.log_dir.display(), logs::plain(&e)));
+    let mut journal = Journal::open(&launch.log_dir).map_err(in_logs)?;
     let host = &job.circumstances.host;
     let argv = job.argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
     let grace = launch.policy.grace.as_secs_f64();
     let mut say = |note: &Note| say(note, grace);
-    let mut launched = match run(launch, front, signals, journal, &mut say) {
-        Ok(launched) => launched,
-        Err(error) => {
-            complain(&format!("the launcher's loop failed: {error}"));
-            return exit_code::INTERNAL;
-        }
-    };
+    let mut launched = run(launch, front, signals, journal, &mut say)
+        .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
-    let text = serde_json::to_value(result::sum_up(launch, &launched, host, exit_status)).unwrap_or_default();
-    if let Err(error) = launched.journal.conclude(&text) {
+    let verdict = verdict(launch, &launched, exit_status, &job.circumstances);
+    let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
+    let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
+    let result = serde_json::to_value(result).unwrap_or_default();
+    if let Err(error) = launched.journal.conclude(&result) {
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
-    conclude(launch, &launched, exit_status, &job.circumstances);
-    exit_status
+    conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
+    Ok((exit_status, result))
 }
 
 /// What is said about a job.

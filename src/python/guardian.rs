@@ -6,7 +6,7 @@ use super::errors::os_error;
 use crate::run::sweep;
 use crate::sys::fd;
 use crate::sys::signals;
-use crate::sys::spawn::{self, Start};
+use crate::sys::spawn::{self, Group, Start};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -55,7 +55,8 @@ pub fn start_guardian(
         // None of the host's: whoever reads the host's output is not to wait for the guardian.
         stdio: [silent, silent, silent],
         keep: vec![read.as_raw_fd()],
-        new_session: true,
+        group: Group::Session,
+        cwd: None,
         detached: true,
         lifeline: None,
         mask: spawn::current_mask(),

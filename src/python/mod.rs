@@ -20,7 +20,7 @@ mod lib {
     use crate::plan::spawn as plan;
     use crate::probe::nvml;
     use crate::run::preflight;
-    use crate::spec::options::Vars;
+    use crate::spec::options::{Kind, OPTIONS, Opt, Vars};
     use crate::spec::spawn::{self, SpawnError, SpawnOptions};
     use crate::sys::lifeline;
     use crate::sys::ports::Lease;
@@ -37,6 +37,8 @@ mod lib {
     use super::join::Joiner;
     #[pymodule_export]
     use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank};
+    #[pymodule_export]
+    use super::wakeup::await_readable;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -44,10 +46,18 @@ mod lib {
     }
 
     /// Runs `python -m rlaunch` with these arguments (program name left out) and returns its exit
-    /// status. `python` is the interpreter for the ranks.
+    /// status. `python` is the interpreter for the ranks; `record`: a descriptor to write the end to, for
+    /// `rlaunch.launch`, or -1.
     #[pyfunction]
-    fn main(py: Python<'_>, args: Vec<OsString>, python: String) -> i32 {
-        py.detach(|| paddle::main(&args, &python))
+    fn main(py: Python<'_>, args: Vec<OsString>, python: String, record: i32) -> i32 {
+        py.detach(|| paddle::main(&args, &python, record))
+    }
+
+    /// The names of the command line's options, aliases too, and whether each is a flag.
+    #[pyfunction]
+    fn launch_options() -> BTreeMap<&'static str, bool> {
+        let names = |opt: &'static Opt| std::iter::once(&opt.name).chain(opt.aliases).map(|name| (*name, opt.kind));
+        OPTIONS.iter().flat_map(names).map(|(name, kind)| (name, kind == Kind::Flag)).collect()
     }
 
     /// GPUs that the NVIDIA driver shows; 0 without one.

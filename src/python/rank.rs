@@ -7,7 +7,8 @@ use crate::sys::fd;
 use crate::sys::lifeline::{self, Lifeline, Scope};
 use crate::sys::pidfd;
 use crate::sys::ports::Lease;
-use crate::sys::spawn::{self, Start, StartError, Started};
+use crate::sys::signals::{HELD_AT_START, HELD_IN_FRONT};
+use crate::sys::spawn::{self, Group, Start, StartError, Started};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -89,31 +90,59 @@ impl Nursery {
         output: i32,
         lifeline: i32,
     ) -> PyResult<Rank> {
-        let null = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
         let output = (output >= 0).then_some(output);
-        let start = Box::new(Start {
-            program: CString::new(program).map_err(null)?,
-            argv: spawn::c_strings(argv).map_err(null)?,
-            envp: spawn::c_strings(environ).map_err(null)?,
-            stdio: [None, output, output],
-            keep,
-            new_session: false,
-            detached: false,
-            lifeline: Some((lifeline, Scope::Process)),
-            mask: spawn::current_mask(),
-            nofile: None,
-            default_sigpipe: false,
-        });
-        let (reply, answer) = bounded(1);
-        let started = py.detach(|| match self.requests.send((start, reply)) {
-            Ok(()) => answer.recv().map_err(|_| ()),
-            Err(_) => Err(()),
-        });
-        match started {
-            Ok(Ok(started)) => Ok(self.enter(Child::new(started.pid, started.pidfd, false))),
-            Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
-            Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks is gone"))),
-        }
+        self.begin(
+            py,
+            Start {
+                program: c_string(program)?,
+                argv: c_strings(argv)?,
+                envp: c_strings(environ)?,
+                stdio: [None, output, output],
+                keep,
+                detached: false,
+                group: Group::Inherited,
+                cwd: None,
+                lifeline: Some((lifeline, Scope::Process)),
+                mask: spawn::current_mask(),
+                nofile: None,
+                default_sigpipe: false,
+            },
+        )
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the child is given")]
+    /// Starts the command-line launcher; the kernel kills it when this process is gone, or the nursery.
+    /// `record`: the descriptor that it inherits; `output`: what its stdout and stderr become, -1 for
+    /// ours; `own_group`: whether it leads a process group. Until it handles SIGINT and SIGTERM, they wait.
+    fn start_launcher(
+        &self,
+        py: Python<'_>,
+        program: Vec<u8>,
+        argv: Vec<Vec<u8>>,
+        environ: Vec<Vec<u8>>,
+        cwd: Option<Vec<u8>>,
+        record: i32,
+        output: (i32, i32),
+        own_group: bool,
+    ) -> PyResult<Rank> {
+        let given = |fd: i32| (fd >= 0).then_some(fd);
+        self.begin(
+            py,
+            Start {
+                program: c_string(program)?,
+                argv: c_strings(argv)?,
+                envp: c_strings(environ)?,
+                stdio: [None, given(output.0), given(output.1)],
+                keep: vec![record],
+                detached: false,
+                group: if own_group { Group::Own } else { Group::Inherited },
+                cwd: cwd.map(c_string).transpose()?,
+                lifeline: None,
+                mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_FRONT].concat()),
+                nofile: None,
+                default_sigpipe: true,
+            },
+        )
     }
 
     /// Forks by Python's own `os.fork`, so that its hooks run: None in the child, which has armed this
@@ -176,7 +205,32 @@ impl Nursery {
     }
 }
 
+fn null(error: std::ffi::NulError) -> PyErr {
+    PyValueError::new_err(format!("embedded null byte: {error}"))
+}
+
+fn c_string(bytes: Vec<u8>) -> PyResult<CString> {
+    CString::new(bytes).map_err(null)
+}
+
+fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
+    spawn::c_strings(list).map_err(null)
+}
+
 impl Nursery {
+    fn begin(&self, py: Python<'_>, start: Start) -> PyResult<Rank> {
+        let (reply, answer) = bounded(1);
+        let started = py.detach(|| match self.requests.send((Box::new(start), reply)) {
+            Ok(()) => answer.recv().map_err(|_| ()),
+            Err(_) => Err(()),
+        });
+        match started {
+            Ok(Ok(started)) => Ok(self.enter(Child::new(started.pid, started.pidfd, false))),
+            Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
+            Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks is gone"))),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Child>>> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,6 +2,8 @@
 //! given back here and not in Python, where a signal handler may raise between any two steps.
 
 use super::errors::os_error;
+use crate::sys::fd;
+use crate::sys::poll::Poll;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use pyo3::exceptions::PyValueError;
@@ -43,7 +45,7 @@ impl Wakeup {
             // Its owner closed it without taking it back.
             return set(py, -1, true).map(drop);
         }
-        let Some(owner) = crate::sys::fd::borrow(before) else { return Ok(()) };
+        let Some(owner) = fd::borrow(before) else { return Ok(()) };
         let mut bytes = [0; 4096];
         match nix::unistd::read(&read, &mut bytes) {
             // It may be full, or gone: no more than a byte is needed, and it has had one, or none will do.
@@ -60,4 +62,33 @@ fn set(py: Python<'_>, fd: i32, warn_on_full_buffer: bool) -> PyResult<i32> {
     let options = PyDict::new(py);
     options.set_item("warn_on_full_buffer", warn_on_full_buffer)?;
     py.import("signal")?.call_method("set_wakeup_fd", (fd,), Some(&options))?.extract()
+}
+
+/// Waits until one of these descriptors is readable or has hung up, and returns those that are; a signal
+/// handler that raises ends the wait.
+#[pyfunction]
+pub fn await_readable(py: Python<'_>, fds: Vec<i32>) -> PyResult<Vec<i32>> {
+    let poll = Poll::new().map_err(os_error)?;
+    let wakeup = Wakeup::begin(py)?;
+    let waited = (|| {
+        for (number, token) in fds.iter().zip(0..) {
+            if let Some(open) = fd::borrow(*number) {
+                poll.readable(open, token).map_err(os_error)?;
+            }
+        }
+        if let Some(bell) = wakeup.fd() {
+            poll.edge(bell, u64::MAX).map_err(os_error)?;
+        }
+        loop {
+            // For one that came before the bell was there.
+            py.check_signals()?;
+            let tokens = py.detach(|| poll.wait(None)).map_err(os_error)?;
+            let ready: Vec<i32> = tokens.iter().filter_map(|t| fds.get(usize::try_from(*t).ok()?).copied()).collect();
+            if !ready.is_empty() {
+                return Ok(ready);
+            }
+        }
+    })();
+    let ended = wakeup.end(py);
+    waited.and_then(|ready| ended.map(|()| ready))
 }

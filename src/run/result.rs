@@ -19,11 +19,14 @@ pub struct JobResult<'a> {
     /// The global number of the rank that failed first, or could not be started.
     culprit: Option<usize>,
     exit_status: i32,
+    log_dir: String,
     restarts: u32,
     attempts: Vec<Attempt>,
     ranks: Vec<Rank<'a>>,
     /// Processes of no rank in particular that were ended.
     swept: usize,
+    /// The verdict block, without colours; none for a job that ended well.
+    verdict: Option<&'a str>,
     /// What the launcher sets for all ranks alike; secrets are masked.
     environment: BTreeMap<&'a str, String>,
 }
@@ -67,8 +70,14 @@ pub fn outcome(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Sums up a job that has ended with this exit status.
-pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str, exit_status: i32) -> JobResult<'a> {
+/// Sums up a job that has ended with this exit status; `verdict` is the text that people read.
+pub fn sum_up<'a>(
+    launch: &'a Launch<'_>,
+    launched: &'a Launched,
+    host: &'a str,
+    exit_status: i32,
+    verdict: Option<&'a str>,
+) -> JobResult<'a> {
     let ranks = &launch.plan.ranks;
     let report = &launched.report;
     let global = |local: usize| ranks[local].identity.rank;
@@ -115,10 +124,12 @@ pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str,
         outcome: outcome(&report.outcome),
         culprit,
         exit_status,
+        log_dir: launch.log_dir.display().to_string(),
         restarts: report.restarts,
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: rest.len(),
+        verdict,
         environment: common.iter().map(|(name, value)| (*name, shown(name, value))).collect(),
     }
 }

@@ -12,7 +12,7 @@ use crate::model::Exit;
 use crate::supervise::{ChildId, Note};
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
-use crate::sys::spawn::{self, Start};
+use crate::sys::spawn::{self, Group, Start};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -109,7 +109,8 @@ impl<'a> Ranks<'a> {
             envp: strings(env.collect())?,
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),
-            new_session: true,
+            group: Group::Session,
+            cwd: None,
             detached: false,
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
             mask: self.mask,

@@ -13,6 +13,13 @@ pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIG
 /// Signals that are passed on to the ranks and never stop the job.
 pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
+/// Held back in a launcher that `rlaunch.launch` starts, until it has its handlers: Python's own would end
+/// it with a traceback.
+pub const HELD_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+/// Held back in such a launcher's front for good: it is in the background, and may write to a terminal with
+/// `tostop` only while it blocks this (termios(3)).
+pub const HELD_IN_FRONT: [i32; 1] = [libc::SIGTTOU];
+
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn on_signal(signal: libc::c_int) {
@@ -110,6 +117,19 @@ impl Signals {
             libc::raise(libc::SIGTSTP);
             libc::sigaction(libc::SIGTSTP, &handled(), ptr::null_mut());
         }
+    }
+}
+
+/// Lets signals through that a process was started with held back.
+pub fn let_through(signals: &[i32]) {
+    // SAFETY: the set is plain data of ours.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in signals {
+            libc::sigaddset(&mut set, *signal);
+        }
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut());
     }
 }
 

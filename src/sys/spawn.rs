@@ -24,8 +24,10 @@ pub struct Start {
     pub stdio: [Option<RawFd>; 3],
     /// Descriptors that the program inherits under their own numbers. All others close at exec.
     pub keep: Vec<RawFd>,
-    /// Starts a new session, hence a new process group, whose leader the child is.
-    pub new_session: bool,
+    /// Which process group it is in.
+    pub group: Group,
+    /// Where it starts; `None` for where we are.
+    pub cwd: Option<CString>,
     /// Nobody's child: it neither dies with us nor is our child, but init's (or a subreaper's).
     pub detached: bool,
     /// A read end of a lifeline, armed for the given scope and kept open.
@@ -37,6 +39,17 @@ pub struct Start {
     /// Whether SIGPIPE and SIGXFSZ, which Python ignores, get their default action back, as
     /// `subprocess` does for its children.
     pub default_sigpipe: bool,
+}
+
+/// A process group for a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    /// Ours.
+    Inherited,
+    /// A new one, which it leads, in our session: a terminal's Ctrl-C does not reach it.
+    Own,
+    /// A new one, which it leads, in a session of its own.
+    Session,
 }
 
 /// A started process.
@@ -65,7 +78,7 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-const STEPS: [&str; 9] = [
+const STEPS: [&str; 11] = [
     "clone",
     "setsid",
     "prctl(PR_SET_PDEATHSIG)",
@@ -75,6 +88,8 @@ const STEPS: [&str; 9] = [
     "fcntl(F_SETFD)",
     "setrlimit",
     "execve",
+    "setpgid",
+    "chdir",
 ];
 
 /// Everything the child needs, and the two words in which it reports back.
@@ -109,6 +124,16 @@ pub fn current_mask() -> libc::sigset_t {
         libc::pthread_sigmask(libc::SIG_SETMASK, ptr::null(), &mut mask);
         mask
     }
+}
+
+/// The signal mask of the calling thread, and these signals.
+pub fn current_mask_and(signals: &[i32]) -> libc::sigset_t {
+    let mut mask = current_mask();
+    for signal in signals {
+        // SAFETY: the set is ours; a number that is no signal is an error that changes nothing.
+        unsafe { libc::sigaddset(&mut mask, *signal) };
+    }
+    mask
 }
 
 /// Starts the process. The child is killed by the kernel when the *calling thread* ends
@@ -262,8 +287,16 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
                 libc::sigaction(signal, &action, ptr::null_mut());
             }
         }
-        if start.new_session && libc::setsid() < 0 {
+        if start.group == Group::Session && libc::setsid() < 0 {
             return (1, errno());
+        }
+        if start.group == Group::Own && libc::setpgid(0, 0) < 0 {
+            return (9, errno());
+        }
+        if let Some(cwd) = &start.cwd
+            && libc::chdir(cwd.as_ptr()) < 0
+        {
+            return (10, errno());
         }
         if !start.detached {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {

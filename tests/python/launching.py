@@ -236,6 +236,25 @@ class Place:
         return self.seen()
 
 
+class Host(Place):
+    """A folder with a Python program, host.py, that calls rlaunch.launch."""
+
+    def popen(self, *args: Any, env: Any = None, **options: Any) -> subprocess.Popen[bytes]:
+        options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
+        command = [sys.executable, "host.py", *args]
+        self.launcher = subprocess.Popen(command, env=environment() if env is None else env, **options)
+        return self.launcher
+
+    def host(self, body: str) -> None:
+        head = "import os, signal, sys, threading, time, rlaunch\n"
+        (self.folder / "host.py").write_text(head + textwrap.dedent(body))
+
+    def result(self) -> dict[str, Any]:
+        """What the launcher wrote in the end."""
+        result: dict[str, Any] = json.loads(self.text("log/rlaunch/result.json"))
+        return result
+
+
 def prctl(option: int, argument: int) -> None:
     """prctl(2), for use between fork and exec."""
     if ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0) != 0:

@@ -233,7 +233,7 @@ def test_a_script_that_cannot_be_read_or_run_is_refused(place: Place) -> None:
 
 def called(place: Place, *args: str) -> Ended:
     """Calls the entry point, which takes what no command line can hold."""
-    code = "import sys; from rlaunch._lib import main; sys.exit(main(eval(sys.stdin.read()), sys.executable))"
+    code = "import sys; from rlaunch._lib import main; sys.exit(main(eval(input()), sys.executable, -1))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=repr(list(args)).encode(),

@@ -33,6 +33,7 @@ def test_import_pulls_in_no_framework_and_nothing_heavy() -> None:
     assert "rlaunch._lib" in loaded
     assert not loaded & FRAMEWORKS
     assert not loaded & {"multiprocessing", "typing", "logging", "subprocess", "json", "socket", "asyncio"}
+    assert not loaded & {"dataclasses", "threading", "rlaunch.report"}
 
 
 def test_resolving_backend_and_ranks_pulls_in_no_framework() -> None:
