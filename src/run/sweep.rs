@@ -6,7 +6,7 @@ use super::engine::End;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
 use crate::sys::tree::{self, Stat};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
@@ -36,7 +36,14 @@ pub struct Leftover {
 const TRACKERS: Duration = Duration::from_millis(200);
 
 /// How long a process is given to show an environment, which none does in the middle of execve.
-const EXEC: Duration = Duration::from_millis(10);
+const EXEC: Duration = Duration::from_millis(100);
+
+/// Who was killed, and under which name it was last seen: a process may call execve meanwhile.
+type Found = BTreeMap<i32, String>;
+
+fn leftovers(found: Found) -> Vec<Leftover> {
+    found.into_iter().map(|(pid, name)| Leftover { pid, name }).collect()
+}
 
 fn this() -> i32 {
     std::process::id() as i32
@@ -51,7 +58,7 @@ pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
 /// of its own is known by the rank's `key`. Those that were killed together with the rank, and are still
 /// on their way out, are nobody's leftovers.
 pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
-    let (mut found, mut dead) = (BTreeSet::new(), BTreeSet::new());
+    let (mut found, mut dead) = (Found::new(), BTreeSet::new());
     let begun = clock::now();
     loop {
         let mut there = BTreeSet::new();
@@ -73,7 +80,7 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
         let spent = clock::now().saturating_sub(begun);
         unclear &= spent < EXEC;
         if (there.is_empty() && !again && !unclear) || spent >= LOOK {
-            return Ok(found.into_iter().collect());
+            return Ok(leftovers(found));
         }
         there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
         spare_trackers(&mut there, spent);
@@ -101,11 +108,11 @@ fn carries(pid: i32, key: &str) -> bool {
 }
 
 /// Kills a process below this one, and notes it.
-fn kill(pid: i32, found: &mut BTreeSet<Leftover>) {
+fn kill(pid: i32, found: &mut Found) {
     let Some(stat) = Stat::of(pid) else { return };
     // It cannot have changed hands unless its parent collected it: then it has another parent now.
     if tree::kill_if(pid, |now| now.parent == stat.parent || now.parent == this()) {
-        found.insert(Leftover { pid, name: stat.name });
+        found.insert(pid, stat.name);
     }
 }
 
@@ -123,7 +130,7 @@ pub struct Swept {
 pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
     let begun = clock::now();
     let poll = Poll::new()?;
-    let mut found = BTreeSet::new();
+    let mut found = Found::new();
     loop {
         let collected = tree::reap_strays(|pid| elders.contains(&pid));
         let mut there = BTreeSet::new();
@@ -134,11 +141,11 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
         there.retain(|pid| living(*pid).is_some());
         // Those collected may have left children that came after the list was read.
         if there.is_empty() && collected == 0 && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
-            return Ok(Swept { killed: found.into_iter().collect(), stuck: Vec::new() });
+            return Ok(Swept { killed: leftovers(found), stuck: Vec::new() });
         }
         let spent = clock::now().saturating_sub(begun);
         if spent >= PATIENCE {
-            let (killed, stuck) = found.into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
+            let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(Swept { killed, stuck });
         }
         spare_trackers(&mut there, spent);
@@ -152,7 +159,7 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
 /// Kills every process of this machine that carries a key which begins with `key` and a slash: for those
 /// that are below no process of the launcher, or where there is none.
 pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
-    let mut found = BTreeSet::new();
+    let mut found = Found::new();
     let prefix = format!("{key}/");
     let begun = clock::now();
     let poll = Poll::new()?;
@@ -161,14 +168,14 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
         there.retain(|pid| living(*pid).is_some());
         let spent = clock::now().saturating_sub(begun);
         if there.is_empty() || spent >= PATIENCE {
-            return Ok(found.into_iter().collect());
+            return Ok(leftovers(found));
         }
         spare_trackers(&mut there, spent);
         for pid in there {
             let Some(stat) = Stat::of(pid) else { continue };
             let same = |_: &Stat| tree::variable(pid, KEY).is_some_and(|v| v.starts_with(prefix.as_bytes()));
             if tree::kill_if(pid, same) {
-                found.insert(Leftover { pid, name: stat.name });
+                found.insert(pid, stat.name);
             }
         }
         poll.wait(Some(AGAIN))?;

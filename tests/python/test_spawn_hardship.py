@@ -3,6 +3,7 @@ hold on to everything, deaf ranks, thieves of exit codes. Nothing may hang, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
