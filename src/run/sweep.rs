@@ -99,8 +99,9 @@ fn spare_trackers(there: &mut BTreeSet<i32>, spent: Duration) {
     }
 }
 
+/// Also of one that is on its way out: it is waited for, and not killed or counted any more.
 fn living(pid: i32) -> Option<Stat> {
-    Stat::of(pid).filter(Stat::is_alive)
+    Stat::of(pid).filter(|stat| !stat.is_gone())
 }
 
 fn carries(pid: i32, key: &str) -> bool {

@@ -83,9 +83,14 @@ impl Stat {
         Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0 })
     }
 
+    /// Whether it is past all it does: a zombie at most.
+    pub fn is_gone(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
     /// Whether it runs, or may.
     pub fn is_alive(&self) -> bool {
-        !self.exiting && !matches!(self.state, 'Z' | 'X')
+        !self.exiting && !self.is_gone()
     }
 }
 

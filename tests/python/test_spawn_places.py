@@ -273,10 +273,11 @@ def test_no_rank_outlives_its_caller(program: Any, method: str, number: int, dae
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_signal_handler_of_the_caller_runs_while_it_joins(program: Any, method: str) -> None:
-    handler = "signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(OSError('handled')))"
+    handler = "signal.signal(signal.SIGUSR1, lambda *_: (_ for _ in ()).throw(ZeroDivisionError('handled')))"
     started = program(f"{handler}; {call(method)}")
     assert started.ended(signal.SIGUSR1) == 1
-    assert started.stderr.read_text().rstrip().endswith("OSError: handled")
+    # Raised where it came, which may still be in the start of the last rank.
+    assert "ZeroDivisionError: handled" in started.stderr.read_text()
 
 
 @pytest.mark.parametrize("method", METHODS)
