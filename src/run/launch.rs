@@ -59,7 +59,7 @@ pub struct Launched {
     pub swept: Vec<Vec<Leftover>>,
     /// How much of the ranks' output the console has shown.
     pub shown: Shown,
-    /// What else was below the supervisor in the end.
+    /// What else was below the supervisor, in the end and between attempts.
     pub rest: Swept,
     /// Where the end is written down.
     pub journal: Journal,
@@ -115,7 +115,8 @@ pub fn run(
             }
         }
     }
-    let rest = sweep::everybody(&BTreeSet::new())?;
+    let mut rest = sweep::everybody(&BTreeSet::new())?;
+    rest.killed.append(&mut ranks.strays);
     let mut impatient = || signals.drain().iter().any(|signal| STOP.contains(signal));
     let shown = match &mut ranks.follower {
         Some(follower) => follower.finish(CONSOLE_PATIENCE, &mut impatient)?,

@@ -48,6 +48,8 @@ pub struct Ranks<'a> {
     pub processes: Vec<Process>,
     /// What each of them left behind in all attempts, all of it killed; by local rank.
     pub swept: Vec<Vec<Leftover>>,
+    /// What was below the supervisor between two attempts, and known to be of no rank; all of it killed.
+    pub strays: Vec<Leftover>,
     just_swept: usize,
     /// What people see of the logs.
     pub follower: Option<Follower>,
@@ -71,6 +73,7 @@ impl<'a> Ranks<'a> {
             mask: spawn::current_mask(),
             processes: vec![Process::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
+            strays: Vec::new(),
             just_swept: 0,
             follower,
             journal,
@@ -171,7 +174,7 @@ impl Host for Ranks<'_> {
     }
 
     fn sweep(&mut self) {
-        let _ = sweep::everybody(&BTreeSet::new());
+        self.strays.extend(sweep::everybody(&BTreeSet::new()).map(|swept| swept.killed).unwrap_or_default());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         if let Some(follower) = &mut self.follower {
             follower.all_ended();

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -66,6 +66,12 @@ def sleep():
         time.sleep(600)
 """
 
+# Which attempt a rank belongs to, told by a file too.
+ATTEMPT = """
+attempt = int(os.environ["RLAUNCH_JOB_KEY"].split("/")[1])
+tell(f"attempt-{attempt}", os.getpid())
+"""
+
 
 def environment(**changes: str | None) -> dict[str, str]:
     """This process's environment without what steers launchers, and with these changes."""
@@ -109,6 +115,22 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def supervisor_of(launcher: subprocess.Popen[bytes]) -> psutil.Process:
+    """The launcher's second process, the parent of its ranks."""
+    (supervisor,) = psutil.Process(launcher.pid).children()
+    return supervisor
+
+
+def await_line(pipe: IO[bytes] | None, mark: bytes) -> bytes:
+    """The line of a launcher's pipe that has this mark."""
+    assert pipe is not None
+    before = []
+    while mark not in (line := pipe.readline()):
+        assert line, (mark, before)
+        before.append(line)
+    return line
 
 
 def status_field(pid: int, name: str) -> str:
@@ -214,6 +236,15 @@ class Place:
 
     def log(self, rank: int = 0, folder: str = "log") -> bytes:
         return (self.folder / folder / f"workerlog.{rank}").read_bytes()
+
+    def result(self) -> dict[str, Any]:
+        """What the launcher wrote down about the end."""
+        result: dict[str, Any] = json.loads(self.text("log/rlaunch/result.json"))
+        return result
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it wrote down on the way."""
+        return [json.loads(line) for line in self.text("log/rlaunch/events.jsonl").splitlines()]
 
     def names(self, folder: str = ".") -> set[str]:
         return {path.name for path in (self.folder / folder).iterdir()}

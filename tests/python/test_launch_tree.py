@@ -7,13 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from launching import RANK, Ended, Place, await_gone, environment, gone, marked, until
+from launching import RANK, Ended, Place, await_gone, environment, gone, marked, supervisor_of, until
 
 # Six processes: a child, one with a session of its own, two orphans, and a daemon with a child.
 LEAVE = """
@@ -26,20 +24,6 @@ def leave():
     subprocess.run(["sh", "-c", "setsid sh -c 'trap : TERM HUP INT; sleep 600 & wait; wait' &"])
 """
 LEFT = 6
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """What the processes of a test carry in their environment; those that it left are ended."""
-    mark = uuid.uuid4().hex
-    yield mark
-    for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
 
 
 def said(ended: Ended) -> list[str]:
@@ -109,11 +93,6 @@ def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
 
 
 # --- Launchers that are killed. --------------------------------------------------------------------------
-
-
-def supervisor_of(launcher: subprocess.Popen[bytes]) -> psutil.Process:
-    (supervisor,) = psutil.Process(launcher.pid).children()
-    return supervisor
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
