@@ -82,7 +82,7 @@ for who, words in {
 
 # A rank whose launcher was killed waits for ever, as in a collective whose peers are gone.
 SHORT = """
-time.sleep(0.3)
+time.sleep(0.5)
 if os.path.exists("orphaned"):
     sleep()
 """
@@ -93,11 +93,12 @@ def killed_at_any_instant(launcher: Launcher, folder: Path) -> Observation:
     with Job(launcher, folder / "whole", SHORT) as job:
         until(lambda: job.process.poll() is not None, "the end of a short job", 90)
         length = time.monotonic() - job.began
-    instants = launcher.amount(8, 50, 50)
+    instants = launcher.amount(10, 50, 50)
     chance = random.Random(SEED)
     left: Counter[int] = Counter()
     for turn in range(instants):
-        instant = chance.uniform(0, length)
+        # One in each n-th of the time, so that no part of it is left out.
+        instant = (turn + chance.random()) * length / instants
         with Job(launcher, folder / str(turn), SHORT) as job:
             # The instant is what is varied here: nothing is waited for.
             time.sleep(max(0.0, job.began + instant - time.monotonic()))

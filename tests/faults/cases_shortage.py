@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -12,7 +13,7 @@ from pathlib import Path
 from case import Group, Observation, case, ended
 from job import Job, mounted
 from launchers import Launcher
-from marked import describe
+from marked import describe, pids
 
 # A rank that can live with a full disk: it is for the launcher to live with it too.
 WRITE = """
@@ -63,6 +64,15 @@ def few_descriptors(launcher: Launcher, folder: Path) -> Observation:
         return said(job, "open files|EMFILE", launcher.grace + 60)
 
 
+def threads_of_mine() -> int:
+    count = 0
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
+
+
 PR_CAPBSET_DROP, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 24, 21, 24
 
 
@@ -76,13 +86,7 @@ def few_processes(count: int) -> None:
         os.setresuid(random.randrange(2_000_000_000, 2_100_000_000), 0, 0)
         used = 0
     else:
-        used = sum(
-            len(os.listdir(f"/proc/{pid}/task"))
-            for pid in os.listdir("/proc")
-            if pid.isdigit()
-            and os.path.exists(f"/proc/{pid}/task")
-            and os.stat(f"/proc/{pid}").st_uid == os.getuid()
-        )
+        used = threads_of_mine()
     resource.setrlimit(resource.RLIMIT_NPROC, (used + count, used + count))
 
 

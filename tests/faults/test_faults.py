@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import matrix
@@ -11,8 +12,10 @@ from launchers import LAUNCHERS
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES.values() if case.quick])
-def test_rlaunch_survives(case: Case, tmp_path: Path) -> None:
-    seen = case.run(LAUNCHERS["rlaunch"], tmp_path)
+def test_rlaunch_survives(case: Case) -> None:
+    # Not tmp_path: pytest keeps those, and some of these are large.
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        seen = case.run(LAUNCHERS["rlaunch"], Path(folder))
     assert seen.ok is not False, f"{case.title}: {seen.text}; wanted: {case.ideal}"
 
 
