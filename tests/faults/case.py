@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from job import Job, Late
 from launchers import Launcher
-from marked import describe
+from marked import describe, members
 
 
 class Group(Enum):
@@ -70,8 +71,11 @@ def case(name: str, group: Group, title: str, ideal: str, *, quick: bool = True)
 def ended(job: Job, wanted: int | None, limit: float, *notes: str, ok: bool = True) -> Observation:
     """Waits for the end of a job: is its status the wanted one (None: any but 0), and is nobody left?"""
     in_time = job.wait(limit)
-    status = job.status() if in_time else f"no end in {limit:g} s"
-    left = job.survivors() if in_time else []
+    if not in_time:
+        alive = f"{len(members(job.mark))} processes alive"
+        return Observation(
+            ", ".join([f"no end {time.monotonic() - job.began:.0f} s after the start", *notes, alive]), False
+        )
+    left = job.survivors()
     right = job.code == wanted if wanted is not None else bool(job.code)
-    texts = [status, *notes, *([describe(left)] if in_time else [])]
-    return Observation(", ".join(texts), in_time and right and not left and ok)
+    return Observation(", ".join([job.status(), *notes, describe(left)]), right and not left and ok)
