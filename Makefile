@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-python bench clean
+.PHONY: help demo test lint test-rust test-python bench faults clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make test    lint, Rust tests, Python tests"
 	@echo "make bench   speed and memory, side by side with Paddle's own launchers"
+	@echo "make faults  kills, floods and starves rlaunch and its rivals, and writes docs/fault-matrix.md (an hour or more)"
 	@echo "make clean   removes .venv and target"
 
 # What the tests and the demo run beside the package. A new list is installed anew.
@@ -49,6 +50,11 @@ test-python: $(VENV)/built
 
 bench: $(VENV)/built
 	$(BIN)/python benches/bench.py
+
+# torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. ONLY=--only-installed leaves out rivals that are not there.
+faults: $(VENV)/built
+	$(BIN)/python tests/faults/matrix.py --launcher rlaunch --launcher paddle --launcher torchrun \
+		$(ONLY) --write docs/fault-matrix.md
 
 clean:
 	rm -rf $(VENV) target

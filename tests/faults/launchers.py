@@ -1,0 +1,90 @@
+"""The launchers that can be put to the test. A new one is an entry in LAUNCHERS."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+GRACE = 3
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A command line, and where it puts the logs."""
+
+    name: str
+    module: str
+    # Options for so many ranks and this log folder.
+    options: Callable[[int, Path], list[str]]
+    # A pattern below the log folder, of the file that rank {rank} writes its output to.
+    log_pattern: str
+    # Seconds between asking ranks to stop and killing them, as told or as built in.
+    grace: float
+    ours: bool = False
+    # Whether a process of its own is to stand between it and the ranks.
+    supervised: bool = False
+    thorough: bool = False
+
+    @property
+    def python(self) -> str:
+        return os.environ.get(f"FAULTS_{self.name.upper()}_PYTHON", sys.executable)
+
+    def command(self, ranks: int, logs: Path) -> list[str]:
+        return [self.python, "-m", self.module, *self.options(ranks, logs)]
+
+    def log(self, logs: Path, rank: int) -> Path:
+        found = sorted(logs.glob(self.log_pattern.format(rank=rank)))
+        if len(found) != 1:
+            raise FileNotFoundError(f"{len(found)} logs of rank {rank} in {logs}")
+        return found[0]
+
+    def amount(self, quick: T, full: T, rival: T) -> T:
+        """How much of something: rivals take seconds where we take milliseconds."""
+        return quick if not self.thorough else full if self.ours else rival
+
+    def installed(self) -> bool:
+        package = self.module.partition(".")[0]
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+        return subprocess.run([self.python, "-c", probe], cwd="/", check=False).returncode == 0
+
+    @property
+    def hint(self) -> str:
+        package = {"paddle": "paddlepaddle", "torchrun": "torch"}.get(self.name, self.name)
+        return (
+            f"{self.name} is not installed for {self.python}: pip install {package}, "
+            f"or name an interpreter that has it in FAULTS_{self.name.upper()}_PYTHON, or --only-installed"
+        )
+
+
+def paddle_options(ranks: int, logs: Path) -> list[str]:
+    return ["--nproc_per_node", str(ranks), "--log_dir", str(logs)]
+
+
+def rlaunch_options(ranks: int, logs: Path) -> list[str]:
+    return [*paddle_options(ranks, logs), "--grace", str(GRACE)]
+
+
+def torchrun_options(ranks: int, logs: Path) -> list[str]:
+    # Logs of all ranks in files, rank 0's on the console too: as the other two do.
+    files = ["--log-dir", str(logs), "--redirects", "3", "--tee", "0:3"]
+    return ["--nproc-per-node", str(ranks), *files, "--shutdown-timeout", str(GRACE)]
+
+
+LAUNCHERS = {
+    launcher.name: launcher
+    for launcher in (
+        Launcher(
+            "rlaunch", "rlaunch", rlaunch_options, "workerlog.{rank}", GRACE, ours=True, supervised=True
+        ),
+        Launcher("paddle", "paddle.distributed.launch", paddle_options, "workerlog.{rank}", 30),
+        Launcher(
+            "torchrun", "torch.distributed.run", torchrun_options, "*/attempt_0/{rank}/stdout.log", GRACE
+        ),
+    )
+}
