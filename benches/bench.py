@@ -144,12 +144,12 @@ def bench_crash(folder: Path) -> None:
     row("crash: the same, 99th of 100 (V3)", ours[98], max(theirs))
 
 
-def launcher_processes(root: int, script: Path) -> list[int]:
-    """The launcher and its children that are not ranks."""
+def launcher_processes(root: int, module: str) -> list[int]:
+    """The launcher and its children that are not ranks: they run its module too."""
     found = [root]
     for pid in found:
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if str(script).encode() not in Path(f"/proc/{child}/cmdline").read_bytes():
+            if f"-m\0{module}\0".encode() in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
 
@@ -173,11 +173,12 @@ def bench_idle(folder: Path) -> None:
         while not mark.exists() or len(mark.read_text()) < 2:
             time.sleep(0.01)
         time.sleep(0.5)
-        memory[module] = sum(map(pss, launcher_processes(process.pid, script))) / 1024
+        processes = launcher_processes(process.pid, module)
+        memory[module] = sum(map(pss, processes)) / 1024
 
-        def switches(pid: int = process.pid) -> int:
-            text = Path(f"/proc/{pid}/status").read_text()
-            return sum(int(x.split()[1]) for x in text.splitlines() if "ctxt_switches" in x)
+        def switches(pids: list[int] = processes) -> int:
+            lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+            return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
         before = switches()
         time.sleep(5)

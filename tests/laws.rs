@@ -6,7 +6,9 @@ mod world;
 
 use proptest::prelude::*;
 use rlaunch::model::Exit;
-use rlaunch::supervise::{Backoff, KILL_PATIENCE, NoRestart, Note, Outcome, Policy, Report, RestartPolicy};
+use rlaunch::supervise::{
+    Backoff, ChildId, Effect, Event, KILL_PATIENCE, NoRestart, Note, Outcome, Policy, Report, RestartPolicy, Supervisor,
+};
 use std::time::Duration;
 use world::{GOOD, Happening, Job, Manners, World};
 
@@ -249,4 +251,40 @@ fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
     let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &lost)));
     assert_eq!(report.outcome, Outcome::Failed { culprit: 1, exit: Exit::Code(3) });
     assert_eq!((report.no_restart, report.at), (Some(NoRestart::HostLost), 1_000 * MS));
+}
+
+#[test]
+fn of_those_that_ended_together_the_first_that_failed_is_to_blame_and_none_is_told() {
+    let id = |local_rank| ChildId { attempt: 0, local_rank };
+    let mut machine = Supervisor::adopting(4, Policy::with_grace(Duration::from_secs(1)), Duration::ZERO);
+    let mut effects = Vec::new();
+    let ended = vec![(id(0), Exit::Code(0)), (id(2), Exit::Signal(9)), (id(1), Exit::Code(1))];
+    machine.handle(Duration::from_secs(1), Event::Exited(ended), &mut effects);
+    // The one that lives, and nobody else, is told.
+    assert_eq!(effects, [Effect::Kill { child: id(3), signal: libc::SIGTERM }]);
+    effects.clear();
+    machine.handle(Duration::from_secs(2), Event::Exited(vec![(id(3), Exit::Signal(15))]), &mut effects);
+    let Some(Effect::Finish(report)) = effects.last() else { panic!("{effects:?}") };
+    assert_eq!(report.outcome, Outcome::Failed { culprit: 2, exit: Exit::Signal(9) });
+    assert_eq!(report.victims(), [3]);
+    effects.clear();
+    machine.handle(Duration::from_secs(3), Event::Exited(Vec::new()), &mut effects);
+    machine.handle(Duration::from_secs(3), Event::Exited(vec![(id(0), Exit::Code(1))]), &mut effects);
+    assert_eq!(effects, [], "no news is none");
+}
+
+#[test]
+fn no_news_while_a_restart_is_waited_for_changes_nothing() {
+    let restart = RestartPolicy { max_restart: 5, ..RestartPolicy::default() };
+    let backoff = Backoff { base: Duration::from_secs(9), max: Duration::from_secs(9), seed: 0 };
+    let policy = Policy { restart: RestartPolicy { backoff, ..restart }, ..Policy::with_grace(Duration::ZERO) };
+    let mut machine = Supervisor::adopting(1, policy, Duration::ZERO);
+    let (id, mut effects) = (ChildId { attempt: 0, local_rank: 0 }, Vec::new());
+    machine.handle(Duration::ZERO, Event::Exited(vec![(id, Exit::Code(1))]), &mut effects);
+    let due = machine.next_deadline();
+    assert!(due.is_some());
+    effects.clear();
+    machine.handle(Duration::from_secs(1), Event::Exited(vec![(id, Exit::Code(1))]), &mut effects);
+    machine.handle(Duration::from_secs(1), Event::Exited(Vec::new()), &mut effects);
+    assert_eq!((effects, machine.next_deadline()), (vec![], due));
 }
