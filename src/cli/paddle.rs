@@ -9,10 +9,11 @@ use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
 use crate::probe::nvml;
 use crate::run::front::{self, Front, Guarded, Side};
-use crate::run::journal::{Journal, What};
+use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
+use crate::run::result::{self, JobResult};
 use crate::run::sweep::Leftover;
-use crate::run::{logs, preflight, result};
+use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
@@ -192,7 +193,7 @@ fn launch_on_this_node(
         signals.also(*signal);
     }
     match front::split(signals) {
-        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key)),
+        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch, &job.circumstances.host)),
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
             let status = supervise(&launch, &supervisor.front, signals, &job);
             supervisor.report(status);
@@ -203,8 +204,8 @@ fn launch_on_this_node(
 }
 
 /// The front: what it has to say is said when the supervisor cannot.
-fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
-    match front.guard(signals, key) {
+fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str) -> i32 {
+    match front.guard(signals, &launch.key) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
             complain(&format!("the launcher's supervisor process ended by {exit}, and the job with it"));
@@ -212,7 +213,9 @@ fn watch(front: &Front, signals: &Signals, key: &str) -> i32 {
             if !swept.killed.is_empty() {
                 tell(&swept_line(&swept.killed));
             }
-            exit_code::SUPERVISOR_LOST
+            let status = exit_code::SUPERVISOR_LOST;
+            write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
+            status
         }
         Err(error) => {
             complain(&format!("the launcher's front cannot watch: {error}"));
@@ -247,15 +250,14 @@ fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, job: &Job<
     let mut journal = match Journal::open(&launch.log_dir) {
         Ok(journal) => journal,
         Err(error) => {
-            complain(&format!("--log_dir {}: {}", launch.log_dir.display(), logs::plain(&error)));
+            complain(&error.to_string());
             return exit_code::PREFLIGHT;
         }
     };
     let host = &job.circumstances.host;
     let argv = job.argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
-    let grace = launch.policy.grace.as_secs_f64();
-    let mut say = |note: &Note| say(note, grace);
+    let mut say = |note: &Note| say(note, grace_now(&launch.policy));
     let mut launched = match run(launch, front, signals, journal, &mut say) {
         Ok(launched) => launched,
         Err(error) => {
@@ -265,12 +267,21 @@ fn supervise(launch: &Launch<'_>, front: &OwnedFd, signals: &Signals, job: &Job<
     };
     let exit_status = exit_code::of(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
-    let text = serde_json::to_value(result::sum_up(launch, &launched, host, exit_status)).unwrap_or_default();
-    if let Err(error) = launched.journal.conclude(&text) {
-        warn!("result.json cannot be written: {}", logs::plain(&error));
-    }
+    write_result(launch, &result::sum_up(launch, &launched, host, exit_status));
     conclude(launch, &launched, exit_status, &job.circumstances);
     exit_status
+}
+
+fn write_result(launch: &Launch<'_>, result: &JobResult<'_>) {
+    if let Err(error) = journal::conclude(&launch.log_dir, result) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+}
+
+/// How long ranks that are asked to stop now may take, in seconds, to the millisecond.
+fn grace_now(policy: &Policy) -> f64 {
+    let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
+    policy.grace.min(left).as_millis() as f64 / 1000.0
 }
 
 /// What is said about a job.

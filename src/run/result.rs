@@ -19,7 +19,8 @@ pub struct JobResult<'a> {
     /// The global number of the rank that failed first, or could not be started.
     culprit: Option<usize>,
     exit_status: i32,
-    restarts: u32,
+    /// `None`: not known.
+    restarts: Option<u32>,
     attempts: Vec<Attempt>,
     ranks: Vec<Rank<'a>>,
     /// Processes of no rank in particular that were ended.
@@ -115,11 +116,28 @@ pub fn sum_up<'a>(launch: &'a Launch<'_>, launched: &'a Launched, host: &'a str,
         outcome: outcome(&report.outcome),
         culprit,
         exit_status,
-        restarts: report.restarts,
+        restarts: Some(report.restarts),
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: rest.len(),
         environment: common.iter().map(|(name, value)| (*name, shown(name, value))).collect(),
+    }
+}
+
+/// What the front knows of a job whose supervisor was killed. `swept`: how many processes it had to end.
+pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status: i32, swept: usize) -> JobResult<'a> {
+    JobResult {
+        version: VERSION,
+        job_id: &launch.plan.job_id,
+        host,
+        outcome: "supervisor_lost",
+        culprit: None,
+        exit_status,
+        restarts: None,
+        attempts: Vec::new(),
+        ranks: Vec::new(),
+        swept,
+        environment: BTreeMap::new(),
     }
 }
 
