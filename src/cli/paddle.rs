@@ -174,6 +174,7 @@ fn launch_on_this_node(
         log_dir,
         log_overwrite: spec.log_overwrite,
         shown: shown(spec, &plan, &host),
+        colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy: Policy {
             grace: spec.grace,
             stop_by: stop_by(vars),
@@ -184,7 +185,7 @@ fn launch_on_this_node(
         key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
-    let colour = vars.get("NO_COLOR").is_none_or(String::is_empty) && std::io::stderr().is_terminal();
+    let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet };
