@@ -11,10 +11,11 @@ use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
 use crate::probe::nvml;
 use crate::run::front::{self, Front, Guarded, Side};
-use crate::run::journal::{Journal, What};
+use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
+use crate::run::result::{self, JobResult};
 use crate::run::sweep::Leftover;
-use crate::run::{logs, preflight, result};
+use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
@@ -187,6 +188,7 @@ fn launch_on_this_node(
         log_dir,
         log_overwrite: spec.log_overwrite,
         shown: shown(spec, &plan, &host),
+        colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy: Policy {
             grace: spec.grace,
             stop_by: stop_by(vars),
@@ -197,7 +199,7 @@ fn launch_on_this_node(
         key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
-    let colour = vars.get("NO_COLOR").is_none_or(String::is_empty) && std::io::stderr().is_terminal();
+    let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet };
@@ -206,7 +208,7 @@ fn launch_on_this_node(
         signals.also(*signal);
     }
     match front::split(signals) {
-        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch.key, record)),
+        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch, &job.circumstances.host, record)),
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
             if record.is_read() {
                 signals::let_through(&HELD_IN_FRONT);
@@ -226,8 +228,8 @@ fn launch_on_this_node(
 }
 
 /// The front: what it has to say is said when the supervisor cannot.
-fn watch(front: &Front, signals: &Signals, key: &str, record: &mut Record) -> i32 {
-    match front.guard(signals, key) {
+fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
+    match front.guard(signals, &launch.key) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
             let text = format!("the launcher's supervisor process ended by {exit}, and the job with it");
@@ -237,7 +239,9 @@ fn watch(front: &Front, signals: &Signals, key: &str, record: &mut Record) -> i3
                 tell(&swept_line(&swept.killed));
             }
             record.write_error(&text, exit_code::SUPERVISOR_LOST);
-            exit_code::SUPERVISOR_LOST
+            let status = exit_code::SUPERVISOR_LOST;
+            write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
+            status
         }
         Err(error) => Refusal(format!("the launcher's front cannot watch: {error}"), exit_code::INTERNAL).told(record),
     }
@@ -271,13 +275,11 @@ fn supervise(
     let (id, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
     info!("Job: {id}, mode collective, replicas 1[1:1], elastic False");
     info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
-    let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", launch.log_dir.display(), logs::plain(&e)));
-    let mut journal = Journal::open(&launch.log_dir).map_err(in_logs)?;
+    let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &job.circumstances.host;
     let argv = job.argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
-    let grace = launch.policy.grace.as_secs_f64();
-    let mut say = |note: &Note| say(note, grace);
+    let mut say = |note: &Note| say(note, grace_now(&launch.policy));
     let mut launched = run(launch, front, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
@@ -285,12 +287,22 @@ fn supervise(
     let verdict = verdict(launch, &launched, exit_status, &job.circumstances);
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
     let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
+    write_result(launch, &result);
     let result = serde_json::to_value(result).unwrap_or_default();
-    if let Err(error) = launched.journal.conclude(&result) {
-        warn!("result.json cannot be written: {}", logs::plain(&error));
-    }
     conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
     Ok((exit_status, result))
+}
+
+fn write_result(launch: &Launch<'_>, result: &JobResult<'_>) {
+    if let Err(error) = journal::conclude(&launch.log_dir, result) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+}
+
+/// How long ranks that are asked to stop now may take, in seconds, to the millisecond.
+fn grace_now(policy: &Policy) -> f64 {
+    let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
+    policy.grace.min(left).as_millis() as f64 / 1000.0
 }
 
 /// What is said about a job.

@@ -68,13 +68,14 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows nothing yet. `tokens`: of the growth events, then of the console.
-    pub fn new(console: Console, poll: &Poll, tokens: (u64, u64)) -> io::Result<Self> {
+    /// Follows nothing yet. `colour`: whether a terminal is shown colours, behind a prefix. `tokens`: of the
+    /// growth events, then of the console.
+    pub fn new(console: Console, colour: bool, poll: &Poll, tokens: (u64, u64)) -> io::Result<Self> {
         let watch = GrowthWatch::new().ok();
         if let Some(watch) = &watch {
             poll.readable(watch, tokens.0)?;
         }
-        let colours = if console.is_terminal() { Colours::Keep } else { Colours::Drop };
+        let colours = if colour && console.is_terminal() { Colours::Keep } else { Colours::Drop };
         Ok(Self {
             sources: Vec::new(),
             watch,

@@ -62,7 +62,7 @@ pub fn split(signals: &mut Signals) -> io::Result<Side> {
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
         signals.also(signal);
     }
-    let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     // Until the supervisor has a pipe of its own, what it is sent would be read by the front.
     let held = signals::hold();
     match fork_launcher()? {
@@ -90,9 +90,8 @@ impl Front {
         poll.readable(&self.status, STATUS)?;
         loop {
             if poll.wait(None)?.contains(&STATUS) {
-                let mut bytes = [0; 4];
-                if nix::unistd::read(&self.status, &mut bytes)? == bytes.len() {
-                    return Ok(Guarded::Status(i32::from_ne_bytes(bytes)));
+                if let Some(status) = self.reported() {
+                    return Ok(Guarded::Status(status));
                 }
                 poll.forget(&self.status)?;
             }
@@ -111,12 +110,22 @@ impl Front {
             match pidfd::reap(supervisor)? {
                 None => {}
                 Some(Collected { exit, .. }) => {
+                    // Since it was looked for above, as while this process was stopped.
+                    if let Some(status) = self.reported() {
+                        return Ok(Guarded::Status(status));
+                    }
                     let mut swept = sweep::everybody(&self.elders)?;
                     swept.killed.extend(sweep::by_key(key)?);
                     return Ok(Guarded::Lost(exit, swept));
                 }
             }
         }
+    }
+
+    fn reported(&self) -> Option<i32> {
+        let mut bytes = [0; 4];
+        let read = nix::unistd::read(&self.status, &mut bytes);
+        (read == Ok(bytes.len())).then(|| i32::from_ne_bytes(bytes))
     }
 
     fn pass_on(&self, signal: i32) {

@@ -4,12 +4,14 @@
 use super::logs;
 use crate::model::Exit;
 use crate::model::exit::signal_name;
+use crate::spec::SpecError;
 use crate::supervise::Note;
 use crate::sys::clock;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use tracing::warn;
 
 /// The version of both files' schemas.
 pub const VERSION: u32 = 1;
@@ -123,22 +125,25 @@ struct Line<'a> {
 /// written.
 #[derive(Debug)]
 pub struct Journal {
-    folder: PathBuf,
     events: Option<File>,
+    /// Its length, whole lines all of it.
+    length: u64,
     sequence: u64,
 }
 
 impl Journal {
     /// Opens the folder in `log_dir`, and begins a new file of events.
-    pub fn open(log_dir: &Path) -> io::Result<Self> {
-        let folder = logs::own_folder(log_dir)?;
-        let events = logs::open(&folder.join("events.jsonl"), true)?;
+    pub fn open(log_dir: &Path) -> Result<Self, SpecError> {
+        let folder = logs::own_folder(log_dir).map_err(|e| logs::refused(&log_dir.join(logs::OWN), &e))?;
+        let path = folder.join("events.jsonl");
+        let events = logs::open(&path, true).map_err(|e| logs::refused(&path, &e))?;
         // The end of an earlier run is not this one's.
-        match std::fs::remove_file(folder.join("result.json")) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        let path = folder.join("result.json");
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(logs::refused(&path, &error)),
             _ => {}
         }
-        Ok(Self { folder, events: Some(events), sequence: 0 })
+        Ok(Self { events: Some(events), length: 0, sequence: 0 })
     }
 
     /// Writes one line.
@@ -154,10 +159,16 @@ impl Journal {
         self.sequence += 1;
         let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut text| {
             text.push(b'\n');
-            file.write_all(&text)
+            file.write_all(&text).map(|()| text.len() as u64)
         });
-        if written.is_err() {
-            self.events = None;
+        match written {
+            Ok(more) => self.length += more,
+            Err(error) => {
+                warn!("events.jsonl cannot be written any more: {}", logs::plain(&error));
+                // Half a line would spoil the file for whoever reads it.
+                let _ = file.set_len(self.length);
+                self.events = None;
+            }
         }
     }
 
@@ -179,11 +190,11 @@ impl Journal {
             Note::NotRestarting { why } => What::NotRestarting { why: format!("{why:?}") },
         });
     }
+}
 
-    /// Writes `result.json`, whole or not at all.
-    pub fn conclude(&mut self, result: &impl Serialize) -> io::Result<()> {
-        let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
-        text.push('\n');
-        logs::replace(&self.folder.join("result.json"), &text)
-    }
+/// Writes `result.json`, whole or not at all.
+pub fn conclude(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
+    text.push('\n');
+    logs::replace(&logs::own_folder(log_dir)?.join("result.json"), &text)
 }

@@ -39,6 +39,8 @@ pub struct Launch<'a> {
     pub log_overwrite: bool,
     /// Local ranks whose logs the console shows, and what stands before their lines.
     pub shown: BTreeMap<usize, Option<String>>,
+    /// Whether people want colours, where there is a terminal (NO_COLOR).
+    pub colour: bool,
     /// How the job is stopped, and when the ranks are started again.
     pub policy: Policy,
     /// Signals that are passed on to the ranks and never stop the job.
@@ -78,7 +80,8 @@ pub fn run(
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(front, FRONT)?;
     let console = Console::open(1).ok().filter(|_| !launch.shown.is_empty());
-    let follower = console.and_then(|console| Follower::new(console, engine.poll(), (GROWTH, CONSOLE)).ok());
+    let follower =
+        console.and_then(|console| Follower::new(console, launch.colour, engine.poll(), (GROWTH, CONSOLE)).ok());
     let mut ranks = Ranks::new(launch, follower, journal, say)?;
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {

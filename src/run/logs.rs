@@ -58,21 +58,28 @@ pub fn check(plan: &Plan, folder: &Path) -> Result<(), SpecError> {
     for rank in &plan.ranks {
         let path = folder.join(&rank.log);
         if let Err(error) = open(&path, false) {
-            let why = match error.raw_os_error() {
-                Some(libc::ELOOP) => "is a link, and logs follow none".to_owned(),
-                Some(libc::EINVAL | libc::ENXIO | libc::EISDIR) => "is not a regular file".to_owned(),
-                _ => format!("cannot be written: {}", plain(&error)),
-            };
-            let path = path.display().to_string();
-            return Err(SpecError::new("the log file", path, why, "remove it, or name another --log_dir"));
+            return Err(refused(&path, &error));
         }
     }
     Ok(())
 }
 
+/// Why a file in the log folder cannot be used.
+pub fn refused(path: &Path, error: &io::Error) -> SpecError {
+    let why = match error.raw_os_error() {
+        Some(libc::ELOOP) => "is a link, and logs follow none".to_owned(),
+        Some(libc::EINVAL | libc::ENXIO | libc::EISDIR) => "is not a regular file".to_owned(),
+        _ => format!("cannot be written: {}", plain(error)),
+    };
+    SpecError::new("the log file", path.display().to_string(), why, "remove it, or name another --log_dir")
+}
+
+/// The folder of the launcher's own records in that of the logs.
+pub const OWN: &str = "rlaunch";
+
 /// Makes the folder of the launcher's own records, `LOG_DIR/rlaunch`.
 pub fn own_folder(log_dir: &Path) -> io::Result<PathBuf> {
-    let folder = log_dir.join("rlaunch");
+    let folder = log_dir.join(OWN);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     if std::fs::symlink_metadata(&folder)?.is_symlink() {
         return Err(io::Error::from_raw_os_error(libc::ELOOP));
@@ -91,8 +98,11 @@ pub fn put_aside(log_dir: &Path, log: &str, attempt: u32) -> io::Result<()> {
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     let temporary = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(text.as_bytes())?;
-    std::fs::rename(&temporary, path)
+    let replaced = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&temporary, path));
+    if replaced.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    replaced
 }
 
 /// Writes what else belongs beside the ranks' logs: `{job_id}.{pod}.log` with the endpoints, and

@@ -20,7 +20,8 @@ pub struct JobResult<'a> {
     culprit: Option<usize>,
     exit_status: i32,
     log_dir: String,
-    restarts: u32,
+    /// `None`: not known.
+    restarts: Option<u32>,
     attempts: Vec<Attempt>,
     ranks: Vec<Rank<'a>>,
     /// Processes of no rank in particular that were ended.
@@ -125,12 +126,31 @@ pub fn sum_up<'a>(
         culprit,
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
-        restarts: report.restarts,
+        restarts: Some(report.restarts),
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: rest.len(),
         verdict,
         environment: common.iter().map(|(name, value)| (*name, shown(name, value))).collect(),
+    }
+}
+
+/// What the front knows of a job whose supervisor was killed. `swept`: how many processes it had to end.
+pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status: i32, swept: usize) -> JobResult<'a> {
+    JobResult {
+        version: VERSION,
+        job_id: &launch.plan.job_id,
+        host,
+        outcome: "supervisor_lost",
+        culprit: None,
+        exit_status,
+        log_dir: launch.log_dir.display().to_string(),
+        verdict: None,
+        restarts: None,
+        attempts: Vec::new(),
+        ranks: Vec::new(),
+        swept,
+        environment: BTreeMap::new(),
     }
 }
 
