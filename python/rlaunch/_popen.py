@@ -186,7 +186,14 @@ class ForkPopen(Popen):
     method = "fork"
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
-        rank = birth.nursery.fork(end)
+        parent = os.getpid()
+        try:
+            rank = birth.nursery.fork(end)
+        except BaseException:
+            if os.getpid() != parent:
+                # The user's code above is the parent's to leave.
+                os._exit(1)
+            raise
         if rank is None:
             code = 1
             try:

@@ -104,7 +104,8 @@ def _write_to(log: str) -> None:
             # A notebook or a test runner has put its own in place, and a fork has inherited it.
             own = open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, own)
-    os.close(fd)
+    if fd > 2:  # Else it has taken the place of one that was closed, and is now what it should be.
+        os.close(fd)
 
 
 def _die_of_interrupt() -> None:

@@ -77,7 +77,7 @@ class MultiprocessContext:
             if rank not in living and self.sentinels.pop(sentinel, None) is not None:
                 self._outboxes[rank].settle()
                 with contextlib.suppress(ValueError):  # Somebody has closed the process object.
-                    self.processes[rank].join()
+                    self.processes[rank].join(0)
         failure = joiner.failure()
         if failure is not None:
             self._failure = self._describe(*failure)

@@ -105,7 +105,7 @@ mod lib {
         py: Python<'_>,
         nprocs: &Bound<'_, PyAny>,
         options: &Bound<'_, PyDict>,
-        environ: BTreeMap<String, String>,
+        environ: BTreeMap<OsString, OsString>,
         devices: i64,
     ) -> PyResult<(Vec<Environment>, PortLeases)> {
         let given = SpawnOptions {
@@ -122,7 +122,9 @@ mod lib {
                 _ => None,
             },
         };
-        let vars: Vars = environ;
+        // What is no UTF-8 is nothing of ours.
+        let text = |(n, v): (OsString, OsString)| Some((n.into_string().ok()?, v.into_string().ok()?));
+        let vars: Vars = environ.into_iter().filter_map(text).collect();
         let backend = spawn::check(&given, &vars).map_err(to_python)?;
         let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {

@@ -190,11 +190,11 @@ impl Engine {
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
                     }
-                    self.signal(child, |c| c.signal(signal))?;
+                    self.signal(child, |c| c.signal(signal));
                 }
-                Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal))?,
-                Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP))?,
-                Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT))?,
+                Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
+                Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
+                Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
                 Effect::Abandon(id) => {
                     if let Some(child) = self.children.get_mut(id.local_rank).and_then(Option::take) {
                         self.poll.forget(child.as_fd())?;
@@ -208,10 +208,11 @@ impl Engine {
         Ok(())
     }
 
-    fn signal(&self, id: ChildId, send: impl Fn(&Child) -> io::Result<()>) -> io::Result<()> {
-        match self.children.get(id.local_rank) {
-            Some(Some(child)) => send(child),
-            _ => Ok(()),
+    /// A rank that may not be signalled (it has become another user's) ends by itself, or is abandoned
+    /// when its time is over.
+    fn signal(&self, id: ChildId, send: impl Fn(&Child) -> io::Result<()>) {
+        if let Some(Some(child)) = self.children.get(id.local_rank) {
+            let _ = send(child);
         }
     }
 }

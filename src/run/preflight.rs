@@ -6,6 +6,7 @@ use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
 use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Finds the program of a command line, as a shell would, and checks that it can be run.
@@ -36,7 +37,8 @@ pub fn check_script(script: &Script) -> Result<(), SpecError> {
         return if Path::new(name).is_dir() { Err(directory(name)) } else { Ok(()) };
     }
     let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
-    match std::fs::File::open(name) {
+    // Without waiting for whoever writes to a FIFO of that name.
+    match std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(name) {
         Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => Err(directory(name)),
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -69,6 +69,18 @@ impl Child {
         self.try_exit()
     }
 
+    /// Sends a signal by the pidfd; where that call is not to be had (ENOSYS, or EPERM of a seccomp filter),
+    /// by the number, which is the child's own until it has been collected.
+    fn send(&self, signal: i32) -> io::Result<()> {
+        match pidfd::send_signal(self.pidfd.as_fd(), signal) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) && self.status.is_none() => {
+                // SAFETY: kill takes two integers.
+                if unsafe { libc::kill(self.pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+            }
+            sent => sent,
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Exit>> {
         self.exit.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,8 +149,7 @@ impl Child {
         if exit.is_some() {
             return Ok(());
         }
-        let sent =
-            if self.group { kill_group(self.pid, signal) } else { pidfd::send_signal(self.pidfd.as_fd(), signal) };
+        let sent = if self.group { kill_group(self.pid, signal) } else { self.send(signal) };
         match sent {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             other => other,
@@ -151,7 +162,7 @@ impl Child {
         if exit.is_some() {
             return Ok(());
         }
-        match pidfd::send_signal(self.pidfd.as_fd(), signal) {
+        match self.send(signal) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             other => other,
         }
