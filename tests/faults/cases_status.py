@@ -69,9 +69,9 @@ def try_all(
 
 
 for who, words in WHO.items():
-    case(f"code-{who}", Group.STATUS, f"{words} exits 0 to 255", "exit with that code")(
+    case(f"code-{who}", Group.STATUS, f"exit codes 0 to 255 of {words}", "exit with that code")(
         functools.partial(try_all, who, "code", [0, 1, 7, 128, 255], range(256))
     )
-    case(f"signal-{who}", Group.STATUS, f"{words} dies of a signal", "exit 128 + signal")(
+    case(f"signal-{who}", Group.STATUS, f"signals that end {words}", "exit 128 + signal")(
         functools.partial(try_all, who, "signal", [1, 6, 9, 10, 11, 15], DEADLY)
     )
