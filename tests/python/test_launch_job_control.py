@@ -61,9 +61,13 @@ class Shell:
         self.enter(f"{sys.executable} -m rlaunch {' '.join(options)} --nproc_per_node={RANKS} train.py")
         for rank in range(RANKS):
             until((self.place.folder / f"ready.{rank}").exists, f"rank {rank}")
-        pids = [int(self.place.text(f"{name}.{rank}")) for name in ("ready", "child") for rank in range(RANKS)]
+        pids = [
+            int(self.place.text(f"{name}.{rank}")) for name in ("ready", "child") for rank in range(RANKS)
+        ]
         self.processes = [psutil.Process(pid) for pid in pids]
-        (front,) = (child for child in psutil.Process(self.bash.pid).children() if "rlaunch" in child.cmdline())
+        (front,) = (
+            child for child in psutil.Process(self.bash.pid).children() if "rlaunch" in child.cmdline()
+        )
         self.front = front
         (self.supervisor,) = front.children()
 

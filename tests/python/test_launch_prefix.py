@@ -1,4 +1,4 @@
-"""A console that several ranks share: whose lines it shows, what stands before them, and that each is whole."""
+"""A console that several ranks share: whose lines it shows, what stands before them, that each is whole."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ def hello(place: Place, *args: str, ranks: int = 3, **changes: str) -> list[str]
 
 @pytest.mark.parametrize(
     ("chosen", "ranks"),
-    [("all", [0, 1, 2]), ("0,2", [0, 2]), (" 2 , 0 ", [0, 2]), ("1,1,2", [1, 2]), ("none", []), ("", []), ("1,7", [1])],
+    [
+        ("all", [0, 1, 2]),
+        ("0,2", [0, 2]),
+        (" 2 , 0 ", [0, 2]),
+        ("1,1,2", [1, 2]),
+        ("none", []),
+        ("", []),
+        ("1,7", [1]),
+    ],
 )
 def test_the_chosen_ranks_are_shown_and_all_are_logged(place: Place, chosen: str, ranks: list[int]) -> None:
     prefix = chosen in ("all", "0,2", " 2 , 0 ", "1,1,2")
@@ -41,7 +49,8 @@ def test_a_variable_chooses_too(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", ["--console_ranks=x", "--console_ranks=1,,2", "--console_ranks=-1", "--console_ranks=1-3", "--prefix=x"]
+    "option",
+    ["--console_ranks=x", "--console_ranks=1,,2", "--console_ranks=-1", "--console_ranks=1-3", "--prefix=x"],
 )
 def test_what_cannot_be_meant_is_refused(place: Place, option: str) -> None:
     place.script("tell('ready')")

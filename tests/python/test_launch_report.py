@@ -95,13 +95,23 @@ def test_a_good_end(place: Place) -> None:
     assert kinds(events) == ["job_started", *["rank_started"] * 2, *["rank_ended"] * 2, "job_ended"]
     assert events[0]["ranks"] == 2
     assert events[0]["argv"][-1] == "train.py"
-    assert (result["job_id"], result["outcome"], result["culprit"], result["exit_status"]) == ("mine", "completed", None, 0)
+    assert (result["job_id"], result["outcome"], result["culprit"], result["exit_status"]) == (
+        "mine",
+        "completed",
+        None,
+        0,
+    )
     assert (result["restarts"], result["attempts"], result["swept"]) == (0, [], 0)
     assert result["environment"]["PADDLE_TRAINERS_NUM"] == "2"
     pids = {event["rank"]: event["pid"] for event in events if event["event"] == "rank_started"}
     for number, rank in enumerate(result["ranks"]):
         assert (rank["rank"], rank["local_rank"], rank["attempt"]) == (number, number, 0)
-        assert (rank["status"], rank["exit"], rank["told"], rank["killed"]) == ("succeeded", {"code": 0}, False, False)
+        assert (rank["status"], rank["exit"], rank["told"], rank["killed"]) == (
+            "succeeded",
+            {"code": 0},
+            False,
+            False,
+        )
         assert rank["pid"] == pids[number]
         assert 0 < rank["seconds"] < LIMIT
         assert 64 << 20 < rank["peak_memory_bytes"] < 1 << 30
@@ -228,7 +238,9 @@ def test_a_job_that_slept(place: Place) -> None:
 
 def test_secrets_are_not_written_down(place: Place) -> None:
     place.script("")
-    env = environment(http_proxy="http://me:hunter2@proxy:1", WANDB_API_KEY="hunter2", AWS_SECRET_ACCESS_KEY="hunter2")
+    env = environment(
+        http_proxy="http://me:hunter2@proxy:1", WANDB_API_KEY="hunter2", AWS_SECRET_ACCESS_KEY="hunter2"
+    )
     assert place.run("--nproc_per_node=2", "train.py", env=env).status == 0
     _, result = checked(place)
     assert result["environment"]["http_proxy_original"] == "***"
@@ -292,7 +304,9 @@ sys.exit(5 * rank)
 """
     )
     (place.folder / "log").mkdir()
-    inside = 'mount -t tmpfs -o size=64k,mode=700 none log; shift; "$@"; status=$?; cp -r log after; exit $status'
+    inside = (
+        'mount -t tmpfs -o size=64k,mode=700 none log; shift; "$@"; status=$?; cp -r log after; exit $status'
+    )
     # The disk has a page for the events, but not for those of so many attempts.
     again = ("--max_restart=9", "--restart_delay=0")
     command = [sys.executable, "-m", "rlaunch", "--nproc_per_node=2", *again, "train.py"]

@@ -15,7 +15,9 @@ IN_TEN_MINUTES = ("--max_restart=3", "--restart_delay=1200", "--restart_delay_ma
 
 
 def said(ended: Ended) -> list[str]:
-    return [line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")]
+    return [
+        line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")
+    ]
 
 
 def attempts(place: Place) -> set[int]:
@@ -86,8 +88,15 @@ sys.exit(3 + attempt)
     assert "attempt 0" not in verdict
     assert verdict.endswith("\nexit status 4 after 1 restart\n")
     result = place.result()
-    assert (result["outcome"], result["culprit"], result["exit_status"], result["restarts"]) == ("failed", 1, 4, 1)
-    assert [(one["attempt"], one["culprit"], one["exit"]) for one in result["attempts"]] == [(0, 0, {"code": 3})]
+    assert (result["outcome"], result["culprit"], result["exit_status"], result["restarts"]) == (
+        "failed",
+        1,
+        4,
+        1,
+    )
+    assert [(one["attempt"], one["culprit"], one["exit"]) for one in result["attempts"]] == [
+        (0, 0, {"code": 3})
+    ]
 
 
 def test_without_the_option_nothing_is_started_again(place: Place) -> None:
@@ -213,7 +222,9 @@ def test_a_stop_signal_ends_the_waiting_at_once(place: Place, name: str) -> None
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_a_launcher_that_is_killed_while_it_waits_leaves_nothing(place: Place, mark: str, victim: str) -> None:
+def test_a_launcher_that_is_killed_while_it_waits_leaves_nothing(
+    place: Place, mark: str, victim: str
+) -> None:
     place.script(ATTEMPT + "sys.exit(3)")
     with place.start(*IN_TEN_MINUTES, "train.py", env=environment(MARK=mark)) as launcher:
         await_line(launcher.stderr, b"restart 1 (at most 3)")
