@@ -327,10 +327,11 @@ impl Fate {
 
     fn sentence(self, members: &[&Victim], because: &str) -> String {
         let one = members.len() == 1;
+        let too = if because.is_empty() { "" } else { " too" };
         let (were, their) = if one { ("was", "its") } else { ("were", "their") };
         let what = match self {
             Fate::LostPeer => format!("lost {their} connection to a dead peer"),
-            Fate::Failed(exit) => format!("failed too, with {exit}"),
+            Fate::Failed(exit) => format!("failed{too}, with {exit}"),
             Fate::Stopped => format!("{were} stopped{because}"),
             Fate::Killed => format!("did not end within the grace and {were} killed"),
         };

@@ -166,6 +166,8 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
     let poll = Poll::new()?;
     loop {
         let mut there: BTreeSet<i32> = tree::carriers(KEY, &prefix).into_iter().collect();
+        // Who is on his way out shows no environment any more.
+        there.extend(found.keys());
         there.retain(|pid| living(*pid).is_some());
         let spent = clock::now().saturating_sub(begun);
         if there.is_empty() || spent >= PATIENCE {

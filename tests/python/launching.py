@@ -124,12 +124,13 @@ def supervisor_of(launcher: subprocess.Popen[bytes]) -> psutil.Process:
 
 
 def await_line(pipe: IO[bytes] | None, mark: bytes) -> bytes:
-    """The line of a launcher's pipe that has this mark."""
+    """The line of a launcher's pipe that has this mark. What comes after it is left for `Place.wait`."""
     assert pipe is not None
-    before = []
-    while mark not in (line := pipe.readline()):
-        assert line, (mark, before)
-        before.append(line)
+    line = b""
+    while mark not in line or not line.endswith(b"\n"):
+        byte = os.read(pipe.fileno(), 1)
+        assert byte, (mark, line)
+        line = byte if line.endswith(b"\n") else line + byte
     return line
 
 

@@ -1,4 +1,4 @@
-"""A console that several ranks share: whose lines it shows, what stands before them, each of them whole."""
+"""A console that several ranks share: whose lines it shows, what stands before them, that each is whole."""
 
 from __future__ import annotations
 
