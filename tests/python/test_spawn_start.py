@@ -186,7 +186,7 @@ def interrupted(method: str, rounds: int) -> None:
         before = Footprint()
         with alarm.after(whole * (i + 1) / rounds, again=0.5):
             spawn(sleep_for_ever, method, 6, grace=20)
-        tell([alarm.rung, [repr(p) for p in active_children()], before.left_over(1)])
+        tell([alarm.rung, [repr(p) for p in active_children()], before.left_over(5)])
 
 
 @each_method
