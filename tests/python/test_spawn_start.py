@@ -196,3 +196,22 @@ def test_an_interrupted_start_leaves_nothing(method: str) -> None:
         assert parent.ends() == 0
         assert parent.leaves_nobody()
     assert [left for _, *left in told if left != [[], []]] == []
+
+
+# --- Environments that are no text ------------------------------------------------------------------------
+
+
+def odd_value() -> str:
+    return os.environb[b"ODD"].hex()
+
+
+def odd(method: str) -> None:
+    os.environb[b"ODD"] = b"a\xffb"
+    tell(results(spawn(odd_value, method, 2)))
+
+
+@each_method
+def test_a_variable_that_is_no_text_is_handed_on(method: str) -> None:
+    with Parent(odd, method) as parent:
+        assert parent.heard() == ["61ff62"] * 2
+        assert parent.ends() == 0
