@@ -46,7 +46,7 @@ impl From<Exit> for Ending {
 /// One change of state. `rank` is global, `local_rank` this node's.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[allow(missing_docs)] // The schema describes each field.
+#[expect(missing_docs, reason = "the schema describes each field")]
 pub enum What<'a> {
     JobStarted {
         job_id: &'a str,

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 
 /// The whole file.
 #[derive(Debug, Serialize)]
-#[allow(missing_docs)] // The schema describes each field.
 pub struct JobResult<'a> {
     version: u32,
     job_id: &'a str,

@@ -3,6 +3,7 @@
 //! not there before, belongs to the job.
 
 use super::engine::End;
+use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
 use crate::sys::tree::{self, Stat};
@@ -12,9 +13,6 @@ use std::time::Duration;
 
 /// The variable by which a process of the job is known, whoever its parent is by now.
 pub const KEY: &str = "RLAUNCH_JOB_KEY";
-
-/// How long killed processes are waited for: those that the kernel will not let go are left.
-pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// How often those below are looked at again while they go.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -145,7 +143,7 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
             return Ok(Swept { killed: leftovers(found), stuck: Vec::new() });
         }
         let spent = clock::now().saturating_sub(begun);
-        if spent >= PATIENCE {
+        if spent >= KILL_PATIENCE {
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(Swept { killed, stuck });
         }
@@ -170,7 +168,7 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
         there.extend(found.keys());
         there.retain(|pid| living(*pid).is_some());
         let spent = clock::now().saturating_sub(begun);
-        if there.is_empty() || spent >= PATIENCE {
+        if there.is_empty() || spent >= KILL_PATIENCE {
             return Ok(leftovers(found));
         }
         spare_trackers(&mut there, spent);

@@ -22,44 +22,27 @@ fn read(clock: libc::clockid_t) -> Duration {
 
 /// The wall clock in UTC, as RFC 3339 has it: `2026-11-21T01:57:53.456789Z`.
 pub fn utc_timestamp() -> String {
-    let now = read(libc::CLOCK_REALTIME);
-    let tm = broken_down(now, libc::gmtime_r);
-    format!(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z",
-        tm.tm_year + 1900,
-        tm.tm_mon + 1,
-        tm.tm_mday,
-        tm.tm_hour,
-        tm.tm_min,
-        tm.tm_sec,
-        now.subsec_micros()
-    )
-}
-
-fn broken_down(
-    time: Duration,
-    how: unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm,
-) -> libc::tm {
-    let seconds = time.as_secs() as libc::time_t;
-    // SAFETY: tm is plain data, for which all zeroes is a value (its tm_zone may be null).
-    let mut tm: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: `how` is gmtime_r or localtime_r; both pointers are to values of ours that outlive the call.
-    unsafe { how(&seconds, &mut tm) };
-    tm
+    let now = wall();
+    format!("{}.{:06}Z", seconds(now, 'T', libc::gmtime_r), now.subsec_micros())
 }
 
 /// The wall clock in local time, as `2026-11-21 02:57:53,456`.
 pub fn local_timestamp() -> String {
-    let now = read(libc::CLOCK_REALTIME);
-    let tm = broken_down(now, libc::localtime_r);
-    format!(
-        "{:04}-{:02}-{:02} {:02}:{:02}:{:02},{:03}",
-        tm.tm_year + 1900,
-        tm.tm_mon + 1,
-        tm.tm_mday,
-        tm.tm_hour,
-        tm.tm_min,
-        tm.tm_sec,
-        now.subsec_millis()
-    )
+    let now = wall();
+    format!("{},{:03}", seconds(now, ' ', libc::localtime_r), now.subsec_millis())
+}
+
+/// Date and time to the second, with `between` between them.
+fn seconds(
+    time: Duration,
+    between: char,
+    broken_down: unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm,
+) -> String {
+    let seconds = time.as_secs() as libc::time_t;
+    // SAFETY: tm is plain data, for which all zeroes is a value (its tm_zone may be null).
+    let mut tm: libc::tm = unsafe { std::mem::zeroed() };
+    // SAFETY: it is gmtime_r or localtime_r; both pointers are to values of ours that outlive the call.
+    unsafe { broken_down(&seconds, &mut tm) };
+    let (year, month) = (tm.tm_year + 1900, tm.tm_mon + 1);
+    format!("{year:04}-{month:02}-{:02}{between}{:02}:{:02}:{:02}", tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec)
 }

@@ -21,11 +21,6 @@ DEVICES = ("PADDLE_DISTRI_BACKEND", "FLAGS_selected_gpus", "FLAGS_selected_xpus"
 FIRST_LINE = re.compile(r"LAUNCH (INFO|WARNING|ERROR) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 def told(seen: dict[str, Any]) -> dict[str, str]:
     """The launcher's own variables in a rank's environment."""
     return {name: value for name, value in seen["env"].items() if OWN.match(name)}

@@ -24,11 +24,6 @@ from launching import LIMIT, Place, environment, gone, unshare_users, until
 MEBI = 1 << 20
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
-
-
 def read_until(fd: int, mark: bytes | None = None) -> bytes:
     """What comes from a descriptor until it ends, or until a mark has come."""
     data = b""

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable
 from io import FileIO
-from pathlib import Path
 
 import psutil
 import pytest
@@ -34,11 +33,6 @@ from launching import (
 )
 
 STOP = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT"]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
 
 
 # --- The exit status is the culprit's. -------------------------------------------------------------------
