@@ -42,6 +42,9 @@ pub fn conclude(
     if let Shown::AllBut(bytes) = launched.shown {
         warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
     }
+    if logs::is_full(&launch.log_dir) {
+        warn!("the disk of {} is full: the ranks' logs may lack what came last", launch.log_dir.display());
+    }
     match &launched.report.outcome {
         Outcome::Completed => {
             for swept in swept(launch, launched) {

@@ -15,7 +15,7 @@ use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result::{self, JobResult};
 use crate::run::sweep::Leftover;
-use crate::run::{logs, preflight};
+use crate::run::{logs, preflight, rotate};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
@@ -179,6 +179,9 @@ fn launch_on_this_node(
     logs::make_folder(&log_dir).map_err(unmet)?;
     let in_logs = |e: std::io::Error| unmet(format!("--log_dir {}: {}", log_dir.display(), logs::plain(&e)));
     logs::check(&plan, &log_dir).map_err(unmet)?;
+    if spec.rotation.is_some() {
+        rotate::check(&log_dir).map_err(unmet)?;
+    }
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let launch = Launch {
@@ -187,6 +190,7 @@ fn launch_on_this_node(
         base,
         log_dir,
         log_overwrite: spec.log_overwrite,
+        rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy: Policy {

@@ -2,6 +2,7 @@
 //! encoding; of several, whole lines behind a prefix. The files are the buffer, so neither a rank nor
 //! the launcher ever waits for the console.
 
+use super::rotate::Log;
 use crate::log::Splitter;
 use crate::log::escape::Colours;
 use crate::log::prefix::write_line;
@@ -12,6 +13,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 const CHUNK: usize = 64 * 1024;
@@ -35,6 +37,8 @@ pub enum Shown {
 struct Source {
     file: File,
     offset: u64,
+    /// Where its beginning is taken away while it grows.
+    short: Option<Arc<Log>>,
     watched: Option<Watched>,
     /// There may be more than has been read.
     grown: bool,
@@ -46,7 +50,22 @@ struct Source {
 
 impl Source {
     fn left(&self) -> u64 {
-        self.file.metadata().map_or(0, |m| m.len().saturating_sub(self.offset))
+        let offset = self.short.as_ref().map_or(self.offset, |log| log.offset(self.offset));
+        self.file.metadata().map_or(0, |m| m.len().saturating_sub(offset))
+    }
+
+    /// Reads on. Returns how much was read, and how much had gone before it could be.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
+        let before = self.offset;
+        let read = match &self.short {
+            Some(log) => log.read_at(&self.file, buffer, &mut self.offset)?,
+            None => {
+                let read = self.file.read_at(buffer, self.offset)?;
+                self.offset += read as u64;
+                read
+            }
+        };
+        Ok((read, self.offset - before - read as u64))
     }
 }
 
@@ -62,6 +81,8 @@ pub struct Follower {
     token: u64,
     /// Waiting for the console to take more; growth needs no answer meanwhile.
     blocked: bool,
+    /// Bytes that the console was too slow for: they were taken out of their log first.
+    passed_over: u64,
     /// Nobody will read any more.
     gone: bool,
     more: bool,
@@ -84,6 +105,7 @@ impl Follower {
             out: Vec::new(),
             token: tokens.1,
             blocked: false,
+            passed_over: 0,
             gone: false,
             more: false,
         })
@@ -92,14 +114,20 @@ impl Follower {
     /// Follows the log at `path` from `offset` on. `prefix`: what stands before each line; without one, all
     /// is copied byte for byte. A launcher inside a rank may share its log: what it copied there it would
     /// copy again, so that is not followed.
-    pub fn follow(&mut self, path: &Path, offset: u64, prefix: Option<String>) -> io::Result<()> {
+    pub fn follow(
+        &mut self,
+        path: &Path,
+        offset: u64,
+        short: Option<Arc<Log>>,
+        prefix: Option<String>,
+    ) -> io::Result<()> {
         let file = File::open(path)?;
         if self.console.is(&file) {
             return Ok(());
         }
         let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
         let lines = prefix.map(|prefix| (prefix, Splitter::new()));
-        self.sources.push(Source { file, offset, watched, grown: true, ended: false, lines });
+        self.sources.push(Source { file, offset, short, watched, grown: true, ended: false, lines });
         Ok(())
     }
 
@@ -162,8 +190,8 @@ impl Follower {
         };
         while let Some(at) = first(&self.sources) {
             let source = &mut self.sources[at];
-            let read = source.file.read_at(&mut buffer, source.offset)?;
-            source.offset += read as u64;
+            let (read, passed_over) = source.read(&mut buffer)?;
+            self.passed_over += passed_over;
             let (out, colours) = (&mut self.out, self.colours);
             match &mut source.lines {
                 None => out.extend_from_slice(&buffer[..read]),
@@ -220,11 +248,11 @@ impl Follower {
                 return Ok(Shown::Abandoned);
             }
             if self.sources.is_empty() && self.out.is_empty() {
-                return Ok(Shown::All);
+                return Ok(if self.passed_over > 0 { Shown::AllBut(self.passed_over) } else { Shown::All });
             }
             if (self.blocked && poll.wait(Some(patience))?.is_empty()) || give_up() {
                 let unread: u64 = self.sources.iter().map(Source::left).sum();
-                return Ok(Shown::AllBut(unread + self.out.len() as u64));
+                return Ok(Shown::AllBut(self.passed_over + unread + self.out.len() as u64));
             }
         }
     }

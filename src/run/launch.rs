@@ -6,6 +6,7 @@ use super::journal::{Journal, What};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
+use crate::spec::rotation::Rotation;
 use crate::supervise::{Event, Note, Policy, Report};
 use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
@@ -37,6 +38,8 @@ pub struct Launch<'a> {
     pub log_dir: PathBuf,
     /// Whether logs are emptied first.
     pub log_overwrite: bool,
+    /// How they are kept short, if they are.
+    pub rotation: Option<Rotation>,
     /// Local ranks whose logs the console shows, and what stands before their lines.
     pub shown: BTreeMap<usize, Option<String>>,
     /// Whether people want colours, where there is a terminal (NO_COLOR).
@@ -125,6 +128,7 @@ pub fn run(
         Some(follower) => follower.finish(CONSOLE_PATIENCE, &mut impatient)?,
         None => Shown::Nothing,
     };
+    ranks.settle_logs();
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
     let Ranks { processes, swept, journal, .. } = ranks;
     Ok(Launched { report, processes, swept, shown, rest, journal })

@@ -74,6 +74,13 @@ pub fn refused(path: &Path, error: &io::Error) -> SpecError {
     SpecError::new("the log file", path.display().to_string(), why, "remove it, or name another --log_dir")
 }
 
+/// Whether nothing more can be written in a folder. Some of a disk may be kept for user 0 (statvfs(3)).
+pub fn is_full(folder: &Path) -> bool {
+    let Ok(fs) = nix::sys::statvfs::statvfs(folder) else { return false };
+    let left = if nix::unistd::geteuid().is_root() { fs.blocks_free() } else { fs.blocks_available() };
+    fs.blocks() > 0 && left == 0
+}
+
 /// The folder of the launcher's own records in that of the logs.
 pub const OWN: &str = "rlaunch";
 
@@ -87,11 +94,21 @@ pub fn own_folder(log_dir: &Path) -> io::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Moves a log to `LOG_DIR/rlaunch/attempt-N/`, where those of the attempts before the last are.
-pub fn put_aside(log_dir: &Path, log: &str, attempt: u32) -> io::Result<()> {
+/// Moves a log to `LOG_DIR/rlaunch/attempt-N/`, where those of the attempts before the last are, and its
+/// `backups` older parts with it.
+pub fn put_aside(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::Result<()> {
     let folder = own_folder(log_dir)?.join(format!("attempt-{attempt}"));
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    for n in 1..=backups {
+        // There may be fewer.
+        let _ = std::fs::rename(numbered(&log_dir.join(log), n), numbered(&folder.join(log), n));
+    }
     std::fs::rename(log_dir.join(log), folder.join(log))
+}
+
+/// The name of an older part of a log, 1 being the newest.
+pub fn numbered(log: &Path, n: u32) -> PathBuf {
+    PathBuf::from(format!("{}.{n}", log.display()))
 }
 
 /// Replaces a small file. Written beside it and moved, so that a link is replaced, not followed.

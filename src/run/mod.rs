@@ -8,5 +8,6 @@ pub mod launch;
 pub mod logs;
 pub mod preflight;
 pub mod result;
+pub mod rotate;
 pub mod start;
 pub mod sweep;

@@ -6,6 +6,7 @@ use super::engine::{End, Host};
 use super::journal::{Journal, What};
 use super::launch::Launch;
 use super::logs;
+use super::rotate::Rotation;
 use super::sweep::{self, Leftover};
 use crate::log::lost_peer;
 use crate::model::Exit;
@@ -32,7 +33,8 @@ pub struct Process {
     pub pid: Option<i32>,
     /// Which restart it belongs to.
     pub attempt: u32,
-    /// Where in its log file its output starts.
+    /// Where in its log file its output starts. While its log is kept short: where that was before its
+    /// beginning was taken away.
     pub log_start: u64,
     /// The most memory it had, in bytes, children that it waited for included.
     pub peak_memory: u64,
@@ -51,6 +53,8 @@ pub struct Ranks<'a> {
     /// What was below the supervisor between two attempts, and known to be of no rank; all of it killed.
     pub strays: Vec<Leftover>,
     just_swept: usize,
+    /// What keeps the logs short, if that is wanted.
+    rotation: Option<Rotation>,
     /// What people see of the logs.
     pub follower: Option<Follower>,
     /// What is written down.
@@ -75,6 +79,7 @@ impl<'a> Ranks<'a> {
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
             just_swept: 0,
+            rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
             follower,
             journal,
             say,
@@ -89,6 +94,14 @@ impl<'a> Ranks<'a> {
         self.launch.plan.ranks[id.local_rank].identity.rank
     }
 
+    /// Nothing is written to the logs any more.
+    pub fn settle_logs(&mut self) {
+        let gone = self.rotation.as_mut().map(Rotation::settle).unwrap_or_default();
+        for (process, gone) in self.processes.iter_mut().zip(gone) {
+            process.log_start = process.log_start.saturating_sub(gone);
+        }
+    }
+
     fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
         let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, self.launch.program.display());
@@ -101,6 +114,9 @@ impl<'a> Ranks<'a> {
         let overwrite = self.launch.log_overwrite && id.attempt == 0;
         let log = logs::open(&path, overwrite).map_err(|e| in_step(&path.display().to_string(), e))?;
         let log_start = log.metadata().map_or(0, |m| m.len());
+        let rotation = self.rotation.as_mut();
+        let short = rotation.map(|rotation| rotation.add(id.local_rank, &path, overwrite));
+        let short = short.transpose().map_err(|e| in_step("--log_max_size", e))?;
         let end = self.lifeline.open_end().map_err(|e| in_step("lifeline", e))?;
         let mut env = rank.env.clone();
         env.set(sweep::KEY, sweep::key_of_rank(&self.launch.key, id.attempt, id.local_rank));
@@ -127,7 +143,7 @@ impl<'a> Ranks<'a> {
             && let Some(prefix) = self.launch.shown.get(&id.local_rank)
         {
             // A console that cannot follow shows nothing of it; the log has it all.
-            let _ = follower.follow(&path, log_start, prefix.clone());
+            let _ = follower.follow(&path, log_start, short, prefix.clone());
         }
         Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
     }
@@ -170,6 +186,8 @@ impl Host for Ranks<'_> {
 
     fn lost_peer(&mut self, id: ChildId) -> bool {
         let start = self.processes[id.local_rank].log_start;
+        let log = self.rotation.as_ref().and_then(|rotation| rotation.log(id.local_rank));
+        let start = log.map_or(start, |log| log.offset(start));
         lost_peer(&logs::tail(&self.log(id.local_rank), start, TAIL_BYTES)).is_some()
     }
 
@@ -179,9 +197,11 @@ impl Host for Ranks<'_> {
         if let Some(follower) = &mut self.follower {
             follower.all_ended();
         }
+        self.settle_logs();
+        let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
         for rank in &self.launch.plan.ranks {
             // Where it cannot be put aside, the next attempt appends to it.
-            let _ = logs::put_aside(&self.launch.log_dir, &rank.log, attempt);
+            let _ = logs::put_aside(&self.launch.log_dir, &rank.log, attempt, backups);
         }
     }
 

@@ -4,6 +4,7 @@ use super::SpecError;
 use super::console::{self, ConsoleSpec};
 use super::options::{Values, Vars};
 use super::restarts::{self, Restarts};
+use super::rotation::{self, Rotation};
 use crate::model::Endpoint;
 use crate::model::exit::signal_number;
 use std::collections::BTreeSet;
@@ -92,6 +93,8 @@ pub struct LaunchSpec {
     pub log_dir: String,
     /// Whether logs are emptied first.
     pub log_overwrite: bool,
+    /// How logs are kept short, if they are.
+    pub rotation: Option<Rotation>,
     /// The least important level that is shown: `DEBUG` to `CRITICAL`.
     pub log_level: String,
     /// The job's name.
@@ -172,6 +175,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         ports,
         log_dir,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
+        rotation: rotation::check(values)?,
         log_level: log_level(values)?,
         job_id,
         auto_cluster: values.bool("auto_cluster_config")?.unwrap_or(false),

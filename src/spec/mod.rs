@@ -5,6 +5,7 @@ pub mod console;
 pub mod launch;
 pub mod options;
 pub mod restarts;
+pub mod rotation;
 pub mod spawn;
 
 use std::fmt;

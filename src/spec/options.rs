@@ -57,6 +57,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Devices to use, as a comma list of visible ids") },
     opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder for the ranks' logs, workerlog.0 and so on") ,
     opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first instead of appending to them"),
+    opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Keep each rank's log about this short, such as 100M or 2G, by moving its older part to workerlog.N.1 and so on"),
+    opt("log_backups", Int, &["RLAUNCH_LOG_BACKUPS"], Some("4"), "With --log_max_size: how many older parts of a log are kept"),
     opt("log_level", Text, &["PADDLE_LOG_LEVEL"], Some("INFO"), "What the launcher itself says: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     opt("job_id", Text, &["PADDLE_JOB_ID"], Some("default"), "The job's name, used in file names"),
     opt("host", Text, &["POD_IP"], None, "This node's address, if it is not 127.0.0.1"),

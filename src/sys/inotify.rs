@@ -23,6 +23,13 @@ pub enum Grown {
     Any,
 }
 
+impl Grown {
+    /// Whether none has.
+    pub fn is_nothing(&self) -> bool {
+        matches!(self, Grown::These(these) if these.is_empty())
+    }
+}
+
 impl GrowthWatch {
     /// Watches nothing yet.
     pub fn new() -> io::Result<Self> {

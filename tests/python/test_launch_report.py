@@ -317,6 +317,7 @@ sys.exit(5 * rank)
     ended = Ended(done.returncode, done.stdout, done.stderr.decode())
     assert ended.status == 5, ended.stderr
     assert ended.stderr.count("events.jsonl cannot be written any more: No space left on device") == 1
+    assert ended.stderr.count(" is full: the ranks' logs may lack what came last") == 1
     assert ended.stderr.endswith("\nexit status 5 after 9 restarts\n")
     for line in place.text("after/rlaunch/events.jsonl").splitlines():
         validator("events").validate(json.loads(line))
