@@ -48,6 +48,7 @@ def run(
     """Runs ``func(*args)`` as a rank and hands over what it returns or raises."""
     try:
         lifeline.arm()
+        _lib.mark_memory(environ["RLAUNCH_JOB_KEY"])
         if log is not None:
             _write_to(log)
         for name in PROXIES:

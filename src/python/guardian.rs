@@ -4,9 +4,9 @@
 use super::descriptor::Descriptor;
 use super::errors::os_error;
 use crate::run::sweep;
-use crate::sys::fd;
 use crate::sys::signals;
 use crate::sys::spawn::{self, Group, Start};
+use crate::sys::{fd, mark};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -94,6 +94,13 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
 pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<String>> {
     let found = py.detach(|| sweep::by_key(key)).map_err(os_error)?;
     Ok(found.into_iter().map(|leftover| leftover.name).collect())
+}
+
+/// Marks the memory of this process with its key, for what it forks. As far as it goes: without, only what
+/// it starts by execve is known.
+#[pyfunction]
+pub fn mark_memory(key: &str) {
+    let _ = mark::mark_memory(key);
 }
 
 /// The line that says what was swept: `swept 2 leftover processes of the job (sleep)`.

@@ -174,8 +174,7 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
         spare_trackers(&mut there, spent);
         for pid in there {
             let Some(stat) = Stat::of(pid) else { continue };
-            let same = |_: &Stat| tree::variable(pid, KEY).is_some_and(|v| v.starts_with(prefix.as_bytes()));
-            if tree::kill_if(pid, same) {
+            if tree::kill_if(pid, |_| tree::carries(pid, KEY, &prefix)) {
                 found.insert(pid, stat.name);
             }
         }

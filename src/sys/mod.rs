@@ -7,6 +7,7 @@ pub mod fd;
 pub mod inotify;
 pub mod lifeline;
 pub mod limits;
+pub mod mark;
 pub mod pidfd;
 pub mod poll;
 pub mod ports;

@@ -1,7 +1,7 @@
 //! The processes below this one: who they are, and ending them all. Only for a process that is wholly
 //! ours; in a host program these would be somebody else's children.
 
-use super::pidfd;
+use super::{mark, pidfd};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
@@ -58,6 +58,8 @@ pub struct Stat {
     pub session: i32,
     /// It is past its last instruction, on its way to being a zombie.
     pub exiting: bool,
+    /// When it was started, in ticks since the machine was.
+    pub started: u64,
 }
 
 /// PF_EXITING of include/linux/sched.h, in the ninth field.
@@ -80,7 +82,8 @@ impl Stat {
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
         let flags: u64 = fields.nth(2)?.parse().ok()?;
-        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0 })
+        let started = fields.nth(12).and_then(|field| field.parse().ok()).unwrap_or(u64::MAX);
+        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0, started })
     }
 
     /// Whether it is past all it does: a zombie at most.
@@ -131,11 +134,18 @@ pub fn is_resource_tracker(pid: i32) -> bool {
     words.windows(MAIN.len()).any(|window| window == MAIN)
 }
 
-/// Every process of the machine whose variable `name` starts with `value`, this one excepted.
+/// Whether a process has a variable `name` that starts with `value`, or such a mark in its memory.
+pub fn carries(pid: i32, name: &str, value: &str) -> bool {
+    let starts = |found: &Vec<u8>| found.starts_with(value.as_bytes());
+    variable(pid, name).as_ref().is_some_and(starts) || mark::in_memory(pid).iter().any(starts)
+}
+
+/// Every process of the machine that `carries` it and is no older than this one.
 pub fn carriers(name: &str, value: &str) -> Vec<i32> {
     let own = std::process::id() as i32;
-    let carries = |pid: &i32| *pid != own && variable(*pid, name).is_some_and(|v| v.starts_with(value.as_bytes()));
-    all_pids().into_iter().filter(carries).collect()
+    let began = Stat::of(own).map_or(0, |stat| stat.started);
+    let young = |pid: i32| Stat::of(pid).is_some_and(|stat| stat.started >= began);
+    all_pids().into_iter().filter(|&pid| pid != own && young(pid) && carries(pid, name, value)).collect()
 }
 
 /// Kills a process, if what `is_it` is told of it still holds: the number may have changed hands since
@@ -174,8 +184,10 @@ mod tests {
 
     #[test]
     fn a_name_may_hold_what_ends_a_name() {
-        let stat = Stat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9").unwrap_or_else(|| unreachable!());
+        let stat = Stat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9 0 0 0 1 2 3 4 20 0 1 0 77 8")
+            .unwrap_or_else(|| unreachable!());
         assert_eq!((stat.name.as_str(), stat.state, stat.parent, stat.session), ("a) (S b", 'R', 1, 3));
+        assert_eq!(stat.started, 77);
         assert_eq!([Stat::parse(b""), Stat::parse(b"1 ) ("), Stat::parse(b"1 (x) R 1")], [None, None, None]);
         assert!(stat.is_alive());
         let going = Stat::parse(b"12 (a) D 1 2 3 0 -1 4194564 9");

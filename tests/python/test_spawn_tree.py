@@ -71,6 +71,52 @@ def test_what_ranks_started_dies_with_a_parent_that_is_killed(method: str) -> No
         assert parent.leaves_nobody()
 
 
+def fork_and_leave_behind(end: str) -> None:
+    """The same without an execve: processes that show the environment of who was forked first."""
+    read, write = os.pipe()
+    for daemon in (False, True):
+        if os.fork() == 0:
+            if daemon:
+                os.setsid()
+                if os.fork() > 0:
+                    os._exit(0)
+            os.write(write, b"%d\n" % os.getpid())
+            sleep_for_ever()
+    text = b""
+    while text.count(b"\n") < 2:
+        text += os.read(read, 100)
+    tell({"rank": me(), "pid": os.getpid(), "left": [int(pid) for pid in text.split()]})
+    if end == "stay":
+        sleep_for_ever()
+    # Past all that Python does about children when it ends.
+    os._exit(0)
+
+
+def parent_of_forkers(method: str, end: str) -> None:
+    join(spawn(fork_and_leave_behind, method, 2, (end,), join=False))
+    tell("fine")
+
+
+@each_method
+def test_what_ranks_forked_without_an_execve_is_swept(method: str) -> None:
+    with Parent(parent_of_forkers, method, "well") as parent:
+        left = [pid for _ in range(2) for pid in parent.heard()["left"]]
+        assert parent.heard() == "fine"
+        assert all_gone(left, 2)
+        assert parent.ends() == 0
+        assert "rlaunch: swept 4 leftover processes of the job (" in parent.complaints()
+        assert parent.leaves_nobody()
+
+
+@each_method
+def test_what_ranks_forked_dies_with_a_parent_that_is_killed(method: str) -> None:
+    with Parent(parent_of_forkers, method, "stay") as parent:
+        left = [pid for _ in range(2) for told in [parent.heard()] for pid in [told["pid"], *told["left"]]]
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone(left, 2)
+        assert parent.leaves_nobody()
+
+
 def guardian_is_nobodys_child() -> None:
     seen = []
     signal.signal(signal.SIGCHLD, lambda *_: seen.append(True))
