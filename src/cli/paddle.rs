@@ -5,6 +5,7 @@ use super::grammar::{self, Parsed};
 use super::record::Record;
 use super::{dry_run, exit_code, message};
 use crate::log::Prefix;
+use crate::log::secret;
 use crate::log::verdict::{Style, render, sweep};
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
@@ -183,6 +184,9 @@ fn launch_on_this_node(
         rotate::check(&log_dir).map_err(unmet)?;
     }
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
+    if spec.log_overwrite {
+        logs::forget_attempts(&log_dir).map_err(in_logs)?;
+    }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let launch = Launch {
         plan: &plan,
@@ -281,7 +285,7 @@ fn supervise(
     info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
     let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &job.circumstances.host;
-    let argv = job.argv.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
     let mut say = |note: &Note| say(note, grace_now(&launch.policy));
     let mut launched = run(launch, front, signals, journal, &mut say)

@@ -10,6 +10,7 @@ pub mod lines;
 mod native;
 pub mod peer;
 pub mod prefix;
+pub mod secret;
 pub mod tail;
 mod traceback;
 pub mod verdict;

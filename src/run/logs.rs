@@ -106,6 +106,18 @@ pub fn put_aside(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::R
     std::fs::rename(log_dir.join(log), folder.join(log))
 }
 
+/// Removes what attempts of an earlier job have left.
+pub fn forget_attempts(log_dir: &Path) -> io::Result<()> {
+    for entry in own_folder(log_dir)?.read_dir()? {
+        let entry = entry?;
+        let is_attempt = entry.file_name().to_str().and_then(|n| n.strip_prefix("attempt-")?.parse::<u32>().ok());
+        if is_attempt.is_some() && entry.file_type()?.is_dir() {
+            std::fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// The name of an older part of a log, 1 being the newest.
 pub fn numbered(log: &Path, n: u32) -> PathBuf {
     PathBuf::from(format!("{}.{n}", log.display()))

@@ -3,6 +3,7 @@
 use super::journal::{Ending, VERSION};
 use super::launch::{Launch, Launched};
 use super::sweep::Leftover;
+use crate::log::secret;
 use crate::plan::RankPlan;
 use crate::supervise::{Outcome, RankReport};
 use serde::Serialize;
@@ -109,7 +110,7 @@ pub fn sum_up<'a>(
             peak_memory_bytes: end.exit.map(|_| process.peak_memory),
             swept: launched.swept[local].len(),
             log: launch.log_dir.join(&plan.log).display().to_string(),
-            environment: own.map(|(name, value)| (name.as_str(), shown(name, value))).collect(),
+            environment: own.map(|(name, value)| (name.as_str(), secret::value(name, value))).collect(),
         }
     };
     let culprit = match report.outcome {
@@ -130,7 +131,7 @@ pub fn sum_up<'a>(
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: rest.len(),
         verdict,
-        environment: common.iter().map(|(name, value)| (*name, shown(name, value))).collect(),
+        environment: common.iter().map(|(name, value)| (*name, secret::value(name, value))).collect(),
     }
 }
 
@@ -167,27 +168,4 @@ fn status(rank: &RankReport) -> &'static str {
 /// Not what the launcher tells itself.
 fn is_told(name: &str) -> bool {
     !name.starts_with("RLAUNCH_")
-}
-
-/// The value of a variable, masked if its name sounds like a secret or it carries a login.
-fn shown(name: &str, value: &str) -> String {
-    const SECRET: [&str; 7] = ["SECRET", "TOKEN", "PASSW", "CREDENTIAL", "KEY", "AUTH", "COOKIE"];
-    let upper = name.to_ascii_uppercase();
-    let login = value.contains("://") && value.contains('@');
-    if login || SECRET.iter().any(|word| upper.contains(word)) { "***".into() } else { value.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shown;
-
-    #[test]
-    fn what_sounds_like_a_secret_is_masked() {
-        for (name, value) in [("WANDB_API_KEY", "x"), ("hf_token", "x"), ("http_proxy_original", "http://me:pw@host:1")]
-        {
-            assert_eq!(shown(name, value), "***");
-        }
-        assert_eq!(shown("PADDLE_MASTER", "127.0.0.1:1"), "127.0.0.1:1");
-        assert_eq!(shown("http_proxy_original", "http://host:1"), "http://host:1");
-    }
 }

@@ -119,6 +119,15 @@ def test_a_good_end(place: Place) -> None:
         assert rank["environment"]["PADDLE_TRAINER_ID"] == str(number)
 
 
+def test_secrets_of_a_command_line_are_not_written_down(place: Place) -> None:
+    place.script("print(sys.argv[1:])")
+    words = ["--lr=3", "--hf-token", "abc", "--api_key=def", "s3://me:ghi@host"]
+    ended = place.run("--nproc_per_node=1", "train.py", *words)
+    assert ended.stdout.decode().strip() == str(words)
+    events, _ = checked(place)
+    assert events[0]["argv"][-5:] == ["--lr=3", "--hf-token", "***", "--api_key=***", "***"]
+
+
 def test_a_failure(place: Place) -> None:
     place.script(READY + "await_file('ready.1')\nos.kill(os.getpid(), 9) if rank == 1 else sleep()")
     ended = place.run("--nproc_per_node=2", "train.py")

@@ -26,6 +26,17 @@ def attempts(place: Place) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
+def test_earlier_attempts_logs_go_when_logs_are_overwritten(place: Place) -> None:
+    place.script("sys.exit(3)")
+    again = ("--max_restart=2", AT_ONCE)
+    assert place.run(*again, "train.py").status == 3
+    (place.folder / "log/rlaunch/attempt-of-mine").mkdir()
+    assert place.run("--max_restart=1", AT_ONCE, "train.py").status == 3
+    assert {"attempt-0", "attempt-1"} < place.names("log/rlaunch"), "appended to, nothing goes"
+    assert place.run("--log_overwrite=1", "train.py").status == 3
+    assert place.names("log/rlaunch") == {"attempt-of-mine", "events.jsonl", "result.json"}
+
+
 # --- What another attempt gets. --------------------------------------------------------------------------
 
 
