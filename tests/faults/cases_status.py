@@ -46,7 +46,13 @@ WHO = {"first": "rank 0", "last": "the last rank", "all": "all ranks"}
 
 
 def try_all(
-    who: str, how: str, quick: Sequence[int], full: Sequence[int], launcher: Launcher, folder: Path
+    who: str,
+    how: str,
+    quick: Sequence[int],
+    full: Sequence[int],
+    rival: Sequence[int],
+    launcher: Launcher,
+    folder: Path,
 ) -> Observation:
     """Runs a job for each number; tells those whose status is another."""
 
@@ -56,7 +62,7 @@ def try_all(
             left = job.survivors() if ended else []
             return number, job.code, job.status() + (f" and {len(left)} survivors" if left else "")
 
-    numbers = launcher.amount(quick, full, full)
+    numbers = launcher.amount(quick, full, rival)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         seen = list(pool.map(one, numbers))
     base = 128 if how == "signal" else 0
@@ -70,8 +76,8 @@ def try_all(
 
 for who, words in WHO.items():
     case(f"code-{who}", Group.STATUS, f"exit codes 0 to 255 of {words}", "exit with that code")(
-        functools.partial(try_all, who, "code", [0, 1, 7, 128, 255], range(256))
+        functools.partial(try_all, who, "code", [0, 1, 7, 128, 255], range(256), range(0, 256, 5))
     )
     case(f"signal-{who}", Group.STATUS, f"signals that end {words}", "exit 128 + signal")(
-        functools.partial(try_all, who, "signal", [1, 6, 9, 10, 11, 15], DEADLY)
+        functools.partial(try_all, who, "signal", [1, 6, 9, 10, 11, 15], DEADLY, DEADLY)
     )
