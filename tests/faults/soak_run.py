@@ -6,6 +6,7 @@ import contextlib
 import functools
 import heapq
 import json
+import math
 import os
 import re
 import resource
@@ -26,6 +27,7 @@ from soak_plan import BODY, DEADLY, HOLDING, STOP, Plan, Shot
 
 DOCS = Path(__file__).parents[2] / "docs"
 SLACK = 2.0  # Seconds beyond the grace that a stop may take.
+CROWDED = 10.0  # The most seconds that are allowed for a machine that has more to do than it can.
 COMING = 30.0  # Seconds that ranks are waited for before the first shot; their absence is no fault here.
 # Of the launcher itself; what ranks wrote stands indented in its verdict.
 CRASH = re.compile(
@@ -65,15 +67,40 @@ def no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+class Crowd:
+    """How long somebody has waited for a processor, as the kernel counts it (PSI): all is late then."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, float]] = []
+        self.look()
+
+    def look(self) -> None:
+        waited = 0.0
+        with contextlib.suppress(OSError):  # A kernel without PSI.
+            waited = int(Path("/proc/pressure/cpu").read_text().split("total=")[1].split()[0]) / 1e6
+        self.seen.append((time.monotonic(), waited))
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds of it, up to CROWDED."""
+        self.look()
+
+        def waited(at: float) -> float:
+            return max((waited for when, waited in self.seen if when <= at), default=self.seen[0][1])
+
+        return min(CROWDED, waited(end) - waited(begin))
+
+
 class Run:
     def __init__(self, plan: Plan, launcher: Launcher, folder: Path) -> None:
         self.plan, self.launcher, self.folder = plan, plan.launcher(launcher), folder
         self.seen = Seen(grace=self.launcher.grace)
         self.holds: list[Hold] = []
+        self.crowd = Crowd()
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.turn = 0
         self.asked: float | None = None  # When the launcher was first told to stop, or killed.
         self.killed: int | None = None  # Which of its processes was.
+        self.ended = math.inf
 
     def go(self, tick: Callable[[], None]) -> Seen:
         """The whole run; `tick` is called every now and then."""
@@ -92,11 +119,16 @@ class Run:
             if self.asked is not None:
                 self.seen.stop = self.ended - self.asked - self.held(self.asked, launcher=True)
             if in_time:
-                self.seen.survivors = self.job.survivors()
+                self.seen.survivors = self.survivors()
                 self.seen.faults += self.judge()
             else:
                 self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was told to stop")
         return self.seen
+
+    def survivors(self) -> list[marked.Member]:
+        if not self.job.survivors():
+            return []
+        return marked.survivors(self.job.mark, self.crowd.between(self.ended, time.monotonic()))
 
     # --- What is done to it. ---
 
@@ -116,6 +148,7 @@ class Run:
                 self.load(now)
             while self.due and self.due[0][0] <= now:
                 heapq.heappop(self.due)[2]()
+            self.crowd.look()
             if self.asked is not None and now > self.limit(self.asked, launcher=True):
                 return False
             wait = min(0.02, max(0.0, self.due[0][0] - now)) if self.due else 0.02
@@ -198,7 +231,8 @@ class Run:
         return total
 
     def limit(self, since: float, *, launcher: bool) -> float:
-        return since + self.launcher.grace + SLACK + self.held(since, launcher=launcher)
+        allowed = self.launcher.grace + SLACK + self.held(since, launcher=launcher)
+        return since + allowed + self.crowd.between(since, min(self.ended, time.monotonic()))
 
     def judge(self) -> Iterator[str]:
         if self.seen.survivors:
@@ -254,7 +288,7 @@ class Run:
 
     def recorded_failures(self) -> list[float]:
         """When ranks of the last attempt ended badly, as the launcher wrote it down."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, KeyError):
             text = (self.job.logs / "rlaunch" / "events.jsonl").read_text()
             events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
             last = max((event["attempt"] for event in events if event["event"] == "rank_started"), default=0)
