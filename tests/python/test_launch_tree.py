@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -131,6 +132,18 @@ def test_a_front_that_is_killed_while_a_rank_fails_leaves_nothing(place: Place, 
         supervisor.send_signal(signal.SIGCONT)
         until(lambda: not marked(mark), "the end of all")
     assert (place.result()["outcome"], place.result()["culprit"]) == ("failed", 0)
+
+
+def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> None:
+    """Without descriptors it can neither look for what is left nor say anything."""
+    place.script(LEAVE + "leave()\ntell('ready', os.getpid())\nawait_file('end')")
+    with place.start("train.py", env=environment(MARK=mark)) as launcher:
+        place.ready(1)
+        resource.prlimit(supervisor_of(launcher).pid, resource.RLIMIT_NOFILE, (3, 3))
+        (place.folder / "end").touch()
+        ended = Place.wait(launcher)
+    assert (ended.status, marked(mark)) == (70, [])
+    assert re.fullmatch(r"swept \d leftover processes of the job \(.*\)", *said(ended))
 
 
 def test_both_killed_at_once_leave_no_rank_and_nothing_in_its_session(place: Place, mark: str) -> None:
