@@ -140,6 +140,10 @@ def draw(seed: int, run: int) -> Plan:
     names = frozenset(Signals[f"SIG{name}"] for name in notified.split(",") if name)
     ranks = tuple(draw_rank(chance) for _ in range(chance.choice([1, 2, 2, 3, 4, 8])))
     shots = sorted(draw_shots(chance), key=lambda shot: shot.at)
+    from_start, last = chance.random() < 0.3, chance.uniform(1.0, 2.0)
+    if from_start and chance.random() < 0.5:
+        # While the launcher itself starts.
+        shots = [dataclasses.replace(shot, at=shot.at / 10) for shot in shots]
     return Plan(
         seed=seed,
         run=run,
@@ -148,9 +152,9 @@ def draw(seed: int, run: int) -> Plan:
         options=tuple(options),
         notified=names,
         restarts=restarts,
-        from_start=chance.random() < 0.3,
+        from_start=from_start,
         shots=tuple(shots),
-        last=chance.uniform(1.0, 2.0),
+        last=last,
     )
 
 
