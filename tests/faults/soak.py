@@ -46,7 +46,7 @@ class Figures:
         self.sent: Counter[str] = Counter()
         self.hit: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
-        self.longest: tuple[float, float, int] = (
+        self.latest: tuple[float, float, int] = (
             -math.inf,
             0.0,
             -1,
@@ -59,7 +59,7 @@ class Figures:
         self.hit += seen.hit
         self.ends[seen.status] += 1
         if seen.stop is not None:
-            self.longest = max(self.longest, (seen.stop - seen.grace, seen.stop, run))
+            self.latest = max(self.latest, (seen.stop - seen.grace, seen.stop, run))
         if len(seen.survivors) > len(self.survivors):
             self.survivors = seen.survivors
         for fault in seen.faults:
@@ -76,8 +76,8 @@ class Figures:
         return f"{self.minutes:5.1f} min  {counts}"
 
     def rows(self) -> list[tuple[str, str]]:
-        beyond, stop, run = self.longest
-        longest = f"{stop:.2f} s, {beyond:+.2f} s beyond its grace (run {run})" if run >= 0 else "none"
+        beyond, stop, run = self.latest
+        latest = f"{stop:.2f} s, {beyond:+.2f} s beyond its grace (run {run})" if run >= 0 else "none"
         return [
             ("launcher", self.launcher.name),
             ("seed", str(self.seed)),
@@ -86,7 +86,7 @@ class Figures:
             ("signals sent", f"{self.sent.total()}: {listed(self.sent)}"),
             ("members hit", listed(self.hit)),
             ("ends", listed(self.ends)),
-            ("longest stop", longest),
+            ("latest stop", latest),
             ("worst survivors", marked.describe(self.survivors)),
             ("promises broken", str(len(self.broken))),
         ]
