@@ -6,13 +6,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-python bench faults clean
+.PHONY: help demo test lint test-rust test-python bench faults soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make test    lint, Rust tests, Python tests"
 	@echo "make bench   speed and memory, side by side with Paddle's own launchers"
 	@echo "make faults  kills, floods and starves rlaunch and its rivals, and writes docs/fault-matrix.md (an hour or more)"
+	@echo "make soak    half an hour of random signals at random members of random jobs, and writes docs/soak.md"
 	@echo "make clean   removes .venv and target"
 
 # What the tests and the demo run beside the package. A new list is installed anew.
@@ -55,6 +56,10 @@ bench: $(VENV)/built
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/matrix.py --launcher rlaunch --launcher paddle --launcher torchrun \
 		$(ONLY) --write docs/fault-matrix.md
+
+# SEED=7 draws other runs.
+soak: $(VENV)/built
+	$(BIN)/python tests/faults/soak.py --minutes 30 $(if $(SEED),--seed $(SEED)) --write docs/soak.md
 
 clean:
 	rm -rf $(VENV) target

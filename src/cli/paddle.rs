@@ -15,7 +15,7 @@ use crate::run::front::{self, Front, Guarded, Side};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result::{self, JobResult};
-use crate::run::sweep::Leftover;
+use crate::run::sweep::Swept;
 use crate::run::{logs, preflight, rotate};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
@@ -238,14 +238,19 @@ fn launch_on_this_node(
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
     match front.guard(signals, &launch.key) {
-        Ok(Guarded::Status(status)) => status,
+        Ok(Guarded::Status(status)) => {
+            // A supervisor that had to give up may have left something.
+            if status == exit_code::INTERNAL
+                && let Ok(swept) = front.sweep(&launch.key)
+            {
+                tell_swept(&swept);
+            }
+            status
+        }
         Ok(Guarded::Lost(exit, swept)) => {
             let text = format!("the launcher's supervisor process ended by {exit}, and the job with it");
             complain(&text);
-            complain_about_stuck(&swept.stuck);
-            if !swept.killed.is_empty() {
-                tell(&swept_line(&swept.killed));
-            }
+            tell_swept(&swept);
             record.write_error(&text, exit_code::SUPERVISOR_LOST);
             let status = exit_code::SUPERVISOR_LOST;
             write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
@@ -267,9 +272,12 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
     std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
 }
 
-fn swept_line(killed: &[Leftover]) -> String {
-    let names: Vec<String> = killed.iter().map(|process| process.name.clone()).collect();
-    sweep(names.len(), &[], &names)
+fn tell_swept(swept: &Swept) {
+    complain_about_stuck(&swept.stuck);
+    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
+    if !names.is_empty() {
+        tell(&sweep(names.len(), &[], &names));
+    }
 }
 
 /// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.

@@ -130,7 +130,9 @@ impl Engine {
         if !ended.is_empty() {
             self.send(Event::Exited(ended), host)?;
         }
+        // Sorted, because what was ready at both looks is there twice.
         tokens.retain(|t| *t >= HOST_TOKENS);
+        tokens.sort_unstable();
         tokens.dedup();
         let mut effects = Vec::new();
         self.supervisor.handle_timeout(clock::now(), &mut effects);

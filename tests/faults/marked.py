@@ -91,18 +91,29 @@ def describe(left: list[Member]) -> str:
     return f"{len(left)} survivor{'s' * (len(left) > 1)} ({kinds}){more}"
 
 
+def send(pid: int, mark: str, number: int) -> bool:
+    """Signals a process with this mark, and no other: the pidfd is of the one whose mark is read after."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if f"{VARIABLE}={mark}".encode() not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(fd, number)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def end_all(mark: str) -> None:
-    """Ends the processes of a case, and no other: the pidfd is of the one whose mark is read after."""
+    """Ends the processes of a case, and no other."""
     deadline = time.monotonic() + 20
     while left := members(mark):
         for member in left:
-            with contextlib.suppress(OSError):
-                fd = os.pidfd_open(member.pid)
-                try:
-                    if f"{VARIABLE}={mark}".encode() in Path(f"/proc/{member.pid}/environ").read_bytes():
-                        signal.pidfd_send_signal(fd, signal.SIGKILL)
-                finally:
-                    os.close(fd)
+            send(member.pid, mark, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise TimeoutError(f"cannot be killed: {left}")
         time.sleep(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -111,6 +112,38 @@ def test_whichever_process_of_the_launcher_is_killed_nothing_is_left(
     else:
         assert ended.status == 72
         assert "supervisor process ended by signal SIGKILL" in ended.error_lines()[0]
+
+
+def test_a_front_that_is_killed_while_a_rank_fails_leaves_nothing(place: Place, mark: str) -> None:
+    """The supervisor sees both in one turn, in which it looks twice."""
+    place.script(
+        LEAVE
+        + "leave()\ntell('ready', os.getpid())\nawait_file('end') if rank == 0 else sleep()\nos._exit(3)"
+    )
+    with place.start("--nproc_per_node=2", "train.py", env=environment(MARK=mark)) as launcher:
+        first, _ = place.ready(2)
+        supervisor = supervisor_of(launcher)
+        supervisor.send_signal(signal.SIGSTOP)
+        until(lambda: supervisor.status() == psutil.STATUS_STOPPED, "the stop of the supervisor")
+        (place.folder / "end").touch()
+        until(lambda: gone(first), "the end of rank 0")
+        launcher.kill()
+        launcher.wait()
+        supervisor.send_signal(signal.SIGCONT)
+        until(lambda: not marked(mark), "the end of all")
+    assert (place.result()["outcome"], place.result()["culprit"]) == ("failed", 0)
+
+
+def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> None:
+    """Without descriptors it can neither look for what is left nor say anything."""
+    place.script(LEAVE + "leave()\ntell('ready', os.getpid())\nawait_file('end')")
+    with place.start("train.py", env=environment(MARK=mark)) as launcher:
+        place.ready(1)
+        resource.prlimit(supervisor_of(launcher).pid, resource.RLIMIT_NOFILE, (3, 3))
+        (place.folder / "end").touch()
+        ended = Place.wait(launcher)
+    assert (ended.status, marked(mark)) == (70, [])
+    assert re.fullmatch(r"swept \d leftover processes of the job \(.*\)", *said(ended))
 
 
 def test_both_killed_at_once_leave_no_rank_and_nothing_in_its_session(place: Place, mark: str) -> None:

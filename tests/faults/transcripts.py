@@ -1,0 +1,314 @@
+"""Writes down what a user sees at a terminal when a job does not go well: docs/transcripts.md.
+
+    python tests/faults/transcripts.py           # writes the page anew
+    python tests/faults/transcripts.py --check   # exit status 1, and a diff, if it is not as it was
+
+Each part is an interactive bash on a pseudo-terminal of 80 columns, with rlaunch as its foreground job. What
+differs from run to run (pids, times, the host, paths) is replaced by fixed words; colours are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import sys
+import tempfile
+import termios
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import marked
+from cases_place import Terminal
+from job import Job, until
+from launchers import LAUNCHERS, Launcher
+
+PAGE = Path(__file__).parents[2] / "docs" / "transcripts.md"
+COMMAND = "python -m rlaunch --nproc_per_node=2 train.py"
+LIMIT = 60.0
+
+
+@dataclass(frozen=True)
+class Bash(Launcher):
+    """A shell to launch from; its argument is only `$0`."""
+
+    def command(self, ranks: int, logs: Path) -> list[str]:
+        path = f"PATH={logs.parent / 'bin'}:{os.environ['PATH']}"
+        shell = ["bash", "--norc", "--noprofile", "--noediting", "-i", "-s"]
+        return ["env", "--unset=NO_COLOR", "PS1=$ ", "TERM=xterm", "LC_ALL=C", path, *shell]
+
+
+class Session:
+    """What is typed, and what is to be seen before the next is."""
+
+    def __init__(self, job: Job, terminal: Terminal) -> None:
+        self.job, self.terminal = job, terminal
+        self.read = 0
+
+    def see(self, pattern: str) -> None:
+        """Waits for something behind what was seen before."""
+
+        def found() -> bool:
+            match = re.compile(pattern.encode(), re.MULTILINE).search(self.terminal.screen, self.read)
+            if match:
+                self.read = match.end()
+            return match is not None
+
+        try:
+            until(found, pattern, LIMIT)
+        except Exception as error:
+            raise AssertionError(f"{error}; the screen: {self.terminal.screen.decode()}") from error
+
+    def enter(self, line: str) -> None:
+        self.terminal.press(line.encode() + b"\n")
+        self.see(re.escape(line) + "\r\n")
+
+    def launch(self, *options: str) -> None:
+        self.see(r"^\$ ")
+        self.enter(COMMAND.replace("rlaunch", " ".join(["rlaunch", *options])))
+        self.see("epoch 1")
+        self.job.await_files("ready")
+
+    def ranks(self) -> list[marked.Member]:
+        return [member for member in marked.members(self.job.mark) if member.kind == "rank"]
+
+    def end(self) -> None:
+        """The status, as a user asks for it."""
+        self.see(r"^\$ ")
+        self.enter("echo $?")
+        self.see(r"^\d+\r\n\$ ")
+
+
+# --- The scenes. -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scene:
+    title: str
+    text: str
+    body: str
+    act: Callable[[Session], None]
+
+
+SCENES: list[Scene] = []
+
+
+def scene(title: str, text: str, body: str) -> Callable[[Callable[[Session], None]], None]:
+    return lambda act: SCENES.append(Scene(title, text, body, act))
+
+
+EPOCH = """
+if rank == 0:
+    print("epoch 1: loss 0.53", flush=True)
+"""
+
+
+@scene(
+    "A rank fails",
+    "Rank 1 raises an exception; rank 0 waits for it.",
+    f"""
+def step(batch):
+    raise ValueError("loss is nan in batch 17")
+
+{EPOCH}
+hold()
+if rank == 1:
+    step(17)
+sleep()
+""",
+)
+def fails(session: Session) -> None:
+    session.launch()
+    session.job.close_gate()
+
+
+@scene(
+    "Ctrl-C",
+    "The ranks take a moment to stop.",
+    f"""
+def save(*_):
+    time.sleep(0.2)
+    if rank == 0:
+        print("checkpoint saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+{EPOCH}
+hold()
+""",
+)
+def interrupted(session: Session) -> None:
+    session.launch()
+    session.terminal.press(b"\x03")
+    session.see("checkpoint saved")
+
+
+@scene(
+    "Ctrl-C twice",
+    "The ranks ignore SIGTERM; who does not want to wait for the grace presses again.",
+    f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{EPOCH}
+hold()
+""",
+)
+def interrupted_twice(session: Session) -> None:
+    session.launch()
+    session.terminal.press(b"\x03")
+    session.see("waiting up to .*\r\n")
+    session.terminal.press(b"\x03")
+
+
+@scene(
+    "Ctrl-Z and fg",
+    "The ranks sleep with the launcher, and go on with it.",
+    f"""
+{EPOCH}
+hold()
+if rank == 0:
+    print("epoch 2: loss 0.41", flush=True)
+""",
+)
+def suspended(session: Session) -> None:
+    session.launch()
+    session.terminal.press(b"\x1a")
+    session.see(r"Stopped .*\r\n\$ ")
+    until(lambda: all(member.state == "T" for member in session.ranks()), "stopped ranks", LIMIT)
+    session.enter("fg")
+    until(lambda: all(member.state != "T" for member in session.ranks()), "running ranks", LIMIT)
+    session.job.close_gate()
+    session.see("epoch 2")
+
+
+@scene("A rank is killed", "Somebody sends SIGKILL to rank 1.", f"{EPOCH}\nhold()\n")
+def killed(session: Session) -> None:
+    session.launch()
+    pid = session.job.await_files("ready")[1]
+    marked.send(pid, session.job.mark, signal.SIGKILL)
+
+
+@scene(
+    "Leftovers",
+    "Rank 0 ends well, but leaves two processes behind, one of them in a session of its own.",
+    f"""
+import subprocess
+
+{EPOCH}
+if rank == 0:
+    subprocess.Popen(["sleep", "600"])
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+hold()
+os._exit(0)
+""",
+)
+def left(session: Session) -> None:
+    session.launch()
+    session.job.close_gate()
+
+
+# --- The page. -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def session(folder: Path, body: str) -> Iterator[Session]:
+    """A shell in the foreground of a terminal, whose `python` is this one."""
+    (folder / "bin").mkdir()
+    python = folder / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nexec "{LAUNCHERS["rlaunch"].python}" "$@"\n')
+    python.chmod(0o755)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    job = Job(
+        Bash("bash", "", lambda ranks, logs: [], "", 0),
+        folder,
+        body,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        before_exec=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    terminal = Terminal(ours)
+    try:
+        with job:
+            yield Session(job, terminal)
+    finally:
+        terminal.close()
+
+
+def record(scene: Scene) -> str:
+    with tempfile.TemporaryDirectory(prefix="transcript-") as name:
+        folder = Path(name).resolve()
+        with session(folder, scene.body) as there:
+            scene.act(there)
+            there.end()
+            return normal(there.terminal.screen.decode(), folder)
+
+
+# What differs from run to run, and what stands for it. A sentence that is wrapped at 80 columns is wrapped
+# elsewhere when a pid or a host's name is longer, so each is matched as a whole.
+FIXED = [
+    (r"\x1b\[[0-9;]*m", ""),
+    (r"^(LAUNCH \w+) \S+ \S+ ", r"\1 2026-01-01 12:00:00,000 "),
+    (r"Run Pod: \w+", "Run Pod: abcdef"),
+    (r"(status ready; devices) .*", r"\1 cpu"),
+    (
+        r"^  on\s+\S+\s+local\s+rank\s+(\d+),\s+pid\s+\d+,\s+lived\s+[\d.]+\s+\w+(\s+\d+\s+s)?$",
+        r"  on node, local rank \1, pid 4242, lived 1.0 s",
+    ),
+    (r"(train\.py(:|\", line ))\d+", r"\g<1>12"),
+]
+LIVES = re.compile(r"^(ranks? [\d, ]+(?:was|were|did)\s[^()]*)\(lived[^()]*\)", re.MULTILINE)
+
+
+def normal(screen: str, folder: Path) -> str:
+    """The same text for the same scene."""
+    text = screen.replace("\r\n", "\n").replace(str(folder), "/home/you/job")
+    text = text.replace(LAUNCHERS["rlaunch"].python, "/usr/bin/python")
+    for pattern, fixed in FIXED:
+        text = re.sub(pattern, fixed, text, flags=re.MULTILINE)
+    text = LIVES.sub(lambda match: " ".join(match[1].split()) + " (lived 1.0 s)", text)
+    return text.removesuffix("\n$ ")
+
+
+HEAD = """# What a user sees
+
+Made by `python tests/faults/transcripts.py`; do not edit. A job of two ranks at a terminal of 80 columns:
+what is typed, what is pressed (`^C`, `^Z`) and what is shown, in a run of each scene. Pids, times, paths, the
+host and the numbers of lines are replaced by fixed words, colours left out.
+"""
+
+
+def page() -> str:
+    parts = [f"## {scene.title}\n\n{scene.text}\n\n```console\n{record(scene)}\n```\n" for scene in SCENES]
+    return "\n".join([HEAD, *parts])
+
+
+def changes(old: str, new: str) -> str:
+    """A diff; empty if there is none."""
+    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "seen now", lineterm="")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes down what a user sees at a terminal.")
+    parser.add_argument("--check", action="store_true", help="write nothing, but tell what has changed")
+    args = parser.parse_args()
+    if not args.check:
+        PAGE.write_text(page())
+        return 0
+    diff = changes(PAGE.read_text(), page())
+    if diff:
+        print(f"{diff}\ntranscripts: docs/transcripts.md is not what is seen; write it anew, or mend what is")
+    return int(bool(diff))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
