@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 use rlaunch::model::Exit;
+use rlaunch::run::console::Follower;
 use rlaunch::run::engine::{Engine, Host};
 use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
 use rlaunch::sys::child::Child;
+use rlaunch::sys::console::Console;
 use rlaunch::sys::lifeline::{Lifeline, Scope};
 use rlaunch::sys::pidfd;
+use rlaunch::sys::poll::Poll;
 use rlaunch::sys::spawn::{self, Group, Start, c_strings};
 use std::fs::File;
 use std::io::Read;
@@ -215,4 +218,25 @@ fn an_engine_that_is_dropped_leaves_nobody() {
     drop(host);
     drop(engine);
     assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn what_a_rank_wrote_before_its_log_was_watched_is_shown() {
+    let path = std::env::temp_dir().join(format!("rlaunch-followed-{}", std::process::id()));
+    std::fs::write(&path, "early\n").unwrap();
+    let (mut shown, console) = pipe();
+    let poll = Poll::new().unwrap();
+    let mut follower = Follower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
+    drop(console);
+    assert!(!follower.has_more());
+    follower.follow(&path, 0, None, None).unwrap();
+    // Nobody will ever say that the file has grown.
+    assert!(follower.has_more());
+    follower.copy(&poll).unwrap();
+    assert!(!follower.has_more());
+    drop(follower);
+    let mut text = String::new();
+    shown.read_to_string(&mut text).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(text, "early\n");
 }

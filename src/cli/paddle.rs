@@ -7,6 +7,7 @@ use super::{dry_run, exit_code, message};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{Style, render, sweep};
+use crate::model::Exit;
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
@@ -226,6 +227,11 @@ fn launch_on_this_node(
                     record.write(&result);
                     status
                 }
+                // Not a word of it in the record: the front ends what is left, and says how it ended.
+                Err(Refusal(text, exit_code::INTERNAL)) => {
+                    complain(&text);
+                    return exit_code::INTERNAL;
+                }
                 Err(refusal) => refusal.told(record),
             };
             supervisor.report(status);
@@ -238,21 +244,16 @@ fn launch_on_this_node(
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
     match front.guard(signals, &launch.key) {
-        Ok(Guarded::Status(status)) => {
-            // A supervisor that had to give up may have left something.
-            if status == exit_code::INTERNAL
-                && let Ok(swept) = front.sweep(&launch.key)
-            {
-                tell_swept(&swept);
-            }
-            status
-        }
+        Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
-            let text = format!("the launcher's supervisor process ended by {exit}, and the job with it");
+            let (status, how) = match exit {
+                Exit::Code(exit_code::INTERNAL) => (exit_code::INTERNAL, "had to give up,"),
+                _ => (exit_code::SUPERVISOR_LOST, "ended by"),
+            };
+            let text = format!("the launcher's supervisor process {how} {exit}, and the job with it");
             complain(&text);
             tell_swept(&swept);
-            record.write_error(&text, exit_code::SUPERVISOR_LOST);
-            let status = exit_code::SUPERVISOR_LOST;
+            record.write_error(&text, status);
             write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
             status
         }

@@ -333,7 +333,7 @@ impl Fate {
             Fate::LostPeer => format!("lost {their} connection to a dead peer"),
             Fate::Failed(exit) => format!("failed{too}, with {exit}"),
             Fate::Stopped => format!("{were} stopped{because}"),
-            Fate::Killed => format!("did not end within the grace and {were} killed"),
+            Fate::Killed => format!("did not end when asked and {were} killed"),
         };
         format!("{} {what}{}", numbers(members), lives(members))
     }

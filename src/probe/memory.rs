@@ -51,7 +51,7 @@ impl Memory {
         if more(self.host_kills, before.host_kills) {
             return "the kernel killed it, or another process, because the memory of this machine was full".into();
         }
-        "nobody here sent it; no kill for want of memory was counted, so somebody else did".into()
+        "no kill for want of memory was counted, so somebody else sent it".into()
     }
 }
 

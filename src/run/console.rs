@@ -128,6 +128,8 @@ impl Follower {
         let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
         let lines = prefix.map(|prefix| (prefix, Splitter::new()));
         self.sources.push(Source { file, offset, short, watched, grown: true, ended: false, lines });
+        // What its rank has written before it was watched, nobody tells of.
+        self.more = true;
         Ok(())
     }
 

@@ -4,7 +4,6 @@
 
 use super::sweep::{self, Swept};
 use crate::model::Exit;
-use crate::supervise::KILL_PATIENCE;
 use crate::sys::pidfd::{self, Collected};
 use crate::sys::poll::Poll;
 use crate::sys::signals::{self, Signals};
@@ -115,20 +114,12 @@ impl Front {
                     if let Some(status) = self.reported() {
                         return Ok(Guarded::Status(status));
                     }
-                    return Ok(Guarded::Lost(exit, self.sweep(key)?));
+                    let mut swept = sweep::everybody(&self.elders)?;
+                    swept.killed.extend(sweep::by_key(key)?);
+                    return Ok(Guarded::Lost(exit, swept));
                 }
             }
         }
-    }
-
-    /// Ends what the supervisor has left, once it has ended. `key`: as for `guard`.
-    pub fn sweep(&self, key: &str) -> io::Result<Swept> {
-        let poll = Poll::new()?;
-        poll.readable(self.supervisor.pidfd.as_fd(), 0)?;
-        poll.wait(Some(KILL_PATIENCE))?;
-        let mut swept = sweep::everybody(&self.elders)?;
-        swept.killed.extend(sweep::by_key(key)?);
-        Ok(swept)
     }
 
     fn reported(&self) -> Option<i32> {

@@ -143,7 +143,10 @@ def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> N
         (place.folder / "end").touch()
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (70, [])
-    assert re.fullmatch(r"swept \d leftover processes of the job \(.*\)", *said(ended))
+    assert re.fullmatch(r"swept \d leftover processes of the job \(.*\)", said(ended)[-1])
+    why = "the launcher's supervisor process had to give up, exit code 70, and the job with it"
+    assert why in ended.error_lines()[-1]
+    assert (place.result()["outcome"], place.result()["exit_status"]) == ("supervisor_lost", 70)
 
 
 def test_both_killed_at_once_leave_no_rank_and_nothing_in_its_session(place: Place, mark: str) -> None:

@@ -70,7 +70,7 @@ def test_a_rank_that_outlives_the_grace_is_a_victim(place: Place) -> None:
     assert ended.status == 1
     lines = block(ended.stderr)
     assert "  | the reason" in lines
-    assert "rank 0 did not end within the grace and was killed" in words(lines)
+    assert "rank 0 did not end when asked and was killed" in words(lines)
 
 
 # Rank 0 waits in what stands for a collective; its library words are gloo's.
