@@ -387,7 +387,6 @@ pub(super) fn tell(line: &str) {
 
 fn why_not(why: NoRestart) -> String {
     match why {
-        NoRestart::Off => "none was asked for".into(),
         NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
         NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
         NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
