@@ -30,7 +30,7 @@ fn manners() -> impl Strategy<Value = Manners> {
     let lives = prop::option::weighted(0.7, moment(20_000));
     let on_term = prop::option::weighted(0.7, (moment(15_000), prop_oneof![Just(Exit::Signal(15)), an_exit()]));
     let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => moment(3_000)]);
-    (starting, lives, an_exit(), on_term, on_kill, prop::bool::weighted(0.1)).prop_map(
+    (starting, lives, an_exit(), on_term, on_kill, prop::bool::weighted(0.3)).prop_map(
         |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
             starts,
             start_takes,
@@ -64,10 +64,7 @@ fn policy() -> impl Strategy<Value = Policy> {
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
     use Happening::{HostLost, Notify, Resume, Stop, Suspend};
     let one = prop::sample::select(vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, HostLost]);
-    prop::collection::vec((moment(60_000), one), 0..7).prop_map(|mut list| {
-        list.sort_by_key(|(at, _)| *at);
-        list
-    })
+    prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7)
 }
 
 /// Ranks that have nothing to do with each other, or that are struck down together, as by a lost peer.
@@ -91,17 +88,15 @@ fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
 
 fn job() -> impl Strategy<Value = Job> {
     let manners = (0..6usize).prop_flat_map(|ranks| (Just(ranks), attempts(ranks)));
-    let order = (any::<bool>(), any::<u64>());
-    (policy(), manners, prop::bool::weighted(0.2), moment(9_000), happenings(), order).prop_map(
-        |(policy, (ranks, manners), adopted, begins, happenings, (happens_first, mix))| Job {
-            policy,
-            ranks,
-            adopted: adopted && ranks > 0,
-            begins,
-            manners,
-            happenings,
-            happens_first,
-            mix,
+    let whole = (policy(), manners, prop::bool::weighted(0.2), moment(9_000), happenings());
+    // Often all are put to sleep soon after the first end, while the others are on their way.
+    let order = (prop::option::weighted(0.3, 0..3_000u64), any::<bool>(), any::<u64>());
+    (whole, order).prop_map(
+        |((policy, (ranks, manners), adopted, begins, mut happenings), (nap, happens_first, mix))| {
+            let first_end = manners[0].iter().filter_map(|m| m.lives).min();
+            happenings.extend(first_end.zip(nap).map(|(end, nap)| (begins + end + nap, Happening::Suspend)));
+            happenings.sort_by_key(|(at, _)| *at);
+            Job { policy, ranks, adopted: adopted && ranks > 0, begins, manners, happenings, happens_first, mix }
         },
     )
 }
@@ -149,7 +144,7 @@ fn the_histories_hold_what_they_are_for() {
     let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
     for _ in 0..1000 {
         let job = job().new_tree(&mut runner).unwrap().current();
-        let World { together, notes, report, .. } = World::live(&job);
+        let World { together, notes, report, waits_asleep, .. } = World::live(&job);
         let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
         note("several ends", any(&|t| t.ended > 1));
         note("several failures", any(&|t| t.failed > 1));
@@ -162,6 +157,7 @@ fn the_histories_hold_what_they_are_for() {
         let at_a_stop = any(&|t| t.ended > 1 && stops(t.at.as_millis() as u64));
         note("several ends just before a stop", at_a_stop && !job.happens_first);
         note("several ends just after a stop", at_a_stop && job.happens_first);
+        note("a wait that begins asleep", waits_asleep);
         note("a second signal", notes.iter().any(|n| matches!(n, Note::Forced { .. })));
         note("someone who cannot be killed", notes.iter().any(|n| matches!(n, Note::Unkillable { .. })));
         let report = report.unwrap();
@@ -292,6 +288,11 @@ fn timers_go_on_with_what_they_had_left() {
     let calm = run(&restarting(plain(&[&[FAILS]], &[])));
     let night = run(&restarting(plain(&[&[FAILS]], &[(100, suspend), (50_100, resume)])));
     assert_eq!(night.at, calm.at + 50_000 * MS);
+    // One that begins while all sleep: the last of those that were told is killed by somebody else.
+    let restless = Manners { dies_frozen: true, ..STUBBORN };
+    let job = restarting(plain(&[&[restless, FAILS], &[GOOD, GOOD]], &[(1_000, suspend), (50_000, resume)]));
+    let wait = job.policy.restart.backoff.delay(1, 1);
+    assert_eq!(run(&job).at, 50_000 * MS + wait + 100 * MS);
 }
 
 #[test]

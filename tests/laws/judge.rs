@@ -132,6 +132,7 @@ impl World<'_> {
                 let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
                 self.killing = false;
+                self.waits_asleep |= self.asleep.is_some();
             }
             Note::NotRestarting { why } => assert_eq!(Some(*why), self.verdict()),
             Note::Stopping { .. } | Note::Forced { .. } => {}

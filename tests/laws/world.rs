@@ -161,6 +161,8 @@ pub struct World<'a> {
     last_kill: Duration,
     /// The attempt that waits to be followed by another, and until when (in time awake).
     backoff: Option<(AttemptReport, Duration)>,
+    /// Such a wait has begun while all slept.
+    pub waits_asleep: bool,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<Note>,
@@ -195,6 +197,7 @@ impl<'a> World<'a> {
             killing: false,
             last_kill: Duration::ZERO,
             backoff: None,
+            waits_asleep: false,
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
