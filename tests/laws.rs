@@ -30,7 +30,7 @@ fn manners() -> impl Strategy<Value = Manners> {
     let lives = prop::option::weighted(0.7, moment(20_000));
     let on_term = prop::option::weighted(0.7, (moment(15_000), prop_oneof![Just(Exit::Signal(15)), an_exit()]));
     let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => moment(3_000)]);
-    (starting, lives, an_exit(), on_term, on_kill, prop::bool::weighted(0.3)).prop_map(
+    (starting, lives, an_exit(), on_term, on_kill, any::<bool>()).prop_map(
         |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
             starts,
             start_takes,
@@ -52,7 +52,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let lists = (prop::option::weighted(0.3, statuses()), prop_oneof![2 => Just([].into()), 1 => statuses()]);
     let backoff =
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| Backoff { base, max, seed });
-    let limits = (0..4u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.3, 1..4u32));
+    let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
     let stop_by = prop::option::weighted(0.3, millis(40_000));
     (stop_by, lists, backoff, limits).prop_map(|(stop_by, lists, backoff, limits)| {
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
@@ -64,7 +64,8 @@ fn policy() -> impl Strategy<Value = Policy> {
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
     use Happening::{HostLost, Notify, Resume, Stop, Suspend};
     let one = prop::sample::select(vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, HostLost]);
-    prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7)
+    let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
+    prop_oneof![2 => many, 1 => Just(Vec::new())]
 }
 
 /// Ranks that have nothing to do with each other, or that are struck down together, as by a lost peer.
@@ -80,21 +81,27 @@ fn attempt(ranks: usize) -> impl Strategy<Value = Vec<Manners>> {
     })
 }
 
-/// Attempts that differ, or one that comes again and again.
+/// Attempts that differ, or two that come again and again.
 fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
     let one = move || attempt(ranks);
-    prop_oneof![prop::collection::vec(one(), 1..5), one().prop_map(|ranks| vec![ranks; 5])]
+    let two = (one(), one(), prop::collection::vec(prop::bool::weighted(0.7), 6));
+    let again =
+        two.prop_map(|(a, b, which)| which.iter().map(|is_a| if *is_a { a.clone() } else { b.clone() }).collect());
+    prop_oneof![prop::collection::vec(one(), 1..5), again]
 }
 
 fn job() -> impl Strategy<Value = Job> {
     let manners = (0..6usize).prop_flat_map(|ranks| (Just(ranks), attempts(ranks)));
     let whole = (policy(), manners, prop::bool::weighted(0.2), moment(9_000), happenings());
-    // Often all are put to sleep soon after the first end, while the others are on their way.
-    let order = (prop::option::weighted(0.3, 0..3_000u64), any::<bool>(), any::<u64>());
+    // Often something comes with the first end, or soon after, while the others are on their way.
+    let soon = prop_oneof![1 => Just(0), 2 => 0..3_000u64];
+    let soon =
+        (soon, prop::sample::select(vec![Happening::Suspend, Happening::Suspend, Happening::Suspend, Happening::Stop]));
+    let order = (prop::option::of(soon), any::<bool>(), any::<u64>());
     (whole, order).prop_map(
-        |((policy, (ranks, manners), adopted, begins, mut happenings), (nap, happens_first, mix))| {
+        |((policy, (ranks, manners), adopted, begins, mut happenings), (soon, happens_first, mix))| {
             let first_end = manners[0].iter().filter_map(|m| m.lives).min();
-            happenings.extend(first_end.zip(nap).map(|(end, nap)| (begins + end + nap, Happening::Suspend)));
+            happenings.extend(first_end.zip(soon).map(|(end, (after, what))| (begins + end + after, what)));
             happenings.sort_by_key(|(at, _)| *at);
             Job { policy, ranks, adopted: adopted && ranks > 0, begins, manners, happenings, happens_first, mix }
         },
@@ -162,6 +169,8 @@ fn the_histories_hold_what_they_are_for() {
         note("someone who cannot be killed", notes.iter().any(|n| matches!(n, Note::Unkillable { .. })));
         let report = report.unwrap();
         note("several restarts", report.restarts > 1);
+        let ends: Vec<_> = report.attempts.iter().map(|a| (a.culprit, a.exit)).collect();
+        note("a failure again, and then another", ends.windows(3).any(|w| w[0] == w[1] && w[1] != w[2]));
         note("more restarts than count at once", report.restarts > job.policy.restart.max_restart);
         for (what, why) in [
             ("never", NoRestart::Never(1)),
