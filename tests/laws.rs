@@ -20,12 +20,17 @@ fn an_exit() -> impl Strategy<Value = Exit> {
     prop_oneof![Just(Exit::Code(0)), prop::sample::select(bad.to_vec())]
 }
 
+/// Up to `most` milliseconds; often whole seconds, so that much comes at the same time.
+fn moment(most: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![0..most, (0..=most / 1000).prop_map(|seconds| seconds * 1000), (0..=most / 5000).prop_map(|n| n * 5000)]
+}
+
 fn manners() -> impl Strategy<Value = Manners> {
-    let starting = (prop::bool::weighted(0.9), prop_oneof![4 => Just(0), 1 => 0..20_000u64]);
-    let lives = prop::option::weighted(0.7, 0..20_000u64);
-    let on_term = prop::option::weighted(0.7, (0..15_000u64, prop_oneof![Just(Exit::Signal(15)), an_exit()]));
-    let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => 0..3_000u64]);
-    (starting, lives, an_exit(), on_term, on_kill, prop::bool::weighted(0.1)).prop_map(
+    let starting = (prop::bool::weighted(0.9), prop_oneof![4 => Just(0), 1 => moment(20_000)]);
+    let lives = prop::option::weighted(0.7, moment(20_000));
+    let on_term = prop::option::weighted(0.7, (moment(15_000), prop_oneof![Just(Exit::Signal(15)), an_exit()]));
+    let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => moment(3_000)]);
+    (starting, lives, an_exit(), on_term, on_kill, any::<bool>()).prop_map(
         |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
             starts,
             start_takes,
@@ -47,7 +52,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     let lists = (prop::option::weighted(0.3, statuses()), prop_oneof![2 => Just([].into()), 1 => statuses()]);
     let backoff =
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| Backoff { base, max, seed });
-    let limits = (0..4u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.3, 1..4u32));
+    let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
     let stop_by = prop::option::weighted(0.3, millis(40_000));
     (stop_by, lists, backoff, limits).prop_map(|(stop_by, lists, backoff, limits)| {
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
@@ -59,28 +64,46 @@ fn policy() -> impl Strategy<Value = Policy> {
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
     use Happening::{HostLost, Notify, Resume, Stop, Suspend};
     let one = prop::sample::select(vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, HostLost]);
-    prop::collection::vec((0..60_000u64, one), 0..7).prop_map(|mut list| {
-        list.sort_by_key(|(at, _)| *at);
-        list
+    let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
+    prop_oneof![2 => many, 1 => Just(Vec::new())]
+}
+
+/// Ranks that have nothing to do with each other, or that are struck down together, as by a lost peer.
+fn attempt(ranks: usize) -> impl Strategy<Value = Vec<Manners>> {
+    let blow = prop::option::of((moment(20_000), prop::collection::vec(prop::bool::weighted(0.7), ranks)));
+    (prop::collection::vec(manners(), ranks), blow).prop_map(|(mut all, blow)| {
+        let Some((at, hit)) = blow else { return all };
+        for (manners, hit) in all.iter_mut().zip(hit) {
+            (manners.starts, manners.start_takes) = (true, 0);
+            manners.lives = if hit { Some(at) } else { manners.lives };
+        }
+        all
     })
 }
 
-/// Attempts that differ, or one that comes again and again.
+/// Attempts that differ, or two that come again and again.
 fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
-    let one = || prop::collection::vec(manners(), ranks);
-    prop_oneof![prop::collection::vec(one(), 1..5), one().prop_map(|ranks| vec![ranks; 5])]
+    let one = move || attempt(ranks);
+    let two = (one(), one(), prop::collection::vec(prop::bool::weighted(0.7), 6));
+    let again =
+        two.prop_map(|(a, b, which)| which.iter().map(|is_a| if *is_a { a.clone() } else { b.clone() }).collect());
+    prop_oneof![prop::collection::vec(one(), 1..5), again]
 }
 
 fn job() -> impl Strategy<Value = Job> {
     let manners = (0..6usize).prop_flat_map(|ranks| (Just(ranks), attempts(ranks)));
-    (policy(), manners, prop::bool::weighted(0.2), 0..9_000u64, happenings()).prop_map(
-        |(policy, (ranks, manners), adopted, begins, happenings)| Job {
-            policy,
-            ranks,
-            adopted: adopted && ranks > 0,
-            begins,
-            manners,
-            happenings,
+    let whole = (policy(), manners, prop::bool::weighted(0.2), moment(9_000), happenings());
+    // Often something comes with the first end, or soon after, while the others are on their way.
+    let soon = prop_oneof![1 => Just(0), 2 => 0..3_000u64];
+    let soon =
+        (soon, prop::sample::select(vec![Happening::Suspend, Happening::Suspend, Happening::Suspend, Happening::Stop]));
+    let order = (prop::option::of(soon), any::<bool>(), any::<u64>());
+    (whole, order).prop_map(
+        |((policy, (ranks, manners), adopted, begins, mut happenings), (soon, happens_first, mix))| {
+            let first_end = manners[0].iter().filter_map(|m| m.lives).min();
+            happenings.extend(first_end.zip(soon).map(|(end, (after, what))| (begins + end + after, what)));
+            happenings.sort_by_key(|(at, _)| *at);
+            Job { policy, ranks, adopted: adopted && ranks > 0, begins, manners, happenings, happens_first, mix }
         },
     )
 }
@@ -119,6 +142,52 @@ proptest! {
     }
 }
 
+/// A law that nothing puts to the test holds always.
+#[test]
+fn the_histories_hold_what_they_are_for() {
+    use proptest::strategy::ValueTree;
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut seen = std::collections::BTreeMap::new();
+    let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
+    for _ in 0..1000 {
+        let job = job().new_tree(&mut runner).unwrap().current();
+        let World { together, notes, report, waits_asleep, .. } = World::live(&job);
+        let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
+        note("several ends", any(&|t| t.ended > 1));
+        note("several failures", any(&|t| t.failed > 1));
+        note("codes and signals", any(&|t| t.failed > t.by_signal && t.by_signal > 0));
+        note("failures and good ends", any(&|t| t.failed > 0 && t.ended > t.failed + t.told));
+        note("several that were told", any(&|t| t.told > 1));
+        note("failures among old news", any(&|t| t.failed > 1 && t.no_news > 0));
+        note("failures among those of older attempts", any(&|t| t.failed > 1 && t.no_news > 0 && t.again));
+        let stops = |at| job.happenings.contains(&(at, Happening::Stop));
+        let at_a_stop = any(&|t| t.ended > 1 && stops(t.at.as_millis() as u64));
+        note("several ends just before a stop", at_a_stop && !job.happens_first);
+        note("several ends just after a stop", at_a_stop && job.happens_first);
+        note("a wait that begins asleep", waits_asleep);
+        note("a second signal", notes.iter().any(|n| matches!(n, Note::Forced { .. })));
+        note("someone who cannot be killed", notes.iter().any(|n| matches!(n, Note::Unkillable { .. })));
+        let report = report.unwrap();
+        note("several restarts", report.restarts > 1);
+        let ends: Vec<_> = report.attempts.iter().map(|a| (a.culprit, a.exit)).collect();
+        note("a failure again, and then another", ends.windows(3).any(|w| w[0] == w[1] && w[1] != w[2]));
+        note("more restarts than count at once", report.restarts > job.policy.restart.max_restart);
+        for (what, why) in [
+            ("never", NoRestart::Never(1)),
+            ("not listed", NoRestart::NotListed(1)),
+            ("the same failure", NoRestart::SameFailure(2)),
+            ("used up", NoRestart::UsedUp(1)),
+            ("not started", NoRestart::StartFailed),
+            ("stopped", NoRestart::Stopped),
+            ("lost", NoRestart::HostLost),
+            ("unkillable", NoRestart::Unkillable),
+        ] {
+            note(what, report.no_restart.is_some_and(|w| std::mem::discriminant(&w) == std::mem::discriminant(&why)));
+        }
+    }
+    assert!(seen.values().all(|times| *times >= 5), "{seen:#?}");
+}
+
 /// A job without restarts whose attempts have these manners.
 fn plain(manners: &[&[Manners]], happenings: &[(u64, Happening)]) -> Job {
     Job {
@@ -128,6 +197,8 @@ fn plain(manners: &[&[Manners]], happenings: &[(u64, Happening)]) -> Job {
         begins: 0,
         manners: manners.iter().map(|ranks| ranks.to_vec()).collect(),
         happenings: happenings.to_vec(),
+        happens_first: false,
+        mix: 0,
     }
 }
 
@@ -226,6 +297,11 @@ fn timers_go_on_with_what_they_had_left() {
     let calm = run(&restarting(plain(&[&[FAILS]], &[])));
     let night = run(&restarting(plain(&[&[FAILS]], &[(100, suspend), (50_100, resume)])));
     assert_eq!(night.at, calm.at + 50_000 * MS);
+    // One that begins while all sleep: the last of those that were told is killed by somebody else.
+    let restless = Manners { dies_frozen: true, ..STUBBORN };
+    let job = restarting(plain(&[&[restless, FAILS], &[GOOD, GOOD]], &[(1_000, suspend), (50_000, resume)]));
+    let wait = job.policy.restart.backoff.delay(1, 1);
+    assert_eq!(run(&job).at, 50_000 * MS + wait + 100 * MS);
 }
 
 #[test]

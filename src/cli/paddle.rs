@@ -347,10 +347,16 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
 }
 
 /// When Slurm will kill all of the job, on the clock of supervision: its KillWait, 30 s unless configured
-/// otherwise, after the end time that it tells (slurm.conf(5)), less a little.
+/// otherwise, after the end time that it tells (slurm.conf(5)), less a little. A time after which nothing
+/// could run any more is no end of this job: it was prolonged, or the variable is another job's.
 fn stop_by(vars: &Vars) -> Option<Duration> {
     let end: u64 = vars.get("SLURM_JOB_END_TIME")?.trim().parse().ok()?;
-    let left = Duration::from_secs(end.saturating_add(28)).checked_sub(clock::wall())?;
+    let Some(left) = Duration::from_secs(end.saturating_add(28)).checked_sub(clock::wall()) else {
+        warn!(
+            "SLURM_JOB_END_TIME {end} has passed, and the job still runs; no end is known, and the grace is as it is set"
+        );
+        return None;
+    };
     Some(clock::now().saturating_add(left))
 }
 
@@ -404,7 +410,6 @@ pub(super) fn tell(line: &str) {
 
 fn why_not(why: NoRestart) -> String {
     match why {
-        NoRestart::Off => "none was asked for".into(),
         NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
         NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
         NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),

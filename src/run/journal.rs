@@ -5,7 +5,7 @@ use super::logs;
 use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::spec::SpecError;
-use crate::supervise::Note;
+use crate::supervise::{NoRestart, Note};
 use crate::sys::clock;
 use serde::Serialize;
 use std::fs::File;
@@ -101,7 +101,7 @@ pub enum What<'a> {
         delay_seconds: f64,
     },
     NotRestarting {
-        why: String,
+        why: &'static str,
     },
     JobEnded {
         outcome: &'a str,
@@ -187,8 +187,22 @@ impl Journal {
                 exit: (*exit).into(),
                 delay_seconds: delay.as_secs_f64(),
             },
-            Note::NotRestarting { why } => What::NotRestarting { why: format!("{why:?}") },
+            Note::NotRestarting { why } => What::NotRestarting { why: word(*why) },
         });
+    }
+}
+
+/// The one word for why no restart followed; those of the schema.
+fn word(why: NoRestart) -> &'static str {
+    match why {
+        NoRestart::Never(_) => "never_listed",
+        NoRestart::NotListed(_) => "not_listed",
+        NoRestart::SameFailure(_) => "same_failure",
+        NoRestart::UsedUp(_) => "used_up",
+        NoRestart::StartFailed => "start_failed",
+        NoRestart::Stopped => "stopped",
+        NoRestart::HostLost => "front_lost",
+        NoRestart::Unkillable => "unkillable",
     }
 }
 
@@ -197,4 +211,26 @@ pub fn conclude(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
     text.push('\n');
     logs::replace(&logs::own_folder(log_dir)?.join("result.json"), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_has_the_words_for_no_restart_and_no_others() {
+        let all = [
+            NoRestart::Never(1),
+            NoRestart::NotListed(1),
+            NoRestart::SameFailure(1),
+            NoRestart::UsedUp(1),
+            NoRestart::StartFailed,
+            NoRestart::Stopped,
+            NoRestart::HostLost,
+            NoRestart::Unkillable,
+        ];
+        let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/events.schema.json")).unwrap();
+        let words = &schema["$defs"]["not_restarting"]["properties"]["why"]["enum"];
+        assert_eq!(*words, serde_json::json!(all.map(word)));
+    }
 }

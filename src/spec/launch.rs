@@ -2,11 +2,11 @@
 
 use super::SpecError;
 use super::console::{self, ConsoleSpec};
+use super::notify;
 use super::options::{Values, Vars};
 use super::restarts::{self, Restarts};
 use super::rotation::{self, Rotation};
 use crate::model::Endpoint;
-use crate::model::exit::signal_number;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -182,7 +182,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         grace: Duration::from_secs_f64(values.seconds("grace")?.unwrap_or(30.0)),
         restarts: restarts::check(values)?,
         console: console::check(values)?,
-        notify_signals: notify_signals(values)?,
+        notify_signals: notify::check(values)?,
         dry_run: match values.text("dry_run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),
@@ -317,19 +317,6 @@ fn devices(values: &Values) -> Result<Option<Vec<String>>, SpecError> {
         ));
     }
     Ok(Some(list))
-}
-
-fn notify_signals(values: &Values) -> Result<BTreeSet<i32>, SpecError> {
-    let words = values.text("notify_signals").unwrap_or("").split(',').map(str::trim).filter(|word| !word.is_empty());
-    words
-        .map(|word| match signal_number(word) {
-            Some(libc::SIGKILL | libc::SIGSTOP | libc::SIGCHLD | libc::SIGTSTP | libc::SIGCONT) | None => {
-                let why = format!("'{}' is no signal that can be passed on", super::shown(word));
-                Err(values.error("notify_signals", &why, "give names such as TERM,URG"))
-            }
-            Some(number) => Ok(number),
-        })
-        .collect()
 }
 
 fn log_level(values: &Values) -> Result<String, SpecError> {

@@ -3,6 +3,7 @@
 
 pub mod console;
 pub mod launch;
+pub mod notify;
 pub mod options;
 pub mod restarts;
 pub mod rotation;

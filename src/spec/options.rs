@@ -175,6 +175,11 @@ impl Values {
         self.map.get(name).filter(|v| v.source != Source::Default).map(|v| v.text.as_str())
     }
 
+    /// The text of an option whose value comes from the command line.
+    pub fn on_command_line(&self, name: &str) -> Option<&str> {
+        self.map.get(name).filter(|v| v.source == Source::Flag).map(|v| v.text.as_str())
+    }
+
     /// A whole number.
     pub fn int(&self, name: &str) -> Result<Option<i64>, SpecError> {
         let Some(text) = self.text(name) else { return Ok(None) };

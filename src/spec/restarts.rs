@@ -40,7 +40,7 @@ pub fn check(values: &Values) -> Result<Restarts, SpecError> {
     if same_failure_limit == Some(0) {
         return Err(values.error("same_failure_limit", "would allow no failure", "give 1 or more"));
     }
-    Ok(Restarts {
+    let restarts = Restarts {
         max_restart: count(values, "max_restart")?.unwrap_or(0),
         restart_on: statuses(values, "restart_on")?,
         never_restart_on: statuses(values, "never_restart_on")?.unwrap_or_default(),
@@ -48,7 +48,29 @@ pub fn check(values: &Values) -> Result<Restarts, SpecError> {
         delay_max: most.max(delay),
         window,
         same_failure_limit,
-    })
+    };
+    refuse_without_restarts(values)?;
+    Ok(restarts)
+}
+
+/// Whoever says how restarts should go on a command line that asks for none has forgotten something. A
+/// variable may be set for all the jobs of a machine, and a 0 may turn off what a script has.
+fn refuse_without_restarts(values: &Values) -> Result<(), SpecError> {
+    const HOW: [&str; 6] = [
+        "restart_on",
+        "never_restart_on",
+        "restart_delay",
+        "restart_delay_max",
+        "restart_window",
+        "same_failure_limit",
+    ];
+    let said = |name: &&str| values.on_command_line(name).is_some_and(|text| !text.trim().is_empty());
+    match HOW.iter().find(|name| said(name)) {
+        Some(name) if values.given("max_restart").is_none() => {
+            Err(values.error(name, "has no effect without --max_restart", "say how many restarts there may be"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn duration(values: &Values, name: &str) -> Result<Option<Duration>, SpecError> {
@@ -83,18 +105,47 @@ mod tests {
     use super::super::options::{Vars, merge};
     use super::*;
 
+    /// With `--max_restart 9`, unless they hold another.
     fn read(flags: &[(&'static str, &str)]) -> Result<Restarts, String> {
+        let nine = [("max_restart", "9")];
+        read_alone(&[&nine, flags].concat(), &[])
+    }
+
+    fn read_alone(flags: &[(&'static str, &str)], vars: &[(&str, &str)]) -> Result<Restarts, String> {
         let flags = flags.iter().map(|(name, text)| (*name, (*text).to_owned())).collect();
-        check(&merge(&flags, &Vars::new())).map_err(|error| error.to_string())
+        let vars: Vars = vars.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect();
+        check(&merge(&flags, &vars)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn without_options_nothing_is_restarted() {
-        let plain = read(&[]).unwrap();
+        let plain = read_alone(&[], &[]).unwrap();
         let second = Duration::from_secs(1);
         assert_eq!((plain.max_restart, plain.delay, plain.delay_max), (0, second, 60 * second));
         assert_eq!((plain.restart_on, plain.window, plain.same_failure_limit), (None, None, None));
         assert_eq!(read(&[("restart_on", " ")]).unwrap().restart_on, None);
+    }
+
+    #[test]
+    fn how_to_restart_is_refused_where_nothing_is_restarted() {
+        for (name, text) in [
+            ("restart_on", "1"),
+            ("never_restart_on", "1"),
+            ("restart_delay", "1"),
+            ("restart_delay_max", "60"),
+            ("restart_window", "60"),
+            ("same_failure_limit", "2"),
+        ] {
+            let why =
+                format!("--{name} {text}: has no effect without --max_restart; say how many restarts there may be");
+            assert_eq!(read_alone(&[(name, text)], &[]), Err(why));
+            // An explicit 0 turns off what a script has, and a variable may hold for all jobs.
+            assert_eq!(read_alone(&[(name, text), ("max_restart", "0")], &[]).unwrap().max_restart, 0);
+            assert!(read_alone(&[(name, text)], &[("PADDLE_MAX_RESTART", "0")]).is_ok());
+            let var = format!("RLAUNCH_{}", name.to_uppercase());
+            assert!(read_alone(&[], &[(&var, text)]).is_ok());
+        }
+        assert!(read_alone(&[("restart_on", " ")], &[]).is_ok());
     }
 
     #[test]

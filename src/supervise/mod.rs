@@ -368,7 +368,7 @@ impl Supervisor {
             Err(why) => {
                 self.phase = Phase::Finished;
                 self.timer = Timer::default();
-                if let Some(why) = why.filter(|why| *why != NoRestart::Off) {
+                if let Some(why) = why {
                     effects.push(Effect::Note(Note::NotRestarting { why }));
                 }
                 effects.push(Effect::Finish(self.report(now, why)));
@@ -377,12 +377,12 @@ impl Supervisor {
     }
 
     /// The attempt that has failed and the wait until the next one, or why there is none: nothing has
-    /// failed, or there was a reason against it.
+    /// failed or restarts are not asked for (`None`), or there was a reason against it.
     fn next_attempt(&mut self, now: Duration) -> Result<(AttemptReport, Duration), Option<NoRestart>> {
         let waiting = matches!(self.phase, Phase::Backoff(_));
         let reasons = self.reasons.filter(|r| r.first.is_failure() || waiting).ok_or(None)?;
         if self.restarts.are_off() {
-            return Err(Some(NoRestart::Off));
+            return Err(None);
         }
         match reasons.weightiest {
             StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),

@@ -74,7 +74,7 @@ pub struct Report {
     pub attempts: Vec<AttemptReport>,
     /// How many restarts there were.
     pub restarts: u32,
-    /// Why no restart followed the last failure; `None` if there was none to follow.
+    /// Why no restart followed the last failure; `None` if nothing had failed, or none was asked for.
     pub no_restart: Option<NoRestart>,
     /// When it was over.
     pub at: Duration,

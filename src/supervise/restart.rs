@@ -54,8 +54,6 @@ fn mixed(number: u64) -> u64 {
 /// Why a failed job was not started again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoRestart {
-    /// Restarts were not asked for.
-    Off,
     /// This exit status is among those that are never followed by a restart.
     Never(i32),
     /// This exit status is not among those that are.

@@ -40,6 +40,8 @@ impl World<'_> {
                     let sim = self.alive_sim(id);
                     assert!(sim.killed, "gave up {id:?}, which was not killed");
                     sim.life = Life::Abandoned;
+                    let named = |n: &Note| matches!(n, Note::Unkillable { living } if living.contains(&id.local_rank));
+                    assert!(self.notes.last().is_some_and(named), "gave up {id:?} without a word");
                 }
                 Effect::Sweep => self.sweep(),
                 Effect::Note(note) => self.note(note),
@@ -117,7 +119,7 @@ impl World<'_> {
                 assert!(!living.is_empty());
             }
             Note::Restarting { attempt, of, culprit, exit, delay } => {
-                assert_eq!(self.verdict(), None, "restarted against the policy");
+                assert!(self.verdict().is_none() && *of > 0, "restarted against the policy");
                 let Some(Cause::Failed(first, how)) = self.first.take().map(|f| f.cause) else {
                     panic!("{note:?} though nothing has failed")
                 };
@@ -130,6 +132,7 @@ impl World<'_> {
                 let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
                 self.killing = false;
+                self.waits_asleep |= self.asleep.is_some();
             }
             Note::NotRestarting { why } => assert_eq!(Some(*why), self.verdict()),
             Note::Stopping { .. } | Note::Forced { .. } => {}
@@ -146,10 +149,12 @@ impl World<'_> {
     /// Why the attempt that is over must not be followed by another; `None` also when nothing failed.
     fn verdict(&self) -> Option<NoRestart> {
         let policy = &self.job.policy.restart;
+        if policy.max_restart == 0 {
+            return None;
+        }
         let cause = self.first.map(|f| f.cause);
         let (rank, exit) = match cause {
             Some(Cause::Failed(rank, exit)) => (rank, exit),
-            Some(Cause::NotStarted(_)) if policy.max_restart == 0 => return Some(NoRestart::Off),
             Some(Cause::NotStarted(rank)) => (rank, Exit::Lost),
             Some(Cause::Asked | Cause::HostLost) if self.backoff.is_some() => (0, Exit::Lost),
             _ => return None,
@@ -159,7 +164,6 @@ impl World<'_> {
         let status = exit.shell_status();
         let abandoned = self.sims.iter().any(|s| s.life == Life::Abandoned);
         let reasons = [
-            (policy.max_restart == 0, NoRestart::Off),
             (self.host_lost, NoRestart::HostLost),
             (self.stop_signals > 0, NoRestart::Stopped),
             (self.start_failed, NoRestart::StartFailed),
@@ -178,7 +182,7 @@ impl World<'_> {
         }
         assert_eq!(report.no_restart, self.verdict());
         let said = matches!(self.notes.last(), Some(Note::NotRestarting { .. }));
-        assert_eq!(said, report.no_restart.is_some_and(|why| why != NoRestart::Off));
+        assert_eq!(said, report.no_restart.is_some());
         assert_eq!((report.restarts, &report.attempts, report.at), (self.attempt, &self.history, self.now));
         let outcome = match self.first.map(|f| f.cause) {
             None => Outcome::Completed,

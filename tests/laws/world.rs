@@ -55,6 +55,10 @@ pub struct Job {
     pub manners: Vec<Vec<Manners>>,
     /// In order of time.
     pub happenings: Vec<(u64, Happening)>,
+    /// What happens comes before the ends of the same moment, not after them.
+    pub happens_first: bool,
+    /// Mixes the ends that are seen together, and puts among them what is no news.
+    pub mix: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -117,6 +121,21 @@ enum Cause {
     HostLost,
 }
 
+/// Ends that were seen together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Together {
+    pub at: Duration,
+    pub ended: usize,
+    /// Badly and of themselves, with a code or by a signal.
+    pub failed: usize,
+    pub by_signal: usize,
+    pub told: usize,
+    /// Of other attempts, of the dead, said twice.
+    pub no_news: usize,
+    /// There had been an attempt before.
+    pub again: bool,
+}
+
 pub struct World<'a> {
     job: &'a Job,
     machine: Supervisor,
@@ -124,6 +143,9 @@ pub struct World<'a> {
     began: Duration,
     sims: Vec<Sim>,
     now: Duration,
+    chance: fastrand::Rng,
+    /// Who ended when, those together that were seen together.
+    pub together: Vec<Together>,
     /// Suspended since.
     asleep: Option<Duration>,
     steps: usize,
@@ -139,6 +161,8 @@ pub struct World<'a> {
     last_kill: Duration,
     /// The attempt that waits to be followed by another, and until when (in time awake).
     backoff: Option<(AttemptReport, Duration)>,
+    /// Such a wait has begun while all slept.
+    pub waits_asleep: bool,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<Note>,
@@ -160,6 +184,8 @@ impl<'a> World<'a> {
             began: now,
             sims: vec![Sim::NEW; job.ranks],
             now,
+            chance: fastrand::Rng::with_seed(job.mix),
+            together: Vec::new(),
             asleep: None,
             steps: 0,
             slept: Duration::ZERO,
@@ -171,6 +197,7 @@ impl<'a> World<'a> {
             killing: false,
             last_kill: Duration::ZERO,
             backoff: None,
+            waits_asleep: false,
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -188,7 +215,7 @@ impl<'a> World<'a> {
         }
         for &(at, happening) in &job.happenings {
             let at = Duration::from_millis(at);
-            while world.step(Some(at)) {}
+            while world.step(Some((at, job.happens_first))) {}
             if world.report.is_none() {
                 world.now = world.now.max(at);
                 world.happen(happening);
@@ -254,7 +281,8 @@ impl<'a> World<'a> {
             Happening::Notify => {
                 let told = self.alive().map(|rank| Effect::Tell { child: self.id(rank), signal: 10 });
                 let told: Vec<_> = told.collect();
-                assert_eq!(self.effects_of(Event::Notify(10)), told);
+                let before = self.standing();
+                assert_eq!((self.effects_of(Event::Notify(10)), self.standing()), (told, before));
             }
             Happening::Suspend => {
                 self.asleep.get_or_insert(self.now);
@@ -287,31 +315,27 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Lets time run to the next thing that happens, `until` at most; false when nothing does.
-    fn step(&mut self, until: Option<Duration>) -> bool {
+    /// Lets time run to the next thing that happens; false when nothing does `until` then, or before.
+    fn step(&mut self, until: Option<(Duration, bool)>) -> bool {
         if self.report.is_some() {
             return false;
         }
         self.steps += 1;
         assert!(self.steps < 10_000, "it goes on for ever");
-        let next = |sim: &Sim| match sim.life {
-            Life::Starting { answer_at } => Some((answer_at, 0)),
-            Life::Alive if !sim.sleeps() => sim.dies.map(|(at, _)| (at, 1)),
+        let answers = self.sims.iter().enumerate().filter_map(|(rank, sim)| match sim.life {
+            Life::Starting { answer_at } => Some((answer_at, 0, rank)),
             _ => None,
-        };
-        let frozen_deaths = self.alive().filter(|&rank| self.sims[rank].sleeps() && self.manners(rank).dies_frozen);
-        let frozen_deaths = frozen_deaths.map(|rank| (self.now, 1, rank));
-        let deaths =
-            self.sims.iter().enumerate().filter_map(|(rank, sim)| next(sim).map(|(at, what)| (at, what, rank)));
+        });
+        let deaths = self.alive().filter_map(|rank| Some((self.dies_at(rank)?, 1, rank)));
         let deadline = self.machine.next_deadline().map(|at| (at, 2, 0));
-        let Some((at, what, rank)) = deaths.chain(frozen_deaths).chain(deadline).min() else { return false };
-        if until.is_some_and(|until| at > until) {
+        let Some((at, what, rank)) = answers.chain(deaths).chain(deadline).min() else { return false };
+        if until.is_some_and(|(until, before)| at > until || before && at == until) {
             return false;
         }
         self.now = self.now.max(at);
         match what {
             0 => self.answer(rank),
-            1 => self.die(rank),
+            1 => self.those_who_end_now(),
             _ => {
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
@@ -334,15 +358,58 @@ impl<'a> World<'a> {
         }
     }
 
-    fn die(&mut self, rank: usize) {
-        let sim = &mut self.sims[rank];
-        let exit = if sim.sleeps() { Exit::Signal(9) } else { sim.dies.unwrap().1 };
-        sim.life = Life::Ended(exit);
-        sim.ended = self.now;
-        if !sim.told && !exit.is_success() {
-            self.reason(Cause::Failed(rank, exit));
+    fn dies_at(&self, rank: usize) -> Option<Duration> {
+        let sim = &self.sims[rank];
+        if sim.sleeps() {
+            return self.manners(rank).dies_frozen.then_some(self.now);
         }
-        self.send(Event::Exited(vec![(self.id(rank), exit)]));
+        sim.dies.map(|(at, _)| at)
+    }
+
+    /// All whose time has come, in any order, among ends that are no news: of strangers, of older attempts,
+    /// of those that have ended already.
+    fn those_who_end_now(&mut self) {
+        let ending: Vec<_> = self.alive().filter(|&rank| self.dies_at(rank).is_some_and(|at| at <= self.now)).collect();
+        let how = |sim: &Sim| if sim.sleeps() { Exit::Signal(9) } else { sim.dies.unwrap().1 };
+        let mut seen: Vec<_> = ending.iter().map(|&rank| (self.id(rank), how(&self.sims[rank]))).collect();
+        let mut twice: Vec<_> = ending.iter().map(|&rank| (self.id(rank), Exit::Signal(6))).collect();
+        let mut others: Vec<_> = self.what_ends_no_more(&ending).into_iter().map(|id| (id, Exit::Code(97))).collect();
+        others.retain(|_| self.chance.u8(..) < 40);
+        twice.retain(|_| self.chance.u8(..) < 40);
+        seen.extend(others);
+        self.chance.shuffle(&mut seen);
+        // Nobody ends twice: what is said of him first holds.
+        seen.extend(twice);
+        let no_news = seen.len() - ending.len();
+        let mut together = Together { at: self.now, no_news, again: self.attempt > 0, ..Together::default() };
+        for &(id, exit) in &seen {
+            if id.attempt != self.attempt || !self.sims.get(id.local_rank).is_some_and(Sim::is_alive) {
+                continue;
+            }
+            let sim = &mut self.sims[id.local_rank];
+            (sim.life, sim.ended) = (Life::Ended(exit), self.now);
+            together.ended += 1;
+            if sim.told {
+                together.told += 1;
+            } else if !exit.is_success() {
+                together.failed += 1;
+                together.by_signal += usize::from(matches!(exit, Exit::Signal(_)));
+                self.reason(Cause::Failed(id.local_rank, exit));
+            }
+        }
+        self.together.push(together);
+        self.send(Event::Exited(seen));
+    }
+
+    /// Of whom an end is no news: strangers, other attempts, and all that do not live, beside `ending`.
+    fn what_ends_no_more(&self, ending: &[usize]) -> Vec<ChildId> {
+        let dead = (0..self.sims.len()).filter(|rank| !self.sims[*rank].is_alive() && !ending.contains(rank));
+        let dead = dead.map(|rank| self.id(rank));
+        let others = [self.attempt.wrapping_sub(1), self.attempt + 1];
+        let others = others
+            .into_iter()
+            .flat_map(|attempt| (0..self.sims.len()).map(move |local_rank| ChildId { attempt, local_rank }));
+        dead.chain(others).chain([self.id(self.sims.len())]).collect()
     }
 
     fn effects_of(&mut self, event: Event) -> Vec<Effect> {
@@ -358,7 +425,7 @@ impl<'a> World<'a> {
 
     /// Events of other attempts, of the dead, said twice, and turns of the clock that came too early.
     fn what_is_old_changes_nothing(&mut self) {
-        let before = (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping());
+        let before = self.standing();
         let mut effects = Vec::new();
         if before.0.is_none_or(|at| self.now < at) {
             self.machine.handle_timeout(self.now, &mut effects);
@@ -384,11 +451,18 @@ impl<'a> World<'a> {
                 events.extend([Event::Spawned(id), Event::SpawnFailed(id, "".into())]);
             }
         }
+        let all = self.what_ends_no_more(&[]).into_iter().map(|id| (id, Exit::Code(96)));
+        events.extend([Event::Exited(all.collect()), Event::Exited(Vec::new())]);
         for event in events {
             self.machine.handle(self.now, event, &mut effects);
         }
         assert_eq!(effects, []);
-        assert_eq!(before, (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping()));
+        assert_eq!(before, self.standing());
+    }
+
+    /// What can be asked of the machine.
+    fn standing(&self) -> (Option<Duration>, Vec<usize>, bool) {
+        (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping())
     }
 
     fn nothing_moves_any_more(&mut self) {

@@ -88,6 +88,8 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--restart_delay=5", "--restart_delay_max=4"], ["--restart_delay_max 4", "--restart_delay"]),
         (["--restart_window", "0"], ["--restart_window 0", "more than 0"]),
         (["--same_failure_limit", "0"], ["--same_failure_limit 0", "1 or more"]),
+        (["--restart_on=SIGKILL"], ["--restart_on SIGKILL", "no effect without --max_restart"]),
+        (["--restart_delay=0", "--never_restart_on=3"], ["--never_restart_on 3", "without --max_restart"]),
         (["--dry_run=xml"], ["--dry_run xml", "json"]),
         (["--log_dir="], ["--log_dir", "name a folder"]),
         (["--job_id="], ["--job_id"]),

@@ -59,15 +59,59 @@ def test_a_job_that_was_only_notified_ends_well(place: Place) -> None:
     assert not place.result()["ranks"][0]["told"]
 
 
-@pytest.mark.parametrize("names", ["NOPE", "TERM,,NOPE", "KILL", "STOP", "CHLD", "TSTP", "CONT", "0", "65"])
-def test_names_that_cannot_be_passed_on_are_refused(place: Place, names: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ("NOPE", "is no signal"),
+        ("TERM,,NOPE", "is no signal"),
+        ("0", "is no signal"),
+        ("65", "is no signal"),
+        ("KILL", "can be caught by no program"),
+        ("STOP", "can be caught by no program"),
+        ("SEGV", "means a fault of the program that gets it"),
+        ("USR1,ABRT", "means a fault of the program that gets it"),
+        ("CHLD", "tells the launcher of ranks that have ended"),
+        ("TSTP", "suspends and resumes jobs"),
+        ("SIGTTOU", "suspends and resumes jobs"),
+        ("CONT", "suspends and resumes jobs"),
+        ("PIPE", "is ignored by Python"),
+        ("32", "belongs to the C library"),
+    ],
+)
+def test_names_that_cannot_be_passed_on_are_refused(place: Place, names: str, why: str) -> None:
     place.script("tell('ready')")
     ended = place.run(f"--notify_signals={names}", "train.py")
     assert ended.status == 2, ended.stderr
     (line,) = ended.error_lines()
-    assert f"--notify_signals {names}: " in line
-    assert "is no signal that can be passed on; give names such as TERM,URG" in line
+    assert f"--notify_signals {names}: '{names.split(',')[-1]}' cannot be passed on: it {why}; " in line
+    assert "give names of TERM, INT, HUP, QUIT, " in line
     assert place.names() == {"train.py"}
+
+
+def test_each_name_that_an_error_lists_is_passed_on(place: Place) -> None:
+    """Even those that stop a job otherwise, and one of the numbers."""
+    place.script("tell('ready')")
+    error = place.run("--notify_signals=KILL", "train.py").stderr
+    names = error.partition("give names of ")[2].partition(", joined by commas")[0].split(", ")
+    place.script(
+        f"""
+    names = {names}
+    numbers = [getattr(signal, f"SIG{{name}}", 16) for name in names] + [34, 64]
+    got = set()
+    for number in numbers:
+        signal.signal(number, lambda number, frame: got.add(number))
+    tell("ready", os.getpid())
+    while got != set(numbers):
+        time.sleep(0.01)
+"""
+    )
+    with place.start(f"--notify_signals={','.join(names)},34,64", "train.py") as launcher:
+        place.ready(1)
+        # Python knows SIGSTKFLT since 3.11.
+        for number in [*(getattr(signal, f"SIG{name}", 16) for name in names), 34, 64]:
+            launcher.send_signal(number)
+        ended = Place.wait(launcher)
+    assert (ended.status, len(names)) == (0, 15), ended.stderr
 
 
 def test_ten_signals_at_once_end_the_job_once(place: Place) -> None:
@@ -149,7 +193,7 @@ def test_a_failure_near_the_end_of_the_slurm_job_is_cleaned_up_in_time(place: Pl
 
 @pytest.mark.parametrize("end", ["in a day", "a day ago", "soon", ""])
 def test_an_end_that_is_far_or_over_or_no_time_changes_nothing(place: Place, end: str) -> None:
-    """One that is over is of a job that was prolonged since, for it still runs."""
+    """One that is over is of a job that was prolonged since, for it still runs; that is said once."""
     place.script("tell('ready', os.getpid())\nsleep()")
     seconds = {"in a day": time.time() + 86_400, "a day ago": time.time() - 86_400}.get(end)
     env = environment(SLURM_JOB_END_TIME=str(int(seconds)) if seconds else end)
@@ -159,3 +203,5 @@ def test_an_end_that_is_far_or_over_or_no_time_changes_nothing(place: Place, end
         ended = Place.wait(launcher)
     assert ended.status == 143
     assert "waiting up to 77 s for rank(s) 0" in ended.stderr
+    passed = f"SLURM_JOB_END_TIME {env['SLURM_JOB_END_TIME']} has passed"
+    assert ended.stderr.count(passed) == ended.stderr.count("SLURM") == (end == "a day ago")

@@ -203,11 +203,22 @@ def test_a_restart(place: Place) -> None:
     assert 0 < first["seconds"] < LIMIT
 
 
-def test_no_restart(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--never_restart_on=3", "never_listed"),
+        ("--restart_on=4", "not_listed"),
+        ("--same_failure_limit=1", "same_failure"),
+        ("", "used_up"),
+    ],
+)
+def test_no_restart(place: Place, option: str, why: str) -> None:
     place.script("sys.exit(3)")
-    assert place.run("--max_restart=2", "--never_restart_on=3", "train.py").status == 3
+    args = ("--max_restart=1", "--restart_delay=0", option)
+    assert place.run(*(arg for arg in args if arg), "train.py").status == 3
     events, _ = checked(place)
     assert kinds(events)[-2:] == ["not_restarting", "job_ended"]
+    assert events[-2]["why"] == why
 
 
 @pytest.mark.parametrize(
