@@ -24,6 +24,7 @@ fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, Scope)>) -> Star
         stdio: [None, Some(output.as_raw_fd()), None],
         keep: Vec::new(),
         group: Group::Session,
+        cgroup: None,
         cwd: None,
         detached: false,
         lifeline,

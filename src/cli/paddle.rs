@@ -5,7 +5,7 @@ use super::grammar::{self, Parsed};
 use super::record::Record;
 use super::{dry_run, exit_code, message};
 use crate::log::Prefix;
-use crate::log::verdict::{Style, render, sweep};
+use crate::log::verdict::{self, Style, render};
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
@@ -14,7 +14,7 @@ use crate::run::front::{self, Front, Guarded, Side};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result::{self, JobResult};
-use crate::run::sweep::Leftover;
+use crate::run::sweep::{self, Leftover};
 use crate::run::{logs, preflight};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
@@ -22,6 +22,7 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::restarts::Restarts;
 use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
+use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
 use std::collections::BTreeMap;
@@ -181,6 +182,9 @@ fn launch_on_this_node(
     logs::check(&plan, &log_dir).map_err(unmet)?;
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let cgroup = if spec.cgroup { JobGroup::make(&key) } else { None };
+    debug!("cgroup of the ranks alone: {:?}", cgroup.as_ref().map(JobGroup::path));
     let launch = Launch {
         plan: &plan,
         program,
@@ -196,7 +200,8 @@ fn launch_on_this_node(
         },
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
-        key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
+        key,
+        cgroup,
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
@@ -220,16 +225,21 @@ fn launch_on_this_node(
                 }
                 Err(refusal) => refusal.told(record),
             };
+            // Before the report: what is PID 1 takes this process with it when it ends.
+            sweep::close(launch.cgroup.as_ref());
             supervisor.report(status);
             status
         }),
-        Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
+        Err(e) => {
+            sweep::close(launch.cgroup.as_ref());
+            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
+        }
     }
 }
 
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
-    match front.guard(signals, &launch.key) {
+    match front.guard(signals, &launch.key, launch.cgroup.as_ref()) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
             let text = format!("the launcher's supervisor process ended by {exit}, and the job with it");
@@ -261,7 +271,7 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
 
 fn swept_line(killed: &[Leftover]) -> String {
     let names: Vec<String> = killed.iter().map(|process| process.name.clone()).collect();
-    sweep(names.len(), &[], &names)
+    verdict::sweep(names.len(), &[], &names)
 }
 
 /// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.

@@ -7,6 +7,7 @@ use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
 use crate::supervise::{Event, Note, Policy, Report};
+use crate::sys::cgroup::JobGroup;
 use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::tree;
@@ -49,6 +50,8 @@ pub struct Launch<'a> {
     pub nofile: Option<u64>,
     /// By which the job's processes are known.
     pub key: String,
+    /// What the ranks are started in.
+    pub cgroup: Option<JobGroup>,
 }
 
 /// What remains of a launch.
@@ -118,7 +121,7 @@ pub fn run(
             }
         }
     }
-    let mut rest = sweep::everybody(&BTreeSet::new())?;
+    let mut rest = sweep::everybody(&BTreeSet::new(), launch.cgroup.as_ref())?;
     rest.killed.append(&mut ranks.strays);
     let mut impatient = || signals.drain().iter().any(|signal| STOP.contains(signal));
     let shown = match &mut ranks.follower {

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -113,6 +113,7 @@ impl<'a> Ranks<'a> {
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),
             group: Group::Session,
+            cgroup: self.launch.cgroup.as_ref().map(|cgroup| cgroup.as_fd().as_raw_fd()),
             cwd: None,
             detached: false,
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
@@ -174,7 +175,8 @@ impl Host for Ranks<'_> {
     }
 
     fn sweep(&mut self) {
-        self.strays.extend(sweep::everybody(&BTreeSet::new()).map(|swept| swept.killed).unwrap_or_default());
+        let swept = sweep::everybody(&BTreeSet::new(), self.launch.cgroup.as_ref());
+        self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         if let Some(follower) = &mut self.follower {
             follower.all_ended();

@@ -4,6 +4,7 @@
 
 use super::engine::End;
 use crate::supervise::KILL_PATIENCE;
+use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
 use crate::sys::tree::{self, Stat};
@@ -35,6 +36,9 @@ const TRACKERS: Duration = Duration::from_millis(200);
 
 /// How long a process is given to show an environment, which none does in the middle of execve.
 const EXEC: Duration = Duration::from_millis(100);
+
+/// How long the last in a cgroup may take to leave it. They have been killed, and most often collected.
+const CLOSE: Duration = Duration::from_millis(100);
 
 /// Who was killed, and under which name it was last seen: a process may call execve meanwhile.
 type Found = BTreeMap<i32, String>;
@@ -91,10 +95,13 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
     }
 }
 
-fn spare_trackers(there: &mut BTreeSet<i32>, spent: Duration) {
+/// Whether there is one that is spared.
+fn spare_trackers(there: &mut BTreeSet<i32>, spent: Duration) -> bool {
+    let all = there.len();
     if spent < TRACKERS {
         there.retain(|pid| !tree::is_resource_tracker(*pid));
     }
+    there.len() < all
 }
 
 /// Also of one that is on its way out: it is waited for, and not killed or counted any more.
@@ -125,8 +132,9 @@ pub struct Swept {
 }
 
 /// Kills everybody below this process and collects them until none is left, `elders` (who were there
-/// before the job) and what is below them excepted.
-pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
+/// before the job) and what is below them excepted; and everybody in the job's cgroup, at once: whoever forks
+/// faster than the list of children is read ends by that.
+pub fn everybody(elders: &BTreeSet<i32>, cgroup: Option<&JobGroup>) -> io::Result<Swept> {
     let begun = clock::now();
     let poll = Poll::new()?;
     let mut found = Found::new();
@@ -137,9 +145,12 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
             there.insert(child);
             there.extend(tree::below(child));
         }
+        let populated = cgroup.filter(|cgroup| cgroup.is_populated());
+        there.extend(populated.iter().flat_map(|cgroup| cgroup.members()));
         there.retain(|pid| living(*pid).is_some());
         // Those collected may have left children that came after the list was read.
-        if there.is_empty() && collected == 0 && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
+        let nobody = there.is_empty() && populated.is_none() && collected == 0;
+        if nobody && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
             return Ok(Swept { killed: leftovers(found), stuck: Vec::new() });
         }
         let spent = clock::now().saturating_sub(begun);
@@ -147,12 +158,33 @@ pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(Swept { killed, stuck });
         }
-        spare_trackers(&mut there, spent);
+        // A tracker is in the cgroup as well: until its time is over, the others are killed one by one.
+        if !spare_trackers(&mut there, spent)
+            && let Some(cgroup) = populated
+        {
+            kill_at_once(cgroup, &there, &mut found);
+        }
         for pid in there {
             kill(pid, &mut found);
         }
         poll.wait(Some(AGAIN))?;
     }
+}
+
+/// Kills everybody in the cgroup, and notes those who were seen there.
+fn kill_at_once(cgroup: &JobGroup, there: &BTreeSet<i32>, found: &mut Found) {
+    let name = |pid: &i32| Stat::of(*pid).filter(Stat::is_alive).map(|stat| (*pid, stat.name));
+    let seen: Found = there.iter().filter_map(name).collect();
+    // Where it fails, they are killed one by one.
+    if cgroup.kill().is_ok() {
+        found.extend(seen);
+    }
+}
+
+/// Ends what is left in the job's cgroup, and takes it away.
+pub fn close(cgroup: Option<&JobGroup>) {
+    // What the kernel does not give back stays there, empty but for those who are stuck.
+    let _ = cgroup.is_none_or(|cgroup| cgroup.close(CLOSE));
 }
 
 /// Kills every process of this machine that carries a key which begins with `key` and a slash: for those
