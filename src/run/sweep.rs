@@ -38,7 +38,7 @@ const TRACKERS: Duration = Duration::from_millis(200);
 const EXEC: Duration = Duration::from_millis(100);
 
 /// How long the last in a cgroup may take to leave it. They have been killed, and most often collected.
-const CLOSE: Duration = Duration::from_millis(100);
+pub const LAST: Duration = Duration::from_millis(100);
 
 /// Who was killed, and under which name it was last seen: a process may call execve meanwhile.
 type Found = BTreeMap<i32, String>;
@@ -192,7 +192,7 @@ fn kill_at_once(cgroup: &JobGroup, begun: Duration, found: &mut Found) {
 /// Ends what is left in the job's cgroup, and takes it away.
 pub fn close(cgroup: Option<&JobGroup>) {
     // What the kernel does not give back stays there, empty but for those who are stuck.
-    let _ = cgroup.is_none_or(|cgroup| cgroup.close(CLOSE));
+    let _ = cgroup.is_none_or(|cgroup| cgroup.close(LAST));
 }
 
 /// Kills every process of this machine that carries a key which begins with `key` and a slash: for those

@@ -2,13 +2,12 @@
 //! session, its parent and its environment, and one write ends all of them, also those who fork faster than
 //! anybody can read who they are (Documentation/admin-guide/cgroup-v2.rst of Linux).
 
-use super::clock;
+use super::{clock, clone3};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -16,31 +15,45 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct JobGroup {
     path: PathBuf,
-    folder: File,
-    kill: File,
 }
 
 impl JobGroup {
-    /// Makes `rlaunch-KEY`; `None` where that cannot be, or where cgroup.kill (Linux 5.14) is missing.
+    /// Makes `rlaunch-KEY`; `None` where that cannot be, where cgroup.kill (Linux 5.14) is missing, or where no
+    /// process can be started in it.
     pub fn make(key: &str) -> Option<Self> {
         let text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let own = text("/proc/self/cgroup").ok()?;
         let mounts = text("/proc/self/mountinfo").ok()?;
         let name = format!("rlaunch-{key}");
-        own_folders(&own, &mounts).into_iter().find_map(|own| Self::make_in(own.join(&name)).ok())
+        let groups = own_folders(&own, &mounts).into_iter().map(|own| Self { path: own.join(&name) });
+        groups.into_iter().find(|group| group.create().is_ok())
     }
 
-    fn make_in(path: PathBuf) -> io::Result<Self> {
-        fs::create_dir(&path)?;
-        let open = || Ok((File::open(&path)?, OpenOptions::new().write(true).open(path.join("cgroup.kill"))?));
-        match open() {
-            Ok((folder, kill)) => Ok(Self { path, folder, kill }),
-            // Also where something else is mounted over the cgroups.
-            Err(error) => {
-                let _ = fs::remove_dir(&path);
-                Err(error)
-            }
+    fn create(&self) -> io::Result<File> {
+        fs::create_dir(&self.path)?;
+        // Fails also where something else is mounted over the cgroups.
+        let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
+        let usable =
+            kill.and_then(|_| self.open()).and_then(|folder| match clone3::takes_processes(folder.as_raw_fd()) {
+                true => Ok(folder),
+                false => Err(io::ErrorKind::Unsupported.into()),
+            });
+        if usable.is_err() {
+            let _ = fs::remove_dir(&self.path);
         }
+        usable
+    }
+
+    /// Its folder, for those who start processes in it.
+    pub fn open(&self) -> io::Result<File> {
+        File::open(&self.path)
+    }
+
+    /// The same again under the same name. One that was ever killed takes nobody any more: Linux (seen on 6.18)
+    /// kills whoever clone3 starts in a cgroup with another count of kills than its parent's.
+    pub fn renew(&self, patience: Duration) -> io::Result<File> {
+        self.remove(clock::now().saturating_add(patience))?;
+        self.create()
     }
 
     /// Where it is.
@@ -50,7 +63,7 @@ impl JobGroup {
 
     /// Kills whoever is in it or below it, and whoever they are just starting.
     pub fn kill(&self) -> io::Result<()> {
-        self.kill.write_all_at(b"1", 0)
+        OpenOptions::new().write(true).open(self.path.join("cgroup.kill"))?.write_all(b"1")
     }
 
     /// Whether anybody is in it or below it. Zombies do not count.
@@ -120,12 +133,6 @@ impl JobGroup {
             next += 1;
         }
         found
-    }
-}
-
-impl AsFd for JobGroup {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.folder.as_fd()
     }
 }
 
