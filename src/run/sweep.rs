@@ -181,12 +181,14 @@ fn kill_at_once(cgroup: &JobGroup, begun: Duration, found: &mut Found) {
     if spare_trackers(&mut there, begun) {
         return;
     }
-    let name = |pid: i32| Stat::of(pid).filter(Stat::is_alive).map(|stat| (pid, stat.name));
-    let seen: Found = there.into_iter().filter_map(name).collect();
+    let name = |pid: &i32| Stat::of(*pid).filter(Stat::is_alive).map(|stat| (*pid, stat.name));
+    let seen: Found = there.iter().filter_map(name).collect();
     // Where it fails, they are killed one by one too.
     if cgroup.kill().is_ok() {
         found.extend(seen);
     }
+    // Zombies are listed only while they have threads, and these the write does not reach (seen on Linux 6.18).
+    there.into_iter().for_each(tree::kill_headless);
 }
 
 /// Ends what is left in the job's cgroup, and takes it away.

@@ -146,6 +146,15 @@ pub fn kill_if(pid: i32, is_it: impl Fn(&Stat) -> bool) -> bool {
     alive && pidfd::send_signal(fd.as_fd(), libc::SIGKILL).is_ok()
 }
 
+/// Kills a process whose first thread has ended while others go on: to look at it is a zombie.
+pub fn kill_headless(pid: i32) {
+    let Ok(fd) = pidfd::open(pid) else { return };
+    if Stat::of(pid).is_some_and(|stat| stat.is_gone()) {
+        // An error means that it has ended by now.
+        let _ = pidfd::send_signal(fd.as_fd(), libc::SIGKILL);
+    }
+}
+
 /// Collects children that have ended, except those that `is_known` tells: somebody else does.
 /// Returns how many were collected.
 pub fn reap_strays(is_known: impl Fn(i32) -> bool) -> usize {

@@ -200,6 +200,33 @@ def test_processes_that_run_ahead_of_the_sweep_are_ended(place: Place, mark: str
     assert marked(mark) == []
 
 
+def test_a_process_without_its_first_thread_is_ended(place: Place, mark: str) -> None:
+    """It looks like a zombie, which is all that is left of it where there is no cgroup to say otherwise."""
+    body = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(5,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    place.script(
+        WHERE
+        + f"""
+import subprocess
+process = subprocess.Popen([sys.executable, "-c", {body!r}], start_new_session=True)
+while " Z " not in open(f"/proc/{{process.pid}}/stat").read():
+    time.sleep(0.005)
+tell("where", where())
+tell("headless", process.pid)
+os._exit(0)
+"""
+    )
+    ended = place.run("train.py", env=environment(MARK=mark))
+    assert ended.status == 0, ended.stderr
+    group = group_of(place)
+    assert group is None or not group.exists()
+    headless = int(place.text("headless.0"))
+    until(lambda: not psutil.pid_exists(headless), "the end of its last thread", 10 if group is None else 1)
+
+
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_tracker_has_its_time_in_a_cgroup_too(place: Place, code: int) -> None:
     """Also when somebody else is left: the memory is unlinked by the tracker, and not lost with it."""
