@@ -145,10 +145,12 @@ fn a_status_that_somebody_else_collected_is_found_all_the_same() {
     assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");
 }
 
-/// A cgroup that processes can be started in, where this machine has one; what a child says of its own is in the
-/// last line of /proc/self/cgroup, the one of version 2.
-fn cgroup(key: &str) -> Option<JobGroup> {
-    JobGroup::make(&format!("{key}-{}", std::process::id()))
+/// A cgroup that processes can be started in, and its folder, where this machine has one; what a child says of its
+/// own is in the last line of /proc/self/cgroup, the one of version 2.
+fn cgroup(key: &str) -> Option<(JobGroup, File)> {
+    let group = JobGroup::find(&format!("{key}-{}", std::process::id()))?;
+    let folder = group.create().ok()?;
+    Some((group, folder))
 }
 
 /// Says where it is; then it, a child, and one with a session of its own hold the pipe.
@@ -160,15 +162,14 @@ fn whoever_starts_in_a_cgroup_ends_by_one_write() {
     let group = cgroup("write");
     let (mut read, write) = pipe();
     let mut wanted = shell(if group.is_some() { THREE } else { ALONE }, &write, None);
-    let folder = group.as_ref().map(|group| group.open().unwrap());
-    wanted.cgroup = folder.as_ref().map(File::as_raw_fd);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
     let child = start(&wanted);
     drop(write);
     let mut line = String::new();
     let mut reader = BufReader::new(&mut read);
     reader.read_line(&mut line).unwrap();
     match group {
-        Some(group) => {
+        Some((group, _)) => {
             assert!(line.trim_end().ends_with(group.path().file_name().unwrap().to_str().unwrap()), "{line}");
             // As a job may do that has controllers to set.
             std::fs::create_dir_all(group.path().join("below/it")).unwrap();
@@ -186,7 +187,7 @@ fn whoever_starts_in_a_cgroup_ends_by_one_write() {
 
 #[test]
 fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
-    let Some(group) = cgroup("again") else {
+    let Some((group, _)) = cgroup("again") else {
         return assert!(cgroup("again").is_none(), "nowhere to be had, every time");
     };
     for _ in 0..3 {
@@ -220,12 +221,11 @@ fn a_program_that_cannot_run_leaves_a_cgroup_empty() {
     let group = cgroup("empty");
     let (_, write) = pipe();
     let mut wanted = shell("true", &write, None);
-    let folder = group.as_ref().map(|group| group.open().unwrap());
-    wanted.cgroup = folder.as_ref().map(File::as_raw_fd);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
     wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
     let error = spawn::start(&wanted).unwrap_err();
     assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
-    assert!(group.is_none_or(|group| group.close(Duration::from_secs(20))));
+    assert!(group.is_none_or(|(group, _)| group.close(Duration::from_secs(20))));
 }
 
 /// Starts shells, for the engine.

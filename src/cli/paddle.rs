@@ -183,8 +183,8 @@ fn launch_on_this_node(
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
-    let cgroup = if spec.cgroup { JobGroup::make(&key) } else { None };
-    debug!("cgroup of the ranks alone: {:?}", cgroup.as_ref().map(JobGroup::path));
+    let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
+    debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
     let launch = Launch {
         plan: &plan,
         program,
@@ -230,10 +230,7 @@ fn launch_on_this_node(
             supervisor.report(status);
             status
         }),
-        Err(e) => {
-            sweep::close(launch.cgroup.as_ref());
-            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
-        }
+        Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
     }
 }
 

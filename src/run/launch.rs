@@ -50,7 +50,7 @@ pub struct Launch<'a> {
     pub nofile: Option<u64>,
     /// By which the job's processes are known.
     pub key: String,
-    /// What the ranks are started in.
+    /// What the ranks are started in, as far as it can be made: by the supervisor, so that the front outlives it.
     pub cgroup: Option<JobGroup>,
 }
 

@@ -18,35 +18,31 @@ pub struct JobGroup {
 }
 
 impl JobGroup {
-    /// Makes `rlaunch-KEY`; `None` where that cannot be, where cgroup.kill (Linux 5.14) is missing, or where no
-    /// process can be started in it.
-    pub fn make(key: &str) -> Option<Self> {
+    /// Where `rlaunch-KEY` can be made, if anywhere; it is not made yet.
+    pub fn find(key: &str) -> Option<Self> {
         let text = |path| fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let own = text("/proc/self/cgroup").ok()?;
         let mounts = text("/proc/self/mountinfo").ok()?;
-        let name = format!("rlaunch-{key}");
-        let groups = own_folders(&own, &mounts).into_iter().map(|own| Self { path: own.join(&name) });
-        groups.into_iter().find(|group| group.create().is_ok())
+        // Something else may be mounted over the cgroups.
+        let own = own_folders(&own, &mounts).into_iter().find(|own| own.join("cgroup.procs").exists())?;
+        Some(Self { path: own.join(format!("rlaunch-{key}")) })
     }
 
-    fn create(&self) -> io::Result<File> {
+    /// Makes it. The folder is for those who start processes in it. Fails also where cgroup.kill (Linux 5.14)
+    /// is missing, and where no process can be started in it.
+    pub fn create(&self) -> io::Result<File> {
         fs::create_dir(&self.path)?;
-        // Fails also where something else is mounted over the cgroups.
         let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
-        let usable =
-            kill.and_then(|_| self.open()).and_then(|folder| match clone3::takes_processes(folder.as_raw_fd()) {
+        let usable = kill.and_then(|_| File::open(&self.path)).and_then(|folder| {
+            match clone3::takes_processes(folder.as_raw_fd()) {
                 true => Ok(folder),
                 false => Err(io::ErrorKind::Unsupported.into()),
-            });
+            }
+        });
         if usable.is_err() {
             let _ = fs::remove_dir(&self.path);
         }
         usable
-    }
-
-    /// Its folder, for those who start processes in it.
-    pub fn open(&self) -> io::Result<File> {
-        File::open(&self.path)
     }
 
     /// The same again under the same name. One that was ever killed takes nobody any more: Linux (seen on 6.18)
