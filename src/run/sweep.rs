@@ -102,7 +102,12 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
 /// without pause took 50 ms to be read.
 fn spare_trackers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
     let all = there.len();
-    there.retain(|pid| since(begun) >= TRACKERS || !tree::is_resource_tracker(*pid));
+    let spared = |pid: i32| match since(begun) {
+        // In the middle of execve it cannot be told yet what it will be.
+        spent if spent < EXEC => tree::is_resource_tracker(pid) || tree::is_nameless(pid),
+        spent => spent < TRACKERS && tree::is_resource_tracker(pid),
+    };
+    there.retain(|pid| !spared(*pid));
     there.len() < all
 }
 

@@ -131,6 +131,12 @@ pub fn is_resource_tracker(pid: i32) -> bool {
     words.windows(MAIN.len()).any(|window| window == MAIN)
 }
 
+/// Whether a process that lives has no command line: for a moment, after its parent has gone on, in execve.
+pub fn is_nameless(pid: i32) -> bool {
+    let empty = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.is_empty());
+    empty && Stat::of(pid).is_some_and(|stat| stat.is_alive())
+}
+
 /// Every process of the machine whose variable `name` starts with `value`, this one excepted.
 pub fn carriers(name: &str, value: &str) -> Vec<i32> {
     let own = std::process::id() as i32;
