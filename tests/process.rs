@@ -5,6 +5,7 @@ use rlaunch::model::Exit;
 use rlaunch::run::console::Follower;
 use rlaunch::run::engine::{Engine, Host};
 use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
+use rlaunch::sys::cgroup::JobGroup;
 use rlaunch::sys::child::Child;
 use rlaunch::sys::console::Console;
 use rlaunch::sys::lifeline::{Lifeline, Scope};
@@ -12,7 +13,7 @@ use rlaunch::sys::pidfd;
 use rlaunch::sys::poll::Poll;
 use rlaunch::sys::spawn::{self, Group, Start, c_strings};
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +28,7 @@ fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, Scope)>) -> Star
         stdio: [None, Some(output.as_raw_fd()), None],
         keep: Vec::new(),
         group: Group::Session,
+        cgroup: None,
         cwd: None,
         detached: false,
         lifeline,
@@ -144,6 +146,89 @@ fn a_status_that_somebody_else_collected_is_found_all_the_same() {
     let exit = child.try_exit().unwrap().unwrap();
     // Linux before 6.15 does not keep it.
     assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");
+}
+
+/// A cgroup that processes can be started in, and its folder, where this machine has one; what a child says of its
+/// own is in the last line of /proc/self/cgroup, the one of version 2.
+fn cgroup(key: &str) -> Option<(JobGroup, File)> {
+    let group = JobGroup::find(&format!("{key}-{}", std::process::id()))?;
+    let folder = group.create().ok()?;
+    Some((group, folder))
+}
+
+/// Says where it is; then it, a child, and one with a session of its own hold the pipe.
+const THREE: &str = "tail -n 1 /proc/self/cgroup; sleep 1000 & setsid sleep 1000 & exec sleep 1000";
+const ALONE: &str = "tail -n 1 /proc/self/cgroup";
+
+#[test]
+fn whoever_starts_in_a_cgroup_ends_by_one_write() {
+    let group = cgroup("write");
+    let (mut read, write) = pipe();
+    let mut wanted = shell(if group.is_some() { THREE } else { ALONE }, &write, None);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
+    let child = start(&wanted);
+    drop(write);
+    let mut line = String::new();
+    let mut reader = BufReader::new(&mut read);
+    reader.read_line(&mut line).unwrap();
+    match group {
+        Some((group, _)) => {
+            assert!(line.trim_end().ends_with(group.path().file_name().unwrap().to_str().unwrap()), "{line}");
+            // As a job may do that has controllers to set.
+            std::fs::create_dir_all(group.path().join("below/it")).unwrap();
+            assert!(group.is_populated() && group.members().contains(&child.pid()));
+            assert!(group.close(Duration::from_secs(20)) && !group.path().exists());
+            assert_eq!(ended(&child), Exit::Signal(libc::SIGKILL));
+            assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0, "the other two held the pipe and are gone");
+        }
+        None => {
+            assert!(!line.contains("rlaunch-write"), "{line}");
+            assert_eq!(ended(&child), Exit::Code(0));
+        }
+    }
+}
+
+#[test]
+fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
+    let Some((group, _)) = cgroup("again") else {
+        return assert!(cgroup("again").is_none(), "nowhere to be had, every time");
+    };
+    for _ in 0..3 {
+        group.kill().unwrap();
+        let folder = group.renew(Duration::from_secs(20)).unwrap();
+        let (_, write) = pipe();
+        let mut wanted = shell("exit 7", &write, None);
+        wanted.cgroup = Some(folder.as_raw_fd());
+        assert_eq!(ended(&start(&wanted)), Exit::Code(7));
+    }
+    assert!(group.close(Duration::from_secs(20)));
+}
+
+#[test]
+fn a_cgroup_that_takes_nobody_hinders_nobody() {
+    let no_cgroup = File::open("/dev/null").unwrap();
+    let (mut read, write) = pipe();
+    let mut wanted = shell("echo $ANSWER; exit 7", &write, None);
+    wanted.cgroup = Some(no_cgroup.as_raw_fd());
+    let child = start(&wanted);
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted).unwrap_err().step, "execve");
+    drop(write);
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), ended(&child)), ("42\n", Exit::Code(7)));
+}
+
+#[test]
+fn a_program_that_cannot_run_leaves_a_cgroup_empty() {
+    let group = cgroup("empty");
+    let (_, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
+    assert!(group.is_none_or(|(group, _)| group.close(Duration::from_secs(20))));
 }
 
 /// Starts shells, for the engine.

@@ -6,7 +6,7 @@ use super::record::Record;
 use super::{dry_run, exit_code, message};
 use crate::log::Prefix;
 use crate::log::secret;
-use crate::log::verdict::{Style, render, sweep};
+use crate::log::verdict::{self, Style, render};
 use crate::model::Exit;
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
@@ -16,7 +16,7 @@ use crate::run::front::{self, Front, Guarded, Side};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result::{self, JobResult};
-use crate::run::sweep::Swept;
+use crate::run::sweep::{self, Swept};
 use crate::run::{logs, preflight, rotate};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
@@ -24,6 +24,7 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::restarts::Restarts;
 use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
+use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
 use std::collections::BTreeMap;
@@ -189,6 +190,9 @@ fn launch_on_this_node(
         logs::forget_attempts(&log_dir).map_err(in_logs)?;
     }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
+    debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
     let launch = Launch {
         plan: &plan,
         program,
@@ -205,7 +209,8 @@ fn launch_on_this_node(
         },
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
-        key: (0..16).map(|_| fastrand::alphanumeric()).collect(),
+        key,
+        cgroup,
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
@@ -234,6 +239,8 @@ fn launch_on_this_node(
                 }
                 Err(refusal) => refusal.told(record),
             };
+            // Before the report: what is PID 1 takes this process with it when it ends.
+            sweep::close(launch.cgroup.as_ref());
             supervisor.report(status);
             status
         }),
@@ -243,7 +250,7 @@ fn launch_on_this_node(
 
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
-    match front.guard(signals, &launch.key) {
+    match front.guard(signals, &launch.key, launch.cgroup.as_ref()) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
             let (status, how) = match exit {
@@ -277,7 +284,7 @@ fn tell_swept(swept: &Swept) {
     complain_about_stuck(&swept.stuck);
     let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
     if !names.is_empty() {
-        tell(&sweep(names.len(), &[], &names));
+        tell(&verdict::sweep(names.len(), &[], &names));
     }
 }
 

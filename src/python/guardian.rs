@@ -56,6 +56,7 @@ pub fn start_guardian(
         stdio: [silent, silent, silent],
         keep: vec![read.as_raw_fd()],
         group: Group::Session,
+        cgroup: None,
         cwd: None,
         detached: true,
         lifeline: None,

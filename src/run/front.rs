@@ -4,6 +4,7 @@
 
 use super::sweep::{self, Swept};
 use crate::model::Exit;
+use crate::sys::cgroup::JobGroup;
 use crate::sys::pidfd::{self, Collected};
 use crate::sys::poll::Poll;
 use crate::sys::signals::{self, Signals};
@@ -78,8 +79,9 @@ pub fn split(signals: &mut Signals) -> io::Result<Side> {
 }
 
 impl Front {
-    /// Passes signals on until the supervisor has ended. `key`: the job's, for what has escaped.
-    pub fn guard(&self, signals: &Signals, key: &str) -> io::Result<Guarded> {
+    /// Passes signals on until the supervisor has ended. `key`: the job's, for what has escaped; `cgroup`: what
+    /// the supervisor starts the ranks in, and takes away if it comes to that.
+    pub fn guard(&self, signals: &Signals, key: &str, cgroup: Option<&JobGroup>) -> io::Result<Guarded> {
         const ENDED: u64 = 0;
         const SIGNALS: u64 = 1;
         const STATUS: u64 = 2;
@@ -114,8 +116,9 @@ impl Front {
                     if let Some(status) = self.reported() {
                         return Ok(Guarded::Status(status));
                     }
-                    let mut swept = sweep::everybody(&self.elders)?;
+                    let mut swept = sweep::everybody(&self.elders, cgroup)?;
                     swept.killed.extend(sweep::by_key(key)?);
+                    sweep::close(cgroup);
                     return Ok(Guarded::Lost(exit, swept));
                 }
             }

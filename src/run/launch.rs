@@ -8,6 +8,7 @@ use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
 use crate::spec::rotation::Rotation;
 use crate::supervise::{Event, Note, Policy, Report};
+use crate::sys::cgroup::JobGroup;
 use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::tree;
@@ -52,6 +53,8 @@ pub struct Launch<'a> {
     pub nofile: Option<u64>,
     /// By which the job's processes are known.
     pub key: String,
+    /// What the ranks are started in, as far as it can be made: by the supervisor, so that the front outlives it.
+    pub cgroup: Option<JobGroup>,
 }
 
 /// What remains of a launch.
@@ -121,7 +124,7 @@ pub fn run(
             }
         }
     }
-    let mut rest = sweep::everybody(&BTreeSet::new())?;
+    let mut rest = sweep::everybody(&BTreeSet::new(), launch.cgroup.as_ref())?;
     rest.killed.append(&mut ranks.strays);
     let mut impatient = || signals.drain().iter().any(|signal| STOP.contains(signal));
     let shown = match &mut ranks.follower {

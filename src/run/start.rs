@@ -17,6 +17,7 @@ use crate::sys::spawn::{self, Group, Start};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -46,6 +47,8 @@ pub struct Ranks<'a> {
     lifeline: Lifeline,
     base: Vec<(Vec<u8>, Vec<u8>)>,
     mask: libc::sigset_t,
+    /// The folder of the cgroup that they start in.
+    cgroup: Option<File>,
     /// By local rank.
     pub processes: Vec<Process>,
     /// What each of them left behind in all attempts, all of it killed; by local rank.
@@ -75,6 +78,7 @@ impl<'a> Ranks<'a> {
             lifeline: Lifeline::new()?,
             base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
             mask: spawn::current_mask(),
+            cgroup: launch.cgroup.as_ref().and_then(|cgroup| cgroup.create().ok()),
             processes: vec![Process::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
@@ -129,6 +133,7 @@ impl<'a> Ranks<'a> {
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),
             group: Group::Session,
+            cgroup: self.cgroup.as_ref().map(File::as_raw_fd),
             cwd: None,
             detached: false,
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
@@ -192,7 +197,9 @@ impl Host for Ranks<'_> {
     }
 
     fn sweep(&mut self) {
-        self.strays.extend(sweep::everybody(&BTreeSet::new()).map(|swept| swept.killed).unwrap_or_default());
+        let swept = sweep::everybody(&BTreeSet::new(), self.launch.cgroup.as_ref());
+        self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::LAST).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         if let Some(follower) = &mut self.follower {
             follower.all_ended();

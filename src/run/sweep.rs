@@ -4,6 +4,7 @@
 
 use super::engine::End;
 use crate::supervise::KILL_PATIENCE;
+use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
 use crate::sys::tree::{self, Stat};
@@ -36,6 +37,9 @@ const TRACKERS: Duration = Duration::from_millis(200);
 /// How long a process is given to show an environment, which none does in the middle of execve.
 const EXEC: Duration = Duration::from_millis(100);
 
+/// How long the last in a cgroup may take to leave it. They have been killed, and most often collected.
+pub const LAST: Duration = Duration::from_millis(100);
+
 /// Who was killed, and under which name it was last seen: a process may call execve meanwhile.
 type Found = BTreeMap<i32, String>;
 
@@ -64,6 +68,9 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
         // whoever calls execve just now cannot be told.
         let (mut again, mut unclear) = (false, false);
         for child in tree::children(this()).into_iter().filter(|child| !end.ranks.contains(child)) {
+            if since(begun) >= LOOK {
+                return Ok(leftovers(found));
+            }
             let Some(stat) = living(child) else {
                 again |= dead.insert(child);
                 continue;
@@ -75,13 +82,13 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
                 unclear |= tree::is_bare(child);
             }
         }
-        let spent = clock::now().saturating_sub(begun);
+        let spent = since(begun);
         unclear &= spent < EXEC;
         if (there.is_empty() && !again && !unclear) || spent >= LOOK {
             return Ok(leftovers(found));
         }
         there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
-        spare_trackers(&mut there, spent);
+        spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
@@ -91,10 +98,21 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
     }
 }
 
-fn spare_trackers(there: &mut BTreeSet<i32>, spent: Duration) {
-    if spent < TRACKERS {
-        there.retain(|pid| !tree::is_resource_tracker(*pid));
-    }
+/// Whether there is one that is spared. The clock is read for each: the command line of a process that forks
+/// without pause took 50 ms to be read.
+fn spare_trackers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
+    let all = there.len();
+    let spared = |pid: i32| match since(begun) {
+        // In the middle of execve it cannot be told yet what it will be.
+        spent if spent < EXEC => tree::is_resource_tracker(pid) || tree::is_nameless(pid),
+        spent => spent < TRACKERS && tree::is_resource_tracker(pid),
+    };
+    there.retain(|pid| !spared(*pid));
+    there.len() < all
+}
+
+fn since(begun: Duration) -> Duration {
+    clock::now().saturating_sub(begun)
 }
 
 /// Also of one that is on its way out: it is waited for, and not killed or counted any more.
@@ -125,34 +143,63 @@ pub struct Swept {
 }
 
 /// Kills everybody below this process and collects them until none is left, `elders` (who were there
-/// before the job) and what is below them excepted.
-pub fn everybody(elders: &BTreeSet<i32>) -> io::Result<Swept> {
+/// before the job) and what is below them excepted; and everybody in the job's cgroup.
+pub fn everybody(elders: &BTreeSet<i32>, cgroup: Option<&JobGroup>) -> io::Result<Swept> {
     let begun = clock::now();
     let poll = Poll::new()?;
     let mut found = Found::new();
     loop {
+        // Before anything else: whoever forks and ends without pause keeps those busy who collect and count.
+        let populated = cgroup.filter(|cgroup| cgroup.is_populated());
+        if let Some(cgroup) = populated {
+            kill_at_once(cgroup, begun, &mut found);
+        }
         let collected = tree::reap_strays(|pid| elders.contains(&pid));
-        let mut there = BTreeSet::new();
+        let mut there: BTreeSet<i32> = populated.map(JobGroup::members).into_iter().flatten().collect();
         for child in tree::children(this()).into_iter().filter(|child| !elders.contains(child)) {
             there.insert(child);
             there.extend(tree::below(child));
         }
         there.retain(|pid| living(*pid).is_some());
         // Those collected may have left children that came after the list was read.
-        if there.is_empty() && collected == 0 && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
+        let nobody = there.is_empty() && populated.is_none() && collected == 0;
+        if nobody && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
             return Ok(Swept { killed: leftovers(found), stuck: Vec::new() });
         }
-        let spent = clock::now().saturating_sub(begun);
+        let spent = since(begun);
         if spent >= KILL_PATIENCE {
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(Swept { killed, stuck });
         }
-        spare_trackers(&mut there, spent);
+        spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
         poll.wait(Some(AGAIN))?;
     }
+}
+
+/// Kills everybody in the cgroup by one write, and notes whom it has seen there. Not while a tracker is
+/// spared, which is in there as well: then the others are killed one by one.
+fn kill_at_once(cgroup: &JobGroup, begun: Duration, found: &mut Found) {
+    let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
+    if spare_trackers(&mut there, begun) {
+        return;
+    }
+    let name = |pid: &i32| Stat::of(*pid).filter(Stat::is_alive).map(|stat| (*pid, stat.name));
+    let seen: Found = there.iter().filter_map(name).collect();
+    // Where it fails, they are killed one by one too.
+    if cgroup.kill().is_ok() {
+        found.extend(seen);
+    }
+    // Zombies are listed only while they have threads, and these the write does not reach (seen on Linux 6.18).
+    there.into_iter().for_each(tree::kill_headless);
+}
+
+/// Ends what is left in the job's cgroup, and takes it away.
+pub fn close(cgroup: Option<&JobGroup>) {
+    // What the kernel does not give back stays there, empty but for those who are stuck.
+    let _ = cgroup.is_none_or(|cgroup| cgroup.close(LAST));
 }
 
 /// Kills every process of this machine that carries a key which begins with `key` and a slash: for those
@@ -167,11 +214,11 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
         // Who is on his way out shows no environment any more.
         there.extend(found.keys());
         there.retain(|pid| living(*pid).is_some());
-        let spent = clock::now().saturating_sub(begun);
+        let spent = since(begun);
         if there.is_empty() || spent >= KILL_PATIENCE {
             return Ok(leftovers(found));
         }
-        spare_trackers(&mut there, spent);
+        spare_trackers(&mut there, begun);
         for pid in there {
             let Some(stat) = Stat::of(pid) else { continue };
             if tree::kill_if(pid, |_| tree::carries(pid, KEY, &prefix)) {

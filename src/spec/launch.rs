@@ -109,6 +109,8 @@ pub struct LaunchSpec {
     pub console: ConsoleSpec,
     /// Signals, beside the usual ones, that are passed on to the ranks and never stop the job.
     pub notify_signals: BTreeSet<i32>,
+    /// Whether the ranks get a cgroup of their own where one can be made.
+    pub cgroup: bool,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
     /// Things the user should know, in order.
@@ -183,6 +185,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         restarts: restarts::check(values)?,
         console: console::check(values)?,
         notify_signals: notify::check(values)?,
+        cgroup: values.bool("cgroup")?.unwrap_or(true),
         dry_run: match values.text("dry_run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),

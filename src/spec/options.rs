@@ -72,6 +72,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("restart_delay_max", Seconds, &["RLAUNCH_RESTART_DELAY_MAX"], Some("60"), "Longest time before a restart"),
     opt("restart_window", Seconds, &["RLAUNCH_RESTART_WINDOW"], None, "Count only the restarts within this time [default: count all]"),
     opt("same_failure_limit", Int, &["RLAUNCH_SAME_FAILURE_LIMIT"], None, "Do not restart once the same rank has failed in the same way this many times in a row [default: no limit]"),
+    opt("cgroup", Bool, &["RLAUNCH_CGROUP"], Some("true"), "Start the ranks in a cgroup of their own where one can be made, so that one write ends them all"),
     opt("notify_signals", Text, &["RLAUNCH_NOTIFY_SIGNALS"], None, "Signals passed on to the ranks, which never stop the job, beside USR1 and USR2; such as TERM,URG"),
     opt("console_ranks", Text, &["RLAUNCH_CONSOLE_RANKS"], Some("0"), "Ranks whose output is shown: numbers joined by commas, all, or none"),
     opt("prefix", Text, &["RLAUNCH_PREFIX"], Some("auto"), "What stands before each line shown: none, rank, host or rank,host; auto is rank if several are shown"),

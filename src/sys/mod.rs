@@ -1,7 +1,9 @@
 //! Floor 5: the operating system. The only folder with `unsafe`.
 
+pub mod cgroup;
 pub mod child;
 pub mod clock;
+mod clone3;
 pub mod console;
 pub mod fd;
 pub mod inotify;

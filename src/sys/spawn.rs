@@ -3,6 +3,7 @@
 //! fork's does. Between clone and exec nothing allocates, locks or logs: the child shares our memory
 //! and may only make async-signal-safe calls (signal-safety(7)).
 
+use super::clone3;
 use super::lifeline::{self, Scope};
 use super::pidfd;
 use std::ffi::{CString, NulError};
@@ -26,6 +27,8 @@ pub struct Start {
     pub keep: Vec<RawFd>,
     /// Which process group it is in.
     pub group: Group,
+    /// The folder of a cgroup of version 2 that it starts in, as far as that may be; `None` for ours.
+    pub cgroup: Option<RawFd>,
     /// Where it starts; `None` for where we are.
     pub cwd: Option<CString>,
     /// Nobody's child: it neither dies with us nor is our child, but init's (or a subreaper's).
@@ -166,13 +169,22 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-        let pid = libc::clone(
-            child_main,
-            stack.as_mut_ptr().add(stack.len()).cast(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal,
-            ptr::from_mut(&mut shared).cast(),
-            &mut named as *mut RawFd,
-        );
+        let arg = ptr::from_mut(&mut shared).cast();
+        let started = start.cgroup.and_then(|cgroup| clone3::start_in(cgroup, &mut stack, child_main, arg, signal));
+        let pid = match started {
+            Some((pid, pidfd)) => {
+                named = pidfd;
+                pid
+            }
+            // A cgroup is more than has to be: what stands in the way of any start is met again here.
+            None => libc::clone(
+                child_main,
+                stack.as_mut_ptr().add(stack.len()).cast(),
+                libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal,
+                arg,
+                &mut named as *mut RawFd,
+            ),
+        };
         let errno = *libc::__errno_location();
         libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut());
         if pid < 0 {

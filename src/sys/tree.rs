@@ -134,6 +134,12 @@ pub fn is_resource_tracker(pid: i32) -> bool {
     words.windows(MAIN.len()).any(|window| window == MAIN)
 }
 
+/// Whether a process that lives has no command line: for a moment, after its parent has gone on, in execve.
+pub fn is_nameless(pid: i32) -> bool {
+    let empty = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.is_empty());
+    empty && Stat::of(pid).is_some_and(|stat| stat.is_alive())
+}
+
 /// Whether a process has a variable `name` that starts with `value`, or such a mark in its memory.
 pub fn carries(pid: i32, name: &str, value: &str) -> bool {
     let starts = |found: &Vec<u8>| found.starts_with(value.as_bytes());
@@ -154,6 +160,15 @@ pub fn kill_if(pid: i32, is_it: impl Fn(&Stat) -> bool) -> bool {
     let Ok(fd) = pidfd::open(pid) else { return false };
     let alive = Stat::of(pid).is_some_and(|stat| stat.is_alive() && is_it(&stat));
     alive && pidfd::send_signal(fd.as_fd(), libc::SIGKILL).is_ok()
+}
+
+/// Kills a process whose first thread has ended while others go on: to look at it is a zombie.
+pub fn kill_headless(pid: i32) {
+    let Ok(fd) = pidfd::open(pid) else { return };
+    if Stat::of(pid).is_some_and(|stat| stat.is_gone()) {
+        // An error means that it has ended by now.
+        let _ = pidfd::send_signal(fd.as_fd(), libc::SIGKILL);
+    }
 }
 
 /// Collects children that have ended, except those that `is_known` tells: somebody else does.
