@@ -5,7 +5,7 @@ use rlaunch::model::Exit;
 use rlaunch::run::console::Follower;
 use rlaunch::run::engine::{Engine, Host};
 use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
-use rlaunch::sys::cgroup::JobGroup;
+use rlaunch::sys::cgroup::{Folder, JobGroup};
 use rlaunch::sys::child::Child;
 use rlaunch::sys::console::Console;
 use rlaunch::sys::lifeline::{Lifeline, Scope};
@@ -150,7 +150,7 @@ fn a_status_that_somebody_else_collected_is_found_all_the_same() {
 
 /// A cgroup that processes can be started in, and its folder, where this machine has one; what a child says of its
 /// own is in the last line of /proc/self/cgroup, the one of version 2.
-fn cgroup(key: &str) -> Option<(JobGroup, File)> {
+fn cgroup(key: &str) -> Option<(JobGroup, Folder)> {
     let group = JobGroup::find(&format!("{key}-{}", std::process::id()))?;
     let folder = group.create().ok()?;
     Some((group, folder))

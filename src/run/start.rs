@@ -11,13 +11,13 @@ use super::sweep::{self, Leftover};
 use crate::log::lost_peer;
 use crate::model::Exit;
 use crate::supervise::{ChildId, Note};
+use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
 use crate::sys::spawn::{self, Group, Start};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
-use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
@@ -48,7 +48,7 @@ pub struct Ranks<'a> {
     base: Vec<(Vec<u8>, Vec<u8>)>,
     mask: libc::sigset_t,
     /// The folder of the cgroup that they start in.
-    cgroup: Option<File>,
+    cgroup: Option<Folder>,
     /// By local rank.
     pub processes: Vec<Process>,
     /// What each of them left behind in all attempts, all of it killed; by local rank.
@@ -133,7 +133,7 @@ impl<'a> Ranks<'a> {
             stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
             keep: Vec::new(),
             group: Group::Session,
-            cgroup: self.cgroup.as_ref().map(File::as_raw_fd),
+            cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
             cwd: None,
             detached: false,
             lifeline: Some((end.as_raw_fd(), Scope::Group)),

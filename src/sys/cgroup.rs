@@ -4,12 +4,25 @@
 
 use super::{clock, clone3};
 use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
+
+const PREFIX: &str = "rlaunch-";
+
+/// How long those who are killed with an abandoned group are waited for.
+const ABANDONED: Duration = Duration::from_millis(100);
+
+/// The folder of a group that is in use.
+pub type Folder = Flock<File>;
+
+fn lock(path: &Path, how: FlockArg) -> io::Result<Folder> {
+    Flock::lock(File::open(path)?, how).map_err(|(_, errno)| errno.into())
+}
 
 /// A cgroup of version 2 below this process's own.
 #[derive(Debug)]
@@ -25,19 +38,19 @@ impl JobGroup {
         let mounts = text("/proc/self/mountinfo").ok()?;
         // Something else may be mounted over the cgroups.
         let own = own_folders(&own, &mounts).into_iter().find(|own| own.join("cgroup.procs").exists())?;
-        Some(Self { path: own.join(format!("rlaunch-{key}")) })
+        Some(Self { path: own.join(format!("{PREFIX}{key}")) })
     }
 
-    /// Makes it. The folder is for those who start processes in it. Fails also where cgroup.kill (Linux 5.14)
-    /// is missing, and where no process can be started in it.
-    pub fn create(&self) -> io::Result<File> {
+    /// Makes it. The folder is for those who start processes in it; as long as it is open the group is in use.
+    /// Fails also where cgroup.kill (Linux 5.14) is missing, and where no process can be started in it.
+    pub fn create(&self) -> io::Result<Folder> {
+        self.end_abandoned();
         fs::create_dir(&self.path)?;
         let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
-        let usable = kill.and_then(|_| File::open(&self.path)).and_then(|folder| {
-            match clone3::takes_processes(folder.as_raw_fd()) {
-                true => Ok(folder),
-                false => Err(io::ErrorKind::Unsupported.into()),
-            }
+        let locked = kill.and_then(|_| lock(&self.path, FlockArg::LockSharedNonblock));
+        let usable = locked.and_then(|folder| match clone3::takes_processes(folder.as_raw_fd()) {
+            true => Ok(folder),
+            false => Err(io::ErrorKind::Unsupported.into()),
         });
         if usable.is_err() {
             let _ = fs::remove_dir(&self.path);
@@ -47,9 +60,22 @@ impl JobGroup {
 
     /// The same again under the same name. One that was ever killed takes nobody any more: Linux (seen on 6.18)
     /// kills whoever clone3 starts in a cgroup with another count of kills than its parent's.
-    pub fn renew(&self, patience: Duration) -> io::Result<File> {
+    pub fn renew(&self, patience: Duration) -> io::Result<Folder> {
         self.remove(clock::now().saturating_add(patience))?;
         self.create()
+    }
+
+    /// Ends what the jobs of launchers that are gone have left beside it. Nobody was there to do it when both of
+    /// a launcher's processes were killed at once.
+    fn end_abandoned(&self) {
+        let beside = self.path.parent().and_then(|own| fs::read_dir(own).ok()).into_iter().flatten().flatten();
+        let groups = beside.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
+        for path in groups.map(|entry| entry.path()) {
+            // Locked while it goes, so that nobody comes to use it.
+            if let Ok(_folder) = lock(&path, FlockArg::LockExclusiveNonblock) {
+                Self { path }.close(ABANDONED);
+            }
+        }
     }
 
     /// Where it is.

@@ -46,7 +46,7 @@ def own_folder() -> Path | None:
         root, at = fields.split()[3:5]
         if kind.split()[0] == "cgroup2" and Path(own()).is_relative_to(root):
             folder = Path(at, Path(own()).relative_to(root))
-            trial = folder / f"rlaunch-test-{uuid.uuid4().hex}"
+            trial = folder / f"trial-{uuid.uuid4().hex}"
             try:
                 trial.mkdir()
             except OSError:
@@ -166,6 +166,41 @@ sleep()
         assert ended.status == (-9 if victim == "front" else 72)
         until(lambda: not hidden.is_running() and not marked(mark), "the end of all", 2)
         await_removal(group)
+
+
+def test_the_next_launcher_ends_what_two_processes_that_were_killed_at_once_left(
+    place: Place, tmp_path_factory: pytest.TempPathFactory, mark: str
+) -> None:
+    """But nothing of a job that still runs."""
+    place.script(
+        WHERE
+        + """
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+tell("where", where())
+tell("ready", os.getpid())
+await_file("go")
+"""
+    )
+    running = Place(tmp_path_factory.mktemp("running"))
+    running.script("tell('ready', os.getpid())\nawait_file('go')")
+    with running.start("train.py") as other:
+        running.ready(1)
+        with place.start("train.py", env=environment(MARK=mark)) as launcher:
+            place.ready(1)
+            group = group_of(place)
+            supervisor = supervisor_of(launcher)
+            supervisor.suspend()
+            launcher.kill()
+            supervisor.kill()
+            until(lambda: len(marked(mark)) <= 1, "the end of all but one")
+        next_one = Place(tmp_path_factory.mktemp("next"))
+        next_one.script("")
+        assert next_one.run("train.py").status == 0
+        assert (group is None) == bool(marked(mark))
+        assert group is None or not group.exists()
+        (running.folder / "go").touch()
+        assert running.wait(other).status == 0
 
 
 def test_a_launcher_inside_a_rank_has_its_own_below(place: Place) -> None:
