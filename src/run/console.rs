@@ -56,16 +56,19 @@ impl Source {
 
     /// Reads on. Returns how much was read, and how much had gone before it could be.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
-        let before = self.offset;
-        let read = match &self.short {
-            Some(log) => log.read_at(&self.file, buffer, &mut self.offset)?,
-            None => {
-                let read = self.file.read_at(buffer, self.offset)?;
-                self.offset += read as u64;
-                read
-            }
-        };
-        Ok((read, self.offset - before - read as u64))
+        if let Some(log) = &self.short {
+            let before = self.offset;
+            let read = log.read_at(&self.file, buffer, &mut self.offset)?;
+            return Ok((read, self.offset - before - read as u64));
+        }
+        let mut read = self.file.read_at(buffer, self.offset)?;
+        if read == 0 && self.file.metadata()?.len() < self.offset {
+            // Somebody has emptied it: what is in it now has come since.
+            self.offset = 0;
+            read = self.file.read_at(buffer, 0)?;
+        }
+        self.offset += read as u64;
+        Ok((read, 0))
     }
 }
 

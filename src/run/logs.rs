@@ -149,13 +149,15 @@ pub fn write_beside(plan: &Plan, folder: &Path, overwrite: bool) -> io::Result<(
     Ok(())
 }
 
-/// The last `most` bytes of a log from `start` on, without a cut line at their beginning.
+/// The last `most` bytes of a log from `start` on, without a cut line at their beginning. All of one that has
+/// been emptied since `start`.
 pub fn tail(path: &Path, start: u64, most: u64) -> Vec<u8> {
     use std::io::{Read, Seek, SeekFrom};
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
         let end = file.metadata()?.len();
-        let from = end.saturating_sub(most).max(start.min(end));
+        let start = if start > end { 0 } else { start };
+        let from = end.saturating_sub(most).max(start);
         file.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
         file.take(most).read_to_end(&mut bytes)?;

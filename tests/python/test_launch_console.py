@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-from launching import LIMIT, Place, environment, gone, unshare_users, until
+from launching import LIMIT, Place, await_line, environment, gone, unshare_users, until
 
 MEBI = 1 << 20
 
@@ -200,6 +200,27 @@ def test_a_reader_that_is_slow_gets_everything(place: Place) -> None:
             shown += piece
         assert Place.wait(launcher).status == 0
     assert shown == A_LOT
+
+
+def test_a_log_that_is_emptied_is_shown_from_its_beginning(place: Place) -> None:
+    """As `tail -f` does it; and a failure is explained by what is in it then."""
+    place.script("""
+        print("before " * 1000, flush=True)
+        await_file("go")
+        os.truncate("log/workerlog.0", 0)
+        print("after", flush=True)
+        await_file("end")
+        raise RuntimeError("in the end")
+    """)
+    with place.start("train.py") as launcher:
+        await_line(launcher.stdout, b"before")
+        (place.folder / "go").touch()
+        assert await_line(launcher.stdout, b"after") == b"after\n"
+        (place.folder / "end").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 1
+    assert ended.stdout.endswith(b"RuntimeError: in the end\n")
+    assert "  all it wrote:\n  | after\n" in ended.stderr
 
 
 @pytest.mark.parametrize("redirect", ["", "2>&1"])
