@@ -28,7 +28,7 @@ use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::{OwnedFd, RawFd};
@@ -59,7 +59,7 @@ fn unmet(error: impl std::fmt::Display) -> Refusal {
 
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
 /// the interpreter for the ranks; `record` a descriptor for the end's record, or negative.
-pub fn main(args: &[OsString], python: &str, record: RawFd) -> i32 {
+pub fn main(args: &[OsString], python: &OsStr, record: RawFd) -> i32 {
     console::fill_standard_descriptors();
     let mut record = Record::take(record);
     // Never given back: this process ends with the launcher, and a late Ctrl-C must not reach Python.
@@ -90,7 +90,7 @@ fn print(text: &str) {
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-fn prepared(args: &[OsString], python: &str, signals: &mut Signals, record: &mut Record) -> Result<i32, Refusal> {
+fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &mut Record) -> Result<i32, Refusal> {
     let (flags, rest) = match grammar::parse(args) {
         Parsed::Job(flags, rest) => (flags, rest),
         Parsed::Print(text) => {
@@ -106,6 +106,10 @@ fn prepared(args: &[OsString], python: &str, signals: &mut Signals, record: &mut
         ));
     }
     let base: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+    let unreadable = |name: &str| base.iter().any(|(n, value)| *n == *name && value.to_str().is_none());
+    if let Some(name) = options::OPTIONS.iter().flat_map(|opt| opt.env).find(|name| unreadable(name)) {
+        return Err(usage(format!("{name}: its value is not UTF-8; unset it, or set another")));
+    }
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
     let (vars, dropped) = plan::without_outer_exports(&all);
     let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
@@ -140,7 +144,7 @@ fn launch_on_this_node(
     spec: &LaunchSpec,
     vars: &Vars,
     base: Vec<(OsString, OsString)>,
-    python: &str,
+    python: &OsStr,
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -167,7 +171,7 @@ fn launch_on_this_node(
     let plan = plan::plan(spec, vars, &facts, &bindings, &leases.ports());
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
-    let program = find(spec, argv, vars).map_err(unmet)?;
+    let program = find(spec, argv, &base).map_err(unmet)?;
     match spec.dry_run {
         Some(DryRun::Table) => {
             print(&dry_run::table(&plan));
@@ -269,11 +273,12 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
 }
 
 /// The program behind the ranks' `argv[0]`.
-fn find(spec: &LaunchSpec, argv: &[OsString], vars: &Vars) -> Result<PathBuf, SpecError> {
+fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> Result<PathBuf, SpecError> {
     if spec.script.runs_in_python() {
         return Ok(PathBuf::from(&argv[0]));
     }
-    preflight::find_program(&argv[0], vars.get("PATH").map(String::as_str))
+    let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
+    preflight::find_program(&argv[0], path)
 }
 
 fn absolute(path: &str) -> Result<PathBuf, SpecError> {

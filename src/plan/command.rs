@@ -3,21 +3,22 @@
 use crate::spec::Script;
 use crate::spec::launch::is_python;
 use crate::spec::options::Vars;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 /// Program and arguments. A `.py` file runs unbuffered, under `coverage` if WITH_COVERAGE is `ON`; a
 /// `.pyxes` file runs as Python; anything else is a program of its own.
-pub fn argv(script: &Script, args: &[OsString], python: &str, vars: &Vars) -> Vec<OsString> {
+pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &Vars) -> Vec<OsString> {
     let coverage = vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON");
-    let (before, name): (&[&str], _) = match script {
-        Script::File(name) if !is_python(name) => (&[], name),
-        Script::File(name) if name.as_encoded_bytes().ends_with(b".pyxes") => (&[python], name),
-        Script::File(name) if coverage => (&[python, "-u", "-m", "coverage", "run", "--branch", "-p"], name),
-        Script::File(name) => (&[python, "-u"], name),
-        Script::Module(name) => (&[python, "-u", "-m"], name),
-        Script::Program(name) => (&[], name),
+    let (options, name): (Option<&[&str]>, _) = match script {
+        Script::File(name) if !is_python(name) => (None, name),
+        Script::File(name) if name.as_encoded_bytes().ends_with(b".pyxes") => (Some(&[]), name),
+        Script::File(name) if coverage => (Some(&["-u", "-m", "coverage", "run", "--branch", "-p"]), name),
+        Script::File(name) => (Some(&["-u"]), name),
+        Script::Module(name) => (Some(&["-u", "-m"]), name),
+        Script::Program(name) => (None, name),
     };
-    before.iter().map(OsString::from).chain([name.clone()]).chain(args.iter().cloned()).collect()
+    let python = options.map(|options| [python.to_owned()].into_iter().chain(options.iter().map(OsString::from)));
+    python.into_iter().flatten().chain([name.clone()]).chain(args.iter().cloned()).collect()
 }
 
 #[cfg(test)]
@@ -27,7 +28,7 @@ mod tests {
     #[test]
     fn each_kind_of_script_has_its_command() {
         let run = |script: Script, vars: &Vars| {
-            let argv = argv(&script, &["-m".into(), "a b".into()], "py", vars);
+            let argv = argv(&script, &["-m".into(), "a b".into()], "py".as_ref(), vars);
             argv.into_iter().map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>().join("|")
         };
         let none = Vars::new();

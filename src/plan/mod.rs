@@ -15,7 +15,7 @@ use std::ffi::OsString;
 #[derive(Clone, Debug)]
 pub struct HostFacts {
     /// The Python interpreter that runs the launcher.
-    pub python: String,
+    pub python: OsString,
     /// GPUs that the driver shows; 0 without a driver.
     pub gpus: usize,
     /// Absolute folder of the logs.

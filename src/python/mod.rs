@@ -49,7 +49,7 @@ mod lib {
     /// status. `python` is the interpreter for the ranks; `record`: a descriptor to write the end to, for
     /// `rlaunch.launch`, or -1.
     #[pyfunction]
-    fn main(py: Python<'_>, args: Vec<OsString>, python: String, record: i32) -> i32 {
+    fn main(py: Python<'_>, args: Vec<OsString>, python: OsString, record: i32) -> i32 {
         py.detach(|| paddle::main(&args, &python, record))
     }
 

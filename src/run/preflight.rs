@@ -6,11 +6,12 @@ use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Finds the program of a command line, as a shell would, and checks that it can be run.
-pub fn find_program(name: &OsStr, path: Option<&str>) -> Result<PathBuf, SpecError> {
+pub fn find_program(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, SpecError> {
     let refuse = |why: &str, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
     let executable = |p: &Path| p.is_file() && nix::unistd::access(p, nix::unistd::AccessFlags::X_OK).is_ok();
     if name.as_encoded_bytes().contains(&b'/') {
@@ -21,8 +22,9 @@ pub fn find_program(name: &OsStr, path: Option<&str>) -> Result<PathBuf, SpecErr
             () => refuse("cannot be executed", "chmod +x it, or name it *.py to have Python run it"),
         };
     }
-    for folder in path.unwrap_or("/usr/local/bin:/usr/bin:/bin").split(':') {
-        let found = Path::new(if folder.is_empty() { "." } else { folder }).join(name);
+    let path = path.map_or(b"/usr/local/bin:/usr/bin:/bin".as_slice(), OsStr::as_bytes);
+    for folder in path.split(|b| *b == b':') {
+        let found = Path::new(OsStr::from_bytes(if folder.is_empty() { b"." } else { folder })).join(name);
         if executable(&found) {
             return Ok(found);
         }

@@ -215,6 +215,8 @@ impl Rotator {
                 self.logs.iter().for_each(|log| self.look_at(log));
             }
         }
+        // The kernel takes up to 17 ms to close it, and somebody waits for this thread.
+        std::mem::forget(growth);
         Ok(())
     }
 
