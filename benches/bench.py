@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import end
+import output
 import start
 from contenders import LAUNCHERS
 from figures import NOT_INSTALLED, Figures
@@ -31,6 +32,9 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "start": start.measure_start,
     "crash": end.measure_crash,
     "idle": end.measure_idle,
+    "output": output.measure_output,
+    "stall": output.measure_stall,
+    "lines": output.measure_lines,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
 
