@@ -224,6 +224,8 @@ fn launch_on_this_node(
                 }
                 Err(refusal) => refusal.told(record),
             };
+            // The kernel may take its time to end this process, and the next job may want these ports.
+            drop(leases);
             supervisor.report(status);
             status
         }),
