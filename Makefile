@@ -11,7 +11,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make test    lint, Rust tests, Python tests"
-	@echo "make bench   speed and memory, side by side with Paddle's own launchers"
+	@echo "make bench   speed and memory, side by side with its rivals; fails when a promise is broken"
 	@echo "make faults  kills, floods and starves rlaunch and its rivals, and writes docs/fault-matrix.md (an hour or more)"
 	@echo "make soak    half an hour of random signals at random members of random jobs, and writes docs/soak.md"
 	@echo "make clean   removes .venv and target"
@@ -49,8 +49,10 @@ test-rust:
 test-python: $(VENV)/built
 	$(BIN)/python -m pytest
 
+# torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
+# BENCH="--write docs/benchmarks.md": the results page too.
 bench: $(VENV)/built
-	$(BIN)/python benches/bench.py
+	$(BIN)/python benches/bench.py $(BENCH)
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. ONLY=--only-installed leaves out rivals that are not there.
 faults: $(VENV)/built

@@ -245,6 +245,8 @@ fn launch_on_this_node(
             };
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
+            // The kernel may take its time to end this process, and the next job may want these ports.
+            drop(leases);
             supervisor.report(status);
             status
         }),

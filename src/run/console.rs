@@ -241,6 +241,12 @@ impl Follower {
         Ok(true)
     }
 
+    /// Lets go of the console and the logs. The kernel takes up to 17 ms to close an inotify descriptor, so that
+    /// is left to the end of this process, which nobody waits for.
+    pub fn leave(self) {
+        std::mem::forget(self.watch);
+    }
+
     /// Copies the rest once all ranks have ended, waiting for the console as long as it takes something
     /// every `patience`.
     pub fn finish(&mut self, patience: Duration, give_up: &mut dyn FnMut() -> bool) -> io::Result<Shown> {

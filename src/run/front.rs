@@ -32,7 +32,7 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Tells the front the exit status: all is done. The kernel may take its time to end this process
-    /// (closing an inotify descriptor took 14 ms), and nobody needs to wait for that.
+    /// (closing an inotify descriptor took 17 ms), and nobody needs to wait for that.
     pub fn report(&self, status: i32) {
         // It has gone, or it will see that we have: no more can be done.
         let _ = nix::unistd::write(&self.status, &status.to_ne_bytes());

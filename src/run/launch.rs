@@ -73,8 +73,8 @@ pub struct Launched {
     pub journal: Journal,
 }
 
-/// Runs the plan to its end. `front`: a pidfd of the process whose end is to end the job. `say` gets the
-/// notes.
+/// Runs the plan to its end, once in the life of a process. `front`: a pidfd of the process whose end is to
+/// end the job. `say` gets the notes.
 pub fn run(
     launch: &Launch<'_>,
     front: &OwnedFd,
@@ -133,6 +133,9 @@ pub fn run(
     };
     ranks.settle_logs();
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
-    let Ranks { processes, swept, journal, .. } = ranks;
+    let Ranks { processes, swept, journal, follower, .. } = ranks;
+    if let Some(follower) = follower {
+        follower.leave();
+    }
     Ok(Launched { report, processes, swept, shown, rest, journal })
 }

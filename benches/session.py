@@ -1,0 +1,41 @@
+"""What a section of the bench is given: a folder, how thorough to be, and where figures go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contenders import LAUNCHERS, RLAUNCH, Launcher
+from figures import Cell, Figures, Promise, Row
+
+
+@dataclass
+class Session:
+    folder: Path
+    quick: bool
+    figures: Figures
+    section: str = ""
+
+    def amount(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def row(
+        self,
+        what: str,
+        cells: Mapping[str, Cell],
+        unit: str,
+        promise: Promise | None = None,
+        bare: float | None = None,
+    ) -> None:
+        self.figures.add(Row(self.section, what, unit, cells, promise, bare))
+
+
+def present() -> list[Launcher]:
+    """Those that are installed, ours first."""
+    return [launcher for launcher in LAUNCHERS if launcher is RLAUNCH or launcher.version]
+
+
+def each(measure: Callable[[Launcher], Cell], launchers: Iterable[Launcher] | None = None) -> dict[str, Cell]:
+    """One figure of every launcher that is there."""
+    return {launcher.name: measure(launcher) for launcher in (present() if launchers is None else launchers)}

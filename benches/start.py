@@ -1,0 +1,159 @@
+"""What it costs to start ranks: `import`, the command line, `spawn`, and one rank in a big parent."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from contenders import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN, environment
+from figures import Cell, Promise
+from running import succeed
+from session import Session, each, present
+
+
+def timed(body: Callable[[], object]) -> float:
+    """Milliseconds."""
+    start = time.perf_counter()
+    body()
+    return (time.perf_counter() - start) * 1000
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def measure_import(session: Session) -> None:
+    """`import` of the package, over bare Python."""
+    packages = {RLAUNCH.name: "rlaunch", PADDLE.name: "paddle", TORCHRUN.name: "torch"}
+
+    def cost(python: str, statement: str, turns: int) -> float:
+        return min(timed(lambda: succeed([python, "-c", statement])) for _ in range(turns))
+
+    def over_bare(name: str, python: str, turns: int) -> float:
+        return cost(python, f"import {packages[name]}", turns) - cost(python, "pass", 20)
+
+    session.row(
+        "import over bare Python",
+        each(lambda it: over_bare(it.name, it.python, 20 if it is RLAUNCH else session.amount(4, 1))),
+        "ms",
+    )
+
+
+def bare(ranks: int, script: Path) -> None:
+    """The floor: the same ranks, started by a shell-like parent that does nothing else."""
+    null, command = subprocess.DEVNULL, [RLAUNCH.python, "-u", str(script)]
+    children = [
+        subprocess.Popen(command, stdin=null, stdout=null, stderr=null, env=environment())
+        for _ in range(ranks)
+    ]
+    for child in children:
+        child.wait()
+
+
+def measure_launch(session: Session) -> None:
+    """Wall time of a job of ranks that do nothing, and how much of it is the launcher's (over bare ranks)."""
+    script = written(session.folder, "noop.py", "pass\n")
+    for ranks in (2, 8):
+        floor: list[float] = []
+        times: dict[str, list[float]] = {launcher.name: [] for launcher in present()}
+        for turn in range(session.amount(10, 3)):
+            floor.append(timed(lambda n=ranks: bare(n, script)))  # type: ignore[misc]
+            for launcher in present():
+                if launcher is RLAUNCH or turn < session.amount(4, 1):
+                    command = launcher.command(ranks, session.folder / launcher.name, str(script))
+                    times[launcher.name].append(timed(lambda c=command: succeed(c)))  # type: ignore[misc]
+        base = statistics.median(floor)
+        walls = {name: statistics.median(all_) for name, all_ in times.items()}
+        over: dict[str, Cell] = {name: wall - base for name, wall in walls.items()}
+        session.row(f"wall time of {ranks} trivial ranks", dict(walls), "ms", bare=base)
+        promise = Promise("V1", most=30, times_less=40) if ranks == 2 else None
+        session.row(f"overhead over {ranks} bare ranks", over, "ms", promise)
+
+
+SPAWN = """
+import sys, time, json, warnings
+warnings.simplefilter("ignore")
+if sys.argv[1] == "rlaunch":
+    import rlaunch as dist
+else:
+    import paddle.distributed as dist
+from ranks import trivial
+if __name__ == "__main__":
+    times = []
+    for _ in range(int(sys.argv[4])):
+        start = time.perf_counter()
+        dist.spawn(trivial, nprocs=int(sys.argv[2]), start_method=sys.argv[3])
+        times.append(time.perf_counter() - start)
+    print(json.dumps(times))
+"""
+
+
+def measure_spawn(session: Session) -> None:
+    """Wall time of `spawn` with ranks that do nothing; the parent has imported its library."""
+    written(session.folder, "ranks.py", "def trivial():\n    return 1\n")
+    script = written(session.folder, "spawner.py", SPAWN)
+
+    def run(python: str, library: str, ranks: int, method: str, turns: int) -> float:
+        command = [python, str(script), library, str(ranks), method, str(turns)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+        times: list[float] = json.loads(done.stdout.splitlines()[-1])
+        return statistics.median(times) * 1000
+
+    both = [launcher for launcher in present() if launcher is not TORCHRUN]
+    for method in ("spawn", "forkserver", "fork"):
+        for ranks in (2, 8):
+            turns = {RLAUNCH.name: session.amount(7, 3), PADDLE.name: session.amount(3, 1)}
+            session.row(
+                f"{ranks} trivial ranks, start method {method}",
+                each(lambda it, r=ranks, m=method, t=turns: run(it.python, it.name, r, m, t[it.name]), both),  # type: ignore[misc]
+                "ms",
+            )
+
+
+START = """
+import json, os, resource, subprocess, sys, time
+from rlaunch import _lib
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+ballast = bytearray(int(sys.argv[1]) << 30)
+for page in range(0, len(ballast), 4096):
+    ballast[page] = 1
+nursery = _lib.Nursery()
+def ours():
+    end = nursery.open_end()
+    rank = nursery.start(b"/bin/true", [b"true"], [], [], -1, end)
+    nursery.close_end(end)
+    return rank.wait
+def preexec():
+    return subprocess.Popen(["/bin/true"], preexec_fn=os.setsid).wait  # As Paddle's launcher starts ranks.
+def session():
+    return subprocess.Popen(["/bin/true"], start_new_session=True).wait  # As torchrun does.
+figures = {}
+for name, start in (("rlaunch", ours), ("paddle", preexec), ("torchrun", session)):
+    for ranks in (8, 256):
+        few = 8 if name != "rlaunch" and len(ballast) else ranks
+        begin = time.perf_counter()
+        waits = [start() for _ in range(few)]
+        figures[f"{name}{ranks}"] = (time.perf_counter() - begin) / few * 1000
+        for wait in waits:
+            wait()
+print(json.dumps(figures))
+"""
+
+
+def measure_start(session: Session) -> None:
+    """What starting one rank costs its parent. Of rivals: their way to start a process, and nothing else."""
+    script = written(session.folder, "start.py", START)
+    for gib in (0, 4):
+        command = [RLAUNCH.python, str(script), str(gib)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        figures = json.loads(done.stdout)
+        size = "small" if gib == 0 else f"{gib} GiB"
+        for ranks in (8, 256):
+            cells = {launcher.name: figures[f"{launcher.name}{ranks}"] for launcher in LAUNCHERS}
+            session.row(f"a rank of {ranks}, {size} parent", cells, "ms", Promise("V4", most=0.5))

@@ -1,0 +1,65 @@
+"""Which figures break a promise, and how a row reads."""
+
+from __future__ import annotations
+
+import pytest
+from contenders import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
+from figures import Cell, Figures, Promise, Row
+
+
+def row(ours: Cell, promise: Promise | None, **rivals: Cell) -> Row:
+    return Row("crash", "p50", "ms", {RLAUNCH.name: ours, **rivals}, promise)
+
+
+@pytest.mark.parametrize(
+    ("ours", "promise", "rivals"),
+    [
+        (15.0, Promise("V3", most=15), {}),
+        (0.0, Promise("V5", most=0), {}),
+        (10.0, Promise("V6", least=10), {}),
+        (10.0, Promise("V1", times_less=40), {"paddle": 400.0, "torchrun": "not installed"}),
+        (99.0, None, {"paddle": 1.0}),
+    ],
+)
+def test_a_limit_that_is_just_reached_is_kept(
+    ours: Cell, promise: Promise | None, rivals: dict[str, Cell]
+) -> None:
+    assert list(row(ours, promise, **rivals).broken()) == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "promise", "rivals", "words"),
+    [
+        (15.1, Promise("V3", most=15), {}, "V3, crash: p50: 15.1 ms, promised at most 15 ms"),
+        (9.0, Promise("V6", least=10), {}, "V6, crash: p50: 9 ms, promised at least 10 ms"),
+        ("stalls", Promise("V6", most=1.5), {}, "V6, crash: p50: stalls"),
+        (
+            10.0,
+            Promise("V1", times_less=40),
+            {"paddle": 500.0, "torchrun": 395.0},
+            "V1, crash: p50: 39.5 times less than torchrun, promised 40 times",
+        ),
+    ],
+)
+def test_a_limit_that_is_passed_is_named(
+    ours: Cell, promise: Promise, rivals: dict[str, Cell], words: str
+) -> None:
+    assert list(row(ours, promise, **rivals).broken()) == [words]
+
+
+def test_a_promise_may_be_broken_in_more_than_one_way() -> None:
+    figures = Figures()
+    figures.add(row(50.0, Promise("V1", most=30, times_less=40), paddle=100.0, torchrun=100.0))
+    assert len(figures.broken()) == 3
+
+
+def test_a_rival_has_a_ratio_only_where_both_have_a_figure() -> None:
+    assert len(LAUNCHERS) == 3
+    assert row(2.0, None, paddle=5.0, torchrun="stalls").texts() == ["2 ms", "5 ms (2.5 x)", "stalls"]
+    assert row(0.0, None, paddle=5.0, torchrun=1.0).texts() == ["0 ms", "5 ms", "1 ms"]
+
+
+def test_a_rival_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PADDLE.__dict__, "version", None)
+    monkeypatch.setitem(TORCHRUN.__dict__, "version", "2.0")
+    assert row(2.0, None).texts() == ["2 ms", "not installed", "-"]
