@@ -7,6 +7,16 @@ rank, ``get_rank()``, ``get_world_size()`` and ``ParallelEnv()`` say who it is.
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"] and any(word.startswith(("rlaunch", "-mrlaunch")) for word in sys.orig_argv):
+    # `python -m rlaunch` is beginning: a Ctrl-C now ends it, as later, without a traceback.
+    # Not `signal`, whose import takes longer than all of rlaunch's.
+    _signal = __import__("_signal")
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    del _signal
+
 from ._lib import __version__
 from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
 from .errors import LaunchError, NoResultError, RankError, WorkerError

@@ -12,7 +12,7 @@ use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::memory::Memory;
 use crate::probe::nvml;
-use crate::run::front::{self, Front, Guarded, Side};
+use crate::run::front::{self, Front, Guarded, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result::{self, JobResult};
@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{debug, info, warn};
@@ -148,6 +148,10 @@ fn launch_on_this_node(
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
+    let log_dir = absolute(&spec.log_dir).map_err(unmet)?;
+    if spec.dry_run.is_none() {
+        logs::forget_result(&log_dir).map_err(unmet)?;
+    }
     let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
     let visible = devices::visible(vars, gpus);
     // Before anything is made for each rank: the number may be absurd.
@@ -157,7 +161,6 @@ fn launch_on_this_node(
         warn!("{warning}");
     }
     preflight::check_script(&spec.script).map_err(unmet)?;
-    let log_dir = absolute(&spec.log_dir).map_err(unmet)?;
     let log_dir_text = log_dir
         .to_str()
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
@@ -190,9 +193,7 @@ fn launch_on_this_node(
         rotate::check(&log_dir).map_err(unmet)?;
     }
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
-    if spec.log_overwrite {
-        logs::forget_attempts(&log_dir).map_err(in_logs)?;
-    }
+    logs::put_attempts_aside(&log_dir, spec.log_overwrite).map_err(unmet)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
@@ -231,7 +232,7 @@ fn launch_on_this_node(
             if record.is_read() {
                 signals::let_through(&HELD_IN_FRONT);
             }
-            let status = match supervise(&launch, &supervisor.front, signals, &job) {
+            let status = match supervise(&launch, &supervisor, signals, &job) {
                 Ok((status, result)) => {
                     record.write(&result);
                     status
@@ -256,7 +257,7 @@ fn launch_on_this_node(
 
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
-    match front.guard(signals, &launch.key, launch.cgroup.as_ref()) {
+    match front.guard(signals, launch) {
         Ok(Guarded::Status(status)) => status,
         Ok(Guarded::Lost(exit, swept)) => {
             let (status, how) = match exit {
@@ -267,6 +268,15 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
             complain(&text);
             tell_swept(&swept);
             record.write_error(&text, status);
+            write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
+            status
+        }
+        Ok(Guarded::Stuck(swept)) => {
+            let status = exit_code::SUPERVISOR_LOST;
+            let text = "the launcher's supervisor process did not stop in time and was killed, and the job with it";
+            complain(text);
+            tell_swept(&swept);
+            record.write_error(text, status);
             write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
             status
         }
@@ -298,7 +308,7 @@ fn tell_swept(swept: &Swept) {
 /// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
 fn supervise(
     launch: &Launch<'_>,
-    front: &OwnedFd,
+    supervisor: &Supervisor,
     signals: &Signals,
     job: &Job<'_>,
 ) -> Result<(i32, serde_json::Value), Refusal> {
@@ -311,7 +321,7 @@ fn supervise(
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
     let mut say = |note: &Note| say(note, grace_now(&launch.policy));
-    let mut launched = run(launch, front, signals, journal, &mut say)
+    let mut launched = run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });

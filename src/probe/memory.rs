@@ -46,7 +46,9 @@ impl Memory {
         if more(self.cgroup_kills, before.cgroup_kills) {
             let limit = self.limit.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
             let peak = self.peak.map_or(String::new(), |bytes| format!(", of which {} were used at most", size(bytes)));
-            return format!("the kernel killed it: the memory limit{limit} of its cgroup was reached{peak}");
+            return format!(
+                "the kernel killed it, or another process of its cgroup, whose memory limit{limit} was reached{peak}"
+            );
         }
         if more(self.host_kills, before.host_kills) {
             return "the kernel killed it, or another process, because the memory of this machine was full".into();
@@ -118,8 +120,8 @@ mod tests {
         let before = Memory { cgroup_kills: Some(1), ..now.clone() };
         assert_eq!(
             now.explain(&before),
-            "the kernel killed it: the memory limit of 1.5 GiB of its cgroup was reached, of which 1.0 GiB were used \
-             at most"
+            "the kernel killed it, or another process of its cgroup, whose memory limit of 1.5 GiB was reached, of which \
+             1.0 GiB were used at most"
         );
         let before = Memory { host_kills: Some(3), ..now.clone() };
         assert!(now.explain(&before).contains("the memory of this machine was full"));

@@ -6,6 +6,7 @@ use super::rotate::Log;
 use crate::log::Splitter;
 use crate::log::escape::Colours;
 use crate::log::prefix::write_line;
+use crate::sys::clock;
 use crate::sys::console::Console;
 use crate::sys::inotify::{Grown, GrowthWatch, Watched};
 use crate::sys::poll::Poll;
@@ -146,7 +147,7 @@ impl Follower {
     /// Some file has grown.
     pub fn grown(&mut self, poll: &Poll) -> io::Result<()> {
         if let Some(watch) = &self.watch {
-            let grown = watch.drain()?;
+            let grown = watch.drain().unwrap_or(Grown::Any);
             for source in &mut self.sources {
                 source.grown |= match &grown {
                     Grown::Any => true,
@@ -195,7 +196,11 @@ impl Follower {
         };
         while let Some(at) = first(&self.sources) {
             let source = &mut self.sources[at];
-            let (read, passed_over) = source.read(&mut buffer)?;
+            // A file system that fails (a stale NFS handle) takes from the console what it has of this log.
+            let Ok((read, passed_over)) = source.read(&mut buffer) else {
+                self.unwatch(at);
+                continue;
+            };
             self.passed_over += passed_over;
             let (out, colours) = (&mut self.out, self.colours);
             match &mut source.lines {
@@ -211,7 +216,7 @@ impl Follower {
                 {
                     write_line(out, prefix, &line, colours);
                 }
-                self.sources.remove(at);
+                self.unwatch(at);
             } else if read == 0 {
                 source.grown = false;
             }
@@ -220,6 +225,13 @@ impl Follower {
             }
         }
         Ok(false)
+    }
+
+    fn unwatch(&mut self, at: usize) {
+        let source = self.sources.remove(at);
+        if let (Some(watch), Some(watched)) = (&self.watch, source.watched) {
+            watch.remove(watched);
+        }
     }
 
     /// Writes what the console takes; false when it takes no more.
@@ -248,9 +260,15 @@ impl Follower {
     }
 
     /// Copies the rest once all ranks have ended, waiting for the console as long as it takes something
-    /// every `patience`.
-    pub fn finish(&mut self, patience: Duration, give_up: &mut dyn FnMut() -> bool) -> io::Result<Shown> {
+    /// every `patience`, for `limit` in all.
+    pub fn finish(
+        &mut self,
+        patience: Duration,
+        limit: Duration,
+        give_up: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Shown> {
         let poll = Poll::new()?;
+        let end = clock::now().saturating_add(limit);
         self.all_ended();
         loop {
             self.blocked = false;
@@ -261,7 +279,8 @@ impl Follower {
             if self.sources.is_empty() && self.out.is_empty() {
                 return Ok(if self.passed_over > 0 { Shown::AllBut(self.passed_over) } else { Shown::All });
             }
-            if (self.blocked && poll.wait(Some(patience))?.is_empty()) || give_up() {
+            let left = end.saturating_sub(clock::now());
+            if (self.blocked && poll.wait(Some(patience.min(left)))?.is_empty()) || left.is_zero() || give_up() {
                 let unread: u64 = self.sources.iter().map(Source::left).sum();
                 return Ok(Shown::AllBut(self.passed_over + unread + self.out.len() as u64));
             }

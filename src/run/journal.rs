@@ -137,12 +137,6 @@ impl Journal {
         let folder = logs::own_folder(log_dir).map_err(|e| logs::refused(&log_dir.join(logs::OWN), &e))?;
         let path = folder.join("events.jsonl");
         let events = logs::open(&path, true).map_err(|e| logs::refused(&path, &e))?;
-        // The end of an earlier run is not this one's.
-        let path = folder.join("result.json");
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(logs::refused(&path, &error)),
-            _ => {}
-        }
         Ok(Self { events: Some(events), length: 0, sequence: 0 })
     }
 
@@ -210,7 +204,7 @@ fn word(why: NoRestart) -> &'static str {
 pub fn conclude(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
     text.push('\n');
-    logs::replace(&logs::own_folder(log_dir)?.join("result.json"), &text)
+    logs::replace(&logs::own_folder(log_dir)?.join(logs::RESULT), &text)
 }
 
 #[cfg(test)]

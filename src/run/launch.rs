@@ -2,12 +2,14 @@
 
 use super::console::{Follower, Shown};
 use super::engine::{Engine, HOST_TOKENS};
+use super::front::Supervisor;
 use super::journal::{Journal, What};
+use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
 use crate::spec::rotation::Rotation;
-use crate::supervise::{Event, Note, Policy, Report};
+use crate::supervise::{Event, Note, Outcome, Policy, Report};
 use crate::sys::cgroup::JobGroup;
 use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
@@ -15,7 +17,6 @@ use crate::sys::tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -23,9 +24,12 @@ const SIGNALS: u64 = HOST_TOKENS;
 const GROWTH: u64 = HOST_TOKENS + 1;
 const CONSOLE: u64 = HOST_TOKENS + 2;
 const FRONT: u64 = HOST_TOKENS + 3;
+const REQUESTS: u64 = HOST_TOKENS + 4;
 
 /// How long a console that takes nothing is waited for once all ranks have ended.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the console is waited for in all once a job has been stopped: whoever stops it waits for its end.
+const STOPPED_PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the ranks are started with, beside the plan.
 pub struct Launch<'a> {
@@ -73,18 +77,19 @@ pub struct Launched {
     pub journal: Journal,
 }
 
-/// Runs the plan to its end, once in the life of a process. `front`: a pidfd of the process whose end is to
-/// end the job. `say` gets the notes.
+/// Runs the plan to its end, once in the life of a process. `say` gets the notes.
 pub fn run(
     launch: &Launch<'_>,
-    front: &OwnedFd,
+    supervisor: &Supervisor,
     signals: &Signals,
     journal: Journal,
     say: &mut dyn FnMut(&Note),
 ) -> io::Result<Launched> {
     let mut engine = Engine::new(launch.plan.ranks.len(), launch.policy.clone())?;
     engine.poll().readable(signals, SIGNALS)?;
-    engine.poll().readable(front, FRONT)?;
+    engine.poll().readable(&supervisor.front, FRONT)?;
+    engine.poll().readable(&supervisor.requests, REQUESTS)?;
+    let mut requests = Requests::default();
     let console = Console::open(1).ok().filter(|_| !launch.shown.is_empty());
     let follower =
         console.and_then(|console| Follower::new(console, launch.colour, engine.poll(), (GROWTH, CONSOLE)).ok());
@@ -100,21 +105,27 @@ pub fn run(
             match (token, &mut ranks.follower) {
                 (SIGNALS, _) => {
                     for signal in signals.drain() {
-                        let event = match signal {
-                            libc::SIGCHLD => continue,
-                            libc::SIGTSTP => Event::Suspend,
-                            libc::SIGCONT => Event::Resume,
-                            signal if launch.notify.contains(&signal) => Event::Notify(signal),
-                            signal => Event::Stop(signal),
-                        };
-                        ranks.journal.write(What::Signal { signal });
-                        engine.send(event, &mut ranks)?;
+                        if let Some(event) = requests.event(signal, Way::Directly, &launch.notify) {
+                            ranks.journal.write(What::Signal { signal });
+                            engine.send(event, &mut ranks)?;
+                        }
                     }
                     // Ranks are collected by their pidfds; those that came from below them, here.
                     tree::reap_strays(|pid| engine.owns(pid));
                 }
+                (REQUESTS, _) => match supervisor.asked() {
+                    Some(asked) => {
+                        for signal in asked {
+                            if let Some(event) = requests.event(signal, Way::Asked, &launch.notify) {
+                                ranks.journal.write(What::Signal { signal });
+                                engine.send(event, &mut ranks)?;
+                            }
+                        }
+                    }
+                    None => engine.poll().forget(&supervisor.requests)?,
+                },
                 (FRONT, _) => {
-                    engine.poll().forget(front)?;
+                    engine.poll().forget(&supervisor.front)?;
                     ranks.journal.write(What::FrontLost);
                     engine.send(Event::HostLost, &mut ranks)?;
                 }
@@ -126,9 +137,14 @@ pub fn run(
     }
     let mut rest = sweep::everybody(&BTreeSet::new(), launch.cgroup.as_ref())?;
     rest.killed.append(&mut ranks.strays);
-    let mut impatient = || signals.drain().iter().any(|signal| STOP.contains(signal));
+    let stop = |signal: &i32| STOP.contains(signal) && !launch.notify.contains(signal);
+    let mut impatient = || signals.drain().iter().any(stop) || supervisor.asked().is_none_or(|s| s.iter().any(stop));
+    let limit = match engine.report().map(|report| &report.outcome) {
+        Some(Outcome::Stopped { .. } | Outcome::HostLost) => STOPPED_PATIENCE,
+        _ => Duration::MAX,
+    };
     let shown = match &mut ranks.follower {
-        Some(follower) => follower.finish(CONSOLE_PATIENCE, &mut impatient)?,
+        Some(follower) => follower.finish(CONSOLE_PATIENCE, limit, &mut impatient)?,
         None => Shown::Nothing,
     };
     ranks.settle_logs();

@@ -86,19 +86,25 @@ pub const OWN: &str = "rlaunch";
 
 /// Makes the folder of the launcher's own records, `LOG_DIR/rlaunch`.
 pub fn own_folder(log_dir: &Path) -> io::Result<PathBuf> {
-    let folder = log_dir.join(OWN);
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-    if std::fs::symlink_metadata(&folder)?.is_symlink() {
+    private_folder(log_dir.join(OWN))
+}
+
+/// Makes a folder for this user alone, if it is not there. A link is not followed.
+fn private_folder(path: PathBuf) -> io::Result<PathBuf> {
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if std::fs::symlink_metadata(&path)?.is_symlink() {
         return Err(io::Error::from_raw_os_error(libc::ELOOP));
     }
-    Ok(folder)
+    Ok(path)
 }
 
 /// Moves a log to `LOG_DIR/rlaunch/attempt-N/`, where those of the attempts before the last are, and its
 /// `backups` older parts with it.
 pub fn put_aside(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::Result<()> {
-    let folder = own_folder(log_dir)?.join(format!("attempt-{attempt}"));
-    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+    let folder = private_folder(own_folder(log_dir)?.join(format!("{ATTEMPT}{attempt}")))?;
     for n in 1..=backups {
         // There may be fewer.
         let _ = std::fs::rename(numbered(&log_dir.join(log), n), numbered(&folder.join(log), n));
@@ -106,17 +112,54 @@ pub fn put_aside(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::R
     std::fs::rename(log_dir.join(log), folder.join(log))
 }
 
-/// Removes what attempts of an earlier job have left.
-pub fn forget_attempts(log_dir: &Path) -> io::Result<()> {
-    for entry in own_folder(log_dir)?.read_dir()? {
+const ATTEMPT: &str = "attempt-";
+
+/// Makes room for the attempts of a new job: those that an earlier one has left go to
+/// `LOG_DIR/rlaunch/earlier-N/`, 1 being the oldest, or away if logs are to be overwritten.
+pub fn put_attempts_aside(log_dir: &Path, overwrite: bool) -> Result<(), SpecError> {
+    let own = log_dir.join(OWN);
+    own_folder(log_dir).and_then(|own| make_room(&own, overwrite)).map_err(|error| refused(&own, &error))
+}
+
+fn make_room(own: &Path, overwrite: bool) -> io::Result<()> {
+    let mut attempts = Vec::new();
+    for entry in own.read_dir()? {
         let entry = entry?;
-        let is_attempt = entry.file_name().to_str().and_then(|n| n.strip_prefix("attempt-")?.parse::<u32>().ok());
-        if is_attempt.is_some() && entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
+        let number = entry.file_name().to_str().and_then(|n| n.strip_prefix(ATTEMPT)?.parse::<u32>().ok());
+        if number.is_some() && entry.file_type()?.is_dir() {
+            attempts.push(entry);
         }
     }
-    Ok(())
+    if overwrite {
+        return attempts.iter().try_for_each(|entry| std::fs::remove_dir_all(entry.path()));
+    }
+    if attempts.is_empty() {
+        return Ok(());
+    }
+    let place = |n: u32| own.join(format!("earlier-{n}"));
+    let Some(free) = (1..).map(place).find(|path| path.symlink_metadata().is_err()) else { return Ok(()) };
+    let free = private_folder(free)?;
+    attempts.iter().try_for_each(|entry| std::fs::rename(entry.path(), free.join(entry.file_name())))
 }
+
+/// Forgets how an earlier job in this folder ended: it is not how this one does.
+pub fn forget_result(log_dir: &Path) -> Result<(), SpecError> {
+    let own = log_dir.join(OWN);
+    // A link is refused when the folder is made; what it leads to is not ours.
+    if own.is_symlink() {
+        return Ok(());
+    }
+    let path = own.join(RESULT);
+    match std::fs::remove_file(&path) {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(refused(&path, &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The file that says how a job ended.
+pub const RESULT: &str = "result.json";
 
 /// The name of an older part of a log, 1 being the newest.
 pub fn numbered(log: &Path, n: u32) -> PathBuf {

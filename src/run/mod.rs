@@ -7,6 +7,7 @@ pub mod journal;
 pub mod launch;
 pub mod logs;
 pub mod preflight;
+pub mod request;
 pub mod result;
 pub mod rotate;
 pub mod start;

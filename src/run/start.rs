@@ -7,7 +7,7 @@ use super::journal::{Journal, What};
 use super::launch::Launch;
 use super::logs;
 use super::rotate::Rotation;
-use super::sweep::{self, Leftover};
+use super::sweep::{self, Leftover, Patience};
 use crate::log::lost_peer;
 use crate::model::Exit;
 use crate::supervise::{ChildId, Note};
@@ -26,6 +26,9 @@ use std::sync::Arc;
 
 /// How much of a log is looked at for what its rank died of.
 pub const TAIL_BYTES: u64 = 64 * 1024;
+
+/// How much of it tells whether that was the loss of a peer.
+const LAST_WORDS: u64 = 4 * 1024;
 
 /// What is known of one rank's present process.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +59,7 @@ pub struct Ranks<'a> {
     /// What was below the supervisor between two attempts, and known to be of no rank; all of it killed.
     pub strays: Vec<Leftover>,
     just_swept: usize,
+    patience: Patience,
     /// What keeps the logs short, if that is wanted.
     rotation: Option<Rotation>,
     /// What people see of the logs.
@@ -83,6 +87,7 @@ impl<'a> Ranks<'a> {
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
             just_swept: 0,
+            patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
             follower,
             journal,
@@ -168,7 +173,7 @@ impl Host for Ranks<'_> {
     fn ended(&mut self, end: &End<'_>) {
         let key = sweep::key_of_rank(&self.launch.key, end.id.attempt, end.id.local_rank);
         // If nobody can be looked for now, the sweep of the whole job finds them.
-        let found = sweep::after_rank(end, &key).unwrap_or_default();
+        let found = sweep::after_rank(end, &key, &mut self.patience).unwrap_or_default();
         self.just_swept = found.len();
         self.swept[end.id.local_rank].extend(found);
     }
@@ -193,7 +198,8 @@ impl Host for Ranks<'_> {
         let start = self.processes[id.local_rank].log_start;
         let log = self.rotation.as_ref().and_then(|rotation| rotation.log(id.local_rank));
         let start = log.map_or(start, |log| log.offset(start));
-        lost_peer(&logs::tail(&self.log(id.local_rank), start, TAIL_BYTES)).is_some()
+        // Only its last words: it may have lost a connection before, and got over it.
+        lost_peer(&logs::tail(&self.log(id.local_rank), start, LAST_WORDS)).is_some()
     }
 
     fn sweep(&mut self) {

@@ -59,17 +59,19 @@ pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
 /// Kills what a rank has left, once it has ended and before its status is collected. Whoever has a session
 /// of its own is known by the rank's `key`. Those that were killed together with the rank, and are still
 /// on their way out, are nobody's leftovers.
-pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
+pub fn after_rank(end: &End<'_>, key: &str, patience: &mut Patience) -> io::Result<Vec<Leftover>> {
     let (mut found, mut dead) = (Found::new(), BTreeSet::new());
     let begun = clock::now();
-    loop {
+    let look = patience.left(begun);
+    // Once at least, however little is left.
+    for round in 0.. {
         let mut there = BTreeSet::new();
         // Whoever died since the list was read has left its own children to us, and they are not on it; and
         // whoever calls execve just now cannot be told.
         let (mut again, mut unclear) = (false, false);
         for child in tree::children(this()).into_iter().filter(|child| !end.ranks.contains(child)) {
-            if since(begun) >= LOOK {
-                return Ok(leftovers(found));
+            if round > 0 && since(begun) >= look {
+                break;
             }
             let Some(stat) = living(child) else {
                 again |= dead.insert(child);
@@ -79,22 +81,55 @@ pub fn after_rank(end: &End<'_>, key: &str) -> io::Result<Vec<Leftover>> {
                 there.insert(child);
                 there.extend(tree::below(child));
             } else {
-                unclear |= tree::is_bare(child);
+                unclear |= tree::is_bare(child) && patience.is_news(child, &stat);
             }
         }
-        let spent = since(begun);
-        unclear &= spent < EXEC;
-        if (there.is_empty() && !again && !unclear) || spent >= LOOK {
-            return Ok(leftovers(found));
+        if there.is_empty() && !again && !unclear {
+            break;
         }
         there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
         spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
+        if since(begun) >= look {
+            break;
+        }
         if !again {
             Poll::new()?.wait(Some(AGAIN))?;
         }
+    }
+    patience.spend(since(begun));
+    Ok(leftovers(found))
+}
+
+/// How long leftovers are looked for, in all: meanwhile nothing else is seen, neither another rank's end nor a
+/// signal. What it does not suffice for is ended with the job.
+#[derive(Debug, Default)]
+pub struct Patience {
+    /// Processes without an environment, by id and start, and since when they are known. Some have none for good.
+    bare: BTreeMap<(i32, u64), Duration>,
+    /// The beginning of the second that this is about, and how much of it has been spent.
+    second: Duration,
+    spent: Duration,
+}
+
+impl Patience {
+    fn left(&mut self, now: Duration) -> Duration {
+        if now.saturating_sub(self.second) >= Duration::from_secs(1) {
+            (self.second, self.spent) = (now, Duration::ZERO);
+        }
+        LOOK.saturating_sub(self.spent)
+    }
+
+    fn spend(&mut self, time: Duration) {
+        self.spent += time;
+    }
+
+    /// Whether a process without an environment may still be in the middle of execve.
+    fn is_news(&mut self, pid: i32, stat: &Stat) -> bool {
+        let now = clock::now();
+        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC
     }
 }
 

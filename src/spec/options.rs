@@ -56,7 +56,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("nproc_per_node", Int, &["PADDLE_NPROC_PER_NODE"], None, "Ranks on this node [default: one per device, else 1]"),
     Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Devices to use, as a comma list of visible ids") },
     opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder for the ranks' logs, workerlog.0 and so on") ,
-    opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first, those of earlier attempts too, instead of appending to them"),
+    opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first instead of appending to them, and forget the last job's attempts"),
     opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Keep each rank's log about this short, such as 100M or 2G, by moving its older part to workerlog.N.1 and so on"),
     opt("log_backups", Int, &["RLAUNCH_LOG_BACKUPS"], Some("4"), "With --log_max_size: how many older parts of a log are kept"),
     opt("log_level", Text, &["PADDLE_LOG_LEVEL"], Some("INFO"), "What the launcher itself says: DEBUG, INFO, WARNING, ERROR or CRITICAL"),

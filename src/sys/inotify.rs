@@ -41,6 +41,12 @@ impl GrowthWatch {
         Ok(self.0.add_watch(path, AddWatchFlags::IN_MODIFY)?)
     }
 
+    /// Watches one file no more.
+    pub fn remove(&self, watched: Watched) {
+        // A file that is gone is not watched any more.
+        let _ = self.0.rm_watch(watched);
+    }
+
     /// Who has grown since the last call.
     pub fn drain(&self) -> io::Result<Grown> {
         let mut these = HashSet::new();

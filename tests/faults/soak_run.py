@@ -29,9 +29,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 SLACK = 2.0  # Seconds beyond the grace that a stop may take.
 CROWDED = 10.0  # The most seconds that are allowed for a machine that has more to do than it can.
 COMING = 30.0  # Seconds that ranks are waited for before the first shot; their absence is no fault here.
-# Of the launcher itself; what ranks wrote stands indented in its verdict.
+# Of the launcher itself; what ranks wrote stands behind a bar in its verdict. A Ctrl-C while the interpreter
+# starts has a traceback of Python's own.
 CRASH = re.compile(
-    r"panicked at|PanicException|rlaunch/__main__\.py|^Traceback |^Fatal Python error", re.MULTILINE
+    r"panicked at|PanicException|^  File \"[^\"]*/rlaunch/\w+\.py\"|^Fatal Python error", re.MULTILINE
 )
 
 

@@ -205,8 +205,11 @@ def test_an_interpreter_whose_path_is_no_text_runs_the_ranks(place: Place) -> No
     place.script("tell('executable', ascii(sys.executable))")
     done = subprocess.run(
         [folder + b"/python", "-m", "rlaunch", "train.py"],
-        cwd=place.folder, env=environment(PYTHONPATH=":".join(sys.path[1:])), capture_output=True, timeout=LIMIT,
-    )  # fmt: skip
+        cwd=place.folder,
+        env=environment(PYTHONPATH=":".join(sys.path[1:])),
+        capture_output=True,
+        timeout=LIMIT,
+    )
     ended = Ended(done.returncode, done.stdout, done.stderr.decode())
     assert ended.status == 0, ended.stderr
     assert place.text("executable.0") == ascii(os.fsdecode(folder) + "/python")

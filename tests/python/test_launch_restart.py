@@ -26,15 +26,23 @@ def attempts(place: Place) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
-def test_earlier_attempts_logs_go_when_logs_are_overwritten(place: Place) -> None:
-    place.script("sys.exit(3)")
-    again = ("--max_restart=2", AT_ONCE)
-    assert place.run(*again, "train.py").status == 3
+def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
+    place.script(ATTEMPT + "print(f'job {sys.argv[1]} attempt {attempt}', flush=True)\nsys.exit(3)")
+    for job in ("1", "2", "3"):
+        assert place.run("--max_restart=2", AT_ONCE, "train.py", job).status == 3
+    folders = {"3": "log/rlaunch", "2": "log/rlaunch/earlier-2", "1": "log/rlaunch/earlier-1"}
+    for job, folder in folders.items():
+        for attempt in (0, 1):
+            words = place.log(0, f"{folder}/attempt-{attempt}").decode().splitlines()
+            assert words[-1] == f"job {job} attempt {attempt}"
+    # What the last attempt of a job wrote is appended to by the next one.
+    assert place.log(0, "log/rlaunch/attempt-0") == b"job 2 attempt 2\njob 3 attempt 0\n"
+    assert place.log() == b"job 3 attempt 2\n"
+    assert place.modes("log/rlaunch")["earlier-1"] == 0o700
     (place.folder / "log/rlaunch/attempt-of-mine").mkdir()
-    assert place.run("--max_restart=1", AT_ONCE, "train.py").status == 3
-    assert {"attempt-0", "attempt-1"} < place.names("log/rlaunch"), "appended to, nothing goes"
-    assert place.run("--log_overwrite=1", "train.py").status == 3
-    assert place.names("log/rlaunch") == {"attempt-of-mine", "events.jsonl", "result.json"}
+    assert place.run("--log_overwrite=1", "train.py", "4").status == 3
+    kept = {"attempt-of-mine", "earlier-1", "earlier-2", "events.jsonl", "result.json"}
+    assert place.names("log/rlaunch") == kept
 
 
 # --- What another attempt gets. --------------------------------------------------------------------------
