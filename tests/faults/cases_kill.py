@@ -88,25 +88,71 @@ if os.path.exists("orphaned"):
 """
 
 
-@case("kill-instants", Group.KILL, "SIGKILL to the launcher at random instants, from start to end", NOBODY)
-def killed_at_any_instant(launcher: Launcher, folder: Path) -> Observation:
+def processes_of(job: Job, who: str) -> list[int]:
+    """Whom a kill of `who` hits just now: a supervisor is not there from the first instant to the last."""
+    front = job.process.pid
+    try:
+        children = [int(pid) for pid in Path(f"/proc/{front}/task/{front}/children").read_text().split()]
+    except OSError:
+        children = []
+    supervisors = [pid for pid in children if is_supervisor(pid)]
+    return {
+        "launcher": [front],
+        "supervisor": supervisors,
+        "both": [*supervisors, front],
+    }[who]
+
+
+def is_supervisor(pid: int) -> bool:
+    """The launcher's own child: it has become nothing else by execve."""
+    try:
+        return b"rlaunch" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def killed_at_any_instant(who: str, launcher: Launcher, folder: Path) -> Observation:
+    if who != "launcher" and not launcher.supervised:
+        return Observation("n/a: has none", None)
     with Job(launcher, folder / "whole", SHORT) as job:
         until(lambda: job.process.poll() is not None, "the end of a short job", 90)
         length = time.monotonic() - job.began
     instants = launcher.amount(10, 50, 50)
     chance = random.Random(SEED)
     left: Counter[int] = Counter()
+    hit = 0
     for turn in range(instants):
         # One in each n-th of the time, so that no part of it is left out.
         instant = (turn + chance.random()) * length / instants
         with Job(launcher, folder / str(turn), SHORT) as job:
             # The instant is what is varied here: nothing is waited for.
             time.sleep(max(0.0, job.began + instant - time.monotonic()))
-            with contextlib.suppress(ProcessLookupError):
-                job.process.send_signal(signal.SIGKILL)
-            (job.folder / "orphaned").touch()
+            pids = processes_of(job, who)
+            # One that is stopped cannot act on the other's end.
+            for number in (signal.SIGSTOP, signal.SIGKILL) if who == "both" else (signal.SIGKILL,):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            hit += bool(pids)
+            if pids:
+                (job.folder / "orphaned").touch()
+            else:
+                # Nobody was killed: it ends by itself.
+                job.wait(90)
             left[len(survivors(job.mark))] += 1
     bad = instants - left[0]
+    there = "" if who == "launcher" else f", there to be killed at {hit}"
     if bad:
-        return Observation(f"survivors at {bad} of {instants} (up to {max(left)})", False)
-    return Observation(f"0 survivors at {instants} of {instants}", True)
+        return Observation(f"survivors at {bad} of {instants} (up to {max(left)}){there}", False)
+    return Observation(f"0 survivors at {instants} of {instants}{there}", True)
+
+
+for who, words in {
+    "launcher": "SIGKILL to the launcher",
+    "supervisor": "SIGKILL to its supervisor",
+    "both": "SIGKILL to both in the same instant",
+}.items():
+    name = "kill-instants" if who == "launcher" else f"kill-instants-{who}"
+    case(name, Group.KILL, f"{words}, at random instants from start to end", NOBODY)(
+        functools.partial(killed_at_any_instant, who)
+    )
