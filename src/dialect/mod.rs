@@ -78,7 +78,12 @@ pub const VARIABLES: &[Variable] = &[
         "log/backup_env.0.json",
     ),
     var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
-    var("PADDLE_DISTRI_BACKEND", "launch, spawn", "gloo without devices; launch: xccl with a custom device", "gloo"),
+    var(
+        "PADDLE_DISTRI_BACKEND",
+        "launch, spawn",
+        "gloo without devices, xccl with a custom device; spawn: only with gloo",
+        "gloo",
+    ),
     var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
     var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),

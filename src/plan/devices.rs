@@ -35,13 +35,13 @@ pub struct Share {
 pub type Shares = (Vec<Share>, Vec<String>);
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+const LISTS: [(&str, &str); 3] = [("XPULINK_VISIBLE_DEVICES", "xpu"), ("XPU_VISIBLE_DEVICES", "xpu"), (CUDA, "gpu")];
 const ONE_MIG: &str = "the driver shows a process the first MIG device of its list, and would silently hide the others";
 
 /// The devices that the environment or, failing that, the machine shows. An empty list hides them all,
 /// as it does for CUDA itself.
 pub fn visible(vars: &Vars, machine: Ask<'_>) -> Result<Visible, SpecError> {
-    let own = [("XPULINK_VISIBLE_DEVICES", "xpu"), ("XPU_VISIBLE_DEVICES", "xpu"), (CUDA, "gpu")];
-    let lists = CUSTOM.iter().map(|custom| (custom.list, custom.kind)).chain(own);
+    let lists = CUSTOM.iter().map(|custom| (custom.list, custom.kind)).chain(LISTS);
     let mut all = false;
     if let Some((name, kind, text)) = lists.into_iter().find_map(|(n, k)| vars.get(n).map(|text| (n, k, text))) {
         let list = if name == CUDA { visible::of_cuda(name, text)? } else { visible::of_others(name, text)? };
@@ -54,6 +54,23 @@ pub fn visible(vars: &Vars, machine: Ask<'_>) -> Result<Visible, SpecError> {
     let devices =
         (0..count as u32).map(|i| if kind == "gpu" { Device::Index(i) } else { Device::Other(i.to_string()) });
     Ok(Visible { kind, from: None, devices: devices.collect(), all: all && kind == "gpu" })
+}
+
+/// The kind of devices that a program started now would see, and how many of them.
+pub fn seen(vars: &Vars, machine: &Machine) -> Result<(&'static str, usize), SpecError> {
+    let (kind, count) = machine.devices();
+    let list = LISTS.into_iter().chain(CUSTOM.iter().map(|custom| (custom.list, custom.kind)));
+    let list = list.filter(|(_, of)| *of == kind && count > 0).find_map(|(name, _)| Some((name, vars.get(name)?)));
+    let Some((name, text)) = list else { return Ok((kind, count)) };
+    match if name == CUDA { visible::of_cuda(name, text)? } else { visible::of_others(name, text)? } {
+        // CUDA does not know the word.
+        List::All if name == CUDA => Ok((kind, 0)),
+        List::All => Ok((kind, count)),
+        List::These(devices) => {
+            let there = |device: &&Device| !matches!(device, Device::Index(index) if *index as usize >= count);
+            Ok((kind, devices.iter().take_while(there).count()))
+        }
+    }
 }
 
 /// How many ranks a request is for.

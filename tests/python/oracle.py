@@ -22,6 +22,9 @@ import rlaunch
 
 ours = sys.modules["rlaunch.spawn"]
 
+# Of what is drawn at random; the report's header shows it, and setting the variable draws the same again.
+SEED = int(os.environ.get("RLAUNCH_SEED") or random.SystemRandom().randrange(2**32))
+
 Question = dict[str, Any]
 Answer = dict[str, Any]
 
@@ -85,11 +88,16 @@ def serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.ExitStack() as stack:
-            for kind in ("cuda", "xpu") if asked.get("devices") is not None else ():
-                count = mock.Mock(return_value=asked["devices"])
-                compiled = mock.Mock(return_value=True)
-                stack.enter_context(mock.patch.object(core, f"get_{kind}_device_count", count, create=True))
-                stack.enter_context(mock.patch.object(core, f"is_compiled_with_{kind}", compiled))
+            count = mock.Mock(return_value=asked.get("devices"))
+            believed = {}
+            if asked.get("devices") is not None:
+                for kind in ("cuda", "xpu"):
+                    believed[f"get_{kind}_device_count"] = count
+                    believed[f"is_compiled_with_{kind}"] = mock.Mock(return_value=True)
+                believed["get_custom_device_count"] = count
+                believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
+            for name, fake in believed.items():
+                stack.enter_context(mock.patch.object(core, name, fake, create=True))
             told = [ask(modules[who], asked) for who in asked["whom"]]
         print(json.dumps(told), file=answers, flush=True)
 
@@ -98,7 +106,16 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
     """A Paddle with this many devices, as far as rlaunch looks at it."""
     paddle = types.ModuleType("paddle")
     number = types.SimpleNamespace(device_count=lambda: count)
-    paddle.device = types.SimpleNamespace(get_device=lambda: device, cuda=number, xpu=number)
+    kind = device.partition(":")[0]
+    custom = kind not in ("cpu", "gpu", "xpu", "tpu")
+    paddle.device = types.SimpleNamespace(
+        get_device=lambda: device,
+        cuda=number,
+        xpu=number,
+        get_available_custom_device=lambda: [device] if custom else [],
+        get_all_custom_device_type=lambda: [kind] if custom else [],
+    )
+    paddle.base = types.SimpleNamespace(core=types.SimpleNamespace(get_custom_device_count=lambda _: count))
     paddle.is_compiled_with_cuda = paddle.is_compiled_with_xpu = lambda: True
     return paddle
 
@@ -106,7 +123,7 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
 @contextlib.contextmanager
 def imported(paddle: types.ModuleType | None) -> Iterator[None]:
     """What this process has imported as Paddle; None: nothing, and the machine has no GPU."""
-    no_gpu = mock.patch.object(rlaunch._lib, "gpu_count", return_value=0)
+    no_gpu = mock.patch.object(rlaunch._lib, "devices_seen", return_value=("gpu", 0))
     with mock.patch.dict(sys.modules), no_gpu:
         sys.modules.pop("paddle", None)
         if paddle is not None:
