@@ -59,10 +59,10 @@ type Case<'a> = (&'a [(&'static str, &'a str)], &'a [(&'a str, &'a str)]);
 
 fn table(machine: &Machine, cases: &[Case<'_>]) -> String {
     let words = |pairs: &[(&str, &str)], dashes: &str| {
-        pairs.iter().map(|(n, v)| format!("{dashes}{n}={v} ")).collect::<String>()
+        pairs.iter().map(|(n, v)| format!(" {dashes}{n}={v}")).collect::<String>()
     };
     let case = |(options, list): &Case<'_>| {
-        format!("$ {}{}\n{}", words(list, ""), words(options, "--"), told(machine, options, list))
+        format!("${}{}\n{}", words(list, ""), words(options, "--"), told(machine, options, list))
     };
     cases.iter().map(case).collect::<Vec<_>>().join("\n")
 }
@@ -243,6 +243,27 @@ fn a_list_is_trusted_without_asking_the_machine() {
     // The reverse, or this test could not fail.
     devices::visible(&vars(&[(LIST, "all")]), &ask).unwrap();
     assert!(asked.get());
+}
+
+#[test]
+fn a_program_sees_what_the_machine_has_and_its_list_shows() {
+    let npus = Machine { custom: Some(("npu", 4)), xpus: 2, ..nvidia(1) };
+    let xpus = Machine { xpus: 2, ..nvidia(1) };
+    for (machine, list, seen) in [
+        (&npus, vec![], ("npu", 4)),
+        (&npus, vec![("NPU_VISIBLE_DEVICES", "2,3"), (LIST, "")], ("npu", 2)),
+        (&npus, vec![("NPU_VISIBLE_DEVICES", "all")], ("npu", 4)),
+        (&npus, vec![("NPU_VISIBLE_DEVICES", "")], ("npu", 0)),
+        (&xpus, vec![("XPU_VISIBLE_DEVICES", "1")], ("xpu", 1)),
+        (&nvidia(4), vec![("NPU_VISIBLE_DEVICES", "1")], ("gpu", 4)),
+        (&nvidia(4), vec![(LIST, "3,1")], ("gpu", 2)),
+        (&nvidia(4), vec![(LIST, "3,4,1")], ("gpu", 1)),
+        (&nvidia(4), vec![(LIST, "all")], ("gpu", 0)),
+        (&Machine::default(), vec![(LIST, "x")], ("gpu", 0)),
+    ] {
+        assert_eq!(devices::seen(&vars(&list), machine), Ok(seen), "{list:?}");
+    }
+    assert!(devices::seen(&vars(&[(LIST, "x")]), &nvidia(1)).is_err());
 }
 
 fn element() -> impl Strategy<Value = String> {

@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -59,6 +60,35 @@ def ask(module: Any, asked: Question) -> Answer:
     return answer
 
 
+def launched(asked: Question) -> Answer:
+    """What Paddle's launcher would tell each rank of its devices; ``argv`` has its options."""
+    from paddle.distributed.launch.context import Context, device
+    from paddle.distributed.launch.controllers.collective import CollectiveController
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(mock.patch.dict(os.environ, asked["environ"], clear=True))
+        for owner, name, value in (
+            (device, "get_all_custom_device_type", asked["custom"]),
+            # Else CUDA's list would be that build's.
+            (device.core, "is_compiled_with_xpu", False),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, return_value=value))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        # With --ips there is no rendezvous, and nothing is started.
+        own = [f"--log_dir={folder}", "--enable_gpu_log=0", "--ips=127.0.0.1", "--start_port=6070"]
+        stack.enter_context(mock.patch.object(sys, "argv", ["launch", *own, *asked["argv"], "train.py"]))
+        try:
+            controller = CollectiveController(Context(enable_plugin=False))
+            controller.build_job()
+            controller.build_pod()
+        except (ValueError, IndexError) as error:
+            return {"error": [type(error).__name__, str(error)]}
+        inherited = asked["environ"]
+        told = [dict(rank._env) for rank in controller.pod.containers]
+        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in told]}
+
+
 class Oracle:
     """One process that has imported Paddle."""
 
@@ -98,7 +128,7 @@ def serve() -> None:
                 believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
-            told = [ask(modules[who], asked) for who in asked["whom"]]
+            told = [launched(asked) if who == "launch" else ask(modules[who], asked) for who in asked["whom"]]
         print(json.dumps(told), file=answers, flush=True)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from oracle import Oracle
 
 # Four GPUs; of the seven MIG devices that the last one could have, two are there.
 FAKE = """
@@ -191,3 +193,56 @@ def test_spawn_refuses_a_list_that_the_driver_would_misread(four_gpus: dict[str,
         "ValueError: CUDA_VISIBLE_DEVICES 0,0: '0' comes twice, and the driver would silently hide every "
         "device; name each device once"
     )
+
+
+# --- Beside Paddle's own launcher, made to believe in as many devices ------------------------------------
+
+ABOUT_DEVICES = ("FLAGS_selected_", "PADDLE_DISTRI_BACKEND", "PADDLE_XCCL_BACKEND")
+SHOWN = ["4,5,6,7", "7,4", "2", "GPU-aa,GPU-bb"]
+WANTED = [None, "0", "7,4", "4,4", "5,6,7", "GPU-bb"]
+NUMBERS = [None, "1", "2", "5"]
+
+
+def by_rlaunch(environ: dict[str, str], argv: list[str]) -> list[dict[str, str]] | None:
+    """What each rank is told of its devices; None: it is refused."""
+    done = run(environ, "-m", "rlaunch", "--dry_run=json", *argv, __file__)
+    assert done.returncode in (0, 2), done.stderr
+    if done.returncode == 2:
+        return None
+    return [about_devices(rank["env"]) for rank in json.loads(done.stdout)["ranks"]]
+
+
+def about_devices(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(ABOUT_DEVICES)}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    made = Oracle()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        *(("CUDA", shown) for shown in (None, "all", *SHOWN)),
+        *itertools.product(("XPU", "XPULINK", "NPU"), SHOWN),
+    ],
+)
+def test_each_rank_is_told_what_paddles_launcher_tells_it(
+    oracle: Oracle, four_gpus: dict[str, str], variable: str, shown: str | None
+) -> None:
+    listed = {} if shown is None else {f"{variable}_VISIBLE_DEVICES": shown}
+    custom = ["npu"] if variable == "NPU" else []
+    for wanted, number in itertools.product(WANTED, NUMBERS):
+        argv = [f"--devices={wanted}"] * (wanted is not None) + [f"--nproc_per_node={number}"] * bool(number)
+        asked = {
+            "argv": argv,
+            "environ": {**listed, "PATH": os.environ["PATH"]},
+            "custom": custom,
+            "devices": 4,
+        }
+        (real,) = oracle.ask(asked, "launch")
+        mine = by_rlaunch({**four_gpus, **listed}, argv)
+        assert mine == (None if "error" in real else [about_devices(row) for row in real["rows"]]), argv
