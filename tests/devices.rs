@@ -259,6 +259,7 @@ fn a_program_sees_what_the_machine_has_and_its_list_shows() {
         (&nvidia(4), vec![(LIST, "3,1")], ("gpu", 2)),
         (&nvidia(4), vec![(LIST, "3,4,1")], ("gpu", 1)),
         (&nvidia(4), vec![(LIST, "all")], ("gpu", 0)),
+        (&with_migs(), vec![(LIST, "MIG-aa,MIG-bb")], ("gpu", 1)),
         (&Machine::default(), vec![(LIST, "x")], ("gpu", 0)),
     ] {
         assert_eq!(devices::seen(&vars(&list), machine), Ok(seen), "{list:?}");

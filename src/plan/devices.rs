@@ -66,6 +66,8 @@ pub fn seen(vars: &Vars, machine: &Machine) -> Result<(&'static str, usize), Spe
         // CUDA does not know the word.
         List::All if name == CUDA => Ok((kind, 0)),
         List::All => Ok((kind, count)),
+        // Of MIG devices it is shown the first.
+        List::These(devices) if matches!(devices[..], [Device::Mig(_), ..]) => Ok((kind, 1)),
         List::These(devices) => {
             let there = |device: &&Device| !matches!(device, Device::Index(index) if *index as usize >= count);
             Ok((kind, devices.iter().take_while(there).count()))
