@@ -114,6 +114,8 @@ fn mig_devices() {
             (&[("nproc_per_node", "1"), ("devices", "MIG-bb22")], &[(LIST, THREE)]),
             (&[("nproc_per_node", "4")], &[(LIST, THREE)]),
             (&[("devices", "MIG-aa,MIG-bb")], &[]),
+            (&[("devices", "MIG-GPU-1111/7/0")], &[]),
+            (&[("devices", "MIG-GPU-9999/7/0")], &[]),
             (&[("devices", "MIG-cc")], &[]),
             (&[("devices", "GPU-0000,MIG-aa")], &[]),
         ],

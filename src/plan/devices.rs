@@ -8,6 +8,7 @@ use crate::model::EnvPatch;
 use crate::model::accelerator::CUSTOM;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
+use std::borrow::Cow;
 
 /// What a launcher may hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,30 +114,25 @@ pub fn share(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<S
 
 /// Places in a list of devices.
 struct Chosen<'a> {
-    list: Vec<&'a Device>,
-    named: Vec<Device>,
+    list: Cow<'a, [Device]>,
+    /// Whether the list is made of what `--devices` names, for want of one.
+    made: bool,
     places: Vec<usize>,
 }
 
 impl<'a> Chosen<'a> {
     fn all_of(visible: &'a Visible) -> Self {
-        Self { list: visible.devices.iter().collect(), named: Vec::new(), places: (0..visible.devices.len()).collect() }
+        let list = &visible.devices;
+        Self { list: Cow::Borrowed(list), made: false, places: (0..list.len()).collect() }
     }
 
-    /// One rank's, which is told its places. Only one MIG device is visible to a process, so there the list is cut down
-    /// to it; where there is no list and UUIDs were asked for, they become the list.
+    /// What the rank gets that is told these places. Only one MIG device is visible to a process, so there the list is
+    /// cut down to it.
     fn share(&self, spec: &LaunchSpec, visible: &Visible, places: &[usize]) -> Result<Share, SpecError> {
         let mut lists = EnvPatch::new();
-        let named: Vec<&Device> = if self.named.is_empty() { self.list.clone() } else { self.named.iter().collect() };
         let mut indices = places.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        match places.first().and_then(|place| named.get(*place)) {
-            Some(Device::Mig(name)) if places.len() == 1 => {
-                if named.len() > 1 || visible.from.is_none() {
-                    lists.set(CUDA, name);
-                }
-                indices = "0".into();
-            }
-            Some(Device::Mig(_)) => {
+        match places.first().and_then(|place| self.list.get(*place)) {
+            Some(Device::Mig(_)) if places.len() > 1 => {
                 let (field, list) = source(spec, visible);
                 return Err(SpecError::new(
                     field,
@@ -145,8 +141,14 @@ impl<'a> Chosen<'a> {
                     "ask for one rank a MIG device, or for one MIG device",
                 ));
             }
-            Some(Device::Gpu(_)) if visible.from.is_none() => {
-                lists.set(CUDA, joined(&self.named));
+            Some(Device::Mig(name)) => {
+                if self.made || self.list.len() > 1 {
+                    lists.set(CUDA, name);
+                }
+                indices = "0".into();
+            }
+            Some(Device::Gpu(_)) if self.made => {
+                lists.set(CUDA, joined(&self.list));
             }
             _ if visible.all => {
                 lists.unset(CUDA);
@@ -158,7 +160,7 @@ impl<'a> Chosen<'a> {
 }
 
 /// `--devices` where no list is set: numbers are the driver's own; UUIDs and MIG devices become a list.
-fn without_list<'a>(wanted: &[String], visible: &'a Visible, machine: Ask<'_>) -> Result<Chosen<'a>, SpecError> {
+fn without_list(wanted: &[String], visible: &Visible, machine: Ask<'_>) -> Result<Chosen<'static>, SpecError> {
     let list = wanted.join(",");
     let refuse = |why: String, hint: &str| Err(SpecError::new("--devices", &list, why, hint));
     let mut named: Vec<Device> = Vec::new();
@@ -177,7 +179,7 @@ fn without_list<'a>(wanted: &[String], visible: &'a Visible, machine: Ask<'_>) -
         if matches!(device, Device::Index(_)) || (named.is_empty() && !places.is_empty()) {
             return refuse("has numbers and names".into(), "give all devices in one form");
         }
-        if !machine().gpus.is_empty() && machine().uuid(&device).is_none() {
+        if !machine().gpus.is_empty() && !machine().has(&device) {
             return refuse(format!("{id} is not exactly one device of the driver's"), "nvidia-smi -L lists them");
         }
         let known = named.iter().position(|d| d.means(&device));
@@ -189,7 +191,7 @@ fn without_list<'a>(wanted: &[String], visible: &'a Visible, machine: Ask<'_>) -
     if named.iter().any(|d| matches!(d, Device::Gpu(_))) && named.iter().any(|d| matches!(d, Device::Mig(_))) {
         return refuse("has GPUs and MIG devices".into(), "give all devices in one form");
     }
-    Ok(Chosen { list: Vec::new(), named, places })
+    Ok(Chosen { list: Cow::Owned(named), made: true, places })
 }
 
 /// Where in the list `id` stands.

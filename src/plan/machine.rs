@@ -35,6 +35,11 @@ impl Machine {
         }
     }
 
+    /// Whether exactly one of its devices is meant. An older name of a MIG device is believed if its GPU is there.
+    pub fn has(&self, device: &Device) -> bool {
+        self.uuid(device).or_else(|| self.uuid(&device.gpu()?)).is_some()
+    }
+
     /// The whole UUID of a GPU or of a MIG device, if exactly one is meant.
     pub fn uuid(&self, device: &Device) -> Option<&str> {
         let all: Vec<&str> = match device {

@@ -46,6 +46,13 @@ impl Device {
         }
     }
 
+    /// The GPU that an older name of a MIG device holds.
+    pub fn gpu(&self) -> Option<Device> {
+        let Device::Mig(name) = self else { return None };
+        let (gpu, _) = name.strip_prefix("MIG-")?.split_once('/')?;
+        Some(Device::Gpu(gpu.to_owned()))
+    }
+
     /// Whether `uuid` begins with this device's.
     pub fn begins(&self, uuid: &str) -> bool {
         match self {
