@@ -8,7 +8,8 @@ use rlaunch::model::{Endpoint, EnvPatch};
 fn identity() -> impl Strategy<Value = Identity> {
     let binding = prop_oneof![
         Just(Binding::Cpu),
-        ("gpu|xpu|npu", "[0-9](,[0-9])?").prop_map(|(kind, indices)| Binding::Selected { kind, indices }),
+        ("gpu|xpu|ipu|npu|mlu|metax_gpu|custom_cpu", "[0-9](,[0-9])?")
+            .prop_map(|(kind, indices)| Binding::Selected { kind, indices }),
     ];
     let hosts = prop::collection::vec(("10\\.0\\.0\\.[1-9]|fe80::[1-9]", 1u16..), 1..9);
     (hosts, any::<prop::sample::Index>(), any::<bool>(), binding).prop_map(|(hosts, index, master, binding)| {

@@ -46,8 +46,8 @@ def spawn(
         join: whether to wait until all ranks have ended.
         daemon: whether the ranks are daemonic processes: ended when this program ends.
         **options: as ``paddle.distributed.spawn`` has them: ``start_method`` (``"spawn"``, ``"fork"``
-            or ``"forkserver"``), ``backend`` (``"auto"``, ``"gloo"``, ``"nccl"``, ``"bkcl"``), ``gpus``
-            and ``xpus`` (comma lists), ``ips``, ``print_config``; deprecated: ``selected_devices``,
+            or ``"forkserver"``), ``backend`` (``"auto"``, ``"gloo"``, ``"nccl"``, ``"bkcl"``, ``"xccl"``),
+            ``gpus`` and ``xpus`` (comma lists), ``ips``, ``print_config``; deprecated: ``selected_devices``,
             ``started_port``, ``cluster_node_ips``, ``node_ip``, ``use_paddlecloud``. Extensions of
             rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10) and
             ``log_dir`` (a folder; rank i then writes to ``workerlog.i`` there).
@@ -190,22 +190,25 @@ def _paddle() -> ModuleType | None:
     return paddle if hasattr(paddle, "device") and hasattr(paddle, "is_compiled_with_cuda") else None
 
 
-def _visible_gpus() -> int:
-    """GPUs that CUDA would show a program started now."""
-    count = _lib.gpu_count()
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if count == 0 or listed is None:
-        return count
-    ids = [part.strip() for part in listed.split(",")]
-    return 0 if ids[0] in ("", "-1", "NoDevFiles") else len(ids)
+def _custom_devices(paddle: ModuleType) -> list[str]:
+    """``npu:0`` and so on, as that Paddle has them."""
+    return list(getattr(paddle.device, "get_available_custom_device", list)() or ())
 
 
 def _current_device() -> str:
-    """``cpu``, ``gpu``, ``gpu:0``, ...: what Paddle says if it is imported, else what the machine has."""
+    """``cpu``, ``gpu:0``, ``npu:0``, ...: what Paddle says if it is imported, else what the machine has."""
     paddle = _paddle()
     if paddle is not None:
         return str(paddle.device.get_device())
-    return "gpu" if _visible_gpus() > 0 else "cpu"
+    kind, count = _lib.devices_seen(dict(os.environ))
+    return f"{kind}:0" if count > 0 else "cpu"
+
+
+def _is_custom(device: str) -> bool:
+    paddle = _paddle()
+    if paddle is None:
+        return device.partition(":")[0] not in ("gpu", "xpu", "cpu")
+    return device in _custom_devices(paddle)
 
 
 def _unsupported(device: str) -> RuntimeError:
@@ -217,17 +220,27 @@ def _unsupported(device: str) -> RuntimeError:
 def _get_default_nprocs() -> int:
     """How many ranks -1 means: the devices of the current kind, or the CPUs."""
     device, paddle = _current_device(), _paddle()
+    if paddle is None:
+        return _lib.devices_seen(dict(os.environ))[1] or os.cpu_count() or 1
+    if _is_custom(device):
+        return _custom_count(paddle, device.partition(":")[0])
     if "gpu" in device:
-        return _visible_gpus() if paddle is None else int(paddle.device.cuda.device_count())
-    if "xpu" in device and paddle is not None:
+        return int(paddle.device.cuda.device_count())
+    if "xpu" in device:
         return int(paddle.device.xpu.device_count())
     if "cpu" in device:
         return os.cpu_count() or 1
     raise _unsupported(device)
 
 
+def _custom_count(paddle: ModuleType, kind: str) -> int:
+    return int(paddle.base.core.get_custom_device_count(kind))
+
+
 def _get_default_backend() -> str:
     device = _current_device()
+    if _is_custom(device):
+        return "xccl"
     for kind, backend in (("gpu", "nccl"), ("xpu", "bkcl"), ("cpu", "gloo")):
         if kind in device:
             return backend
@@ -278,12 +291,24 @@ def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _
         )
     wanted = {key: value for key, value in options.items() if key not in _unused_by(backend)}
     _only_text(wanted)
-    paddle = _paddle()
-    devices = _get_default_nprocs() if paddle is not None and backend in ("nccl", "bkcl") else -1
-    rows, leases = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices)
+    devices, custom = _asked_of_paddle(backend)
+    rows, leases = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices, custom)
+    environs = [dict(row) for row in rows]
     if options.get("print_config"):
-        _print_config(options, backend, len(rows))
-    return [dict(row) for row in rows], leases
+        _print_config(options, backend, environs)
+    return environs, leases
+
+
+def _asked_of_paddle(backend: str) -> tuple[int, str | None]:
+    """How many devices of a backend's kind Paddle has, -1 if not asked, and its first custom type."""
+    paddle = _paddle()
+    if paddle is None or backend not in ("nccl", "bkcl", "xccl"):
+        return -1, None
+    if backend != "xccl":
+        own = paddle.device.cuda if backend == "nccl" else paddle.device.xpu
+        return int(own.device_count()), None
+    kinds = paddle.device.get_all_custom_device_type() or [None]
+    return (_custom_count(paddle, kinds[0]) if kinds[0] else 0), kinds[0]
 
 
 def _only_text(options: dict[str, Any]) -> None:
@@ -307,10 +332,11 @@ def _unused_by(backend: str) -> tuple[str, ...]:
         "gloo": ("gpus", "xpus", "selected_devices", "started_port", "node_ip"),
         "nccl": ("xpus",),
         "bkcl": ("gpus",),
+        "xccl": ("gpus", "xpus", "selected_devices"),
     }.get(backend, ())
 
 
-def _print_config(options: dict[str, Any], backend: str, ranks: int) -> None:
+def _print_config(options: dict[str, Any], backend: str, environs: list[dict[str, str]]) -> None:
     def first(*keys: str) -> Any:
         return next((options[key] for key in keys if options.get(key) is not None), None)
 
@@ -328,9 +354,13 @@ def _print_config(options: dict[str, Any], backend: str, ranks: int) -> None:
     if backend == "gloo":
         config |= {"ips": ips, "paddle_cpuonly": True}
     else:
-        kind = "CUDA" if backend == "nccl" else "XPU"
-        visible = os.environ.get(f"{kind}_VISIBLE_DEVICES") or ",".join(map(str, range(ranks)))
-        chosen = first("gpus" if backend == "nccl" else "xpus", "selected_devices")
+        ranks = len(environs)
+        # The first variable of a rank is FLAGS_selected_npus, or another type's.
+        flag = next(iter(environs[0])) if environs else ""
+        name = {"nccl": "CUDA_VISIBLE_DEVICES", "bkcl": "XPU_VISIBLE_DEVICES"}.get(backend, flag)
+        visible = os.environ.get(name) or ",".join(map(str, range(ranks)))
+        own = {"nccl": "gpus", "bkcl": "xpus"}.get(backend)
+        chosen = None if own is None else first(own, "selected_devices")
         config["selected_devices"] = ",".join(visible.split(",")[:ranks]) if chosen is None else chosen
     print("-----------  Configuration Arguments -----------")
     for key in sorted(config):

@@ -10,8 +10,8 @@ use crate::log::verdict::{self, Style, render};
 use crate::model::Exit;
 use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
+use crate::probe::accelerators;
 use crate::probe::memory::Memory;
-use crate::probe::nvml;
 use crate::run::front::{self, Front, Guarded, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
@@ -27,6 +27,7 @@ use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -152,12 +153,13 @@ fn launch_on_this_node(
     if spec.dry_run.is_none() {
         logs::forget_result(&log_dir).map_err(unmet)?;
     }
-    let gpus = if devices::needs_probe(vars) { nvml::gpu_count() } else { 0 };
-    let visible = devices::visible(vars, gpus);
+    let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
+    let ask = || &*machine;
+    let visible = devices::visible(vars, &ask).map_err(usage)?;
     // Before anything is made for each rank: the number may be absurd.
     let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
-    let (bindings, warning) = devices::bind(spec, &visible).map_err(usage)?;
-    if let Some(warning) = warning {
+    let (shares, warnings) = devices::share(spec, &visible, &ask).map_err(usage)?;
+    for warning in warnings {
         warn!("{warning}");
     }
     preflight::check_script(&spec.script).map_err(unmet)?;
@@ -166,12 +168,11 @@ fn launch_on_this_node(
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
     let facts = HostFacts {
         python: python.to_owned(),
-        gpus,
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
     };
-    let leases = preflight::lease(spec, bindings.len()).map_err(unmet)?;
-    let plan = plan::plan(spec, vars, &facts, &bindings, &leases.ports());
+    let leases = preflight::lease(spec, shares.len()).map_err(unmet)?;
+    let plan = plan::plan(spec, vars, &facts, &shares, &leases.ports());
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;

@@ -4,7 +4,7 @@
 pub mod paddle_launch;
 pub mod paddle_spawn;
 
-use crate::model::Endpoint;
+use crate::model::{Endpoint, accelerator};
 
 /// The devices that one rank may use, as its framework names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,12 @@ const fn var(name: &'static str, written_by: &'static str, meaning: &'static str
 /// Every variable that rlaunch writes into a rank's environment.
 pub const VARIABLES: &[Variable] = &[
     var(
+        "CUDA_VISIBLE_DEVICES",
+        "launch",
+        "a rank's MIG device, or the UUIDs of --devices where no list was set; else as it was",
+        "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
+    ),
+    var(
         "FLAGS_selected_{kind}s",
         "launch, spawn",
         "devices of this rank, as indices into what is visible; only with devices",
@@ -72,7 +78,12 @@ pub const VARIABLES: &[Variable] = &[
         "log/backup_env.0.json",
     ),
     var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
-    var("PADDLE_DISTRI_BACKEND", "launch, spawn", "gloo without devices; spawn: only with gloo", "gloo"),
+    var(
+        "PADDLE_DISTRI_BACKEND",
+        "launch, spawn",
+        "gloo without devices, xccl with a custom device; spawn: only with gloo",
+        "gloo",
+    ),
     var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
     var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
@@ -89,6 +100,7 @@ pub const VARIABLES: &[Variable] = &[
         "127.0.0.1:6070,127.0.0.1:6071",
     ),
     var("PADDLE_TRAINER_ID", "launch, spawn", "this rank's number in the job", "1"),
+    var("PADDLE_XCCL_BACKEND", "launch", "type of the custom device; only with one", "npu"),
     var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
     var(
         "RLAUNCH_EXPORTED",
@@ -140,7 +152,8 @@ fn endpoint_list(get: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<Vec
 
 /// Reads `FLAGS_selected_*s` among the kinds a Paddle build can have.
 fn binding(get: &dyn Fn(&str) -> Option<String>) -> Binding {
-    for kind in ["gpu", "xpu", "npu", "mlu", "ipu"] {
+    let custom = accelerator::CUSTOM.iter().map(|custom| custom.kind);
+    for kind in ["gpu", "xpu", "ipu"].into_iter().chain(custom) {
         if let Some(indices) = get(&format!("FLAGS_selected_{kind}s")) {
             return Binding::Selected { kind: kind.into(), indices };
         }

@@ -1,7 +1,7 @@
 //! What `python -m paddle.distributed.launch` tells a rank of a collective job.
 
 use super::{Binding, Identity, binding, endpoint_list, number};
-use crate::model::{Endpoint, EnvPatch};
+use crate::model::{Endpoint, EnvPatch, accelerator};
 
 /// What the launcher says of itself to all its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,9 +34,16 @@ pub fn write(who: &Identity, pod: &Pod) -> EnvPatch {
     env.set("PADDLE_AUTO_CLUSTER", if pod.auto_cluster { "1" } else { "0" });
     env.set("PADDLE_TRAINER_ENDPOINTS", Endpoint::join(&who.endpoints));
     match &who.binding {
-        Binding::Cpu => env.set("PADDLE_DISTRI_BACKEND", "gloo"),
-        Binding::Selected { kind, indices } => env.set(format!("FLAGS_selected_{kind}s"), indices),
-    };
+        Binding::Cpu => {
+            env.set("PADDLE_DISTRI_BACKEND", "gloo");
+        }
+        Binding::Selected { kind, indices } => {
+            if accelerator::is_custom(kind) {
+                env.set("PADDLE_DISTRI_BACKEND", "xccl").set("PADDLE_XCCL_BACKEND", kind);
+            }
+            env.set(format!("FLAGS_selected_{kind}s"), indices);
+        }
+    }
     env.set("PADDLE_LOG_DIR", &pod.log_dir);
     env.set("POD_NAME", &pod.name);
     env

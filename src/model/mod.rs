@@ -1,5 +1,6 @@
 //! Floor 0: the words. Plain data that every other floor speaks in; no clock, no environment, no I/O.
 
+pub mod accelerator;
 pub mod endpoint;
 pub mod env;
 pub mod exit;

@@ -2,13 +2,16 @@
 
 pub mod command;
 pub mod devices;
+pub mod machine;
 pub mod spawn;
+pub mod visible;
 
-use crate::dialect::{Binding, Identity, paddle_launch};
+use crate::dialect::{Identity, paddle_launch};
 use crate::model::{Endpoint, EnvPatch};
 use crate::spec::LaunchSpec;
 use crate::spec::launch::Ports;
 use crate::spec::options::Vars;
+use devices::Share;
 use std::ffi::OsString;
 
 /// What the planner has to know of the machine and of this process.
@@ -16,8 +19,6 @@ use std::ffi::OsString;
 pub struct HostFacts {
     /// The Python interpreter that runs the launcher.
     pub python: OsString,
-    /// GPUs that the driver shows; 0 without a driver.
-    pub gpus: usize,
     /// Absolute folder of the logs.
     pub log_dir: String,
     /// This launcher's random name.
@@ -80,8 +81,8 @@ pub fn wants_master_port(spec: &LaunchSpec) -> bool {
     !matches!(spec.ports, Ports::Layout { .. })
 }
 
-/// The plan of a collective job on one node. `bindings` and `ports.ranks` have one entry a rank.
-pub fn plan(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, bindings: &[Binding], ports: &NodePorts) -> Plan {
+/// The plan of a collective job on one node. `shares` and `ports.ranks` have one entry a rank.
+pub fn plan(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, shares: &[Share], ports: &NodePorts) -> Plan {
     let endpoints: Vec<_> = ports.ranks.iter().map(|&port| Endpoint::new(&spec.host, port)).collect();
     let master = match ports.master {
         Some(port) => Some(Endpoint::new(&spec.host, port)),
@@ -93,18 +94,21 @@ pub fn plan(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, bindings: &[Bindi
         auto_cluster: spec.auto_cluster,
     };
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let ranks = bindings.iter().enumerate().map(|(rank, binding)| {
+    let ranks = shares.iter().enumerate().map(|(rank, share)| {
         let identity = Identity {
             rank,
             local_rank: rank,
-            local_size: bindings.len(),
+            local_size: shares.len(),
             nnodes: 1,
             endpoints: endpoints.clone(),
             master: master.clone(),
-            binding: binding.clone(),
+            binding: share.binding.clone(),
         };
         let mut env = proxies_set_aside(vars);
-        for (name, value) in paddle_launch::write(&identity, &pod).vars() {
+        for name in share.lists.removed() {
+            env.unset(name);
+        }
+        for (name, value) in share.lists.vars().iter().chain(paddle_launch::write(&identity, &pod).vars()) {
             env.set(name, value);
         }
         let backup = set_aside_too_long(&mut env, vars, &facts.log_dir, rank);

@@ -1,4 +1,5 @@
 //! Floor 5: facts of the machine.
 
+pub mod accelerators;
 pub mod memory;
 pub mod nvml;

@@ -1,7 +1,7 @@
 //! From Rust errors to the Python exceptions that the contract names. The one place.
 
 use crate::spec::spawn::SpawnError;
-use pyo3::exceptions::{PyAssertionError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::io;
@@ -20,6 +20,7 @@ pub fn to_python(error: SpawnError) -> PyErr {
     match error {
         SpawnError::Value(text) => PyValueError::new_err(text),
         SpawnError::Runtime(text) => PyRuntimeError::new_err(text),
+        SpawnError::Index(text) => PyIndexError::new_err(text),
         SpawnError::NotInt(text) => Python::attach(|py| match py.get_type::<PyInt>().call1((&text,)) {
             Err(error) => error,
             // Digits of other scripts, which Python takes and rlaunch does not.

@@ -17,17 +17,19 @@ mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use crate::cli::paddle;
-    use crate::plan::spawn as plan;
-    use crate::probe::nvml;
+    use crate::plan::{devices, spawn as plan};
+    use crate::probe::{accelerators, nvml};
     use crate::run::preflight;
     use crate::spec::options::{Kind, OPTIONS, Opt, Vars};
-    use crate::spec::spawn::{self, SpawnError, SpawnOptions};
+    use crate::spec::spawn::{self, Backend, SpawnError, SpawnOptions};
     use crate::sys::lifeline;
     use crate::sys::ports::Lease;
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
+    use std::cell::LazyCell;
     use std::collections::BTreeMap;
     use std::ffi::OsString;
+    use std::path::Path;
 
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
@@ -66,6 +68,21 @@ mod lib {
         py.detach(nvml::gpu_count)
     }
 
+    /// The kind of devices that a program started now would see (`gpu`, `xpu`, a custom type), and how many:
+    /// by the system and the visible lists of `environ`. A list that the driver would misread is a ValueError.
+    #[pyfunction]
+    fn devices_seen(py: Python<'_>, environ: BTreeMap<OsString, OsString>) -> PyResult<(&'static str, usize)> {
+        let vars = texts(environ);
+        let seen = py.detach(|| devices::seen(&vars, &accelerators::machine(Path::new("/"))));
+        seen.map_err(|error| to_python(SpawnError::Value(error.to_string())))
+    }
+
+    /// What is no UTF-8 is nothing of ours.
+    fn texts(environ: BTreeMap<OsString, OsString>) -> Vars {
+        let text = |(n, v): (OsString, OsString)| Some((n.into_string().ok()?, v.into_string().ok()?));
+        environ.into_iter().filter_map(text).collect()
+    }
+
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
@@ -99,14 +116,17 @@ mod lib {
 
     /// What each of `nprocs` ranks is told, and the leases of their ports. `options`: those of
     /// `spawn`, with `backend` resolved; `environ`: this process's environment; `devices`: how many
-    /// devices of the backend's kind there are, -1 to ask the driver.
+    /// devices of the backend's kind there are, -1 to ask the system; `custom`: the type of the custom
+    /// device, looked for in the system only where that is asked.
     #[pyfunction]
+    #[pyo3(signature = (nprocs, options, environ, devices, custom=None))]
     fn plan_spawn(
         py: Python<'_>,
         nprocs: &Bound<'_, PyAny>,
         options: &Bound<'_, PyDict>,
         environ: BTreeMap<OsString, OsString>,
         devices: i64,
+        custom: Option<String>,
     ) -> PyResult<(Vec<Environment>, PortLeases)> {
         let given = SpawnOptions {
             backend: option(options, "backend")?.unwrap_or_default(),
@@ -122,21 +142,25 @@ mod lib {
                 _ => None,
             },
         };
-        // What is no UTF-8 is nothing of ours.
-        let text = |(n, v): (OsString, OsString)| Some((n.into_string().ok()?, v.into_string().ok()?));
-        let vars: Vars = environ.into_iter().filter_map(text).collect();
+        let vars = texts(environ);
         let backend = spawn::check(&given, &vars).map_err(to_python)?;
         let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {
             // Before anything is made for each rank: the number may be absurd.
             preflight::make_room(nprocs, preflight::FDS_OF_SPAWN)
                 .map_err(|e| SpawnError::Value(format!("nprocs {nprocs}: {}; {}", e.why, e.hint)))?;
-            let count = |kind: &str| match usize::try_from(devices) {
-                Ok(n) => n,
-                Err(_) if kind == "gpu" => nvml::gpu_count(),
-                Err(_) => 0,
+            let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
+            let count = |kind: &str| match (usize::try_from(devices), kind) {
+                (Ok(n), _) => n,
+                (Err(_), "gpu") => nvml::gpu_count(),
+                (Err(_), "xpu") => machine.xpus,
+                (Err(_), _) => machine.custom.filter(|(own, _)| *own == kind).map_or(0, |(_, n)| n),
             };
-            let bindings = plan::bind(backend, nprocs, &given, &vars, &count)?;
+            let custom = match (custom, backend) {
+                (None, Backend::Xccl) if devices < 0 => plan::custom_kind(&vars, &|| &*machine).map(str::to_owned),
+                (custom, _) => custom,
+            };
+            let bindings = plan::bind(backend, nprocs, &given, &vars, custom.as_deref(), &count)?;
             let location = spawn::locate(backend, &given, &vars)?;
             let leases = match location.first_port {
                 Some(first) => preflight::consecutive(first, nprocs).map_err(SpawnError::Runtime)?,

@@ -54,7 +54,7 @@ use Kind::{Bool, Flag, Int, Seconds, Text};
 #[rustfmt::skip]
 pub const OPTIONS: &[Opt] = &[
     opt("nproc_per_node", Int, &["PADDLE_NPROC_PER_NODE"], None, "Ranks on this node [default: one per device, else 1]"),
-    Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Devices to use, as a comma list of visible ids") },
+    Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Devices to use: a comma list of visible ids, or GPU- or MIG- UUIDs; one named twice gets two ranks") },
     opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder for the ranks' logs, workerlog.0 and so on") ,
     opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first instead of appending to them, and forget the last job's attempts"),
     opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Keep each rank's log about this short, such as 100M or 2G, by moving its older part to workerlog.N.1 and so on"),

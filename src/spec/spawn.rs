@@ -15,6 +15,9 @@ pub enum SpawnError {
     /// AssertionError.
     #[error("{0}")]
     Assertion(String),
+    /// IndexError.
+    #[error("{0}")]
+    Index(String),
     /// ValueError, with the words that Python's `int()` has for this text.
     #[error("invalid literal for int() with base 10: '{0}'")]
     NotInt(String),
@@ -29,6 +32,8 @@ pub enum Backend {
     Nccl,
     /// Kunlun XPUs.
     Bkcl,
+    /// Devices that Paddle knows by a plugin.
+    Xccl,
 }
 
 /// The options of `spawn` that decide who the ranks are.
@@ -52,6 +57,13 @@ pub struct SpawnOptions {
     pub node_ip: Option<String>,
     /// `use_paddlecloud`: given and not None.
     pub use_paddlecloud: Option<bool>,
+}
+
+impl SpawnOptions {
+    /// The devices that were asked for: by the backend's own option, else by `selected_devices`.
+    pub fn explicit<'a>(&'a self, own: &'a Option<String>) -> Option<&'a String> {
+        own.as_ref().or(self.selected_devices.as_ref())
+    }
 }
 
 /// Where the ranks listen.
@@ -96,13 +108,7 @@ pub fn check(options: &SpawnOptions, vars: &Vars) -> Result<Backend, SpawnError>
         }
         "nccl" => Backend::Nccl,
         "bkcl" => Backend::Bkcl,
-        "xccl" => {
-            return Err(SpawnError::Runtime(
-                "backend 'xccl' needs a custom device, which this version of rlaunch does not know; use 'nccl', \
-                 'bkcl' or 'gloo'"
-                    .into(),
-            ));
-        }
+        "xccl" => Backend::Xccl,
         _ => return Err(SpawnError::Value("backend must be one of 'gloo, nccl, bkcl'".into())),
     };
     let trainers = vars.get("PADDLE_TRAINERS_NUM").and_then(|text| python_int(text).ok());
@@ -171,7 +177,7 @@ fn first_port(backend: Backend, options: &SpawnOptions, vars: &Vars) -> Result<O
     let default = on_paddlecloud(vars).then(|| "6070".to_owned());
     let text = match backend {
         Backend::Gloo => vars.get("FLAGS_START_PORT").cloned().or(default),
-        Backend::Nccl | Backend::Bkcl => options.started_port.map(|port| port.to_string()).or(default),
+        Backend::Nccl | Backend::Bkcl | Backend::Xccl => options.started_port.map(|port| port.to_string()).or(default),
     };
     let Some(text) = text else { return Ok(None) };
     match u16::try_from(python_int(&text)?) {

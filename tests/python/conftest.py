@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 from launching import Place, marked
+from oracle import SEED
+
+
+def pytest_report_header() -> str:
+    return f"RLAUNCH_SEED={SEED}"
 
 
 @pytest.fixture

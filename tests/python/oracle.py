@@ -11,6 +11,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import types
 import warnings
@@ -21,6 +22,9 @@ from unittest import mock
 import rlaunch
 
 ours = sys.modules["rlaunch.spawn"]
+
+# Of what is drawn at random; the report's header shows it, and setting the variable draws the same again.
+SEED = int(os.environ.get("RLAUNCH_SEED") or random.SystemRandom().randrange(2**32))
 
 Question = dict[str, Any]
 Answer = dict[str, Any]
@@ -56,6 +60,35 @@ def ask(module: Any, asked: Question) -> Answer:
     return answer
 
 
+def launched(asked: Question) -> Answer:
+    """What Paddle's launcher would tell each rank of its devices; ``argv`` has its options."""
+    from paddle.distributed.launch.context import Context, device
+    from paddle.distributed.launch.controllers.collective import CollectiveController
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        stack.enter_context(mock.patch.dict(os.environ, asked["environ"], clear=True))
+        for owner, name, value in (
+            (device, "get_all_custom_device_type", asked["custom"]),
+            # Else CUDA's list would be that build's.
+            (device.core, "is_compiled_with_xpu", False),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, return_value=value))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        # With --ips there is no rendezvous, and nothing is started.
+        own = [f"--log_dir={folder}", "--enable_gpu_log=0", "--ips=127.0.0.1", "--start_port=6070"]
+        stack.enter_context(mock.patch.object(sys, "argv", ["launch", *own, *asked["argv"], "train.py"]))
+        try:
+            controller = CollectiveController(Context(enable_plugin=False))
+            controller.build_job()
+            controller.build_pod()
+        except (ValueError, IndexError) as error:
+            return {"error": [type(error).__name__, str(error)]}
+        inherited = asked["environ"]
+        told = [dict(rank._env) for rank in controller.pod.containers]
+        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in told]}
+
+
 class Oracle:
     """One process that has imported Paddle."""
 
@@ -85,12 +118,17 @@ def serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         with contextlib.ExitStack() as stack:
-            for kind in ("cuda", "xpu") if asked.get("devices") is not None else ():
-                count = mock.Mock(return_value=asked["devices"])
-                compiled = mock.Mock(return_value=True)
-                stack.enter_context(mock.patch.object(core, f"get_{kind}_device_count", count, create=True))
-                stack.enter_context(mock.patch.object(core, f"is_compiled_with_{kind}", compiled))
-            told = [ask(modules[who], asked) for who in asked["whom"]]
+            count = mock.Mock(return_value=asked.get("devices"))
+            believed = {}
+            if asked.get("devices") is not None:
+                for kind in ("cuda", "xpu"):
+                    believed[f"get_{kind}_device_count"] = count
+                    believed[f"is_compiled_with_{kind}"] = mock.Mock(return_value=True)
+                believed["get_custom_device_count"] = count
+                believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
+            for name, fake in believed.items():
+                stack.enter_context(mock.patch.object(core, name, fake, create=True))
+            told = [launched(asked) if who == "launch" else ask(modules[who], asked) for who in asked["whom"]]
         print(json.dumps(told), file=answers, flush=True)
 
 
@@ -98,7 +136,16 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
     """A Paddle with this many devices, as far as rlaunch looks at it."""
     paddle = types.ModuleType("paddle")
     number = types.SimpleNamespace(device_count=lambda: count)
-    paddle.device = types.SimpleNamespace(get_device=lambda: device, cuda=number, xpu=number)
+    kind = device.partition(":")[0]
+    custom = kind not in ("cpu", "gpu", "xpu", "tpu")
+    paddle.device = types.SimpleNamespace(
+        get_device=lambda: device,
+        cuda=number,
+        xpu=number,
+        get_available_custom_device=lambda: [device] if custom else [],
+        get_all_custom_device_type=lambda: [kind] if custom else [],
+    )
+    paddle.base = types.SimpleNamespace(core=types.SimpleNamespace(get_custom_device_count=lambda _: count))
     paddle.is_compiled_with_cuda = paddle.is_compiled_with_xpu = lambda: True
     return paddle
 
@@ -106,7 +153,7 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
 @contextlib.contextmanager
 def imported(paddle: types.ModuleType | None) -> Iterator[None]:
     """What this process has imported as Paddle; None: nothing, and the machine has no GPU."""
-    no_gpu = mock.patch.object(rlaunch._lib, "gpu_count", return_value=0)
+    no_gpu = mock.patch.object(rlaunch._lib, "devices_seen", return_value=("gpu", 0))
     with mock.patch.dict(sys.modules), no_gpu:
         sys.modules.pop("paddle", None)
         if paddle is not None:

@@ -1,34 +1,78 @@
-"""GPUs through the driver's library, where there is none: a fake of its three calls, built here."""
+"""GPUs through the driver's library, where there is none: a fake of its calls, built here."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from oracle import Oracle
 
+# Four GPUs; of the seven MIG devices that the last one could have, two are there.
 FAKE = """
-static int devices = %d;
-int nvmlInit_v2(void) { return 0; }
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = devices; return 0; }
+#include <stdio.h>
+#define OK 0
+#define NOT_FOUND 6
+#define DRIVER_NOT_LOADED 9
+#ifdef UNLOADED
+int nvmlInit_v2(void) { return DRIVER_NOT_LOADED; }
+#else
+int nvmlInit_v2(void) { return OK; }
+#endif
+int nvmlShutdown(void) { return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return OK; }
+#ifndef OLD
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = (void *)(unsigned long)(index + 1);
+    return index < 4 ? OK : NOT_FOUND;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    *count = device == (void *)4 ? 7 : 0;
+    return OK;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **mig) {
+    *mig = (void *)(unsigned long)(100 + index);
+    return device == (void *)4 && (index == 0 || index == 2) ? OK : NOT_FOUND;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    unsigned long number = (unsigned long)device;
+    const char *form = number < 100 ? "GPU-a%lu-0000" : "MIG-b%lu-0000";
+    snprintf(uuid, length, form, number < 100 ? number - 1 : number - 100);
+    return OK;
+}
+#endif
 """
+
+Driver = Callable[..., dict[str, str]]
+HIDDEN = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "XPULINK_VISIBLE_DEVICES")
 
 
 @pytest.fixture(scope="module")
-def four_gpus(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Makes an environment in which the driver's library is the fake, built with these definitions."""
+
+    def build(*definitions: str) -> dict[str, str]:
+        folder: Path = tmp_path_factory.mktemp("nvml")
+        source = folder / "nvml.c"
+        source.write_text(FAKE)
+        library = folder / "libnvidia-ml.so.1"
+        command = ["cc", "-shared", "-fPIC", *definitions, "-o", str(library), str(source)]
+        subprocess.run(command, check=True)
+        environ = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+        return {**environ, "LD_LIBRARY_PATH": str(folder)}
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def four_gpus(driver: Driver) -> dict[str, str]:
     """An environment in which the driver shows four GPUs."""
-    folder = tmp_path_factory.mktemp("nvml")
-    source = folder / "nvml.c"
-    source.write_text(FAKE % 4)
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    hidden = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "XPULINK_VISIBLE_DEVICES")
-    environ = {name: value for name, value in os.environ.items() if name not in hidden}
-    return {**environ, "LD_LIBRARY_PATH": str(folder)}
+    return driver()
 
 
 def run(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
@@ -56,6 +100,54 @@ def test_a_visible_list_is_trusted_and_an_empty_one_hides_all(four_gpus: dict[st
     assert planned({**four_gpus, "CUDA_VISIBLE_DEVICES": ""}) == [None]
 
 
+def told(environ: dict[str, str], *options: str) -> list[tuple[str | None, str | None]]:
+    """What each rank sees of CUDA_VISIBLE_DEVICES, if that is changed, and its place in it."""
+    done = run(environ, "-m", "rlaunch", "--dry_run=json", *options, __file__)
+    assert done.returncode == 0, done.stderr
+    ranks = [rank["env"] for rank in json.loads(done.stdout)["ranks"]]
+    return [(env.get("CUDA_VISIBLE_DEVICES"), env.get("FLAGS_selected_gpus")) for env in ranks]
+
+
+def test_uuids_and_mig_devices_are_found_by_their_beginnings(four_gpus: dict[str, str]) -> None:
+    gpus = "GPU-a2,GPU-a0"
+    assert told(four_gpus, "--gpus", gpus) == [(gpus, "0"), (gpus, "1")]
+    assert told(four_gpus, "--gpus", "MIG-b2,MIG-b0") == [("MIG-b2", "0"), ("MIG-b0", "0")]
+    # In another form than the list.
+    assert told({**four_gpus, "CUDA_VISIBLE_DEVICES": "3,2"}, "--gpus", "GPU-a2") == [(None, "1")]
+    assert told({**four_gpus, "CUDA_VISIBLE_DEVICES": "GPU-a3,GPU-a1"}, "--gpus", "1,3") == [
+        (None, "1"),
+        (None, "0"),
+    ]
+
+
+@pytest.mark.parametrize("missing", ["GPU-a4", "GPU-a", "MIG-b1", "MIG-b"])
+def test_a_uuid_that_is_not_exactly_one_device_is_refused(four_gpus: dict[str, str], missing: str) -> None:
+    done = run(four_gpus, "-m", "rlaunch", "--gpus", missing, __file__)
+    assert done.returncode == 2
+    assert f"{missing} is not exactly one device of the driver's; nvidia-smi -L lists them" in done.stderr
+
+
+def test_all_is_no_word_of_cudas_and_is_taken_away(four_gpus: dict[str, str]) -> None:
+    listed = {**four_gpus, "CUDA_VISIBLE_DEVICES": "all"}
+    done = run(listed, "-m", "rlaunch", "--dry_run=json", __file__)
+    assert [rank["unset"] for rank in json.loads(done.stdout)["ranks"]] == [["CUDA_VISIBLE_DEVICES"]] * 4
+    assert "CUDA does not know the word and would hide every GPU; ranks get it unset" in done.stderr
+
+
+def test_a_driver_that_is_not_loaded_is_no_driver(driver: Driver) -> None:
+    unloaded = driver("-DUNLOADED")
+    assert planned(unloaded) == [None]
+    assert planned(unloaded, "--gpus", "0,1") == ["0", "1"]
+
+
+def test_a_library_that_cannot_name_its_gpus_still_counts_them(driver: Driver) -> None:
+    old = driver("-DOLD")
+    assert planned(old) == ["0", "1", "2", "3"]
+    done = run({**old, "CUDA_VISIBLE_DEVICES": "3"}, "-m", "rlaunch", "--gpus", "GPU-a3", __file__)
+    assert done.returncode == 2
+    assert "device GPU-a3 is not in CUDA_VISIBLE_DEVICES (3)" in done.stderr
+
+
 def test_a_gpu_that_is_not_there_is_refused(four_gpus: dict[str, str]) -> None:
     done = run(four_gpus, "-m", "rlaunch", "--gpus", "3,4", __file__)
     assert done.returncode == 2
@@ -81,6 +173,9 @@ print(json.dumps([_get_default_nprocs(), options["backend"], selected]))
         ("1,3", [2, "nccl", ["0", "1"]]),
         ("", [os.cpu_count(), "gloo", [None, None]]),
         ("-1", [os.cpu_count(), "gloo", [None, None]]),
+        ("all", [os.cpu_count(), "gloo", [None, None]]),
+        ("0,1,-1,2", [2, "nccl", ["0", "1"]]),
+        ("1,2,4", [2, "nccl", ["0", "1"]]),
     ],
 )
 def test_spawn_asks_the_driver_when_paddle_is_not_imported(
@@ -90,3 +185,64 @@ def test_spawn_asks_the_driver_when_paddle_is_not_imported(
     done = run(environ, "-c", SPAWN_DEFAULTS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == expected
+
+
+def test_spawn_refuses_a_list_that_the_driver_would_misread(four_gpus: dict[str, str]) -> None:
+    done = run({**four_gpus, "CUDA_VISIBLE_DEVICES": "0,0"}, "-c", SPAWN_DEFAULTS)
+    assert done.stderr.splitlines()[-1] == (
+        "ValueError: CUDA_VISIBLE_DEVICES 0,0: '0' comes twice, and the driver would silently hide every "
+        "device; name each device once"
+    )
+
+
+# --- Beside Paddle's own launcher, made to believe in as many devices ------------------------------------
+
+ABOUT_DEVICES = ("FLAGS_selected_", "PADDLE_DISTRI_BACKEND", "PADDLE_XCCL_BACKEND")
+SHOWN = ["4,5,6,7", "7,4", "2", "GPU-aa,GPU-bb"]
+WANTED = [None, "0", "7,4", "4,4", "5,6,7", "GPU-bb"]
+NUMBERS = [None, "1", "2", "5"]
+
+
+def by_rlaunch(environ: dict[str, str], argv: list[str]) -> list[dict[str, str]] | None:
+    """What each rank is told of its devices; None: it is refused."""
+    done = run(environ, "-m", "rlaunch", "--dry_run=json", *argv, __file__)
+    assert done.returncode in (0, 2), done.stderr
+    if done.returncode == 2:
+        return None
+    return [about_devices(rank["env"]) for rank in json.loads(done.stdout)["ranks"]]
+
+
+def about_devices(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(ABOUT_DEVICES)}
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    made = Oracle()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("variable", "shown"),
+    [
+        *(("CUDA", shown) for shown in (None, "all", *SHOWN)),
+        *itertools.product(("XPU", "XPULINK", "NPU"), SHOWN),
+    ],
+)
+def test_each_rank_is_told_what_paddles_launcher_tells_it(
+    oracle: Oracle, four_gpus: dict[str, str], variable: str, shown: str | None
+) -> None:
+    listed = {} if shown is None else {f"{variable}_VISIBLE_DEVICES": shown}
+    custom = ["npu"] if variable == "NPU" else []
+    for wanted, number in itertools.product(WANTED, NUMBERS):
+        argv = [f"--devices={wanted}"] * (wanted is not None) + [f"--nproc_per_node={number}"] * bool(number)
+        asked = {
+            "argv": argv,
+            "environ": {**listed, "PATH": os.environ["PATH"]},
+            "custom": custom,
+            "devices": 4,
+        }
+        (real,) = oracle.ask(asked, "launch")
+        mine = by_rlaunch({**four_gpus, **listed}, argv)
+        assert mine == (None if "error" in real else [about_devices(row) for row in real["rows"]]), argv

@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 import rlaunch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from oracle import Answer, Oracle, ask_here, free_ports, imported, ours, paddle_with, question, settled
+from oracle import SEED, Answer, Oracle, ask_here, free_ports, imported, ours, paddle_with, question, settled
 from oracle import without_ports as normal
 
 
@@ -156,17 +156,25 @@ def test_a_backend_that_this_build_of_paddle_has_not(oracle: Oracle, backend: An
 
 
 @pytest.mark.parametrize(
-    ("backend", "error", "text"),
+    ("backend", "paddles", "error", "text"),
     [
-        # Unlike Paddle, which trips over what its CPU build has not: AttributeError and IndexError.
-        ("heter", "ValueError", "backend must be one of 'gloo, nccl, bkcl'"),
-        ("xccl", "RuntimeError", "backend 'xccl' needs a custom device, which this version of rlaunch"),
+        # Unlike Paddle, which trips over what its CPU build has not.
+        ("heter", "AttributeError", "ValueError", "backend must be one of 'gloo, nccl, bkcl'"),
+        # Like Paddle, and with a way out.
+        (
+            "xccl",
+            "IndexError",
+            "IndexError",
+            "list index out of range: backend 'xccl' needs a custom device, ",
+        ),
     ],
 )
-def test_a_backend_that_paddle_cannot_serve(oracle: Oracle, backend: str, error: str, text: str) -> None:
+def test_a_backend_that_paddle_cannot_serve(
+    oracle: Oracle, backend: str, paddles: str, error: str, text: str
+) -> None:
     asked = question(2, {"backend": backend}, {})
     real, beside_it = oracle.ask(asked, "paddle", "rlaunch")
-    assert real["error"][0][0] in ("AttributeError", "IndexError")
+    assert real["error"][0][0] == paddles
     for answer in (beside_it, ask_here(asked)):
         assert answer["error"][0][0] == error
         assert answer["error"][1].startswith(text)
@@ -221,10 +229,18 @@ def test_a_port_is_free_again_once_nobody_has_the_plan() -> None:
     assert "rows" in ask_here(question(3, {"backend": "gloo"}, environ))
 
 
-# --- nccl and bkcl, on a Paddle that is made to believe in 4 devices of each kind ------------------------
+# --- nccl, bkcl and xccl, on a Paddle that is made to believe in 4 devices of each kind ------------------
 
-MACHINES = {"nccl": paddle_with(4, "gpu:0"), "bkcl": paddle_with(4, "xpu:0")}
-LISTS = ["0,1", "4,5,6,7", "7,4", "6,7", "2,3", "2,2", "9", "0", "GPU-aa,GPU-bb", "-1", "", "0,1,2,3,4,5"]
+MACHINES = {
+    "nccl": paddle_with(4, "gpu:0"),
+    "bkcl": paddle_with(4, "xpu:0"),
+    "xccl": paddle_with(4, "npu:0"),
+}
+LISTS = [
+    *("0,1", "4,5,6,7", "7,4", "6,7", "2,3", "2,2", "9", "0", "-1", "", "0,1,2,3,4,5", ",", "0,", "0,x,2"),
+    *("GPU-aa,GPU-bb", "GPU-bb", "MIG-aa,MIG-bb", "MIG-GPU-aa/1/0", "0,GPU-aa", "all", "none", "NoDevFiles"),
+    *("01,1", "+1", "1gpu2", "0;1", "0,2,-1,1"),
+]
 
 device_options = options_of(
     gpus=[None, *LISTS, [0, 1]],
@@ -240,6 +256,9 @@ device_options = options_of(
 device_environ = options_of(
     CUDA_VISIBLE_DEVICES=LISTS,
     XPU_VISIBLE_DEVICES=LISTS,
+    FLAGS_selected_npus=LISTS,
+    NPU_VISIBLE_DEVICES=["0"],
+    FLAGS_selected_gpus=["3"],
     FLAGS_START_PORT=["7"],
     PADDLE_TRAINERS_NUM=["1", "2", "x"],
 )
@@ -256,8 +275,9 @@ def agree_on_devices(
     assert mine == real
 
 
-@many
-@given(st.sampled_from(["nccl", "bkcl"]), st.sampled_from([1, 2, 2, 4, 5]), device_options, device_environ)
+@seed(SEED)
+@settings(many, max_examples=2000, derandomize=False)
+@given(st.sampled_from([*MACHINES]), st.sampled_from([1, 2, 2, 4, 5]), device_options, device_environ)
 def test_devices(oracle: Oracle, backend: str, nprocs: int, options: Any, environ: Any) -> None:
     agree_on_devices(oracle, backend, nprocs, options, environ)
 
@@ -273,6 +293,11 @@ def test_devices(oracle: Oracle, backend: str, nprocs: int, options: Any, enviro
         ("nccl", 2, {}, {"PADDLE_TRAINERS_NUM": "x"}),
         ("nccl", 2, {"print_config": True, "gpus": "7,4"}, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}),
         ("bkcl", 1, {}, {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        ("xccl", 2, {"print_config": True}, {"FLAGS_selected_npus": "2,3,4"}),
+        ("xccl", 2, {"print_config": True, "gpus": [0], "xpus": "7", "selected_devices": "9,9"}, {}),
+        ("xccl", 5, {"started_port": "{}"}, {"NPU_VISIBLE_DEVICES": "0,1,2,3,4,5"}),
+        ("xccl", 2, {}, {"CUDA_VISIBLE_DEVICES": "3,1", "FLAGS_selected_npus": "1,3"}),
+        ("xccl", 1, {}, {"CUDA_VISIBLE_DEVICES": "3"}),
     ],
 )
 def test_devices_case_by_case(
@@ -320,6 +345,9 @@ MISSING = "The selected {} card {} cannot found in {} ({})."
         ("bkcl", 2, {"xpus": "8,9"}, XVD, MISSING.format("xpu", 8, "XPU_VISIBLE_DEVICES", "2,3")),
         ("bkcl", 5, {}, {}, FEW.format(5, "XPU_VISIBLE_DEVICES")),
         ("bkcl", 3, {"xpus": "1,2"}, {}, UNEQUAL.format("xpus")),
+        ("xccl", 2, {}, {}, "0 1"),
+        ("xccl", 2, {}, {"FLAGS_selected_npus": "2,3"}, "2 3"),
+        ("xccl", 5, {}, {}, FEW.format(5, "FLAGS_selected_npus")),
         # Unlike Paddle, which takes whitespace at one step and refuses it at another: it is stripped.
         ("nccl", 2, {"gpus": "2, 3"}, {}, "2 3"),
         ("nccl", 2, {"gpus": " 2 ,3\t"}, {"CUDA_VISIBLE_DEVICES": "3 , 2"}, "1 0"),
@@ -336,7 +364,7 @@ def test_devices_as_seen(
 
     def native(asked: dict[str, Any]) -> list[Answer]:
         try:
-            rows, _ = rlaunch._lib.plan_spawn(nprocs, asked["options"], environ, 4)
+            rows, _ = rlaunch._lib.plan_spawn(nprocs, asked["options"], environ, 4, "npu")
         except (ValueError, RuntimeError, AssertionError) as error:
             return [{"error": ["", str(error)]}]
         return [{"rows": rows}]
@@ -345,7 +373,7 @@ def test_devices_as_seen(
         if "error" in answer:
             assert answer["error"][1] == expected
             continue
-        flag = {"nccl": "FLAGS_selected_gpus", "bkcl": "FLAGS_selected_xpus"}[backend]
+        flag = "FLAGS_selected_" + {"nccl": "gpus", "bkcl": "xpus", "xccl": "npus"}[backend]
         rows = normal(answer, None)["rows"]
         everybody = ",".join(f"127.0.0.1:p{rank}" for rank in range(nprocs))
         assert [[tuple(pair) for pair in row] for row in rows] == [
@@ -364,7 +392,7 @@ NODES = "127.0.0.1,10.0.0.2"
 ELSEWHERE = {**CLOUD, "PADDLE_TRAINERS": "1.1.1.1,2.2.2.2", "PADDLE_TRAINERS_NUM": "2"}
 
 
-@pytest.mark.parametrize("backend", ["nccl", "bkcl"])
+@pytest.mark.parametrize("backend", [*MACHINES])
 @pytest.mark.parametrize(
     ("options", "environ"),
     [
@@ -385,6 +413,29 @@ def test_several_nodes_are_not_in_this_version(backend: str, options: Any, envir
     assert "rows" not in answer, answer
     assert answer["error"][0][0] == "RuntimeError"
     assert answer["error"][1].startswith("jobs on several nodes are not in this version of rlaunch.spawn")
+
+
+def test_without_paddle_the_system_and_the_variables_tell_of_custom_devices() -> None:
+    def bound(environ: dict[str, str], nprocs: int = 2) -> list[tuple[str, str]]:
+        rows, _ = rlaunch._lib.plan_spawn(nprocs, {"backend": "xccl"}, environ, -1)
+        return [row[0] for row in rows]
+
+    flag = "FLAGS_selected_mlus"
+    assert bound({flag: "3,4"}) == [(flag, "3"), (flag, "4")]
+    with pytest.raises(RuntimeError, match=r"visible devices\(1\) .* `FLAGS_selected_npus`"):
+        bound({"NPU_VISIBLE_DEVICES": "0,1", "FLAGS_selected_npus": "5"})
+    with imported(None), mock.patch.object(rlaunch._lib, "devices_seen", return_value=("npu", 3)):
+        assert (ours._get_default_backend(), ours._get_default_nprocs()) == ("xccl", 3)
+
+
+def test_what_older_releases_had_is_refused_as_3_3_1_refuses_it(oracle: Oracle) -> None:
+    for asked in (question(2, {"backend": "cncl"}, {}), *({"options": {n: "0"}, "environ": {}} for n in OLD)):
+        real, beside_it = oracle.ask(asked, "paddle", "rlaunch")
+        assert real["error"][0][0] == "ValueError"
+        assert beside_it == ask_here(asked) == real
+
+
+OLD = ("mlus", "npus")
 
 
 def test_a_paddle_with_devices_decides_the_backend_and_the_number() -> None:

@@ -1,0 +1,49 @@
+//! Devices other than NVIDIA's, by their nodes in /dev. Never from a framework.
+
+use crate::model::accelerator::{CUSTOM, XPU_NODE};
+use crate::plan::machine::Machine;
+use std::path::Path;
+
+/// All devices of this machine. `root` is `/`, or a folder that stands for it.
+pub fn machine(root: &Path) -> Machine {
+    let names = node_names(root);
+    let count = |node: &str| names.iter().filter(|name| is_numbered(name, node)).count();
+    let custom = CUSTOM.iter().filter_map(|custom| Some((custom.kind, count(custom.node?))));
+    Machine { gpus: super::nvml::gpus(), xpus: count(XPU_NODE), custom: custom.into_iter().find(|(_, n)| *n > 0) }
+}
+
+fn node_names(root: &Path) -> Vec<String> {
+    let nodes = std::fs::read_dir(root.join("dev")).into_iter().flatten().flatten();
+    nodes.filter_map(|node| node.file_name().into_string().ok()).collect()
+}
+
+fn is_numbered(name: &str, node: &str) -> bool {
+    name.strip_prefix(node).is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A test fails by panicking.
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_with_a_number_are_counted() {
+        let root = std::env::temp_dir().join(format!("rlaunch-nodes-{}", std::process::id()));
+        let dev = root.join("dev");
+        std::fs::create_dir_all(&dev).unwrap();
+        let seen = |names: &[&str]| {
+            for name in names {
+                std::fs::write(dev.join(name), "").unwrap();
+            }
+            let machine = machine(&root);
+            (machine.xpus, machine.custom)
+        };
+        assert_eq!(seen(&["null", "xpuctrl", "davinci_manager", "xpu", "xpu0x"]), (0, None));
+        assert_eq!(seen(&["xpu0", "xpu1"]), (2, None));
+        assert_eq!(seen(&["cambricon_dev0", "cambricon_ctl"]), (2, Some(("mlu", 1))));
+        assert_eq!(seen(&["davinci0", "davinci1", "davinci10"]), (2, Some(("npu", 3))));
+        std::fs::remove_dir_all(&root).unwrap();
+        let machine = machine(&root);
+        assert_eq!((machine.xpus, machine.custom), (0, None));
+    }
+}
