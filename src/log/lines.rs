@@ -44,7 +44,12 @@ impl Splitter {
         }
     }
 
-    /// Takes what is held of an unfinished line, for a rank that has been quiet for a while; `None`
+    /// Whether there is something of an unfinished line.
+    pub fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Takes what is held of an unfinished line, so that a prompt or a progress bar is seen; `None`
     /// when that is nothing. A character that has come only in part stays. What comes next is a
     /// line of its own.
     pub fn take_pending(&mut self) -> Option<Vec<u8>> {

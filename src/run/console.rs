@@ -21,6 +21,9 @@ const CHUNK: usize = 64 * 1024;
 /// Chunks copied before the loop looks at other events again.
 const TURN: usize = 16;
 
+/// How long a part of a line is held for its rest: a prompt has none, and a progress bar takes its time.
+const HELD: Duration = Duration::from_secs(1);
+
 /// How much of the logs the console has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
@@ -47,6 +50,8 @@ struct Source {
     ended: bool,
     /// For a shared console: what stands before each line.
     lines: Option<(String, Splitter)>,
+    /// Since when it has had something of an unfinished line that has not been shown.
+    held: Option<Duration>,
 }
 
 impl Source {
@@ -131,7 +136,7 @@ impl Follower {
         }
         let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
         let lines = prefix.map(|prefix| (prefix, Splitter::new()));
-        self.sources.push(Source { file, offset, short, watched, grown: true, ended: false, lines });
+        self.sources.push(Source { file, offset, short, watched, grown: true, ended: false, lines, held: None });
         // What its rank has written before it was watched, nobody tells of.
         self.more = true;
         Ok(())
@@ -167,6 +172,31 @@ impl Follower {
     /// Whether there is more to copy at once, so that the loop must not sleep.
     pub fn has_more(&self) -> bool {
         self.more
+    }
+
+    /// When there will be something of an unfinished line to show, on the clock of supervision.
+    pub fn due(&self) -> Option<Duration> {
+        let held = self.sources.iter().filter_map(|source| source.held);
+        held.min().filter(|_| !self.blocked && !self.gone).map(|since| since.saturating_add(HELD))
+    }
+
+    /// Shows what has been held of unfinished lines for long enough, each as a line of its own.
+    pub fn show_held(&mut self, poll: &Poll) -> io::Result<()> {
+        let now = clock::now();
+        if self.due().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        for source in &mut self.sources {
+            if source.held.is_some_and(|since| since.saturating_add(HELD) <= now)
+                && let Some((prefix, lines)) = &mut source.lines
+            {
+                source.held = None;
+                if let Some(line) = lines.take_pending() {
+                    write_line(&mut self.out, prefix, &line, self.colours);
+                }
+            }
+        }
+        self.copy(poll)
     }
 
     /// Copies what is there and fits, up to a turn's worth.
@@ -205,7 +235,10 @@ impl Follower {
             let (out, colours) = (&mut self.out, self.colours);
             match &mut source.lines {
                 None => out.extend_from_slice(&buffer[..read]),
-                Some((prefix, lines)) => lines.feed(&buffer[..read], |line| write_line(out, prefix, line, colours)),
+                Some((prefix, lines)) => {
+                    lines.feed(&buffer[..read], |line| write_line(out, prefix, line, colours));
+                    source.held = lines.is_holding().then(|| source.held.unwrap_or_else(clock::now));
+                }
             }
             if read > 0 && !source.ended {
                 // Behind the others: none waits for one that writes all the time.

@@ -11,6 +11,7 @@ use crate::plan::Plan;
 use crate::spec::rotation::Rotation;
 use crate::supervise::{Event, Note, Outcome, Policy, Report};
 use crate::sys::cgroup::JobGroup;
+use crate::sys::clock;
 use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::tree;
@@ -97,9 +98,13 @@ pub fn run(
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {
         let busy = ranks.follower.as_ref().is_some_and(Follower::has_more);
-        let tokens = engine.turn(busy.then_some(Duration::ZERO), &mut ranks)?;
-        if busy && let Some(follower) = &mut ranks.follower {
-            follower.copy(engine.poll())?;
+        let due = ranks.follower.as_ref().and_then(Follower::due).map(|at| at.saturating_sub(clock::now()));
+        let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
+        if let Some(follower) = &mut ranks.follower {
+            follower.show_held(engine.poll())?;
+            if busy {
+                follower.copy(engine.poll())?;
+            }
         }
         for token in tokens {
             match (token, &mut ranks.follower) {

@@ -8,7 +8,7 @@ import pty
 import re
 
 import pytest
-from launching import Place, environment, until
+from launching import Place, await_line, environment, until
 from test_launch_console import read_until
 
 MEBI = 1 << 20
@@ -199,3 +199,32 @@ def test_a_shared_console_that_nobody_reads_slows_no_rank_and_keeps_no_launcher(
     assert 0 < int(match[1]) <= sum(map(len, logs)) + 4 * 20_000 * len("[rank 0] ")
     whole = shown.splitlines()[:-1]
     assert all(re.fullmatch(rb"\[rank (\d)\] \1/\d+ x{100}", line) for line in whole)
+
+
+def test_a_prompt_and_a_progress_bar_are_seen_before_their_line_ends(place: Place) -> None:
+    """Behind a prefix too, where only whole lines are shown: after a second each is one as it stands."""
+    place.script(
+        """
+        if rank == 0:
+            sys.stdout.write("continue? ")
+            sys.stdout.flush()
+            await_file("answered")
+            print("yes", flush=True)
+        else:
+            for step in range(30):
+                sys.stdout.write(f"\\r{step} of 30")
+                sys.stdout.flush()
+            await_file("seen")
+            print("\\rall of 30", flush=True)
+        """
+    )
+    with place.start("--nproc_per_node=2", "--console_ranks=all", "train.py") as launcher:
+        first = {await_line(launcher.stdout, b"]"), await_line(launcher.stdout, b"]")}
+        assert first == {b"[rank 0] continue? \n", b"[rank 1] 29 of 30\n"}
+        (place.folder / "answered").touch()
+        assert await_line(launcher.stdout, b"]") == b"[rank 0] yes\n"
+        (place.folder / "seen").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 0
+    assert ended.stdout == b"[rank 1] all of 30\n"
+    assert place.log().startswith(b"continue? yes\n"), "the log has it as it was written"
