@@ -27,6 +27,7 @@ use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{clock, console, process};
+use crossbeam_channel::bounded;
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -278,7 +279,13 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
             complain(text);
             tell_swept(&swept);
             record.write_error(text, status);
-            write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
+            // What held the supervisor may be the log folder: this process is not to hang there as well.
+            let result = serde_json::to_value(result::without_supervisor(launch, host, status, swept.killed.len()));
+            let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
+            std::thread::spawn(move || {
+                let _ = done.send(journal::conclude(&folder, &result.unwrap_or_default()));
+            });
+            let _ = wait.recv_timeout(Duration::from_secs(1));
             status
         }
         Err(error) => Refusal(format!("the launcher's front cannot watch: {error}"), exit_code::INTERNAL).told(record),

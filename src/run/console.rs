@@ -12,6 +12,7 @@ use crate::sys::inotify::{Grown, GrowthWatch, Watched};
 use crate::sys::poll::Poll;
 use std::fs::File;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -228,6 +229,7 @@ impl Follower {
             let source = &mut self.sources[at];
             // A file system that fails (a stale NFS handle) takes from the console what it has of this log.
             let Ok((read, passed_over)) = source.read(&mut buffer) else {
+                self.passed_over += source.left().max(1);
                 self.unwatch(at);
                 continue;
             };
@@ -262,7 +264,9 @@ impl Follower {
 
     fn unwatch(&mut self, at: usize) {
         let source = self.sources.remove(at);
-        if let (Some(watch), Some(watched)) = (&self.watch, source.watched) {
+        // Two attempts may have written to one file, which is watched once (inotify(7)).
+        let shared = self.sources.iter().any(|other| other.watched == source.watched);
+        if let (Some(watch), Some(watched), false) = (&self.watch, source.watched, shared) {
             watch.remove(watched);
         }
     }
@@ -293,15 +297,21 @@ impl Follower {
     }
 
     /// Copies the rest once all ranks have ended, waiting for the console as long as it takes something
-    /// every `patience`, for `limit` in all.
+    /// every `patience`, for `limit` in all, and until `give_up` says so, which is asked whenever one of `wake` is
+    /// readable.
     pub fn finish(
         &mut self,
         patience: Duration,
         limit: Duration,
+        wake: &[BorrowedFd<'_>],
         give_up: &mut dyn FnMut() -> bool,
     ) -> io::Result<Shown> {
         let poll = Poll::new()?;
+        for fd in wake {
+            poll.readable(fd, u64::MAX)?;
+        }
         let end = clock::now().saturating_add(limit);
+        let mut patient = clock::now().saturating_add(patience);
         self.all_ended();
         loop {
             self.blocked = false;
@@ -312,8 +322,11 @@ impl Follower {
             if self.sources.is_empty() && self.out.is_empty() {
                 return Ok(if self.passed_over > 0 { Shown::AllBut(self.passed_over) } else { Shown::All });
             }
-            let left = end.saturating_sub(clock::now());
-            if (self.blocked && poll.wait(Some(patience.min(left)))?.is_empty()) || left.is_zero() || give_up() {
+            let until = if self.blocked { patient.min(end) } else { clock::now() };
+            if poll.wait(Some(until.saturating_sub(clock::now())))?.contains(&self.token) || !self.blocked {
+                patient = clock::now().saturating_add(patience);
+            }
+            if give_up() || clock::now() >= patient.min(end) {
                 let unread: u64 = self.sources.iter().map(Source::left).sum();
                 return Ok(Shown::AllBut(self.passed_over + unread + self.out.len() as u64));
             }

@@ -35,6 +35,9 @@ pub struct Supervisor {
     status: OwnedFd,
 }
 
+/// Waking up so late is no matter of a busy machine.
+const FROZEN: Duration = Duration::from_secs(2);
+
 impl Supervisor {
     /// What the front has asked for since the last call; `None` once it is gone.
     pub fn asked(&self) -> Option<Vec<i32>> {
@@ -77,7 +80,7 @@ pub enum Guarded {
 
 /// How long past its time a stop may take before the supervisor is taken for stuck: it gives ranks
 /// `KILL_PATIENCE`, and the console and the log folder a moment.
-const STUCK: Duration = Duration::from_secs(6);
+const STUCK: Duration = Duration::from_secs(10);
 
 /// Becomes two processes.
 pub fn split(signals: &mut Signals) -> io::Result<Side> {
@@ -137,7 +140,8 @@ impl Front {
                         if !launch.notify.contains(&signal) {
                             // The second one leaves no grace.
                             let grace = if stops == 0 { launch.policy.grace } else { Duration::ZERO };
-                            deadline = Some(clock::now().saturating_add(grace + STUCK));
+                            let at = clock::now().saturating_add(grace + STUCK);
+                            deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
                             stops += 1;
                         }
                     }
@@ -153,7 +157,15 @@ impl Front {
                     return Ok(Guarded::Lost(exit, self.sweep(launch)?));
                 }
             }
-            if deadline.is_some_and(|at| at <= clock::now()) {
+            if let Some(late) = deadline.and_then(|at| clock::now().checked_sub(at)) {
+                if let Some(status) = self.reported() {
+                    return Ok(Guarded::Status(status));
+                }
+                // Both have been frozen (SIGSTOP, the cgroup's freezer): the supervisor has had no time either.
+                if late > FROZEN {
+                    deadline = Some(clock::now().saturating_add(STUCK));
+                    continue;
+                }
                 self.send(libc::SIGKILL);
                 return Ok(Guarded::Stuck(self.sweep(launch)?));
             }

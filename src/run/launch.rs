@@ -18,6 +18,7 @@ use crate::sys::tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -144,12 +145,11 @@ pub fn run(
     rest.killed.append(&mut ranks.strays);
     let stop = |signal: &i32| STOP.contains(signal) && !launch.notify.contains(signal);
     let mut impatient = || signals.drain().iter().any(stop) || supervisor.asked().is_none_or(|s| s.iter().any(stop));
-    let limit = match engine.report().map(|report| &report.outcome) {
-        Some(Outcome::Stopped { .. } | Outcome::HostLost) => STOPPED_PATIENCE,
-        _ => Duration::MAX,
-    };
+    let lost = engine.report().is_some_and(|report| report.outcome == Outcome::HostLost);
+    let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
+    let wake = [signals.as_fd(), supervisor.requests.as_fd()];
     let shown = match &mut ranks.follower {
-        Some(follower) => follower.finish(CONSOLE_PATIENCE, limit, &mut impatient)?,
+        Some(follower) => follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?,
         None => Shown::Nothing,
     };
     ranks.settle_logs();

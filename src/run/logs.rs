@@ -130,16 +130,26 @@ fn make_room(own: &Path, overwrite: bool) -> io::Result<()> {
             attempts.push(entry);
         }
     }
+    // Another job that begins in this folder may have been faster.
+    let unless_gone = |done: io::Result<()>| match done {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    };
     if overwrite {
-        return attempts.iter().try_for_each(|entry| std::fs::remove_dir_all(entry.path()));
+        return attempts.iter().try_for_each(|entry| unless_gone(std::fs::remove_dir_all(entry.path())));
     }
     if attempts.is_empty() {
         return Ok(());
     }
-    let place = |n: u32| own.join(format!("earlier-{n}"));
-    let Some(free) = (1..).map(place).find(|path| path.symlink_metadata().is_err()) else { return Ok(()) };
-    let free = private_folder(free)?;
-    attempts.iter().try_for_each(|entry| std::fs::rename(entry.path(), free.join(entry.file_name())))
+    let mut number = 1;
+    let free = loop {
+        let free = own.join(format!("earlier-{number}"));
+        match DirBuilder::new().mode(0o700).create(&free) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            made => break made.map(|()| free)?,
+        }
+    };
+    attempts.iter().try_for_each(|entry| unless_gone(std::fs::rename(entry.path(), free.join(entry.file_name()))))
 }
 
 /// Forgets how an earlier job in this folder ended: it is not how this one does.

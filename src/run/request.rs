@@ -21,6 +21,11 @@ pub struct Requests {
 }
 
 impl Requests {
+    /// Whether a stop has been asked for, in whichever way.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped_directly || self.asked_to_stop
+    }
+
     /// What a signal means, if anything. `notify`: those that stop nothing. Past the front only the first stop
     /// counts, and it is the same as the first that the front asks for: a second one is for people, who press
     /// again because they do not want to wait.

@@ -208,12 +208,12 @@ def test_a_record_descriptor_that_is_none_is_ignored(place: Place) -> None:
 
 @pytest.mark.parametrize("delay", range(0, 40, 8))
 def test_an_early_ctrl_c_shows_no_line_of_ours(place: Place, delay: int) -> None:
-    """A traceback of the interpreter's own start is Python's."""
-    place.script("sleep()")
+    """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site)."""
+    place.script("")
     with place.start("train.py") as launcher:
         # The instant is what is varied: nothing is waited for.
         time.sleep(delay / 1000)
         os.kill(launcher.pid, signal.SIGINT)
         _, err = launcher.communicate(timeout=LIMIT)
-    assert launcher.returncode in (-2, 1, 130)
+    assert launcher.returncode in (-2, 0, 1, 130)
     assert not re.search(rb'/rlaunch/\w+\.py"', err), err
