@@ -5,5 +5,7 @@ pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;
 pub mod message;
+pub mod notes;
 pub mod paddle;
+pub mod policy;
 pub mod record;

@@ -2,31 +2,29 @@
 
 use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
 use super::grammar::{self, Parsed};
+use super::policy::policy;
 use super::record::Record;
-use super::{dry_run, exit_code, message};
+use super::{dry_run, exit_code, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
 use crate::model::Exit;
-use crate::model::exit::signal_label;
 use crate::plan::{self, HostFacts, Plan, devices};
 use crate::probe::accelerators;
 use crate::probe::memory::Memory;
-use crate::run::front::{self, Front, Guarded, Side, Supervisor};
+use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
-use crate::run::result::{self, JobResult};
-use crate::run::sweep::{self, Swept};
-use crate::run::{logs, preflight, rotate};
+use crate::run::result;
+use crate::run::{logs, preflight, rotate, sweep};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
-use crate::spec::restarts::Restarts;
-use crate::supervise::{Backoff, NoRestart, Note, Policy, RestartPolicy};
+use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
-use crate::sys::{clock, console, process};
+use crate::sys::{console, process};
 use crossbeam_channel::bounded;
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
@@ -84,6 +82,11 @@ pub fn main(args: &[OsString], python: &OsStr, record: RawFd) -> i32 {
 /// The one line that says why nothing runs.
 pub(super) fn complain(text: &str) {
     message::to_stderr(format!("rlaunch: error: {text}\n").as_bytes());
+}
+
+/// A line for people, whatever the log level.
+pub(super) fn tell(line: &str) {
+    message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
 /// What was asked for, on stdout: its reader is waited for. `| head` may have gone already.
@@ -209,11 +212,7 @@ fn launch_on_this_node(
         rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
-        policy: Policy {
-            grace: spec.grace,
-            stop_by: stop_by(vars),
-            restart: restart_policy(&spec.restarts, fastrand::u64(..)),
-        },
+        policy: policy(spec, vars, fastrand::u64(..)),
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
         key,
@@ -259,37 +258,37 @@ fn launch_on_this_node(
 
 /// The front: what it has to say is said when the supervisor cannot.
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
-    match front.guard(signals, launch) {
-        Ok(Guarded::Status(status)) => status,
-        Ok(Guarded::Lost(exit, swept)) => {
-            let (status, how) = match exit {
-                Exit::Code(exit_code::INTERNAL) => (exit_code::INTERNAL, "had to give up,"),
-                _ => (exit_code::SUPERVISOR_LOST, "ended by"),
-            };
-            let text = format!("the launcher's supervisor process {how} {exit}, and the job with it");
-            complain(&text);
-            tell_swept(&swept);
-            record.write_error(&text, status);
-            write_result(launch, &result::without_supervisor(launch, host, status, swept.killed.len()));
-            status
+    let (loss, swept) = match front.guard(signals, launch) {
+        Ok(Guarded::Status(status)) => return status,
+        Ok(Guarded::Lost(loss, swept)) => (loss, swept),
+        Err(error) => {
+            let text = format!("the launcher's front cannot watch: {error}");
+            return Refusal(text, exit_code::INTERNAL).told(record);
         }
-        Ok(Guarded::Stuck(swept)) => {
-            let status = exit_code::SUPERVISOR_LOST;
-            let text = "the launcher's supervisor process did not stop in time and was killed, and the job with it";
-            complain(text);
-            tell_swept(&swept);
-            record.write_error(text, status);
-            // What held the supervisor may be the log folder: this process is not to hang there as well.
-            let result = serde_json::to_value(result::without_supervisor(launch, host, status, swept.killed.len()));
-            let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
-            std::thread::spawn(move || {
-                let _ = done.send(journal::conclude(&folder, &result.unwrap_or_default()));
-            });
-            let _ = wait.recv_timeout(Duration::from_secs(1));
-            status
-        }
-        Err(error) => Refusal(format!("the launcher's front cannot watch: {error}"), exit_code::INTERNAL).told(record),
+    };
+    let (status, how) = match loss {
+        Loss::Ended(exit @ Exit::Code(exit_code::INTERNAL)) => (exit_code::INTERNAL, format!("had to give up, {exit}")),
+        Loss::Ended(exit) => (exit_code::SUPERVISOR_LOST, format!("ended by {exit}")),
+        Loss::Stuck => (exit_code::SUPERVISOR_LOST, "did not stop in time and was killed".into()),
+    };
+    let text = format!("the launcher's supervisor process {how}, and the job with it");
+    complain(&text);
+    complain_about_stuck(&swept.stuck);
+    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
+    if !names.is_empty() {
+        tell(&verdict::sweep(names.len(), &[], &names));
     }
+    record.write_error(&text, status);
+    let result = serde_json::to_value(result::without_supervisor(launch, host, status, names.len()));
+    // What the supervisor hung at may be the log folder: this process is not to hang there as well.
+    let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
+    std::thread::spawn(move || {
+        let _ = done.send(journal::conclude(&folder, &result.unwrap_or_default()));
+    });
+    if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+    status
 }
 
 /// The program behind the ranks' `argv[0]`.
@@ -303,14 +302,6 @@ fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> 
 
 fn absolute(path: &str) -> Result<PathBuf, SpecError> {
     std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
-}
-
-fn tell_swept(swept: &Swept) {
-    complain_about_stuck(&swept.stuck);
-    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
-    if !names.is_empty() {
-        tell(&verdict::sweep(names.len(), &[], &names));
-    }
 }
 
 /// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
@@ -328,7 +319,7 @@ fn supervise(
     let host = &job.circumstances.host;
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
-    let mut say = |note: &Note| say(note, grace_now(&launch.policy));
+    let mut say = |note: &Note| notes::say(note, &launch.policy);
     let mut launched = run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
@@ -336,22 +327,12 @@ fn supervise(
     let verdict = verdict(launch, &launched, exit_status, &job.circumstances);
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
     let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
-    write_result(launch, &result);
+    if let Err(error) = journal::conclude(&launch.log_dir, &result) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
     let result = serde_json::to_value(result).unwrap_or_default();
     conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
     Ok((exit_status, result))
-}
-
-fn write_result(launch: &Launch<'_>, result: &JobResult<'_>) {
-    if let Err(error) = journal::conclude(&launch.log_dir, result) {
-        warn!("result.json cannot be written: {}", logs::plain(&error));
-    }
-}
-
-/// How long ranks that are asked to stop now may take, in seconds, to the millisecond.
-fn grace_now(policy: &Policy) -> f64 {
-    let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
-    policy.grace.min(left).as_millis() as f64 / 1000.0
 }
 
 /// What is said about a job.
@@ -378,27 +359,6 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
     wanted.into_iter().map(|(local, rank)| (local, (!raw).then(|| prefix.text(rank, host)))).collect()
 }
 
-/// When Slurm will kill all of the job, on the clock of supervision: its KillWait, 30 s unless configured
-/// otherwise, after the end time that it tells (slurm.conf(5)), less a little. A time after which nothing
-/// could run any more is no end of this job: it was prolonged, or the variable is another job's.
-fn stop_by(vars: &Vars) -> Option<Duration> {
-    let end: u64 = vars.get("SLURM_JOB_END_TIME")?.trim().parse().ok()?;
-    let Some(left) = Duration::from_secs(end.saturating_add(28)).checked_sub(clock::wall()) else {
-        warn!(
-            "SLURM_JOB_END_TIME {end} has passed, and the job still runs; no end is known, and the grace is as it is set"
-        );
-        return None;
-    };
-    Some(clock::now().saturating_add(left))
-}
-
-fn restart_policy(restarts: &Restarts, seed: u64) -> RestartPolicy {
-    let Restarts { max_restart, restart_on, never_restart_on, delay, delay_max, window, same_failure_limit } =
-        restarts.clone();
-    let backoff = Backoff { base: delay, max: delay_max, seed };
-    RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit }
-}
-
 fn devices_line(plan: &Plan, kind: &str) -> String {
     let of = |r: &plan::RankPlan| match &r.identity.binding {
         crate::dialect::Binding::Cpu => None,
@@ -406,49 +366,4 @@ fn devices_line(plan: &Plan, kind: &str) -> String {
     };
     let list: Vec<String> = plan.ranks.iter().filter_map(of).collect();
     if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) }
-}
-
-fn rank_list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
-}
-
-/// Notes go to stderr past the log level: whoever stops a job is told what it waits for.
-fn say(note: &Note, grace: f64) {
-    let line = match note {
-        Note::Stopping { signal, living } if living.is_empty() => format!("{}: nothing runs", signal_label(*signal)),
-        Note::Stopping { signal, living } => format!(
-            "{}: waiting up to {grace} s for rank(s) {} to stop; the same signal again kills them at once",
-            signal_label(*signal),
-            rank_list(living)
-        ),
-        Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
-        Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
-        Note::Unkillable { living } => {
-            format!("rank(s) {} do not end after SIGKILL and are left behind", rank_list(living))
-        }
-        Note::Restarting { attempt, of, culprit, exit, delay } => {
-            let delay = delay.as_secs_f64();
-            format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
-        }
-        Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
-    };
-    tell(&line);
-}
-
-/// A line for people, whatever the log level.
-pub(super) fn tell(line: &str) {
-    message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
-}
-
-fn why_not(why: NoRestart) -> String {
-    match why {
-        NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
-        NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
-        NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
-        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
-        NoRestart::StartFailed => "a rank could not be started".into(),
-        NoRestart::Stopped => "the job was asked to stop".into(),
-        NoRestart::HostLost => "the launcher's front was killed".into(),
-        NoRestart::Unkillable => "a rank of the failed attempt is still there".into(),
-    }
 }

@@ -22,7 +22,6 @@ fn is_numbered(name: &str, node: &str) -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)] // A test fails by panicking.
 mod tests {
     use super::*;
 

@@ -7,7 +7,7 @@ use crate::sys::fd;
 use crate::sys::lifeline::{self, Lifeline, Scope};
 use crate::sys::pidfd;
 use crate::sys::ports::Lease;
-use crate::sys::signals::{HELD_AT_START, HELD_IN_FRONT};
+use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT};
 use crate::sys::spawn::{self, Group, Start, StartError, Started};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -63,16 +63,13 @@ impl Nursery {
     fn new() -> PyResult<Self> {
         let lifeline = Lifeline::new().map_err(os_error)?;
         let (requests, inbox) = bounded::<Request>(0);
-        let blocked = nix::sys::signal::SigSet::all();
         // The host's signal handlers are not to run on this thread: it starts with all blocked.
-        let mut before = nix::sys::signal::SigSet::empty();
-        let set = nix::sys::signal::SigmaskHow::SIG_SETMASK;
-        nix::sys::signal::pthread_sigmask(set, Some(&blocked), Some(&mut before)).map_err(os_error)?;
+        let held = signals::hold();
         let started = std::thread::Builder::new()
             .name("rlaunch-nursery".into())
             .stack_size(256 * 1024)
             .spawn(move || nursery_thread(&inbox));
-        nix::sys::signal::pthread_sigmask(set, Some(&before), None).map_err(os_error)?;
+        drop(held);
         started.map_err(os_error)?;
         Ok(Self { requests, lifeline, ranks: Mutex::default(), ends: Mutex::default() })
     }

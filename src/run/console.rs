@@ -290,12 +290,6 @@ impl Follower {
         Ok(true)
     }
 
-    /// Lets go of the console and the logs. The kernel takes up to 17 ms to close an inotify descriptor, so that
-    /// is left to the end of this process, which nobody waits for.
-    pub fn leave(self) {
-        std::mem::forget(self.watch);
-    }
-
     /// Copies the rest once all ranks have ended, waiting for the console as long as it takes something
     /// every `patience`, for `limit` in all, and until `give_up` says so, which is asked whenever one of `wake` is
     /// readable.

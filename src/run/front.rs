@@ -72,10 +72,17 @@ pub struct Front {
 pub enum Guarded {
     /// It reported this exit status, which is the launcher's.
     Status(i32),
-    /// Before it could report; this was swept up.
-    Lost(Exit, Swept),
-    /// Not long after it should have: it was killed, and this swept up.
-    Stuck(Swept),
+    /// Without a report, in this way; this was swept up.
+    Lost(Loss, Swept),
+}
+
+/// How a supervisor is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// It ended.
+    Ended(Exit),
+    /// It did not stop in time, and was killed.
+    Stuck,
 }
 
 /// How long past its time a stop may take before the supervisor is taken for stuck: it gives ranks
@@ -154,7 +161,7 @@ impl Front {
                     if let Some(status) = self.reported() {
                         return Ok(Guarded::Status(status));
                     }
-                    return Ok(Guarded::Lost(exit, self.sweep(launch)?));
+                    return Ok(Guarded::Lost(Loss::Ended(exit), self.sweep(launch)?));
                 }
             }
             if let Some(late) = deadline.and_then(|at| clock::now().checked_sub(at)) {
@@ -167,7 +174,7 @@ impl Front {
                     continue;
                 }
                 self.send(libc::SIGKILL);
-                return Ok(Guarded::Stuck(self.sweep(launch)?));
+                return Ok(Guarded::Lost(Loss::Stuck, self.sweep(launch)?));
             }
         }
     }

@@ -154,9 +154,6 @@ pub fn run(
     };
     ranks.settle_logs();
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
-    let Ranks { processes, swept, journal, follower, .. } = ranks;
-    if let Some(follower) = follower {
-        follower.leave();
-    }
+    let Ranks { processes, swept, journal, .. } = ranks;
     Ok(Launched { report, processes, swept, shown, rest, journal })
 }

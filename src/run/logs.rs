@@ -16,15 +16,19 @@ pub fn make_folder(path: &Path) -> Result<(), SpecError> {
     if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(path) {
         return refuse(if path.is_dir() { error.to_string() } else { format!("cannot be made: {}", plain(&error)) });
     }
-    // Asking by trying: permission bits do not tell of read-only mounts, quotas or capabilities.
-    let probe = path.join(format!(".rlaunch-{}", std::process::id()));
-    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&probe) {
-        Ok(_) => {
-            let _ = std::fs::remove_file(&probe);
-            Ok(())
-        }
+    match nameless(path) {
+        Ok(_) => Ok(()),
         Err(error) => refuse(format!("no file can be made in it: {}", plain(&error))),
     }
+}
+
+/// A file in a folder, without a name by now. To ask by trying: permission bits do not tell of read-only mounts,
+/// quotas or capabilities.
+pub fn nameless(folder: &Path) -> io::Result<File> {
+    let path = folder.join(format!(".rlaunch-{}", std::process::id()));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+    let _ = std::fs::remove_file(&path);
+    Ok(file)
 }
 
 /// An OS error without Rust's "(os error 2)".

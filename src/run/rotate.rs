@@ -2,7 +2,7 @@
 //! `workerlog.N.1` and taken out of the file's beginning by the file system, where appending writers neither
 //! notice nor lose a byte. A thread of its own does it, which sleeps until a log grows.
 
-use super::logs::{numbered, plain};
+use super::logs::{nameless, numbered, plain};
 use super::start::TAIL_BYTES;
 use crate::spec::{SpecError, rotation};
 use crate::sys::inotify::GrowthWatch;
@@ -87,10 +87,8 @@ impl Log {
 
 /// Checks that the files of a folder can be kept short.
 pub fn check(folder: &Path) -> Result<(), SpecError> {
-    let path = folder.join(format!(".rlaunch-{}", std::process::id()));
     let tried = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
-        let _ = std::fs::remove_file(&path);
+        let mut file = nameless(folder)?;
         file.write_all(&[0; 1 << 16])?;
         fallocate(&file, FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 15)?;
         Ok(())
@@ -215,8 +213,6 @@ impl Rotator {
                 self.logs.iter().for_each(|log| self.look_at(log));
             }
         }
-        // The kernel takes up to 17 ms to close it, and somebody waits for this thread.
-        std::mem::forget(growth);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 //! instruction on. Writing its number into cgroup.procs would do the same later, and has the kernel wait
 //! for a grace period of RCU, which takes 10 ms and more.
 
-use super::pidfd;
+use super::{pidfd, signals};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 /// What the new process runs, as for clone(2). It must not return.
@@ -47,17 +47,11 @@ pub unsafe fn start_in(
 /// Costs a tenth of a millisecond.
 pub fn takes_processes(cgroup: RawFd) -> bool {
     let mut stack = [0u128; 1024];
+    let held = signals::hold();
     // SAFETY: `first` calls nothing but _exit. Its stack outlives it: CLONE_VFORK. No handler of ours runs in it:
-    // all signals are blocked meanwhile.
-    let started = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut old: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-        let started = start_in(cgroup, &mut stack, first, std::ptr::null_mut(), 0);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        started
-    };
+    // all signals wait meanwhile.
+    let started = unsafe { start_in(cgroup, &mut stack, first, std::ptr::null_mut(), 0) };
+    drop(held);
     let Some((_, pidfd)) = started else { return false };
     // SAFETY: the kernel has just made this descriptor, and nobody else owns it.
     let child = unsafe { OwnedFd::from_raw_fd(pidfd) };

@@ -4,12 +4,14 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use std::collections::HashSet;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
-/// Watches files for writes.
+/// Watches files for writes, until the end of this process: the kernel takes up to 17 ms to close an inotify
+/// descriptor, which somebody would wait for.
 #[derive(Debug)]
-pub struct GrowthWatch(Inotify);
+pub struct GrowthWatch(ManuallyDrop<Inotify>);
 
 /// One watched file. Two paths of the same file are one.
 pub type Watched = WatchDescriptor;
@@ -33,7 +35,7 @@ impl Grown {
 impl GrowthWatch {
     /// Watches nothing yet.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?))
+        Ok(Self(ManuallyDrop::new(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?)))
     }
 
     /// Watches one more file.

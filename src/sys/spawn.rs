@@ -3,9 +3,8 @@
 //! fork's does. Between clone and exec nothing allocates, locks or logs: the child shares our memory
 //! and may only make async-signal-safe calls (signal-safety(7)).
 
-use super::clone3;
 use super::lifeline::{self, Scope};
-use super::pidfd;
+use super::{clone3, pidfd, signals};
 use std::ffi::{CString, NulError};
 use std::fmt;
 use std::io;
@@ -160,15 +159,12 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
     // The child between us and a detached process is collected at once, and makes no SIGCHLD.
     let signal = if start.detached { 0 } else { libc::SIGCHLD };
     let mut named: RawFd = -1;
+    let held = signals::hold();
     // SAFETY: CLONE_VFORK keeps this thread still until the child has called execve or _exit, so
     // `shared`, `stack`, `argv` and `envp` outlive the child's use of them and nobody else touches
-    // them. All signals are blocked meanwhile, so that no handler of ours runs in the child on
-    // memory it shares with us. The stack pointer is the top of `stack`, 16-byte aligned.
+    // them. All signals wait meanwhile, so that no handler of ours runs in the child on memory it
+    // shares with us. The stack pointer is the top of `stack`, 16-byte aligned.
     let pid = unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut old: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
         let arg = ptr::from_mut(&mut shared).cast();
         let started = start.cgroup.and_then(|cgroup| clone3::start_in(cgroup, &mut stack, child_main, arg, signal));
         let pid = match started {
@@ -185,13 +181,12 @@ pub fn start(start: &Start) -> Result<Started, StartError> {
                 &mut named as *mut RawFd,
             ),
         };
-        let errno = *libc::__errno_location();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, ptr::null_mut());
         if pid < 0 {
-            return Err(StartError { step: STEPS[0], errno });
+            return Err(StartError { step: STEPS[0], errno: errno() });
         }
         pid
     };
+    drop(held);
     // SAFETY: the kernel stored a fresh descriptor that nobody else owns (clone(2), CLONE_PIDFD).
     let child = unsafe { OwnedFd::from_raw_fd(named) };
     // The child wrote through a raw pointer; read it back the same way.

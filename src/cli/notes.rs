@@ -1,0 +1,54 @@
+//! What people are told while a job is on its way down, or up again: lines on stderr, past the log level.
+
+use super::paddle::tell;
+use crate::model::exit::signal_label;
+use crate::supervise::{NoRestart, Note, Policy};
+use crate::sys::clock;
+use std::time::Duration;
+
+fn rank_list(ranks: &[usize]) -> String {
+    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// Says it. Whoever stops a job is told what it waits for.
+pub fn say(note: &Note, policy: &Policy) {
+    let grace = grace_now(policy);
+    let line = match note {
+        Note::Stopping { signal, living } if living.is_empty() => format!("{}: nothing runs", signal_label(*signal)),
+        Note::Stopping { signal, living } => format!(
+            "{}: waiting up to {grace} s for rank(s) {} to stop; the same signal again kills them at once",
+            signal_label(*signal),
+            rank_list(living)
+        ),
+        Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
+        Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
+        Note::Unkillable { living } => {
+            format!("rank(s) {} do not end after SIGKILL and are left behind", rank_list(living))
+        }
+        Note::Restarting { attempt, of, culprit, exit, delay } => {
+            let delay = delay.as_secs_f64();
+            format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
+        }
+        Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
+    };
+    tell(&line);
+}
+
+fn why_not(why: NoRestart) -> String {
+    match why {
+        NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
+        NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
+        NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
+        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
+        NoRestart::StartFailed => "a rank could not be started".into(),
+        NoRestart::Stopped => "the job was asked to stop".into(),
+        NoRestart::HostLost => "the launcher's front was killed".into(),
+        NoRestart::Unkillable => "a rank of the failed attempt is still there".into(),
+    }
+}
+
+/// How long ranks that are asked to stop now may take, in seconds, to the millisecond.
+fn grace_now(policy: &Policy) -> f64 {
+    let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
+    policy.grace.min(left).as_millis() as f64 / 1000.0
+}
