@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 use proptest::prelude::*;
+use rlaunch::plan::HostFacts;
+use rlaunch::plan::cluster::Cluster;
+use rlaunch::plan::collective::plan;
 use rlaunch::plan::devices;
 use rlaunch::plan::machine::{Gpu, Machine};
 use rlaunch::plan::visible::{Device, List, of_cuda, of_others};
-use rlaunch::plan::{HostFacts, NodePorts, plan};
 use rlaunch::spec::options::{Vars, merge};
 use rlaunch::spec::{LaunchSpec, launch, shown};
 use std::cell::Cell;
@@ -43,13 +45,13 @@ fn told(machine: &Machine, options: &[(&'static str, &str)], list: &[(&str, &str
         Err(error) => return format!("error: {error}\n"),
     };
     let facts = HostFacts { python: "python".into(), log_dir: "/log".into(), pod_name: "abcdef".into() };
-    let ports = NodePorts { ranks: (7000..).take(shares.len()).collect(), master: Some(6999) };
-    let plan = plan(&spec, &vars, &facts, &shares, &ports);
+    let cluster = Cluster::alone("127.0.0.1", (7000..).take(shares.len()).collect(), Some(6999));
+    let plan = plan(&spec, &vars, &facts, &shares, &cluster).unwrap();
     let ours = |name: &str| name.contains("selected") || name.contains("BACKEND") || name.ends_with("VISIBLE_DEVICES");
     let line = |rank: &rlaunch::plan::RankPlan| {
         let set = rank.env.vars().iter().filter(|(name, _)| ours(name)).map(|(n, v)| format!(" {n}={v}"));
         let unset = rank.env.removed().iter().map(|name| format!(" -{name}"));
-        format!("{}:{}\n", rank.identity.rank, set.chain(unset).collect::<String>())
+        format!("{}:{}\n", rank.rank, set.chain(unset).collect::<String>())
     };
     let ranks: String = plan.ranks.iter().map(line).collect();
     ranks + &warnings.iter().map(|warning| format!("warning: {warning}\n")).collect::<String>()

@@ -16,7 +16,15 @@ fn identity() -> impl Strategy<Value = Identity> {
         let endpoints: Vec<_> = hosts.into_iter().map(|(host, port)| Endpoint::new(host, port)).collect();
         let rank = index.index(endpoints.len());
         let master = master.then(|| endpoints[0].clone());
-        Identity { rank, local_rank: rank, local_size: endpoints.len(), nnodes: 1, endpoints, master, binding }
+        Identity {
+            rank,
+            local_rank: rank,
+            local_size: endpoints.len(),
+            nnodes: 1,
+            endpoints: endpoints.into(),
+            master,
+            binding,
+        }
     })
 }
 
@@ -35,7 +43,7 @@ proptest! {
     #[test]
     fn launch_reads_what_it_writes(who in identity(), auto_cluster: bool, name in "[a-z]{6}") {
         let pod = paddle_launch::Pod { name, log_dir: "/tmp/log".into(), auto_cluster };
-        let env = paddle_launch::write(&who, &pod);
+        let env = paddle_launch::write(&who, &pod, &paddle_launch::everybody(&who.endpoints));
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_launch::read(&lookup(&env)), Some((who, pod)));
     }
@@ -45,8 +53,15 @@ proptest! {
 #[test]
 fn spawn_writes_the_captured_variables() {
     let endpoints = vec![Endpoint::new("127.0.0.1", 36049), Endpoint::new("127.0.0.1", 44775)];
-    let mut who =
-        Identity { rank: 1, local_rank: 1, local_size: 2, nnodes: 1, endpoints, master: None, binding: Binding::Cpu };
+    let mut who = Identity {
+        rank: 1,
+        local_rank: 1,
+        local_size: 2,
+        nnodes: 1,
+        endpoints: endpoints.into(),
+        master: None,
+        binding: Binding::Cpu,
+    };
     let text = |env: &EnvPatch| env.vars().iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>().join(" ");
     let common = "PADDLE_TRAINER_ID=1 PADDLE_CURRENT_ENDPOINT=127.0.0.1:44775 PADDLE_TRAINERS_NUM=2 \
                   PADDLE_TRAINER_ENDPOINTS=127.0.0.1:36049,127.0.0.1:44775";

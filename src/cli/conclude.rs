@@ -64,7 +64,7 @@ pub fn conclude(
             error!("Pod failed");
             error!(
                 "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
-                rank.identity.rank,
+                rank.rank,
                 rank.argv,
                 exit.returncode(),
                 launch.log_dir.join(&rank.log).display()
@@ -97,7 +97,7 @@ pub fn complain_about_stuck(stuck: &[Leftover]) {
 fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
     let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
     let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| Swept {
-        rank: Some(launch.plan.ranks[local].identity.rank),
+        rank: Some(launch.plan.ranks[local].rank),
         count: list.len(),
         names: names(list),
     });
@@ -130,7 +130,7 @@ pub fn verdict(
         let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
         let told = end.told;
         Some(Victim {
-            rank: launch.plan.ranks[local].identity.rank,
+            rank: launch.plan.ranks[local].rank,
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),
@@ -159,7 +159,7 @@ fn culprit_of(
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
     let killed = exit == Exit::Signal(libc::SIGKILL);
     Culprit {
-        rank: rank.identity.rank,
+        rank: rank.rank,
         local_rank: local,
         host: circumstances.host.clone(),
         pid: process.pid.unwrap_or(0).unsigned_abs(),

@@ -1,6 +1,7 @@
 //! `--dry_run`: the plan, as a table or as JSON, and nothing started.
 
 use crate::dialect::Binding;
+use crate::model::Role;
 use crate::plan::Plan;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -19,9 +20,10 @@ struct Document<'a> {
 
 #[derive(Serialize)]
 struct Row<'a> {
+    role: String,
     rank: usize,
     local_rank: usize,
-    endpoint: String,
+    endpoint: Option<String>,
     devices: Option<&'a str>,
     log: String,
     argv: Vec<Cow<'a, str>>,
@@ -29,20 +31,37 @@ struct Row<'a> {
     unset: &'a [String],
 }
 
+impl Row<'_> {
+    fn name(&self) -> String {
+        format!("{} {}", self.role, self.rank)
+    }
+}
+
+/// How many there are of what, here and in all.
+fn size(plan: &Plan) -> String {
+    let trainers = plan.ranks.iter().filter(|r| r.role == Role::Trainer).count();
+    match plan.nnodes {
+        1 => format!("{} rank(s) on 1 node", plan.ranks.len()),
+        n => format!("{trainers} of {} rank(s), on one of {n} nodes", plan.world_size),
+    }
+}
+
 fn rows(plan: &Plan) -> Vec<Row<'_>> {
     plan.ranks
         .iter()
-        .map(|r| Row {
-            rank: r.identity.rank,
-            local_rank: r.identity.local_rank,
-            endpoint: r.identity.endpoints[r.identity.rank].to_string(),
-            devices: match &r.identity.binding {
+        .enumerate()
+        .map(|(local_rank, r)| Row {
+            role: r.role.to_string(),
+            rank: r.rank,
+            local_rank,
+            endpoint: r.endpoint.as_ref().map(ToString::to_string),
+            devices: match &r.binding {
                 Binding::Cpu => None,
                 Binding::Selected { indices, .. } => Some(indices),
             },
             log: format!("{}/{}", plan.pod.log_dir, r.log),
             argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
-            env: r.env.vars().iter().map(|(n, v)| (n.as_str(), v.as_str())).collect(),
+            env: r.env.vars().iter().map(|(n, v)| (n.as_str(), &**v)).collect(),
             unset: r.env.removed(),
         })
         .collect()
@@ -53,8 +72,8 @@ pub fn json(plan: &Plan) -> String {
     let document = Document {
         version: 1,
         job_id: &plan.job_id,
-        nnodes: 1,
-        world_size: plan.ranks.len(),
+        nnodes: plan.nnodes,
+        world_size: plan.world_size,
         log_dir: &plan.pod.log_dir,
         ranks: rows(plan),
     };
@@ -65,11 +84,12 @@ pub fn json(plan: &Plan) -> String {
 /// by rank.
 pub fn table(plan: &Plan) -> String {
     let rows = rows(plan);
-    let mut text = format!("job {}: {} rank(s) on 1 node, logs in {}\n\n", plan.job_id, rows.len(), plan.pod.log_dir);
+    let mut text = format!("job {}: {}, logs in {}\n\n", plan.job_id, size(plan), plan.pod.log_dir);
     let cells: Vec<[String; 4]> = std::iter::once(["rank", "devices", "endpoint", "log"].map(str::to_owned))
         .chain(rows.iter().map(|r| {
             let log = r.log.rsplit('/').next().unwrap_or("").to_owned();
-            [r.rank.to_string(), r.devices.unwrap_or("cpu").to_owned(), r.endpoint.clone(), log]
+            let who = if r.role == Role::Trainer.to_string() { r.rank.to_string() } else { r.name() };
+            [who, r.devices.unwrap_or("cpu").to_owned(), r.endpoint.clone().unwrap_or_default(), log]
         }))
         .collect();
     let width = |column: usize| cells.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -89,9 +109,9 @@ pub fn table(plan: &Plan) -> String {
             text.push_str(&format!("  {name} is taken away\n"));
         }
         for row in &rows {
-            text.push_str(&format!("variables of rank {}\n", row.rank));
+            text.push_str(&format!("variables of {}\n", row.name()));
             // Bookkeeping for nested launchers; long, and in the JSON for whoever wants it.
-            let told = |name: &str, value: &str| !shared(name, value) && name != crate::plan::EXPORTED;
+            let told = |name: &str, value: &str| !shared(name, value) && name != crate::plan::nested::EXPORTED;
             for (name, value) in row.env.iter().filter(|(n, v)| told(n, v)) {
                 text.push_str(&format!("  {name}={value}\n"));
             }

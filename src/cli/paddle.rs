@@ -9,7 +9,7 @@ use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
 use crate::model::Exit;
-use crate::plan::{self, HostFacts, Plan, devices};
+use crate::plan::{self, HostFacts, Plan, collective, devices};
 use crate::probe::accelerators;
 use crate::probe::memory::Memory;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
@@ -116,7 +116,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         return Err(usage(format!("{name}: its value is not UTF-8; unset it, or set another")));
     }
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
-    let (vars, dropped) = plan::without_outer_exports(&all);
+    let (vars, dropped) = plan::nested::without_outer_exports(&all);
     let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
@@ -127,10 +127,13 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
-        for name in plan::PROXIES.iter().filter(|name| vars.contains_key(**name)) {
+        for name in plan::surroundings::PROXIES.iter().filter(|name| vars.contains_key(**name)) {
             warn!(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
             );
+        }
+        for line in spec.infos.drain(..) {
+            info!("{line}");
         }
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
@@ -175,8 +178,8 @@ fn launch_on_this_node(
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
     };
-    let leases = preflight::lease(spec, shares.len()).map_err(unmet)?;
-    let plan = plan::plan(spec, vars, &facts, &shares, &leases.ports());
+    let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
+    let plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -312,8 +315,8 @@ fn supervise(
     job: &Job<'_>,
 ) -> Result<(i32, serde_json::Value), Refusal> {
     let plan = launch.plan;
-    let (id, pod, ranks) = (&plan.job_id, &plan.pod.name, plan.ranks.len());
-    info!("Job: {id}, mode collective, replicas 1[1:1], elastic False");
+    let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
+    info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
     info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
     let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &job.circumstances.host;
@@ -344,8 +347,8 @@ struct Job<'a> {
 
 /// Local ranks whose logs the console shows, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
-    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.identity.rank));
-    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.identity.rank)).collect();
+    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.rank));
+    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.rank)).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => Prefix::None,
         Some(PrefixKind::Rank) => Prefix::Rank,
@@ -360,7 +363,7 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
 }
 
 fn devices_line(plan: &Plan, kind: &str) -> String {
-    let of = |r: &plan::RankPlan| match &r.identity.binding {
+    let of = |r: &plan::RankPlan| match &r.binding {
         crate::dialect::Binding::Cpu => None,
         crate::dialect::Binding::Selected { indices, .. } => Some(indices.clone()),
     };

@@ -5,6 +5,7 @@ pub mod paddle_launch;
 pub mod paddle_spawn;
 
 use crate::model::{Endpoint, accelerator};
+use std::sync::Arc;
 
 /// The devices that one rank may use, as its framework names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub struct Identity {
     /// Nodes in the job.
     pub nnodes: usize,
     /// Where each rank listens, by rank; as many as there are ranks.
-    pub endpoints: Vec<Endpoint>,
+    pub endpoints: Arc<[Endpoint]>,
     /// Where rank 0's store listens, if the dialect says so.
     pub master: Option<Endpoint>,
     /// Its devices.

@@ -2,6 +2,7 @@
 
 use super::{Binding, Identity, binding, endpoint_list, number};
 use crate::model::{Endpoint, EnvPatch, accelerator};
+use std::sync::Arc;
 
 /// What the launcher says of itself to all its ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,14 +16,19 @@ pub struct Pod {
     pub auto_cluster: bool,
 }
 
-/// Writes a rank's identity.
-pub fn write(who: &Identity, pod: &Pod) -> EnvPatch {
+/// The list of all endpoints, written once for all ranks.
+pub fn everybody(endpoints: &[Endpoint]) -> Arc<str> {
+    Endpoint::join(endpoints).into()
+}
+
+/// Writes a rank's identity. `everybody`: what the function of that name makes of `who.endpoints`.
+pub fn write(who: &Identity, pod: &Pod, everybody: &Arc<str>) -> EnvPatch {
     let mut env = EnvPatch::new();
     if let Some(master) = &who.master {
         env.set("PADDLE_MASTER", master.to_string());
     }
     let size = who.endpoints.len().to_string();
-    env.set("PADDLE_GLOBAL_SIZE", &size);
+    env.set("PADDLE_GLOBAL_SIZE", size.as_str());
     env.set("PADDLE_LOCAL_SIZE", who.local_size.to_string());
     env.set("PADDLE_GLOBAL_RANK", who.rank.to_string());
     env.set("PADDLE_LOCAL_RANK", who.local_rank.to_string());
@@ -32,20 +38,20 @@ pub fn write(who: &Identity, pod: &Pod) -> EnvPatch {
     env.set("PADDLE_TRAINERS_NUM", size);
     env.set("PADDLE_RANK_IN_NODE", who.local_rank.to_string());
     env.set("PADDLE_AUTO_CLUSTER", if pod.auto_cluster { "1" } else { "0" });
-    env.set("PADDLE_TRAINER_ENDPOINTS", Endpoint::join(&who.endpoints));
+    env.set("PADDLE_TRAINER_ENDPOINTS", everybody.clone());
     match &who.binding {
         Binding::Cpu => {
             env.set("PADDLE_DISTRI_BACKEND", "gloo");
         }
         Binding::Selected { kind, indices } => {
             if accelerator::is_custom(kind) {
-                env.set("PADDLE_DISTRI_BACKEND", "xccl").set("PADDLE_XCCL_BACKEND", kind);
+                env.set("PADDLE_DISTRI_BACKEND", "xccl").set("PADDLE_XCCL_BACKEND", kind.as_str());
             }
-            env.set(format!("FLAGS_selected_{kind}s"), indices);
+            env.set(format!("FLAGS_selected_{kind}s"), indices.as_str());
         }
     }
-    env.set("PADDLE_LOG_DIR", &pod.log_dir);
-    env.set("POD_NAME", &pod.name);
+    env.set("PADDLE_LOG_DIR", pod.log_dir.as_str());
+    env.set("POD_NAME", pod.name.as_str());
     env
 }
 
@@ -56,7 +62,7 @@ pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Option<(Identity, Pod)> {
         local_rank: number(get, "PADDLE_LOCAL_RANK")?,
         local_size: number(get, "PADDLE_LOCAL_SIZE")?,
         nnodes: number(get, "PADDLE_NNODES")?,
-        endpoints: endpoint_list(get, "PADDLE_TRAINER_ENDPOINTS")?,
+        endpoints: endpoint_list(get, "PADDLE_TRAINER_ENDPOINTS")?.into(),
         master: get("PADDLE_MASTER").as_deref().and_then(Endpoint::parse),
         binding: binding(get),
     };

@@ -7,7 +7,7 @@ use crate::model::{Endpoint, EnvPatch};
 pub fn write(who: &Identity) -> EnvPatch {
     let mut env = EnvPatch::new();
     if let Binding::Selected { kind, indices } = &who.binding {
-        env.set(format!("FLAGS_selected_{kind}s"), indices);
+        env.set(format!("FLAGS_selected_{kind}s"), indices.as_str());
     }
     env.set("PADDLE_TRAINER_ID", who.rank.to_string());
     env.set("PADDLE_CURRENT_ENDPOINT", who.endpoints[who.rank].to_string());
@@ -28,7 +28,7 @@ pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Option<Identity> {
         local_rank: rank,
         local_size: endpoints.len(),
         nnodes: 1,
-        endpoints,
+        endpoints: endpoints.into(),
         master: None,
         binding: binding(get),
     })

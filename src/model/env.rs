@@ -1,10 +1,13 @@
 //! What a launcher changes in the environment of a rank.
 
+use std::sync::Arc;
+
 /// An ordered list of changes to an environment: names to set (in order, the last write of a name
-/// wins in place) and names to take away.
+/// wins in place) and names to take away. Values are shared: a list of all endpoints is there once, however
+/// many ranks are told it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvPatch {
-    set: Vec<(String, String)>,
+    set: Vec<(String, Arc<str>)>,
     unset: Vec<String>,
 }
 
@@ -15,7 +18,7 @@ impl EnvPatch {
     }
 
     /// Sets `name`; a name that was set before keeps its place and takes the new value.
-    pub fn set(&mut self, name: impl Into<String>, value: impl Into<String>) -> &mut Self {
+    pub fn set(&mut self, name: impl Into<String>, value: impl Into<Arc<str>>) -> &mut Self {
         let (name, value) = (name.into(), value.into());
         self.unset.retain(|n| *n != name);
         match self.set.iter_mut().find(|(n, _)| *n == name) {
@@ -37,11 +40,16 @@ impl EnvPatch {
 
     /// The value that this patch sets for `name`.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.set.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+        self.set.iter().find(|(n, _)| n == name).map(|(_, v)| &**v)
+    }
+
+    /// The same, shared.
+    pub fn shared(&self, name: &str) -> Option<Arc<str>> {
+        self.set.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone())
     }
 
     /// The variables that are set, in order.
-    pub fn vars(&self) -> &[(String, String)] {
+    pub fn vars(&self) -> &[(String, Arc<str>)] {
         &self.set
     }
 
@@ -56,7 +64,7 @@ impl EnvPatch {
             self.unset.iter().any(|n| n.as_bytes() == name) || self.set.iter().any(|(n, _)| n.as_bytes() == name)
         };
         let kept = base.iter().filter(|(name, _)| !touched(name)).cloned();
-        let set = self.set.iter().map(|(n, v)| (n.clone().into_bytes(), v.clone().into_bytes()));
+        let set = self.set.iter().map(|(n, v)| (n.clone().into_bytes(), v.as_bytes().to_vec()));
         kept.chain(set).collect()
     }
 }

@@ -4,7 +4,9 @@ pub mod accelerator;
 pub mod endpoint;
 pub mod env;
 pub mod exit;
+pub mod role;
 
 pub use endpoint::Endpoint;
 pub use env::EnvPatch;
 pub use exit::Exit;
+pub use role::Role;

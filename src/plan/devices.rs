@@ -143,7 +143,7 @@ impl<'a> Chosen<'a> {
             }
             Some(Device::Mig(name)) => {
                 if self.made || self.list.len() > 1 {
-                    lists.set(CUDA, name);
+                    lists.set(CUDA, name.as_str());
                 }
                 indices = "0".into();
             }

@@ -7,6 +7,7 @@ use crate::model::accelerator::{CUSTOM, Custom};
 use crate::model::{Endpoint, EnvPatch};
 use crate::spec::options::Vars;
 use crate::spec::spawn::{Backend, SpawnError, SpawnOptions};
+use std::sync::Arc;
 
 /// How many devices of a kind there are, asked only when no visible list says.
 pub type Count<'a> = &'a dyn Fn(&str) -> usize;
@@ -106,7 +107,7 @@ fn explicit_devices(
 
 /// What each rank is told. `ports` has one entry a rank.
 pub fn environments(host: &str, bindings: &[Binding], ports: &[u16]) -> Vec<EnvPatch> {
-    let endpoints: Vec<_> = ports.iter().map(|&port| Endpoint::new(host, port)).collect();
+    let endpoints: Arc<[_]> = ports.iter().map(|&port| Endpoint::new(host, port)).collect();
     let identity = |(rank, binding): (usize, &Binding)| Identity {
         rank,
         local_rank: rank,

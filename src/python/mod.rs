@@ -17,6 +17,7 @@ mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use crate::cli::paddle;
+    use crate::model::EnvPatch;
     use crate::plan::{devices, spawn as plan};
     use crate::probe::{accelerators, nvml};
     use crate::run::preflight;
@@ -171,7 +172,8 @@ mod lib {
             };
             let ports: Vec<u16> = leases.iter().map(Lease::port).collect();
             let environments = plan::environments(&location.host, &bindings, &ports);
-            let rows = environments.into_iter().map(|env| env.vars().to_vec()).collect();
+            let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.clone(), v.to_string())).collect();
+            let rows = environments.into_iter().map(row).collect();
             Ok((rows, PortLeases::new(leases)))
         })
         .map_err(to_python)

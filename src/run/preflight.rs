@@ -1,7 +1,9 @@
 //! Checks of the machine before anything is started, each with one line that says the way out.
 
-use crate::plan::NodePorts;
-use crate::spec::launch::{Ports, is_python};
+use crate::plan::cluster::{self, Addresses, Cluster};
+use crate::probe::net;
+use crate::spec::launch::is_python;
+use crate::spec::nodes::{Nodes, Ports};
 use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
@@ -95,38 +97,35 @@ pub fn make_room(ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
     Ok((soft < needed).then_some(soft))
 }
 
-/// The ports of one node, held until this is dropped.
-#[derive(Debug)]
-pub struct Leases {
-    held: Vec<Lease>,
-    master: bool,
-}
-
-impl Leases {
-    /// What is held, for the planner.
-    pub fn ports(&self) -> NodePorts {
-        let mut ports: Vec<u16> = self.held.iter().map(Lease::port).collect();
-        let master = self.master.then(|| ports.remove(0));
-        NodePorts { ranks: ports, master }
-    }
-}
-
-/// Leases the ports that a request asks for.
-pub fn lease(spec: &LaunchSpec, ranks: usize) -> Result<Leases, SpecError> {
-    let fixed = |first: u16, field: &str| {
-        consecutive(first, ranks).map_err(|why| {
-            SpecError::new(field, first.to_string(), why, "choose another, or leave it out for free ports")
-        })
-    };
-    match spec.ports {
-        Ports::Layout { first } => Ok(Leases { held: fixed(first, "--start_port")?, master: false }),
-        Ports::Fixed { first, low, high } => {
-            let ranks = fixed(first, "FLAGS_FIXED_PORT")?;
-            let mut held = free(low, high, 1)?;
-            held.extend(ranks);
-            Ok(Leases { held, master: true })
+/// The cluster that a request asks for, with `ranks` ranks on this node, and its ports there, held until the leases
+/// are dropped.
+pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>), SpecError> {
+    match &spec.nodes {
+        Nodes::Fixed(list) => {
+            let addresses = Addresses { own: &net::addresses, of: &net::of };
+            let cluster = cluster::fixed(list, ranks, &addresses)?;
+            let busy = |why: String| SpecError::new(&list.ports_from, "", why, "choose others, the same on each node");
+            let held = cluster.own_ports().iter().map(|port| Lease::fixed(*port).map_err(|e| busy(e.to_string())));
+            let held = held.collect::<Result<_, _>>()?;
+            Ok((cluster, held))
         }
-        Ports::Range { low, high } => Ok(Leases { held: free(low, high, ranks + 1)?, master: true }),
+        Nodes::One { host, ports } => {
+            let held = match *ports {
+                Ports::Range { low, high } => free(low, high, ranks + 1)?,
+                Ports::Fixed { first, low, high } => {
+                    let field = "FLAGS_FIXED_PORT";
+                    let hint = "choose another, or leave it out for free ports";
+                    let of_ranks =
+                        consecutive(first, ranks).map_err(|why| SpecError::new(field, first.to_string(), why, hint))?;
+                    let mut held = free(low, high, 1)?;
+                    held.extend(of_ranks);
+                    held
+                }
+            };
+            let mut ports: Vec<u16> = held.iter().map(Lease::port).collect();
+            let master = ports.remove(0);
+            Ok((Cluster::alone(host, ports, Some(master)), held))
+        }
     }
 }
 

@@ -81,10 +81,10 @@ pub fn sum_up<'a>(
 ) -> JobResult<'a> {
     let ranks = &launch.plan.ranks;
     let report = &launched.report;
-    let global = |local: usize| ranks[local].identity.rank;
+    let global = |local: usize| ranks[local].rank;
     let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
         let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
-        let vars = first.env.vars().iter().map(|(n, v)| (n.as_str(), v.as_str()));
+        let vars = first.env.vars().iter().map(|(n, v)| (n.as_str(), &**v));
         vars.filter(|(name, value)| is_told(name) && alike(name, value)).collect()
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| Attempt {
@@ -97,7 +97,7 @@ pub fn sum_up<'a>(
         let (end, process) = (&report.ranks[local], &launched.processes[local]);
         let own = plan.env.vars().iter().filter(|(name, _)| is_told(name) && !common.contains_key(name.as_str()));
         Rank {
-            rank: plan.identity.rank,
+            rank: plan.rank,
             local_rank: local,
             status: status(end),
             exit: end.exit.map(Ending::from),

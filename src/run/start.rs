@@ -100,7 +100,7 @@ impl<'a> Ranks<'a> {
     }
 
     fn rank(&self, id: ChildId) -> usize {
-        self.launch.plan.ranks[id.local_rank].identity.rank
+        self.launch.plan.ranks[id.local_rank].rank
     }
 
     /// Nothing is written to the logs any more.
@@ -113,7 +113,7 @@ impl<'a> Ranks<'a> {
 
     fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
-        let name = |what: &str| format!("rank {} ({}): {what}", rank.identity.rank, self.launch.program.display());
+        let name = |what: &str| format!("rank {} ({}): {what}", rank.rank, self.launch.program.display());
         let in_step = |step: &str, error: io::Error| {
             let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
             name(&format!("{step}: {}{errno}", logs::plain(&error)))
@@ -219,7 +219,7 @@ impl Host for Ranks<'_> {
     }
 
     fn note(&mut self, note: Note) {
-        self.journal.note(&note, |local| self.launch.plan.ranks[local].identity.rank);
+        self.journal.note(&note, |local| self.launch.plan.ranks[local].rank);
         (self.say)(&note);
     }
 }

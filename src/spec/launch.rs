@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::console::{self, ConsoleSpec};
+use super::nodes::{self, Nodes};
 use super::notify;
 use super::options::{Values, Vars};
 use super::restarts::{self, Restarts};
@@ -48,33 +49,7 @@ pub enum DryRun {
     Json,
 }
 
-/// Which ports the ranks' endpoints get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ports {
-    /// Free ones within a range, both ends included.
-    Range {
-        /// The lowest.
-        low: u16,
-        /// The highest.
-        high: u16,
-    },
-    /// Consecutive ones from here, and the first endpoint is the master (`--ips`).
-    Layout {
-        /// The first rank's.
-        first: u16,
-    },
-    /// Consecutive ones from here for the ranks, a free one for the master (`FLAGS_FIXED_PORT`).
-    Fixed {
-        /// The first rank's.
-        first: u16,
-        /// Where the master's port is taken from.
-        low: u16,
-        /// The same.
-        high: u16,
-    },
-}
-
-/// A checked request for one node.
+/// A checked request, for this node's part of a job.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
     /// What to run.
@@ -85,10 +60,8 @@ pub struct LaunchSpec {
     pub nproc_per_node: Option<usize>,
     /// Devices, if asked for, as given and stripped.
     pub devices: Option<Vec<String>>,
-    /// This node's address.
-    pub host: String,
-    /// Where ports come from.
-    pub ports: Ports,
+    /// The job's nodes, this one among them.
+    pub nodes: Nodes,
     /// Folder of the logs, as given.
     pub log_dir: String,
     /// Whether logs are emptied first.
@@ -115,10 +88,9 @@ pub struct LaunchSpec {
     pub dry_run: Option<DryRun>,
     /// Things the user should know, in order.
     pub warnings: Vec<String>,
+    /// Things the user may want to know, in order.
+    pub infos: Vec<String>,
 }
-
-/// Paddle's default for PORT_RANGE.
-const PORT_RANGE: (u16, u16) = (35100, 64000);
 
 /// Checks the merged options against what this version can do. `rest`: the script and its arguments.
 pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSpec, SpecError> {
@@ -127,7 +99,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             return Err(values.error(name, "holds a NUL byte", "leave it out"));
         }
     }
-    refuse_later_work(values, vars)?;
+    refuse_later_work(values)?;
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
     })?;
@@ -152,8 +124,9 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             ));
         }
     }
-    let mut warnings = Vec::new();
-    let (host, ports) = address(values, vars, &mut warnings)?;
+    let (mut warnings, mut infos) = (Vec::new(), Vec::new());
+    let nodes = nodes::check(values, vars, &mut warnings, &mut infos)?;
+    check_nnodes(values, &nodes)?;
     let nproc = values.int("nproc_per_node")?.map(|n| usize::try_from(n).unwrap_or(0));
     let nproc_per_node = match nproc {
         Some(0) if values.text("nproc_per_node") == Some("0") => None,
@@ -173,8 +146,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         args: args.to_vec(),
         nproc_per_node,
         devices: devices(values)?,
-        host,
-        ports,
+        nodes,
         log_dir,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
         rotation: rotation::check(values)?,
@@ -193,11 +165,29 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             Some(_) => return Err(values.error("dry_run", "is no form of the plan", "give table or json")),
         },
         warnings,
+        infos,
     })
 }
 
+/// Options of the older launcher alone.
+const OLDER: [&str; 13] = [
+    "backend",
+    "selected_gpus",
+    "workers",
+    "worker_num",
+    "coordinators",
+    "coordinator_num",
+    "heter_workers",
+    "heter_worker_num",
+    "heter_devices",
+    "http_port",
+    "cluster_topo_path",
+    "rank_mapping_path",
+    "enable_auto_mapping",
+];
+
 /// What later versions bring is refused, never ignored.
-fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
+fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
     let later = |name: &str, what: &str| {
         Err(values.error(
             name,
@@ -225,6 +215,11 @@ fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
             return later(name, "parameter servers");
         }
     }
+    for name in OLDER {
+        if values.given(name).is_some() {
+            return later(name, "the older launcher's ways");
+        }
+    }
     let master = values.text("master").unwrap_or("");
     if master.starts_with("etcd://") {
         return later("master", "etcd and elastic jobs");
@@ -232,30 +227,8 @@ fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
     if !master.is_empty() && Endpoint::parse(master).is_none() {
         return Err(values.error("master", "is no address", "give ip:port"));
     }
-    let nnodes = values.text("nnodes").unwrap_or("1").trim();
-    match nnodes.split_once(':').unwrap_or((nnodes, nnodes)) {
-        (low, high) if low.parse() == Ok(1u32) && high.parse() == Ok(1u32) => {}
-        (low, high) if low.parse::<u32>().is_ok_and(|n| n > 0) && high.parse::<u32>().is_ok_and(|n| n > 0) => {
-            return later("nnodes", "jobs on several nodes");
-        }
-        _ => return Err(values.error("nnodes", "is no number of nodes", "give 1")),
-    }
-    if values.text("ips").is_some_and(|ips| ips.contains(',')) {
-        return later("ips", "jobs on several nodes");
-    }
     if values.int("elastic_level")?.is_some_and(|level| level >= 0) {
         return later("elastic_level", "elastic jobs");
-    }
-    // Paddle's launcher takes its nodes from these lists; this version takes one node.
-    for var in ["PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"] {
-        let Some(list) = vars.get(var).filter(|list| !list.is_empty()) else { continue };
-        let mut hosts: Vec<&str> = list.split(',').map(|e| e.rsplit_once(':').map_or(e, |(h, _)| h)).collect();
-        hosts.sort_unstable();
-        hosts.dedup();
-        if hosts.len() > 1 {
-            let why = format!("names {} nodes; jobs on several nodes are not in this version of rlaunch", hosts.len());
-            return Err(SpecError::new(var, list, why, "unset it to run on this node alone"));
-        }
     }
     // Checked so that a typing error is seen, though they have no effect on one node.
     for name in ["rank", "elastic_timeout", "gloo_port"] {
@@ -267,45 +240,26 @@ fn refuse_later_work(values: &Values, vars: &Vars) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// This node's address and the ports' source. On one node nothing needs to be reached from outside,
-/// so the address is loopback unless the user says otherwise (never an address got from the host's name).
-fn address(values: &Values, vars: &Vars, warnings: &mut Vec<String>) -> Result<(String, Ports), SpecError> {
-    let mut host = "127.0.0.1".to_owned();
-    if let Some(given) = values.text("host").filter(|h| h.contains('.') || h.contains(':')) {
-        warnings.push(format!("Host ip reset to {given}"));
-        host = given.to_owned();
-    }
-    let (low, high) = port_range(vars)?;
-    if let Some(ip) = values.text("ips").map(str::trim).filter(|ip| !ip.is_empty()) {
-        let first = port(values, "start_port")?;
-        if values.given("master").is_some() {
-            warnings.push(format!("master is set by args, it will be overwritten by {}", Endpoint::new(ip, first)));
+/// A number of nodes beside their list has to be that of the list. One without a list needs a rendezvous.
+fn check_nnodes(values: &Values, nodes: &Nodes) -> Result<(), SpecError> {
+    let text = values.text("nnodes").unwrap_or("1").trim();
+    let (low, high) = text.split_once(':').unwrap_or((text, text));
+    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n > 0);
+    let (Some(low), Some(high)) = (number(low), number(high)) else {
+        return Err(values.error("nnodes", "is no number of nodes", "give a number, 1 or more"));
+    };
+    match nodes {
+        Nodes::One { .. } if (low, high) == (1, 1) => Ok(()),
+        Nodes::One { .. } => Err(values.error(
+            "nnodes",
+            "nodes that find each other are not in this version of rlaunch",
+            "name them all with --ips, the same list on each node",
+        )),
+        Nodes::Fixed(list) if values.given("nnodes").is_none() || (low..=high).contains(&list.hosts.len()) => Ok(()),
+        Nodes::Fixed(list) => {
+            let why = format!("{} has {} nodes", list.from.0, list.hosts.len());
+            Err(values.error("nnodes", &why, "leave it out, or correct the list"))
         }
-        return Ok((ip.to_owned(), Ports::Layout { first }));
-    }
-    if let Some(text) = vars.get("FLAGS_FIXED_PORT").filter(|t| !t.is_empty()) {
-        let first = text.trim().parse::<u16>().ok().filter(|p| *p > 0).ok_or_else(|| {
-            SpecError::new("FLAGS_FIXED_PORT", text, "is no port", "give a number from 1 to 65535, or unset it")
-        })?;
-        return Ok((host, Ports::Fixed { first, low, high }));
-    }
-    Ok((host, Ports::Range { low, high }))
-}
-
-fn port(values: &Values, name: &str) -> Result<u16, SpecError> {
-    let number = values.int(name)?.unwrap_or(0);
-    u16::try_from(number)
-        .ok()
-        .filter(|p| *p > 0)
-        .ok_or_else(|| values.error(name, "is no port", "give a number from 1 to 65535"))
-}
-
-fn port_range(vars: &Vars) -> Result<(u16, u16), SpecError> {
-    let Some(text) = vars.get("PORT_RANGE").filter(|t| !t.is_empty()) else { return Ok(PORT_RANGE) };
-    let ends = text.split_once(':').and_then(|(a, b)| Some((a.trim().parse().ok()?, b.trim().parse().ok()?)));
-    match ends {
-        Some((low, high)) if 0u16 < low && low <= high => Ok((low, high)),
-        _ => Err(SpecError::new("PORT_RANGE", text, "is no range of ports", "give low:high, such as 35100:64000")),
     }
 }
 

@@ -1,0 +1,63 @@
+//! A collective job: ranks that are all alike.
+
+use super::cluster::Cluster;
+use super::devices::Share;
+use super::nested::Hashes;
+use super::{HostFacts, Plan, RankPlan, command, surroundings};
+use crate::dialect::{Identity, paddle_launch};
+use crate::model::Role;
+use crate::spec::options::Vars;
+use crate::spec::{LaunchSpec, SpecError};
+use std::sync::Arc;
+
+/// The plan for this node of the cluster. `shares` has one entry a rank of this node.
+pub fn plan(
+    spec: &LaunchSpec,
+    vars: &Vars,
+    facts: &HostFacts,
+    shares: &[Share],
+    cluster: &Cluster,
+) -> Result<Plan, SpecError> {
+    let endpoints: Arc<[_]> = cluster.endpoints().into();
+    let master = cluster.master.clone().or_else(|| endpoints.first().cloned());
+    let pod = paddle_launch::Pod {
+        name: facts.pod_name.clone(),
+        log_dir: facts.log_dir.clone(),
+        auto_cluster: spec.auto_cluster,
+    };
+    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
+    let mut hashes = Hashes::default();
+    let everybody = paddle_launch::everybody(&endpoints);
+    let ranks = shares.iter().enumerate().map(|(local_rank, share)| {
+        let rank = cluster.first_rank() + local_rank;
+        let identity = Identity {
+            rank,
+            local_rank,
+            local_size: shares.len(),
+            nnodes: cluster.nodes.len(),
+            endpoints: endpoints.clone(),
+            master: master.clone(),
+            binding: share.binding.clone(),
+        };
+        let mut env = surroundings::proxies_set_aside(vars);
+        for name in share.lists.removed() {
+            env.unset(name);
+        }
+        for (name, value) in share.lists.vars().iter().chain(paddle_launch::write(&identity, &pod, &everybody).vars()) {
+            env.set(name, value.clone());
+        }
+        let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
+        let log = format!("{}.{local_rank}", Role::Trainer.log());
+        let endpoint = endpoints.get(rank).cloned();
+        let binding = identity.binding;
+        Ok(RankPlan { role: Role::Trainer, rank, endpoint, binding, argv: argv.clone(), env, log, backup })
+    });
+    Ok(Plan {
+        ranks: ranks.collect::<Result<_, _>>()?,
+        nnodes: cluster.nodes.len(),
+        world_size: endpoints.len(),
+        pod,
+        job_id: spec.job_id.clone(),
+        mode: "collective",
+    })
+}
