@@ -116,10 +116,19 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         return Err(usage(format!("{name}: its value is not UTF-8; unset it, or set another")));
     }
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
-    let (vars, dropped) = plan::nested::without_outer_exports(&all);
+    let (vars, outer) = plan::nested::without_outer_exports(&all);
+    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
     let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
+    if let Some(outer) = &outer {
+        spec.infos.push(outer.to_string());
+        let asked = values.given("log_dir").map(absolute).transpose().map_err(unmet)?;
+        if let Some(folder) = outer.log_folder(asked.as_deref().and_then(Path::to_str)) {
+            spec.infos.push(format!("its logs are apart from that job's, in {folder}"));
+            spec.log_dir = folder;
+        }
+    }
     if spec.dry_run.is_none() {
         for (attr, var, value) in &values.overridden {
             let line = format!("LAUNCH WARNING args {attr} will be overridden by env: {var} value: {value}\n");
@@ -139,7 +148,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             warn!("{warning}");
         }
         if !dropped.is_empty() {
-            debug!("running inside a rank; ignoring what its launcher exported: {}", dropped.join(", "));
+            debug!("ignoring what the outer launcher exported: {}", dropped.join(", "));
         }
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
             debug!("{name}: {}", value.text);

@@ -71,6 +71,12 @@ pub const VARIABLES: &[Variable] = &[
         "devices of this rank, as indices into what is visible; only with devices",
         "0",
     ),
+    var(
+        "GLOO_SOCKET_IFNAME",
+        "launch",
+        "interface that has this node's address; only on several nodes, and unless it is set",
+        "eth0",
+    ),
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
     var(
         "PADDLE_BACKUP_ENV_PATH",

@@ -23,13 +23,15 @@ pub struct Cluster {
     pub own: usize,
     /// Where rank 0's store listens, if that is no rank's endpoint.
     pub master: Option<Endpoint>,
+    /// The interface that has this node's address, if that is known and other nodes are reached by it.
+    pub interface: Option<String>,
 }
 
 impl Cluster {
     /// A node that is alone.
     pub fn alone(host: &str, ports: Vec<u16>, master: Option<u16>) -> Self {
         let master = master.map(|port| Endpoint::new(host, port));
-        Self { nodes: vec![Node { host: host.to_owned(), ports }], own: 0, master }
+        Self { nodes: vec![Node { host: host.to_owned(), ports }], own: 0, master, interface: None }
     }
 
     /// Where the ranks of all nodes listen, by rank.
@@ -55,6 +57,8 @@ pub struct Addresses<'a> {
     pub own: &'a dyn Fn() -> Vec<IpAddr>,
     /// Those of a name.
     pub of: &'a dyn Fn(&str) -> Vec<IpAddr>,
+    /// The name of the interface that has an address.
+    pub interface: &'a dyn Fn(IpAddr) -> Option<String>,
 }
 
 /// The cluster of a fixed list, with `ranks` on this node, and as many on those that the list does not say it of.
@@ -72,7 +76,13 @@ pub fn fixed(list: &Fixed, ranks: usize, addresses: &Addresses<'_>) -> Result<Cl
             "change the list, --nproc_per_node or --devices",
         ));
     }
-    Ok(Cluster { nodes, own, master: None })
+    let interface = if nodes.len() > 1 { interface(&nodes[own].host, addresses) } else { None };
+    Ok(Cluster { nodes, own, master: None, interface })
+}
+
+fn interface(host: &str, addresses: &Addresses<'_>) -> Option<String> {
+    let ips = host.parse().map_or_else(|_| (addresses.of)(host), |ip| vec![ip]);
+    ips.into_iter().find_map(addresses.interface)
 }
 
 fn ports(list: &Fixed, host: &Host, ranks: usize) -> Result<Vec<u16>, SpecError> {

@@ -46,6 +46,7 @@ pub fn plan(
         for (name, value) in share.lists.vars().iter().chain(paddle_launch::write(&identity, &pod, &everybody).vars()) {
             env.set(name, value.clone());
         }
+        surroundings::set_gloo_interface(&mut env, vars, cluster);
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let log = format!("{}.{local_rank}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();

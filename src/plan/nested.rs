@@ -3,6 +3,7 @@
 use crate::model::EnvPatch;
 use crate::spec::options::Vars;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
 /// The variable in which a launcher tells the launchers below it what they inherit from it.
@@ -29,21 +30,52 @@ pub fn exported(env: &EnvPatch, hashes: &mut Hashes) -> String {
     own.map(|(name, value)| format!("{name}={:08x}", hashes.of(value))).collect::<Vec<_>>().join(",")
 }
 
-/// The variables of a launcher that itself runs inside a rank, without what the outer launcher put
-/// there: else it would take the outer job's log folder, master and endpoints for its own. What the
-/// user has set anew in between stays. Returns the names that were dropped.
-pub fn without_outer_exports(vars: &Vars) -> (Vars, Vec<String>) {
-    let mut own = vars.clone();
-    let mut dropped = Vec::new();
-    for entry in vars.get(EXPORTED).map(String::as_str).unwrap_or("").split(',') {
-        let Some((name, hash)) = entry.split_once('=') else { continue };
-        if vars.get(name).is_some_and(|value| format!("{:08x}", fnv(value)) == hash) {
-            own.remove(name);
-            dropped.push(name.to_owned());
-        }
+/// The rank that a launcher itself runs inside of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outer {
+    /// The names of the variables that were inherited from its launcher, and are dropped.
+    pub dropped: Vec<String>,
+    /// Its number on its node.
+    local_rank: usize,
+    /// The folder of its job's logs, if its launcher said.
+    log_dir: Option<String>,
+}
+
+impl Outer {
+    /// Where a launcher's own logs go, given the absolute folder that it was asked for, if any: never among the
+    /// outer job's, whose readers would take them for its.
+    pub fn log_folder(&self, asked: Option<&str>) -> Option<String> {
+        let outer = self.log_dir.as_deref()?;
+        (asked.is_none() || asked == Some(outer)).then(|| format!("{outer}/nested.{}", self.local_rank))
     }
-    own.remove(EXPORTED);
-    (own, dropped)
+}
+
+/// What is said to whoever runs a launcher inside a rank.
+impl fmt::Display for Outer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("running inside a rank of another job: this is one of its own, which inherits nothing of that one")
+    }
+}
+
+/// The variables of a launcher that may itself run inside a rank, without what the outer launcher put
+/// there: else it would take the outer job's log folder, master and endpoints for its own. What the
+/// user has set anew in between stays.
+pub fn without_outer_exports(vars: &Vars) -> (Vars, Option<Outer>) {
+    let mut own = vars.clone();
+    let Some(exported) = own.remove(EXPORTED) else { return (own, None) };
+    // RLAUNCH_JOB_KEY: key/attempt/local_rank.
+    let local_rank = vars.get("RLAUNCH_JOB_KEY").and_then(|key| key.rsplit('/').next()?.parse().ok()).unwrap_or(0);
+    let mut outer = Outer { dropped: Vec::new(), local_rank, log_dir: None };
+    for entry in exported.split(',') {
+        let Some((name, hash)) = entry.split_once('=') else { continue };
+        let Some(value) = vars.get(name).filter(|value| format!("{:08x}", fnv(value)) == hash) else { continue };
+        if name == "PADDLE_LOG_DIR" {
+            outer.log_dir = Some(value.clone());
+        }
+        own.remove(name);
+        outer.dropped.push(name.to_owned());
+    }
+    (own, Some(outer))
 }
 
 /// FNV-1a, 32 bits: tells equal values from different ones without showing them.
@@ -62,8 +94,13 @@ mod tests {
         let mut vars: Vars = env.vars().iter().map(|(n, v)| (n.clone(), v.to_string())).collect();
         vars.insert(EXPORTED.into(), exported(&env, &mut Hashes::default()));
         vars.insert("PADDLE_MASTER".into(), "2.2.2.2:2".into());
-        let (own, dropped) = without_outer_exports(&vars);
-        assert_eq!(dropped, ["PADDLE_LOG_DIR"]);
-        assert_eq!(own.keys().collect::<Vec<_>>(), ["CUDA_VISIBLE_DEVICES", "PADDLE_MASTER"]);
+        vars.insert("RLAUNCH_JOB_KEY".into(), "abc/0/3".into());
+        let (own, outer) = without_outer_exports(&vars);
+        let outer = outer.unwrap();
+        assert_eq!(outer.dropped, ["PADDLE_LOG_DIR"]);
+        assert_eq!(outer.log_folder(None).as_deref(), Some("/outer/nested.3"));
+        assert_eq!(outer.log_folder(Some("/outer")).as_deref(), Some("/outer/nested.3"));
+        assert_eq!(outer.log_folder(Some("/else")), None);
+        assert_eq!(own.keys().collect::<Vec<_>>(), ["CUDA_VISIBLE_DEVICES", "PADDLE_MASTER", "RLAUNCH_JOB_KEY"]);
     }
 }

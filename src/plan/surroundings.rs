@@ -1,5 +1,6 @@
 //! What changes in the environment of every process, whatever it is told of the job.
 
+use super::cluster::Cluster;
 use super::nested::Hashes;
 use super::{Backup, nested};
 use crate::model::EnvPatch;
@@ -20,6 +21,14 @@ pub fn proxies_set_aside(vars: &Vars) -> EnvPatch {
 
 /// Proxy variables that no rank sees.
 pub const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
+
+/// gloo looks for its own address by the host's name, which is often loopback's; other nodes cannot reach that.
+pub fn set_gloo_interface(env: &mut EnvPatch, vars: &Vars, cluster: &Cluster) {
+    const NAME: &str = "GLOO_SOCKET_IFNAME";
+    if let Some(interface) = cluster.interface.as_deref().filter(|_| !vars.contains_key(NAME)) {
+        env.set(NAME, interface);
+    }
+}
 
 /// Linux takes no string of more than 128 KiB into an environment, name and end included (execve(2)).
 const LONGEST: usize = 131_072;

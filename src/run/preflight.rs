@@ -102,7 +102,7 @@ pub fn make_room(ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
 pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>), SpecError> {
     match &spec.nodes {
         Nodes::Fixed(list) => {
-            let addresses = Addresses { own: &net::addresses, of: &net::of };
+            let addresses = Addresses { own: &net::addresses, of: &net::of, interface: &net::interface_of };
             let cluster = cluster::fixed(list, ranks, &addresses)?;
             let busy = |why: String| SpecError::new(&list.ports_from, "", why, "choose others, the same on each node");
             let held = cluster.own_ports().iter().map(|port| Lease::fixed(*port).map_err(|e| busy(e.to_string())));

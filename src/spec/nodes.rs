@@ -224,7 +224,8 @@ fn port(values: &Values, name: &str) -> Result<u16, SpecError> {
 
 fn port_of(field: &str, text: &str) -> Result<u16, SpecError> {
     let port = text.trim().parse().ok().filter(|port| *port > 0);
-    port.ok_or_else(|| SpecError::new(field, text, "is no port", "give a number from 1 to 65535"))
+    let way_out = if field.starts_with('-') { "" } else { ", or unset it" };
+    port.ok_or_else(|| SpecError::new(field, text, "is no port", format!("give a number from 1 to 65535{way_out}")))
 }
 
 /// Paddle's default for PORT_RANGE.

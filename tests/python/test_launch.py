@@ -369,8 +369,11 @@ def test_a_nested_launch_is_not_redirected_by_what_it_inherits(place: Place) -> 
     (beside,) = place.folder.glob("outer/out.*.log")
     outer_endpoint = beside.read_text().split()[-1]
     first, second = place.seen()
-    assert place.names("log") >= {"workerlog.0", "workerlog.1"}
-    assert first["env"]["PADDLE_LOG_DIR"] == str(place.folder / "log")
+    # Said, and apart from the logs of the outer job.
+    inner = place.folder / "outer/nested.0"
+    assert "running inside a rank of another job" in place.log(0, "outer").decode()
+    assert place.names("outer/nested.0") >= {"workerlog.0", "workerlog.1"}
+    assert first["env"]["PADDLE_LOG_DIR"] == str(inner)
     assert second["env"]["PADDLE_TRAINERS_NUM"] == "2"
     assert first["env"]["PADDLE_MASTER"] == second["env"]["PADDLE_MASTER"]
     assert outer_endpoint not in second["env"]["PADDLE_TRAINER_ENDPOINTS"]
@@ -397,6 +400,7 @@ def test_a_nested_launch_with_the_same_log_folder_does_not_feed_on_its_own_outpu
     ended = place.run("train.py", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
     assert (ended.status, ended.stdout.count(b"a line")) == (0, 1)
     assert place.log().count(b"a line") == 1
+    assert (place.folder / "log/nested.0/workerlog.0").read_text() == "a line\n"
 
 
 @pytest.mark.parametrize(

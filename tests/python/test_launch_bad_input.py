@@ -142,10 +142,11 @@ LATER = [
     ("--trainers", "127.0.0.1:7000", "PADDLE_TRAINERS_ENDPOINTS"),
     ("--server_num", "1", "PADDLE_SERVER_NUM"),
     ("--trainer_num", "2", "PADDLE_TRAINER_NUM"),
+    ("--backend", "gloo", None),
+    ("--workers", "127.0.0.1:7000", None),
     ("--nnodes", "2", "PADDLE_NNODES"),
     ("--nnodes", "1:2", "PADDLE_NNODES"),
     ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
-    ("--ips", "10.0.0.1,10.0.0.2", "PADDLE_IPS"),
     ("--elastic_level", "0", "PADDLE_ELASTIC_LEVEL"),
     ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
     ("--auto_parallel_config", "a.json", "PADDLE_AUTO_PARALLEL_CONFIG"),
@@ -162,12 +163,6 @@ def test_what_is_not_there_yet_is_refused_and_not_ignored(
     if variable is not None:
         env = environment(**{variable: value})
         refuse(place, USAGE, ["train.py"], f"{variable} {value}", "not in this version of rlaunch", env=env)
-
-
-@pytest.mark.parametrize("variable", ["PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"])
-def test_a_list_of_several_nodes_in_the_environment_is_refused(place: Place, variable: str) -> None:
-    env = environment(**{variable: "10.0.0.1:6070,10.0.0.2:6070"})
-    refuse(place, USAGE, ["train.py"], variable, "2 nodes", env=env)
 
 
 def test_options_without_effect_on_one_node_are_accepted(place: Place) -> None:
