@@ -20,6 +20,7 @@ from pathlib import Path
 
 import end
 import output
+import planning
 import start
 from contenders import LAUNCHERS
 from figures import NOT_INSTALLED, Figures
@@ -35,6 +36,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "output": output.measure_output,
     "stall": output.measure_stall,
     "lines": output.measure_lines,
+    "plan": planning.measure_plan,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
 

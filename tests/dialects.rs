@@ -43,7 +43,8 @@ proptest! {
     #[test]
     fn launch_reads_what_it_writes(who in identity(), auto_cluster: bool, name in "[a-z]{6}") {
         let pod = paddle_launch::Pod { name, log_dir: "/tmp/log".into(), auto_cluster };
-        let env = paddle_launch::write(&who, &pod, &paddle_launch::everybody(&who.endpoints));
+        let mut env = EnvPatch::new();
+        paddle_launch::write(&who, &pod, &Endpoint::join(&who.endpoints).into(), &mut env);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_launch::read(&lookup(&env)), Some((who, pod)));
     }

@@ -2,6 +2,7 @@
 
 use crate::dialect::Binding;
 use crate::model::Role;
+use crate::model::env::Name;
 use crate::plan::Plan;
 use serde::Serialize;
 use std::borrow::Cow;
@@ -28,7 +29,7 @@ struct Row<'a> {
     log: String,
     argv: Vec<Cow<'a, str>>,
     env: BTreeMap<&'a str, &'a str>,
-    unset: &'a [String],
+    unset: &'a [Name],
 }
 
 impl Row<'_> {
@@ -61,7 +62,7 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
             },
             log: format!("{}/{}", plan.pod.log_dir, r.log),
             argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
-            env: r.env.vars().iter().map(|(n, v)| (n.as_str(), &**v)).collect(),
+            env: r.env.vars().iter().map(|(n, v)| (&**n, &**v)).collect(),
             unset: r.env.removed(),
         })
         .collect()

@@ -16,14 +16,8 @@ pub struct Pod {
     pub auto_cluster: bool,
 }
 
-/// The list of all endpoints, written once for all ranks.
-pub fn everybody(endpoints: &[Endpoint]) -> Arc<str> {
-    Endpoint::join(endpoints).into()
-}
-
-/// Writes a rank's identity. `everybody`: what the function of that name makes of `who.endpoints`.
-pub fn write(who: &Identity, pod: &Pod, everybody: &Arc<str>) -> EnvPatch {
-    let mut env = EnvPatch::new();
+/// Writes a rank's identity. `list`: `who.endpoints`, joined by commas, made once for all ranks.
+pub fn write(who: &Identity, pod: &Pod, list: &Arc<str>, env: &mut EnvPatch) {
     if let Some(master) = &who.master {
         env.set("PADDLE_MASTER", master.to_string());
     }
@@ -38,7 +32,7 @@ pub fn write(who: &Identity, pod: &Pod, everybody: &Arc<str>) -> EnvPatch {
     env.set("PADDLE_TRAINERS_NUM", size);
     env.set("PADDLE_RANK_IN_NODE", who.local_rank.to_string());
     env.set("PADDLE_AUTO_CLUSTER", if pod.auto_cluster { "1" } else { "0" });
-    env.set("PADDLE_TRAINER_ENDPOINTS", everybody.clone());
+    env.set("PADDLE_TRAINER_ENDPOINTS", list.clone());
     match &who.binding {
         Binding::Cpu => {
             env.set("PADDLE_DISTRI_BACKEND", "gloo");
@@ -52,7 +46,6 @@ pub fn write(who: &Identity, pod: &Pod, everybody: &Arc<str>) -> EnvPatch {
     }
     env.set("PADDLE_LOG_DIR", pod.log_dir.as_str());
     env.set("POD_NAME", pod.name.as_str());
-    env
 }
 
 /// Reads it back.

@@ -1,14 +1,18 @@
 //! What a launcher changes in the environment of a rank.
 
+use std::borrow::Cow;
 use std::sync::Arc;
+
+/// The name of a variable: most are known beforehand.
+pub type Name = Cow<'static, str>;
 
 /// An ordered list of changes to an environment: names to set (in order, the last write of a name
 /// wins in place) and names to take away. Values are shared: a list of all endpoints is there once, however
 /// many ranks are told it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnvPatch {
-    set: Vec<(String, Arc<str>)>,
-    unset: Vec<String>,
+    set: Vec<(Name, Arc<str>)>,
+    unset: Vec<Name>,
 }
 
 impl EnvPatch {
@@ -18,7 +22,7 @@ impl EnvPatch {
     }
 
     /// Sets `name`; a name that was set before keeps its place and takes the new value.
-    pub fn set(&mut self, name: impl Into<String>, value: impl Into<Arc<str>>) -> &mut Self {
+    pub fn set(&mut self, name: impl Into<Name>, value: impl Into<Arc<str>>) -> &mut Self {
         let (name, value) = (name.into(), value.into());
         self.unset.retain(|n| *n != name);
         match self.set.iter_mut().find(|(n, _)| *n == name) {
@@ -29,11 +33,22 @@ impl EnvPatch {
     }
 
     /// Takes `name` away from the environment.
-    pub fn unset(&mut self, name: impl Into<String>) -> &mut Self {
+    pub fn unset(&mut self, name: impl Into<Name>) -> &mut Self {
         let name = name.into();
         self.set.retain(|(n, _)| *n != name);
         if !self.unset.contains(&name) {
             self.unset.push(name);
+        }
+        self
+    }
+
+    /// Makes the changes of another patch too.
+    pub fn extend(&mut self, other: &EnvPatch) -> &mut Self {
+        for name in &other.unset {
+            self.unset(name.clone());
+        }
+        for (name, value) in &other.set {
+            self.set(name.clone(), value.clone());
         }
         self
     }
@@ -49,12 +64,12 @@ impl EnvPatch {
     }
 
     /// The variables that are set, in order.
-    pub fn vars(&self) -> &[(String, Arc<str>)] {
+    pub fn vars(&self) -> &[(Name, Arc<str>)] {
         &self.set
     }
 
     /// The names that are taken away.
-    pub fn removed(&self) -> &[String] {
+    pub fn removed(&self) -> &[Name] {
         &self.unset
     }
 
@@ -64,7 +79,7 @@ impl EnvPatch {
             self.unset.iter().any(|n| n.as_bytes() == name) || self.set.iter().any(|(n, _)| n.as_bytes() == name)
         };
         let kept = base.iter().filter(|(name, _)| !touched(name)).cloned();
-        let set = self.set.iter().map(|(n, v)| (n.clone().into_bytes(), v.as_bytes().to_vec()));
+        let set = self.set.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec()));
         kept.chain(set).collect()
     }
 }

@@ -4,6 +4,7 @@ use crate::model::Endpoint;
 use crate::spec::SpecError;
 use crate::spec::nodes::{Fixed, Host, HostPorts};
 use core::net::IpAddr;
+use std::sync::Arc;
 
 /// One node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,13 +15,19 @@ pub struct Node {
     pub ports: Vec<u16>,
 }
 
-/// All of them.
+/// All of them. What the ranks of all nodes are told alike is there once, however many copies there are of this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
     /// In the order of their numbers.
-    pub nodes: Vec<Node>,
+    pub nodes: Arc<[Node]>,
     /// Which of them this is.
     pub own: usize,
+    /// The number of this node's first rank.
+    pub first_rank: usize,
+    /// Where the ranks of all nodes listen, by rank.
+    pub endpoints: Arc<[Endpoint]>,
+    /// The same as text, joined by commas.
+    pub list: Arc<str>,
     /// Where rank 0's store listens, if that is no rank's endpoint.
     pub master: Option<Endpoint>,
     /// The interface that has this node's address, if that is known and other nodes are reached by it.
@@ -28,21 +35,25 @@ pub struct Cluster {
 }
 
 impl Cluster {
+    /// These nodes, of which `own` is this one.
+    pub fn new(nodes: Vec<Node>, own: usize) -> Self {
+        let of = |node: &Node| node.ports.iter().map(|port| Endpoint::new(&node.host, *port)).collect::<Vec<_>>();
+        let endpoints: Arc<[Endpoint]> = nodes.iter().flat_map(of).collect();
+        let list = Endpoint::join(&endpoints).into();
+        let first_rank = nodes[..own].iter().map(|node| node.ports.len()).sum();
+        Self { nodes: nodes.into(), own, first_rank, endpoints, list, master: None, interface: None }
+    }
+
     /// A node that is alone.
     pub fn alone(host: &str, ports: Vec<u16>, master: Option<u16>) -> Self {
         let master = master.map(|port| Endpoint::new(host, port));
-        Self { nodes: vec![Node { host: host.to_owned(), ports }], own: 0, master, interface: None }
+        Self { master, ..Self::new(vec![Node { host: host.to_owned(), ports }], 0) }
     }
 
-    /// Where the ranks of all nodes listen, by rank.
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        let of = |node: &'_ Node| node.ports.iter().map(|port| Endpoint::new(&node.host, *port)).collect::<Vec<_>>();
-        self.nodes.iter().flat_map(of).collect()
-    }
-
-    /// The number of this node's first rank.
-    pub fn first_rank(&self) -> usize {
-        self.nodes[..self.own].iter().map(|node| node.ports.len()).sum()
+    /// The same cluster as another of its nodes knows it.
+    pub fn seen_from(&self, own: usize) -> Self {
+        let first_rank = self.nodes[..own].iter().map(|node| node.ports.len()).sum();
+        Self { own, first_rank, interface: None, ..self.clone() }
     }
 
     /// This node's ports.
@@ -77,7 +88,7 @@ pub fn fixed(list: &Fixed, ranks: usize, addresses: &Addresses<'_>) -> Result<Cl
         ));
     }
     let interface = if nodes.len() > 1 { interface(&nodes[own].host, addresses) } else { None };
-    Ok(Cluster { nodes, own, master: None, interface })
+    Ok(Cluster { interface, ..Cluster::new(nodes, own) })
 }
 
 fn interface(host: &str, addresses: &Addresses<'_>) -> Option<String> {

@@ -8,7 +8,6 @@ use crate::dialect::{Identity, paddle_launch};
 use crate::model::Role;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
-use std::sync::Arc;
 
 /// The plan for this node of the cluster. `shares` has one entry a rank of this node.
 pub fn plan(
@@ -18,7 +17,7 @@ pub fn plan(
     shares: &[Share],
     cluster: &Cluster,
 ) -> Result<Plan, SpecError> {
-    let endpoints: Arc<[_]> = cluster.endpoints().into();
+    let endpoints = &cluster.endpoints;
     let master = cluster.master.clone().or_else(|| endpoints.first().cloned());
     let pod = paddle_launch::Pod {
         name: facts.pod_name.clone(),
@@ -27,9 +26,8 @@ pub fn plan(
     };
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
     let mut hashes = Hashes::default();
-    let everybody = paddle_launch::everybody(&endpoints);
     let ranks = shares.iter().enumerate().map(|(local_rank, share)| {
-        let rank = cluster.first_rank() + local_rank;
+        let rank = cluster.first_rank + local_rank;
         let identity = Identity {
             rank,
             local_rank,
@@ -40,12 +38,8 @@ pub fn plan(
             binding: share.binding.clone(),
         };
         let mut env = surroundings::proxies_set_aside(vars);
-        for name in share.lists.removed() {
-            env.unset(name);
-        }
-        for (name, value) in share.lists.vars().iter().chain(paddle_launch::write(&identity, &pod, &everybody).vars()) {
-            env.set(name, value.clone());
-        }
+        env.extend(&share.lists);
+        paddle_launch::write(&identity, &pod, &cluster.list, &mut env);
         surroundings::set_gloo_interface(&mut env, vars, cluster);
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let log = format!("{}.{local_rank}", Role::Trainer.log());

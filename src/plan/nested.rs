@@ -3,7 +3,7 @@
 use crate::model::EnvPatch;
 use crate::spec::options::Vars;
 use std::collections::HashMap;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 
 /// The variable in which a launcher tells the launchers below it what they inherit from it.
@@ -27,7 +27,13 @@ impl Hashes {
 pub fn exported(env: &EnvPatch, hashes: &mut Hashes) -> String {
     let apart = |name: &str| ["_VISIBLE_DEVICES", "_original"].iter().any(|tail| name.ends_with(tail));
     let own = env.vars().iter().filter(|(name, _)| !apart(name) && !name.starts_with("RLAUNCH_"));
-    own.map(|(name, value)| format!("{name}={:08x}", hashes.of(value))).collect::<Vec<_>>().join(",")
+    let mut text = String::with_capacity(512);
+    for (name, value) in own {
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a string does not fail.
+        let _ = write!(text, "{comma}{name}={:08x}", hashes.of(value));
+    }
+    text
 }
 
 /// The rank that a launcher itself runs inside of.
@@ -91,7 +97,7 @@ mod tests {
     fn a_nested_launcher_drops_what_it_inherits_and_keeps_what_was_set_anew() {
         let mut env = EnvPatch::new();
         env.set("PADDLE_LOG_DIR", "/outer").set("PADDLE_MASTER", "1.1.1.1:1").set("CUDA_VISIBLE_DEVICES", "1");
-        let mut vars: Vars = env.vars().iter().map(|(n, v)| (n.clone(), v.to_string())).collect();
+        let mut vars: Vars = env.vars().iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         vars.insert(EXPORTED.into(), exported(&env, &mut Hashes::default()));
         vars.insert("PADDLE_MASTER".into(), "2.2.2.2:2".into());
         vars.insert("RLAUNCH_JOB_KEY".into(), "abc/0/3".into());

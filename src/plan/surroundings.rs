@@ -51,7 +51,7 @@ pub fn complete(
     match env.vars().iter().find(|(name, value)| name.len() + value.len() + 2 > LONGEST) {
         None => Ok(backup),
         Some((name, value)) => Err(SpecError::new(
-            name,
+            &**name,
             &**value,
             format!("is {} bytes long; Linux takes {} at most", value.len(), LONGEST - name.len() - 2),
             "use fewer nodes or shorter names: its readers look for it in the environment alone",

@@ -172,7 +172,7 @@ mod lib {
             };
             let ports: Vec<u16> = leases.iter().map(Lease::port).collect();
             let environments = plan::environments(&location.host, &bindings, &ports);
-            let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.clone(), v.to_string())).collect();
+            let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
             let rows = environments.into_iter().map(row).collect();
             Ok((rows, PortLeases::new(leases)))
         })

@@ -84,7 +84,7 @@ pub fn sum_up<'a>(
     let global = |local: usize| ranks[local].rank;
     let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
         let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
-        let vars = first.env.vars().iter().map(|(n, v)| (n.as_str(), &**v));
+        let vars = first.env.vars().iter().map(|(n, v)| (&**n, &**v));
         vars.filter(|(name, value)| is_told(name) && alike(name, value)).collect()
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| Attempt {
@@ -95,7 +95,7 @@ pub fn sum_up<'a>(
     });
     let rank = |(local, plan): (usize, &'a RankPlan)| {
         let (end, process) = (&report.ranks[local], &launched.processes[local]);
-        let own = plan.env.vars().iter().filter(|(name, _)| is_told(name) && !common.contains_key(name.as_str()));
+        let own = plan.env.vars().iter().filter(|(name, _)| is_told(name) && !common.contains_key(&**name));
         Rank {
             rank: plan.rank,
             local_rank: local,
@@ -110,7 +110,7 @@ pub fn sum_up<'a>(
             peak_memory_bytes: end.exit.map(|_| process.peak_memory),
             swept: launched.swept[local].len(),
             log: launch.log_dir.join(&plan.log).display().to_string(),
-            environment: own.map(|(name, value)| (name.as_str(), secret::value(name, value))).collect(),
+            environment: own.map(|(name, value)| (&**name, secret::value(name, value))).collect(),
         }
     };
     let culprit = match report.outcome {

@@ -61,7 +61,7 @@ def ask(module: Any, asked: Question) -> Answer:
 
 
 def launched(asked: Question) -> Answer:
-    """What Paddle's launcher would tell each rank of its devices; ``argv`` has its options."""
+    """What Paddle's launcher would tell each rank; ``argv`` has its options, and more nodes if there are."""
     from paddle.distributed.launch.context import Context, device
     from paddle.distributed.launch.controllers.collective import CollectiveController
 
@@ -76,10 +76,12 @@ def launched(asked: Question) -> Answer:
             stack.enter_context(mock.patch.object(owner, name, return_value=value))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         # With --ips there is no rendezvous, and nothing is started.
-        own = [f"--log_dir={folder}", "--enable_gpu_log=0", "--ips=127.0.0.1", "--start_port=6070"]
+        own = [f"--log_dir={folder}", "--enable_gpu_log=0"]
+        if not any(option.startswith("--ips") for option in asked["argv"]):
+            own += ["--ips=127.0.0.1", "--start_port=6070"]
         stack.enter_context(mock.patch.object(sys, "argv", ["launch", *own, *asked["argv"], "train.py"]))
         try:
-            controller = CollectiveController(Context(enable_plugin=False))
+            controller = CollectiveController(Context(enable_plugin=asked.get("plugins", False)))
             controller.build_job()
             controller.build_pod()
         except (ValueError, IndexError) as error:

@@ -1,0 +1,56 @@
+"""How long it takes to plan a large job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from contenders import PADDLE, RLAUNCH, environment
+from figures import NOT_INSTALLED, Cell, Promise
+from session import Session
+
+# One node's part, as Paddle's launcher plans it with --ips; nothing is started.
+BY_PADDLE = """
+import json, statistics, sys, time
+from paddle.distributed.launch.context import Context
+from paddle.distributed.launch.controllers.collective import CollectiveController
+ips = ",".join(f"10.{i // 250}.{i % 250}.1" for i in range(1250))
+log_dir = "--log_dir=" + sys.argv[1]
+sys.argv = ["launch", log_dir, "--enable_gpu_log=0", "--ips=" + ips, "--nproc_per_node=8", "train.py"]
+times = []
+for _ in range(5):
+    controller = CollectiveController(Context(enable_plugin=False))
+    controller.build_job()
+    start = time.perf_counter()
+    controller.build_pod()
+    times.append((time.perf_counter() - start) * 1000)
+print(json.dumps(statistics.median(times)))
+"""
+
+
+def measure_plan(session: Session) -> None:
+    """Who runs where with which variables, for 10,000 ranks on 1,250 nodes named by --ips; nothing is started."""
+    done = subprocess.run(
+        ["cargo", "bench", "--quiet", "--locked", "--bench", "plan"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = json.loads(done.stdout)
+    theirs: Cell = NOT_INSTALLED
+    if PADDLE.version:
+        command = [PADDLE.python, "-c", BY_PADDLE, str(session.folder / "planned")]
+        run = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        theirs = json.loads(run.stdout.splitlines()[-1])
+    session.row("one node's part", {RLAUNCH.name: ours["one_ms"], PADDLE.name: theirs}, "ms")
+    session.row(
+        "the parts of all nodes", {RLAUNCH.name: ours["all_ms"]}, "ms", Promise("10,000 ranks", most=50)
+    )
+    small, _, large = ours["bytes_a_rank"]
+    session.row("memory a rank of 10,000, all parts kept", {RLAUNCH.name: float(small)}, "bytes")
+    session.row(
+        "the same of 40,000, as a part of that of 10,000",
+        {RLAUNCH.name: large / small},
+        "",
+        Promise("linear", most=1.1),
+    )

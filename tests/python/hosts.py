@@ -1,0 +1,100 @@
+"""Several hosts on this machine: network namespaces on one bridge, as a plain user where that may be."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+AS_USER = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+INTO_USER = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
+
+
+class Host:
+    """One of them. Its number is the last part of its addresses."""
+
+    def __init__(self, number: int, pid: int) -> None:
+        self.ip = f"10.77.0.{number}"
+        self.ipv6 = f"fd77::{number}"
+        self.pid = pid
+
+    def run(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """Starts a command on it."""
+        enter = ["nsenter", f"--target={self.pid}", "--net", *INTO_USER, "--"]
+        return subprocess.Popen([*enter, *command], **options)
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    """Hosts 1 to `count`, which reach each other by `ip` and `ipv6` on their interface `wire`."""
+    command = ["unshare", *AS_USER, "--net", sys.executable, str(Path(__file__)), str(count)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        line = holder.stdout.readline()
+        assert line, "no network namespaces here"
+        try:
+            yield [Host(number, pid) for number, pid in enumerate(json.loads(line), 1)]
+        finally:
+            holder.stdin.close()
+
+
+def hold(count: int) -> None:
+    """Makes them and keeps them until stdin closes."""
+    from pyroute2 import IPRoute
+
+    pids = []
+    with IPRoute() as switch:
+        switch.link("add", ifname="switch", kind="bridge")
+        (bridge,) = switch.link_lookup(ifname="switch")
+        switch.link("set", index=bridge, state="up")
+        for number in range(1, count + 1):
+            (apart, tell), (wait, go) = os.pipe(), os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                be_a_host(number, tell, wait)
+            pids.append(pid)
+            assert os.read(apart, 1)
+            name = f"host{number}"
+            switch.link("add", ifname=name, kind="veth", peer={"ifname": "wire", "net_ns_pid": pid})
+            (end,) = switch.link_lookup(ifname=name)
+            switch.link("set", index=end, master=bridge, state="up")
+            os.write(go, b".")
+            assert os.read(apart, 1)
+    print(json.dumps(pids), flush=True)
+    sys.stdin.read()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def be_a_host(number: int, tell: int, wait: int) -> None:
+    from pyroute2 import IPRoute
+
+    new_net, no_detection, dies_with_parent = 0x40000000, 0x02, 1
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(dies_with_parent, signal.SIGKILL)
+    if libc.unshare(new_net) != 0:
+        os._exit(1)
+    os.write(tell, b".")
+    os.read(wait, 1)
+    with IPRoute() as network:
+        for name in ("lo", "wire"):
+            (index,) = network.link_lookup(ifname=name)
+            network.link("set", index=index, state="up")
+        network.addr("add", index=index, address=f"10.77.0.{number}", prefixlen=24)
+        # Else the address may not be used for a second, in which a twin of it is looked for.
+        network.addr("add", index=index, address=f"fd77::{number}", prefixlen=64, flags=no_detection)
+    os.write(tell, b".")
+    signal.pause()
+
+
+if __name__ == "__main__":
+    hold(int(sys.argv[1]))
