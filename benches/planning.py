@@ -29,7 +29,7 @@ print(json.dumps(statistics.median(times)))
 
 
 def measure_plan(session: Session) -> None:
-    """Who runs where with which variables, for 10,000 ranks on 1,250 nodes named by --ips; nothing is started."""
+    """Who runs where with which variables: 10,000 ranks on 1,250 nodes named by --ips. Nothing is started."""
     done = subprocess.run(
         ["cargo", "bench", "--quiet", "--locked", "--bench", "plan"],
         capture_output=True,
