@@ -38,6 +38,13 @@ pub struct Watched {
     numbers: Vec<u32>,
 }
 
+/// Whether a driver's table of processes has larger entries than its name, `_v3`, stands for before and after: read as
+/// those it is garbage, and written beyond its end (XuehaiPan/nvitop#88 and #89: 535.43 to 535.86).
+fn has_another_table(driver: &str) -> bool {
+    let mut numbers = driver.split('.').map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(535)), Some(Ok(..98))))
+}
+
 /// A name that is longer is cut by the library.
 const LONGEST_NAME: usize = 4096;
 
@@ -72,9 +79,12 @@ impl Watched {
         self.devices().map(gpu).collect()
     }
 
-    /// Who computes on them.
+    /// Who computes on them, as far as the driver can be asked.
     pub fn processes(&self) -> Vec<Process> {
         let mut processes = Vec::new();
+        if self.nvml.sys_driver_version().is_ok_and(|version| has_another_table(&version)) {
+            return processes;
+        }
         for device in self.devices().filter_map(|(_, device)| device) {
             let (gpu_uuid, gpu_name) = (device.uuid().ok(), device.name().ok());
             processes.extend(device.running_compute_processes().unwrap_or_default().into_iter().map(|process| {
@@ -100,5 +110,27 @@ impl Watched {
             }
         };
         self.devices().map(usage).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_with_another_table_are_known_by_their_version() {
+        for (version, has) in [
+            ("530.41.03", false),
+            ("535.43.02", true),
+            ("535.54.03", true),
+            ("535.86.10", true),
+            ("535.98", false),
+            ("535.104.05", false),
+            ("580.65.06", false),
+            ("535", false),
+            ("", false),
+        ] {
+            assert_eq!(has_another_table(version), has, "{version}");
+        }
     }
 }

@@ -21,12 +21,19 @@ FAKE = r"""
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
 #define MIB 1048576ULL
+#ifndef VERSION
+#define VERSION "580.65.06"
+#endif
 #define NUMBER(device) ((unsigned long)(device) - 1)
 static void leave(const char *name) {
     char text[32];
     int file = open(name, O_WRONLY | O_CREAT | O_APPEND, 0600);
     if (file < 0 || write(file, text, snprintf(text, sizeof text, "%d\n", getpid())) < 0) return;
     close(file);
+}
+static void hang(void) {
+    leave("hanging.0");
+    for (;;) pause();
 }
 #ifdef TELLS
 __attribute__((constructor)) static void loaded(void) { leave("loaded"); }
@@ -37,6 +44,9 @@ int nvmlInit_v2(void) { return DRIVER_NOT_LOADED; }
 int nvmlInit_v2(void) {
 #ifdef TELLS
     leave("asked");
+#endif
+#ifdef HANGS_AT_FIRST
+    hang();
 #endif
     return OK;
 }
@@ -63,7 +73,7 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     return OK;
 }
 int nvmlSystemGetDriverVersion(char *version, unsigned length) {
-    snprintf(version, length, "580.65.06");
+    snprintf(version, length, VERSION);
     return OK;
 }
 int nvmlDeviceGetName(void *device, char *name, unsigned length) {
@@ -87,8 +97,7 @@ int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory) {
 struct utilization { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *utilization) {
 #ifdef HANGS
-    leave("hanging.0");
-    for (;;) pause();
+    hang();
 #endif
     utilization->gpu = 40 + NUMBER(device);
     return NUMBER(device) == 3 ? NOT_SUPPORTED : OK;

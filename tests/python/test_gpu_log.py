@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from launching import LIMIT, STEERING, Place, gone, supervisor_of, until
+from launching import LIMIT, STEERING, Place, await_line, gone, supervisor_of, until
 from nvml import Driver
 
 GPUS = "index,uuid,driver_version,name,gpu_serial,display_active,display_mode\n"
@@ -119,6 +119,15 @@ def test_what_an_older_driver_cannot_say(place: Place, driver: Driver) -> None:
         assert is_head_and_samples(text, head, unknown), text
 
 
+def test_a_driver_whose_table_of_processes_is_misread_is_not_asked_for_it(
+    place: Place, driver: Driver
+) -> None:
+    environ = where(driver('-DVERSION="535.54.03"'))
+    with logged(place, environ, 1, "--gpus=0") as text:
+        assert text.startswith(f"{GPUS}0,GPU-a0-0000,535.54.03,NVIDIA Fake 0,1650,Disabled,Enabled\n")
+        assert f"\n\n{PROCESSES}\n{SAMPLES}" in text
+
+
 def test_without_a_driver_there_are_no_rows(place: Place, driver: Driver) -> None:
     with logged(place, where(driver("-DUNLOADED")), 0, "--gpus=0,1") as text:
         assert text == NO_ROWS
@@ -150,15 +159,17 @@ def test_no_log_and_no_driver(
     assert "loaded" not in place.names()
 
 
-def test_a_driver_that_hangs_holds_up_nobody(place: Place, driver: Driver) -> None:
+@pytest.mark.parametrize(("call", "written"), [("HANGS_AT_FIRST", ""), ("HANGS", OF_ALL)])
+def test_a_driver_that_hangs_holds_up_nobody(place: Place, driver: Driver, call: str, written: str) -> None:
     place.script("await_file('hanging.0')")
-    with place.start("train.py", env=where(driver("-DHANGS"))) as launcher:
+    environ = where(driver(f"-D{call}"), CUDA_VISIBLE_DEVICES="0,1,2,3")
+    with place.start("train.py", env=environ) as launcher:
         until(lambda: (place.folder / "hanging.0").exists(), "the call that hangs")
         supervisor = supervisor_of(launcher)
         ended = place.wait(launcher)
         until(lambda: gone(supervisor), "the end of the supervisor")
     assert ended.status == 0, ended.stderr
-    assert (place.folder / "log" / "default.gpu.log").read_text() == OF_ALL
+    assert (place.folder / "log" / "default.gpu.log").read_text() == written
 
 
 @pytest.mark.parametrize(
@@ -195,9 +206,7 @@ def test_a_full_disk_ends_the_log_and_not_the_job(place: Place, driver: Driver) 
     most = 10_000  # Bytes a file: enough for the launcher's own records.
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))  # noqa: E731
     with place.start("train.py", env=where(driver("-DLONG")), preexec_fn=limit) as launcher:
-        assert launcher.stderr is not None
-        said = launcher.stderr.readline
-        line = next(line for line in iter(said, b"") if b"GPUs" in line)
+        line = await_line(launcher.stderr, b"GPUs")
         (place.folder / "go").touch()
         ended = place.wait(launcher)
     assert line.startswith(b"LAUNCH WARNING")
