@@ -271,6 +271,45 @@ fn a_program_sees_what_the_machine_has_and_its_list_shows() {
     assert!(devices::seen(&vars(&[(LIST, "x")]), &nvidia(1)).is_err());
 }
 
+#[test]
+fn the_gpus_of_a_job_are_found_by_the_names_in_its_lists() {
+    let lists = |list, devices| (vec![(LIST, list)], devices);
+    let gpus = |machine: &Machine, list: &[(&str, &str)], wanted: &str, ranks: &str| {
+        let (vars, ask) = (vars(list), || machine);
+        let visible = devices::visible(&vars, &ask).unwrap();
+        let spec = spec(&[("devices", wanted), ("nproc_per_node", ranks)]);
+        let (shares, _) = devices::share(&spec, &visible, &ask).unwrap();
+        devices::gpus(&shares, &visible)
+    };
+    let migs = with_migs();
+    let old = format!("MIG-{}/1/0", migs.gpus[1].uuid);
+    for (machine, (list, wanted), ranks, numbers) in [
+        (&nvidia(4), (vec![], ""), "0", vec![0, 1, 2, 3]),
+        (&nvidia(4), (vec![], "2,0,2"), "0", vec![0, 2]),
+        (&nvidia(4), (vec![], "3,1"), "1", vec![1, 3]),
+        (&nvidia(4), lists("all", "3"), "0", vec![3]),
+        // Only as many as there are ranks.
+        (&nvidia(4), lists("3,1,2", ""), "2", vec![1, 3]),
+        (&nvidia(4), lists("3,1,2", "2"), "0", vec![2]),
+        (&nvidia(4), lists("GPU-3333aaaa,GPU-0000aaaa", ""), "1", vec![0, 3]),
+        (&nvidia(4), (vec![], "GPU-3333aaaa"), "0", vec![3]),
+        (&migs, lists("MIG-aa11-01,MIG-bb22-02", ""), "2", vec![1]),
+        (&migs, (vec![], "MIG-bb22-02"), "0", vec![1]),
+        (&migs, lists(&old, ""), "1", vec![1]),
+        // What the driver does not show: all that it does.
+        (&nvidia(4), lists("4,5", ""), "2", vec![0, 1, 2, 3]),
+        (&nvidia(2), lists("GPU-ff", ""), "1", vec![0, 1]),
+        (&Machine::default(), (vec![], "0,1"), "0", vec![]),
+    ] {
+        let found = gpus(machine, &list, wanted, ranks);
+        assert!(!found.is_empty(), "{list:?} {wanted:?}");
+        assert_eq!(machine.numbers(&found), numbers, "{list:?} {wanted:?} {ranks}: {found:?}");
+    }
+    for list in [(LIST, ""), ("XPU_VISIBLE_DEVICES", "0,1"), ("NPU_VISIBLE_DEVICES", "0,1")] {
+        assert_eq!(gpus(&nvidia(4), &[list], "", "2"), []);
+    }
+}
+
 fn element() -> impl Strategy<Value = String> {
     let likely =
         "[ +-]?[0-9]{1,3} ?|GPU-[0-9a-f-]{0,4}|MIG-[0-9a-f]{1,2}|MIG-GPU-[a-f]{1,2}/[01]/[01]|all|none|NoDevFiles";

@@ -9,6 +9,7 @@ use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
 use crate::model::Exit;
+use crate::plan::visible::Device;
 use crate::plan::{self, HostFacts, Plan, collective, devices};
 use crate::probe::accelerators;
 use crate::probe::memory::Memory;
@@ -16,7 +17,7 @@ use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result;
-use crate::run::{logs, preflight, rotate, sweep};
+use crate::run::{gpu_log, logs, preflight, rotate, sweep};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
@@ -235,7 +236,8 @@ fn launch_on_this_node(
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet };
-    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, circumstances };
+    let gpus = if spec.gpu_log { devices::gpus(&shares, &visible) } else { Vec::new() };
+    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, gpus, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
@@ -331,6 +333,9 @@ fn supervise(
     let host = &job.circumstances.host;
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
+    if !job.gpus.is_empty() {
+        gpu_log::start(&launch.log_dir.join(format!("{id}.gpu.log")), &job.gpus);
+    }
     let mut say = |note: &Note| notes::say(note, &launch.policy);
     let mut launched = run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
@@ -351,6 +356,8 @@ fn supervise(
 struct Job<'a> {
     kind: &'a str,
     argv: &'a [OsString],
+    /// Whose log is kept.
+    gpus: Vec<Device>,
     circumstances: Circumstances,
 }
 

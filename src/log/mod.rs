@@ -6,6 +6,7 @@ pub mod annotation;
 pub mod blame;
 pub mod escape;
 pub mod fault;
+pub mod gpu;
 pub mod lines;
 mod native;
 pub mod peer;

@@ -112,6 +112,26 @@ pub fn share(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<S
     Ok((shares, warnings))
 }
 
+/// The GPUs of these shares, as their ranks' lists name them; a list that is not there is the driver's.
+pub fn gpus(shares: &[Share], visible: &Visible) -> Vec<Device> {
+    let mut gpus = Vec::new();
+    for Share { binding, lists } in shares {
+        let Binding::Selected { kind, indices } = binding else { continue };
+        if kind != "gpu" {
+            continue;
+        }
+        let own = lists.get(CUDA).map(|list| list.split(',').filter_map(Device::of_cuda).collect::<Vec<_>>());
+        let list = own.as_ref().unwrap_or(&visible.devices);
+        for place in indices.split(',').filter_map(|place| place.parse::<u32>().ok()) {
+            let device = list.get(place as usize).cloned().unwrap_or(Device::Index(place));
+            if !gpus.contains(&device) {
+                gpus.push(device);
+            }
+        }
+    }
+    gpus
+}
+
 /// Places in a list of devices.
 struct Chosen<'a> {
     list: Cow<'a, [Device]>,

@@ -1,6 +1,7 @@
 //! The devices of this machine, as the system names them. Found by `probe`, and only when somebody has to know.
 
 use super::visible::Device;
+use std::collections::BTreeSet;
 
 /// One GPU, in the driver's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,25 @@ impl Machine {
     /// Whether exactly one of its devices is meant. An older name of a MIG device is believed if its GPU is there.
     pub fn has(&self, device: &Device) -> bool {
         self.uuid(device).or_else(|| self.uuid(&device.gpu()?)).is_some()
+    }
+
+    /// The driver's numbers of the GPUs that are meant, or that hold the MIG devices that are, in its order. All of them
+    /// where one is not known.
+    pub fn numbers(&self, devices: &[Device]) -> Vec<u32> {
+        let known: Option<BTreeSet<u32>> = devices.iter().map(|device| self.number(device)).collect();
+        let all = || (0..self.gpus.len() as u32).collect();
+        known.unwrap_or_else(all).into_iter().collect()
+    }
+
+    fn number(&self, device: &Device) -> Option<u32> {
+        let place = match device {
+            Device::Index(index) => Some(*index as usize).filter(|index| *index < self.gpus.len()),
+            _ => {
+                let uuid = self.uuid(device).or_else(|| self.uuid(&device.gpu()?))?;
+                self.gpus.iter().position(|gpu| gpu.uuid == uuid || gpu.migs.iter().any(|mig| mig == uuid))
+            }
+        };
+        place.and_then(|place| u32::try_from(place).ok())
     }
 
     /// The whole UUID of a GPU or of a MIG device, if exactly one is meant.

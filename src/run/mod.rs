@@ -3,6 +3,7 @@
 pub mod console;
 pub mod engine;
 pub mod front;
+pub mod gpu_log;
 pub mod journal;
 pub mod launch;
 pub mod logs;

@@ -68,6 +68,8 @@ pub struct LaunchSpec {
     pub log_overwrite: bool,
     /// How logs are kept short, if they are.
     pub rotation: Option<Rotation>,
+    /// Whether a log of the job's GPUs is kept, if it has any.
+    pub gpu_log: bool,
     /// The least important level that is shown: `DEBUG` to `CRITICAL`.
     pub log_level: String,
     /// The job's name.
@@ -150,6 +152,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         log_dir,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
         rotation: rotation::check(values)?,
+        gpu_log: values.bool("enable_gpu_log")?.unwrap_or(true),
         log_level: log_level(values)?,
         job_id,
         auto_cluster: values.bool("auto_cluster_config")?.unwrap_or(false),
@@ -234,9 +237,7 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
     for name in ["rank", "elastic_timeout", "gloo_port"] {
         values.int(name)?;
     }
-    for name in ["sort_ip", "enable_gpu_log"] {
-        values.bool(name)?;
-    }
+    values.bool("sort_ip")?;
     Ok(())
 }
 

@@ -85,7 +85,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("nnodes", Text, &["PADDLE_NNODES"], Some("1"), "Nodes; this version runs on 1"),
     opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "collective; ps and rpc are not in this version"),
     opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Order nodes by address; no effect on one node"),
-    opt("enable_gpu_log", Bool, &[], Some("true"), "Accepted; this version writes no GPU log"),
+    opt("enable_gpu_log", Bool, &[], Some("true"), "Write what the job's GPUs are and, every 5 s, how busy they are to JOB_ID.gpu.log in the log folder"),
     opt("legacy", Bool, &[], Some("false"), "The older launcher; not in this version"),
     opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "Elastic jobs; not in this version (-1 is accepted)"),
     opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for nodes of an elastic job; no effect on one node"),

@@ -23,19 +23,25 @@ fn read(clock: libc::clockid_t) -> Duration {
 /// The wall clock in UTC, as RFC 3339 has it: `2026-11-21T01:57:53.456789Z`.
 pub fn utc_timestamp() -> String {
     let now = wall();
-    format!("{}.{:06}Z", seconds(now, 'T', libc::gmtime_r), now.subsec_micros())
+    format!("{}.{:06}Z", seconds(now, ['-', 'T'], libc::gmtime_r), now.subsec_micros())
 }
 
 /// The wall clock in local time, as `2026-11-21 02:57:53,456`.
 pub fn local_timestamp() -> String {
     let now = wall();
-    format!("{},{:03}", seconds(now, ' ', libc::localtime_r), now.subsec_millis())
+    format!("{},{:03}", seconds(now, ['-', ' '], libc::localtime_r), now.subsec_millis())
 }
 
-/// Date and time to the second, with `between` between them.
+/// The same in nvidia-smi's form: `2026/11/21 02:57:53.456`.
+pub fn local_timestamp_with_slashes() -> String {
+    let now = wall();
+    format!("{}.{:03}", seconds(now, ['/', ' '], libc::localtime_r), now.subsec_millis())
+}
+
+/// Date and time to the second, with these between the parts of the date and behind it.
 fn seconds(
     time: Duration,
-    between: char,
+    [within, behind]: [char; 2],
     broken_down: unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm,
 ) -> String {
     let seconds = time.as_secs() as libc::time_t;
@@ -44,5 +50,6 @@ fn seconds(
     // SAFETY: it is gmtime_r or localtime_r; both pointers are to values of ours that outlive the call.
     unsafe { broken_down(&seconds, &mut tm) };
     let (year, month) = (tm.tm_year + 1900, tm.tm_mon + 1);
-    format!("{year:04}-{month:02}-{:02}{between}{:02}:{:02}:{:02}", tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec)
+    let (day, hour, minute, second) = (tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec);
+    format!("{year:04}{within}{month:02}{within}{day:02}{behind}{hour:02}:{minute:02}:{second:02}")
 }

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import nvml
 import pytest
 from launching import Place, marked
 from oracle import SEED
@@ -31,3 +32,9 @@ def mark() -> Iterator[str]:
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> nvml.Driver:
+    """Makes an environment in which the driver's library is the fake, built with these definitions."""
+    return lambda *definitions: nvml.environment(tmp_path_factory.mktemp("nvml"), *definitions)

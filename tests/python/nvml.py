@@ -1,0 +1,138 @@
+"""A fake of the NVIDIA driver's library, built from C."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+# Four GPUs; of the seven MIG devices that the last one could have, two are there. The serial of GPU 1 and how
+# busy GPU 3 is are not known. With TELLS, whoever loads the library leaves a line in `loaded`, and whoever
+# initializes it one in `asked`.
+FAKE = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#define OK 0
+#define NOT_SUPPORTED 3
+#define NOT_FOUND 6
+#define INSUFFICIENT_SIZE 7
+#define DRIVER_NOT_LOADED 9
+#define MIB 1048576ULL
+#ifndef VERSION
+#define VERSION "580.65.06"
+#endif
+#define NUMBER(device) ((unsigned long)(device) - 1)
+static void leave(const char *name) {
+    char text[32];
+    int file = open(name, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (file < 0 || write(file, text, snprintf(text, sizeof text, "%d\n", getpid())) < 0) return;
+    close(file);
+}
+static void hang(void) {
+    leave("hanging.0");
+    for (;;) pause();
+}
+#ifdef TELLS
+__attribute__((constructor)) static void loaded(void) { leave("loaded"); }
+#endif
+#ifdef UNLOADED
+int nvmlInit_v2(void) { return DRIVER_NOT_LOADED; }
+#else
+int nvmlInit_v2(void) {
+#ifdef TELLS
+    leave("asked");
+#endif
+#ifdef HANGS_AT_FIRST
+    hang();
+#endif
+    return OK;
+}
+#endif
+int nvmlShutdown(void) { return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return OK; }
+#ifndef OLD
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = (void *)(unsigned long)(index + 1);
+    return index < 4 ? OK : NOT_FOUND;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
+    *count = device == (void *)4 ? 7 : 0;
+    return OK;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **mig) {
+    *mig = (void *)(unsigned long)(100 + index);
+    return device == (void *)4 && (index == 0 || index == 2) ? OK : NOT_FOUND;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    unsigned long number = (unsigned long)device;
+    const char *form = number < 100 ? "GPU-a%lu-0000" : "MIG-b%lu-0000";
+    snprintf(uuid, length, form, number < 100 ? number - 1 : number - 100);
+    return OK;
+}
+int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+    snprintf(version, length, VERSION);
+    return OK;
+}
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    snprintf(name, length, "NVIDIA Fake %lu", NUMBER(device));
+    return OK;
+}
+int nvmlDeviceGetSerial(void *device, char *serial, unsigned length) {
+    snprintf(serial, length, "165%lu", NUMBER(device));
+    return NUMBER(device) == 1 ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetDisplayActive(void *device, unsigned *enabled) { *enabled = 0; return OK; }
+int nvmlDeviceGetDisplayMode(void *device, unsigned *enabled) { *enabled = NUMBER(device) == 0; return OK; }
+struct memory { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory) {
+    memory->total = 143771 * MIB;
+    memory->reserved = 651 * MIB;
+    memory->used = (3000 + NUMBER(device)) * MIB + MIB / 2;
+    memory->free = memory->total - memory->reserved - memory->used;
+    return memory->version == (sizeof *memory | 2 << 24) ? OK : NOT_SUPPORTED;
+}
+struct utilization { unsigned gpu, memory; };
+int nvmlDeviceGetUtilizationRates(void *device, struct utilization *utilization) {
+#ifdef HANGS
+    hang();
+#endif
+    utilization->gpu = 40 + NUMBER(device);
+    return NUMBER(device) == 3 ? NOT_SUPPORTED : OK;
+}
+struct process { unsigned pid; unsigned long long used; unsigned instance, compute; };
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, struct process *processes) {
+    unsigned wanted = NUMBER(device) % 2 ? 0 : 2, room = *count;
+    *count = wanted;
+    if (room < wanted) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < wanted; i++)
+        processes[i] = (struct process){4000 + 10 * NUMBER(device) + i, i ? ~0ULL : 512 * MIB, ~0u, ~0u};
+    return OK;
+}
+int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length) {
+#ifdef LONG
+    memset(name, 'x', length - 1);
+    name[length - 1] = 0;
+    return OK;
+#endif
+    snprintf(name, length, "/usr/bin/python%u", pid);
+    return pid % 10 ? NOT_FOUND : OK;
+}
+#endif
+"""
+
+Driver = Callable[..., dict[str, str]]
+HIDDEN = ("CUDA_VISIBLE_DEVICES", "XPU_VISIBLE_DEVICES", "XPULINK_VISIBLE_DEVICES")
+
+
+def environment(folder: Path, *definitions: str) -> dict[str, str]:
+    """This process's environment, with the fake for the driver's library."""
+    source = folder / "nvml.c"
+    source.write_text(FAKE)
+    library = folder / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", *definitions, "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    environ = {name: value for name, value in os.environ.items() if name not in HIDDEN}
+    return {**environ, "LD_LIBRARY_PATH": str(folder)}
