@@ -22,6 +22,7 @@ use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
+use crate::spec::tuner;
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
@@ -122,6 +123,9 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
     let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
+    if let Some(path) = &spec.auto_parallel_config {
+        spec.tuning = Some(tuner::check(path, &read_text("--auto_parallel_config", path)?).map_err(usage)?);
+    }
     if let Some(outer) = &outer {
         spec.infos.push(outer.to_string());
         let asked = values.given("log_dir").map(absolute).transpose().map_err(unmet)?;
@@ -189,7 +193,13 @@ fn launch_on_this_node(
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
     };
     let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
-    let plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
+    let mut plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
+    let tuners_port = spec.tuning.as_ref().filter(|tuning| tuning.has_tuner()).map(|_| preflight::any_port());
+    if let (Some(tuning), Some(lease)) = (&spec.tuning, &tuners_port) {
+        let port = lease.as_ref().map_err(unmet)?.port();
+        info!("tuner_run_mode is: {}", tuning.run);
+        plan.put_first(plan::tuner::plan(tuning, spec, vars, &facts, &cluster, port).map_err(unmet)?, tuning.has_job());
+    }
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -262,7 +272,7 @@ fn launch_on_this_node(
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
             // The kernel may take its time to end this process, and the next job may want these ports.
-            drop(leases);
+            drop((leases, tuners_port));
             supervisor.report(status);
             status
         }),
@@ -303,6 +313,12 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
     status
+}
+
+/// The text of a file that an option names.
+fn read_text(option: &str, path: &str) -> Result<String, Refusal> {
+    std::fs::read_to_string(path)
+        .map_err(|error| unmet(SpecError::new(option, path, format!("cannot be read: {}", logs::plain(&error)), "")))
 }
 
 /// The program behind the ranks' `argv[0]`.

@@ -3,6 +3,7 @@
 
 pub mod paddle_launch;
 pub mod paddle_spawn;
+pub mod paddle_tuner;
 
 use crate::model::{Endpoint, accelerator};
 use std::sync::Arc;
@@ -78,6 +79,13 @@ pub const VARIABLES: &[Variable] = &[
         "eth0",
     ),
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
+    var("PADDLE_AUTO_PARALLEL_CONFIG", "launch", "the file of --auto_parallel_config; only with it", "tune.json"),
+    var(
+        "PADDLE_AUTO_PARALLEL_STAGE",
+        "launch",
+        "tuner in the tuner, run in the ranks after it; only with --auto_parallel_config",
+        "run",
+    ),
     var(
         "PADDLE_BACKUP_ENV_PATH",
         "launch",

@@ -44,8 +44,13 @@ pub fn write(who: &Identity, pod: &Pod, list: &Arc<str>, env: &mut EnvPatch) {
             env.set(format!("FLAGS_selected_{kind}s"), indices.as_str());
         }
     }
-    env.set("PADDLE_LOG_DIR", pod.log_dir.as_str());
-    env.set("POD_NAME", pod.name.as_str());
+    write_pod(&pod.log_dir, &pod.name, env);
+}
+
+/// What every process is told, whatever it is for.
+pub fn write_pod(log_dir: &str, name: &str, env: &mut EnvPatch) {
+    env.set("PADDLE_LOG_DIR", log_dir);
+    env.set("POD_NAME", name);
 }
 
 /// Reads it back.

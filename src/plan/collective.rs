@@ -4,7 +4,7 @@ use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
 use super::{HostFacts, Plan, RankPlan, command, surroundings};
-use crate::dialect::{Identity, paddle_launch};
+use crate::dialect::{Identity, paddle_launch, paddle_tuner};
 use crate::model::Role;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
@@ -40,6 +40,9 @@ pub fn plan(
         let mut env = surroundings::proxies_set_aside(vars);
         env.extend(&share.lists);
         paddle_launch::write(&identity, &pod, &cluster.list, &mut env);
+        if let Some(tuning) = &spec.tuning {
+            paddle_tuner::write_to_rank(&tuning.path, &mut env);
+        }
         surroundings::set_gloo_interface(&mut env, vars, cluster);
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let log = format!("{}.{local_rank}", Role::Trainer.log());

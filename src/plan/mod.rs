@@ -8,6 +8,7 @@ pub mod machine;
 pub mod nested;
 pub mod spawn;
 pub mod surroundings;
+pub mod tuner;
 pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
@@ -71,4 +72,14 @@ pub struct Plan {
     pub job_id: String,
     /// `collective`, ...
     pub mode: &'static str,
+}
+
+impl Plan {
+    /// Runs a process before the others, or, if they are not wanted, alone.
+    pub fn put_first(&mut self, one: RankPlan, others: bool) {
+        if !others {
+            self.ranks.clear();
+        }
+        self.ranks.insert(0, one);
+    }
 }

@@ -129,6 +129,11 @@ pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>),
     }
 }
 
+/// Leases any free port.
+pub fn any_port() -> Result<Lease, SpecError> {
+    Lease::any().map_err(|error| SpecError::new("a free port", "", error.to_string(), "close some programs"))
+}
+
 /// Leases `count` ports from `first` on.
 pub fn consecutive(first: u16, count: usize) -> Result<Vec<Lease>, String> {
     if usize::from(first) + count > 65_536 {

@@ -7,6 +7,7 @@ use super::notify;
 use super::options::{Values, Vars};
 use super::restarts::{self, Restarts};
 use super::rotation::{self, Rotation};
+use super::tuner::Tuning;
 use crate::model::Endpoint;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -88,6 +89,10 @@ pub struct LaunchSpec {
     pub cgroup: bool,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
+    /// The file of automatic parallelism, if there is one.
+    pub auto_parallel_config: Option<String>,
+    /// What it says, once somebody has read it.
+    pub tuning: Option<Tuning>,
     /// Things the user should know, in order.
     pub warnings: Vec<String>,
     /// Things the user may want to know, in order.
@@ -105,6 +110,10 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
     })?;
+    if name == "ipu" {
+        let hint = "use paddle.distributed.launch for them; a program of that name is ./ipu";
+        return Err(SpecError::new("training_script", "ipu", "IPU jobs, by poprun, are not rlaunch's to start", hint));
+    }
     let module = values.bool("module")?.unwrap_or(false);
     let no_python = values.bool("no_python")?.unwrap_or(false);
     let script = match (module, no_python) {
@@ -167,6 +176,8 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             Some("json") => Some(DryRun::Json),
             Some(_) => return Err(values.error("dry_run", "is no form of the plan", "give table or json")),
         },
+        auto_parallel_config: values.given("auto_parallel_config").map(str::to_owned),
+        tuning: None,
         warnings,
         infos,
     })
@@ -201,10 +212,9 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
     if values.bool("legacy")? == Some(true) {
         return later("legacy", "the older launcher's ways");
     }
-    for name in ["auto_tuner_json", "auto_parallel_config"] {
-        if values.given(name).is_some() {
-            return later(name, "auto-tuners");
-        }
+    if values.given("auto_tuner_json").is_some() {
+        let hint = "run paddle.distributed.launch with it, and the configuration that it finds with rlaunch";
+        return Err(values.error("auto_tuner_json", "rlaunch does not search configurations", hint));
     }
     let mode = values.text("run_mode").unwrap_or("").to_ascii_lowercase();
     match mode.as_str() {

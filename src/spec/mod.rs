@@ -9,6 +9,7 @@ pub mod options;
 pub mod restarts;
 pub mod rotation;
 pub mod spawn;
+pub mod tuner;
 
 use std::fmt;
 

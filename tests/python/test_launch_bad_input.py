@@ -149,8 +149,6 @@ LATER = [
     ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
     ("--elastic_level", "0", "PADDLE_ELASTIC_LEVEL"),
     ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
-    ("--auto_parallel_config", "a.json", "PADDLE_AUTO_PARALLEL_CONFIG"),
-    ("--auto_tuner_json", "a.json", None),
     ("--legacy", "1", None),
 ]
 
