@@ -1,13 +1,16 @@
 //! The laws of supervision, over random histories in virtual time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
+#[path = "laws/parts.rs"]
+mod parts;
 #[path = "laws/world.rs"]
 mod world;
 
 use proptest::prelude::*;
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    Backoff, ChildId, Effect, Event, KILL_PATIENCE, NoRestart, Note, Outcome, Policy, Report, RestartPolicy, Supervisor,
+    Backoff, ChildId, Effect, Event, KILL_PATIENCE, NoRestart, Note, Outcome, Part, Policy, Report, RestartPolicy,
+    Supervisor,
 };
 use std::time::Duration;
 use world::{GOOD, Happening, Job, Manners, World};
@@ -30,7 +33,8 @@ fn manners() -> impl Strategy<Value = Manners> {
     let lives = prop::option::weighted(0.7, moment(20_000));
     let on_term = prop::option::weighted(0.7, (moment(15_000), prop_oneof![Just(Exit::Signal(15)), an_exit()]));
     let on_kill = prop::option::weighted(0.9, prop_oneof![3 => Just(0), 1 => moment(3_000)]);
-    (starting, lives, an_exit(), on_term, on_kill, any::<bool>()).prop_map(
+    let late = prop::option::of(prop::sample::select(vec![Exit::Signal(9), Exit::Signal(9), Exit::Code(0)]));
+    (starting, lives, an_exit(), on_term, on_kill, late).prop_map(
         |((starts, start_takes), lives, exit, on_term, on_kill, dies_frozen)| Manners {
             starts,
             start_takes,
@@ -90,20 +94,39 @@ fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
     prop_oneof![prop::collection::vec(one(), 1..5), again]
 }
 
+fn parts() -> impl Strategy<Value = Vec<Part>> {
+    use Part::{First, Main, Server};
+    let mixed = prop::collection::vec(prop::sample::select(vec![First, Main, Main, Server, Server]), 0..6);
+    let servers =
+        (1..4usize, 1..4usize).prop_map(|(mains, servers)| [vec![Main; mains], vec![Server; servers]].concat());
+    prop_oneof![(0..6usize).prop_map(|ranks| vec![Main; ranks]), mixed, servers]
+}
+
 fn job() -> impl Strategy<Value = Job> {
-    let manners = (0..6usize).prop_flat_map(|ranks| (Just(ranks), attempts(ranks)));
+    let manners = parts().prop_flat_map(|parts| (Just(parts.clone()), attempts(parts.len())));
     let whole = (policy(), manners, prop::bool::weighted(0.2), moment(9_000), happenings());
-    // Often something comes with the first end, or soon after, while the others are on their way.
+    // Often something comes with the first end, or soon after, while the others are on their way; or with
+    // the end of the work, while servers are on theirs.
     let soon = prop_oneof![1 => Just(0), 2 => 0..3_000u64];
-    let soon =
-        (soon, prop::sample::select(vec![Happening::Suspend, Happening::Suspend, Happening::Suspend, Happening::Stop]));
-    let order = (prop::option::of(soon), any::<bool>(), any::<u64>());
+    let what = vec![Happening::Suspend, Happening::Suspend, Happening::Suspend, Happening::Stop, Happening::HostLost];
+    let soon = prop::collection::vec((soon, prop::sample::select(what)), 0..3);
+    let order = (soon, any::<bool>(), any::<u64>(), prop::bool::weighted(0.5));
     (whole, order).prop_map(
-        |((policy, (ranks, manners), adopted, begins, mut happenings), (soon, happens_first, mix))| {
-            let first_end = manners[0].iter().filter_map(|m| m.lives).min();
-            happenings.extend(first_end.zip(soon).map(|(end, (after, what))| (begins + end + after, what)));
+        |((policy, (mut parts, mut manners), adopted, begins, mut happenings), (soon, happens_first, mix, smooth))| {
+            let adopted = adopted && !parts.is_empty();
+            if adopted {
+                parts.fill(Part::Main);
+            }
+            let mut end = manners[0].iter().filter_map(|m| m.lives).min();
+            if smooth && parts.contains(&Part::Server) && parts.contains(&Part::Main) {
+                end = manners.iter_mut().map(|ranks| parts::smooth(&parts, ranks)).next();
+                happenings.retain(|(at, _)| end.is_some_and(|end| *at > begins + end));
+            }
+            happenings.extend(
+                end.into_iter().flat_map(|end| soon.iter().map(move |&(after, what)| (begins + end + after, what))),
+            );
             happenings.sort_by_key(|(at, _)| *at);
-            Job { policy, ranks, adopted: adopted && ranks > 0, begins, manners, happenings, happens_first, mix }
+            Job { policy, parts, adopted, begins, manners, happenings, happens_first, mix }
         },
     )
 }
@@ -123,6 +146,12 @@ proptest! {
     fn every_history_obeys(job in job()) {
         let world = World::live(&job);
         let report = world.report.unwrap();
+        let well = |(rank, part): (usize, &Part)| {
+            let end = &report.ranks[rank];
+            *part == Part::Server && job.parts.contains(&Part::Main) || end.exit == Some(Exit::Code(0)) && !end.told
+        };
+        let completed = report.outcome == Outcome::Completed;
+        prop_assert_eq!(completed, job.parts.iter().enumerate().all(well), "completed if, and only if, the work was done");
         let from_outside = matches!(report.outcome, Outcome::Stopped { .. } | Outcome::HostLost);
         prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost);
         if let Outcome::Failed { culprit, exit } = report.outcome {
@@ -149,9 +178,11 @@ fn the_histories_hold_what_they_are_for() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = std::collections::BTreeMap::new();
     let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
-    for _ in 0..1000 {
+    for _ in 0..2000 {
         let job = job().new_tree(&mut runner).unwrap().current();
-        let World { together, notes, report, waits_asleep, .. } = World::live(&job);
+        let world = World::live(&job);
+        parts::what_it_holds(&job, &world, &mut note);
+        let World { together, notes, report, waits_asleep, .. } = world;
         let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
         note("several ends", any(&|t| t.ended > 1));
         note("several failures", any(&|t| t.failed > 1));
@@ -192,7 +223,7 @@ fn the_histories_hold_what_they_are_for() {
 fn plain(manners: &[&[Manners]], happenings: &[(u64, Happening)]) -> Job {
     Job {
         policy: Policy::with_grace(GRACE),
-        ranks: manners[0].len(),
+        parts: vec![Part::Main; manners[0].len()],
         adopted: false,
         begins: 0,
         manners: manners.iter().map(|ranks| ranks.to_vec()).collect(),
@@ -298,7 +329,7 @@ fn timers_go_on_with_what_they_had_left() {
     let night = run(&restarting(plain(&[&[FAILS]], &[(100, suspend), (50_100, resume)])));
     assert_eq!(night.at, calm.at + 50_000 * MS);
     // One that begins while all sleep: the last of those that were told is killed by somebody else.
-    let restless = Manners { dies_frozen: true, ..STUBBORN };
+    let restless = Manners { dies_frozen: Some(Exit::Signal(9)), ..STUBBORN };
     let job = restarting(plain(&[&[restless, FAILS], &[GOOD, GOOD]], &[(1_000, suspend), (50_000, resume)]));
     let wait = job.policy.restart.backoff.delay(1, 1);
     assert_eq!(run(&job).at, 50_000 * MS + wait + 100 * MS);

@@ -4,7 +4,7 @@
 use rlaunch::model::Exit;
 use rlaunch::run::console::Follower;
 use rlaunch::run::engine::{Engine, Host};
-use rlaunch::supervise::{ChildId, Event, Note, Outcome, Policy, Report};
+use rlaunch::supervise::{ChildId, Event, Note, Outcome, Part, Policy, Report};
 use rlaunch::sys::cgroup::{Folder, JobGroup};
 use rlaunch::sys::child::Child;
 use rlaunch::sys::console::Console;
@@ -251,9 +251,13 @@ impl Host for Shells {
 }
 
 fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (Report, usize) {
+    play(&vec![Part::Main; scripts.len()], scripts, grace, stop_when_up)
+}
+
+fn play(parts: &[Part], scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (Report, usize) {
     let (mut read, output) = pipe();
     let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
-    let mut engine = Engine::new(scripts.len(), Policy::with_grace(grace)).unwrap();
+    let mut engine = Engine::new(parts, Policy::with_grace(grace)).unwrap();
     engine.send(Event::Start, &mut host).unwrap();
     if stop_when_up > 0 {
         read.read_exact(&mut vec![0; stop_when_up]).unwrap();
@@ -294,10 +298,35 @@ fn a_rank_that_cannot_start_ends_those_before_it() {
 }
 
 #[test]
+fn servers_are_ended_once_the_others_have_ended_well() {
+    let parts = [Part::Server, Part::Main, Part::Server, Part::Main];
+    let (report, notes) = play(&parts, &[SLEEPER, "exit 0", SLEEPER, "exit 0"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, Outcome::Completed);
+    let told: Vec<_> = report.ranks.iter().map(|rank| rank.told).collect();
+    assert_eq!((told, notes), (vec![true, false, true, false], 1));
+    assert_eq!(report.ranks[2].exit, Some(Exit::Signal(libc::SIGTERM)));
+}
+
+#[test]
+fn nobody_is_started_before_the_end_of_what_runs_first() {
+    let parts = [Part::Main, Part::First, Part::First];
+    let (report, _) = play(&parts, &["exit 0"; 3], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, Outcome::Completed);
+    let time = |rank: usize| {
+        let began = report.ranks[rank].started_at.unwrap();
+        (began, began + report.ranks[rank].lived.unwrap())
+    };
+    assert!(time(1).1 <= time(2).0 && time(2).1 <= time(0).0, "{report:?}");
+    let (report, _) = play(&parts, &["exit 0", "exit 0", "exit 3"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, Outcome::Failed { culprit: 2, exit: Exit::Code(3) });
+    assert_eq!(report.ranks[0].started_at, None);
+}
+
+#[test]
 fn an_engine_that_is_dropped_leaves_nobody() {
     let (mut read, output) = pipe();
     let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
-    let mut engine = Engine::new(1, Policy::with_grace(Duration::from_secs(60))).unwrap();
+    let mut engine = Engine::new(&[Part::Main], Policy::with_grace(Duration::from_secs(60))).unwrap();
     engine.send(Event::Start, &mut host).unwrap();
     read.read_exact(&mut [0; 1]).unwrap();
     drop(host);

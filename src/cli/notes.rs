@@ -12,8 +12,17 @@ fn rank_list(ranks: &[usize]) -> String {
 
 /// Says it. Whoever stops a job is told what it waits for.
 pub fn say(note: &Note, policy: &Policy) {
-    let grace = grace_now(policy);
-    let line = match note {
+    tell(&line(note, grace_now(policy)));
+}
+
+/// `grace` is in seconds.
+fn line(note: &Note, grace: f64) -> String {
+    match note {
+        // Paddle's launcher says so, and scripts match on it.
+        Note::Finishing { living } => format!(
+            "all workers exit, going to finish parameter server: waiting up to {grace} s for rank(s) {} to stop",
+            rank_list(living)
+        ),
         Note::Stopping { signal, living } if living.is_empty() => format!("{}: nothing runs", signal_label(*signal)),
         Note::Stopping { signal, living } => format!(
             "{}: waiting up to {grace} s for rank(s) {} to stop; the same signal again kills them at once",
@@ -30,8 +39,7 @@ pub fn say(note: &Note, policy: &Policy) {
             format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
         }
         Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
-    };
-    tell(&line);
+    }
 }
 
 fn why_not(why: NoRestart) -> String {
@@ -51,4 +59,16 @@ fn why_not(why: NoRestart) -> String {
 fn grace_now(policy: &Policy) -> f64 {
     let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
     policy.grace.min(left).as_millis() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_find_the_words_for_the_end_of_the_servers() {
+        let said = line(&Note::Finishing { living: vec![0, 2] }, 1.5);
+        assert!(said.contains("all workers exit, going to finish parameter server"), "{said}");
+        assert!(said.contains("rank(s) 0, 2"), "{said}");
+    }
 }

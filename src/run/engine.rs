@@ -2,7 +2,7 @@
 //! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
 
 use crate::model::Exit;
-use crate::supervise::{ChildId, Effect, Event, Note, Policy, Report, Supervisor};
+use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
@@ -58,12 +58,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// For ranks that the engine starts itself, through its host.
-    pub fn new(ranks: usize, policy: Policy) -> io::Result<Self> {
+    /// For ranks that the engine starts itself, through its host; `parts` by local rank.
+    pub fn new(parts: &[Part], policy: Policy) -> io::Result<Self> {
         Ok(Self {
             poll: Arc::new(Poll::new()?),
-            supervisor: Supervisor::new(ranks, policy),
-            children: vec![None; ranks],
+            supervisor: Supervisor::new(parts, policy),
+            children: vec![None; parts.len()],
             attempt: 0,
             killed: HashSet::new(),
             report: None,

@@ -80,6 +80,9 @@ pub enum What<'a> {
         signal: i32,
     },
     FrontLost,
+    Finishing {
+        living: Vec<usize>,
+    },
     Stopping {
         signal: i32,
         living: Vec<usize>,
@@ -170,6 +173,7 @@ impl Journal {
     pub fn note(&mut self, note: &Note, rank_of: impl Fn(usize) -> usize) {
         let all = |living: &[usize]| living.iter().map(|l| rank_of(*l)).collect();
         self.write(match note {
+            Note::Finishing { living } => What::Finishing { living: all(living) },
             Note::Stopping { signal, living } => What::Stopping { signal: *signal, living: all(living) },
             Note::Forced { living } => What::Forced { living: all(living) },
             Note::Killing { living } => What::Killing { living: all(living) },
@@ -226,5 +230,14 @@ mod tests {
         let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/events.schema.json")).unwrap();
         let words = &schema["$defs"]["not_restarting"]["properties"]["why"]["enum"];
         assert_eq!(*words, serde_json::json!(all.map(word)));
+    }
+
+    #[test]
+    fn the_schema_has_the_end_of_the_servers() {
+        let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/events.schema.json")).unwrap();
+        let said = serde_json::to_value(What::Finishing { living: vec![0] }).unwrap();
+        let event = schema["$defs"][said["event"].as_str().unwrap()].as_object().unwrap();
+        assert_eq!(event["properties"]["event"]["const"], said["event"]);
+        assert!(event["required"].as_array().unwrap().iter().all(|field| said.get(field.as_str().unwrap()).is_some()));
     }
 }

@@ -9,7 +9,7 @@ use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
 use crate::plan::Plan;
 use crate::spec::rotation::Rotation;
-use crate::supervise::{Event, Note, Outcome, Policy, Report};
+use crate::supervise::{Event, Note, Outcome, Part, Policy, Report};
 use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
 use crate::sys::console::Console;
@@ -87,7 +87,8 @@ pub fn run(
     journal: Journal,
     say: &mut dyn FnMut(&Note),
 ) -> io::Result<Launched> {
-    let mut engine = Engine::new(launch.plan.ranks.len(), launch.policy.clone())?;
+    let parts = vec![Part::Main; launch.plan.ranks.len()];
+    let mut engine = Engine::new(&parts, launch.policy.clone())?;
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(&supervisor.front, FRONT)?;
     engine.poll().readable(&supervisor.requests, REQUESTS)?;

@@ -73,6 +73,11 @@ pub enum Effect {
 /// What is worth saying while the job stops, or starts again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
+    /// All that is waited for has ended well; these servers are asked to stop.
+    Finishing {
+        /// Who lives.
+        living: Vec<usize>,
+    },
     /// A stop signal came; these local ranks are waited for.
     Stopping {
         /// The signal.

@@ -2,10 +2,11 @@
 //! Nothing here reads a clock, starts a process or sends a signal; `run::engine` does what it says.
 //!
 //! ```text
-//!            Start            last rank ended well
+//!            Start            the work is done, no server lives
 //!  Pending ────────► Running ───────────────────────────────────► Finished
 //!                    ▲  │ a rank failed, a start failed,           ▲  ▲
-//!                    │  │ a stop signal                            │  │
+//!                    │  │ a stop signal; the work is               │  │
+//!                    │  │ done and servers live                    │  │
 //!                    │  ▼            grace over, 2nd signal        │  │
 //!                    │ Stopping ─────────────────► Killing         │  │
 //!                    │  │ last rank ended             │ the same,   │  │
@@ -17,20 +18,25 @@
 //!                    └─ Backoff ───────────────────────────────────────┘
 //! ```
 //!
-//! A lost host goes to Killing from everywhere. Suspension is no phase: it pauses the timer of any.
+//! The work is done when all but the servers (`Part`) have ended well. A lost host goes to Killing from
+//! everywhere. Suspension is no phase: it pauses the timer of any.
 
+mod child;
 mod event;
+mod part;
 mod report;
 mod restart;
 mod stop;
 mod timer;
 
 pub use event::{ChildId, Effect, Event, Note};
+pub use part::Part;
 pub use report::{AttemptReport, Outcome, RankReport, Report};
 pub use restart::{Backoff, NoRestart, RestartPolicy};
 pub use stop::{KILL_PATIENCE, StopReason};
 
 use crate::model::Exit;
+use child::{Child, State};
 use restart::Restarts;
 use std::time::Duration;
 use stop::Reasons;
@@ -68,47 +74,6 @@ enum Phase {
     Finished,
 }
 
-/// What is known of one child.
-#[derive(Clone, Debug)]
-struct Child {
-    state: State,
-    /// The launcher has signalled it: what becomes of it then is no failure of its own.
-    told: bool,
-    killed: bool,
-    started: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-enum State {
-    Waiting,
-    Starting,
-    Alive,
-    Ended { exit: Exit, lived: Duration },
-    Abandoned,
-    NotStarted(String),
-}
-
-impl Child {
-    const NEW: Child = Child { state: State::Waiting, told: false, killed: false, started: Duration::ZERO };
-
-    fn report(&self) -> RankReport {
-        let (exit, lived) = match self.state {
-            State::Ended { exit, lived } => (Some(exit), Some(lived)),
-            _ => (None, None),
-        };
-        let abandoned = self.state == State::Abandoned;
-        RankReport {
-            exit,
-            not_started: if let State::NotStarted(why) = &self.state { Some(why.clone()) } else { None },
-            told: self.told,
-            killed: self.killed,
-            abandoned,
-            started_at: (exit.is_some() || abandoned).then_some(self.started),
-            lived,
-        }
-    }
-}
-
 /// Supervises the ranks of one node through all their attempts.
 #[derive(Debug)]
 pub struct Supervisor {
@@ -127,15 +92,15 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// For `ranks` children that it is to start, one after another.
-    pub fn new(ranks: usize, policy: Policy) -> Self {
+    /// For children, by local rank, that it is to start, one after another.
+    pub fn new(parts: &[Part], policy: Policy) -> Self {
         Self {
             phase: Phase::Pending,
             timer: Timer::default(),
             reasons: None,
             attempt: 0,
             began: Duration::ZERO,
-            children: vec![Child::NEW; ranks],
+            children: part::played(parts).map(Child::new).collect(),
             grace: policy.grace,
             stop_by: policy.stop_by,
             restarts: Restarts::new(policy.restart),
@@ -143,10 +108,10 @@ impl Supervisor {
         }
     }
 
-    /// For `ranks` children that somebody else has started already.
+    /// For `ranks` children that somebody else has started already, all of them `Part::Main`.
     pub fn adopting(ranks: usize, policy: Policy, now: Duration) -> Self {
-        let alive = Child { state: State::Alive, started: now, ..Child::NEW };
-        let machine = Self::new(ranks, policy);
+        let alive = Child { state: State::Alive, started: now, ..Child::new(Part::Main) };
+        let machine = Self::new(&[], policy);
         Self { phase: Phase::Running, began: now, children: vec![alive; ranks], ..machine }
     }
 
@@ -198,18 +163,37 @@ impl Supervisor {
         if self.phase == Phase::Pending {
             self.phase = Phase::Running;
             self.began = now;
-            self.start_next(now, effects);
+            self.go_on(now, effects);
         }
     }
 
-    fn start_next(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        match self.children.iter().position(|c| c.state == State::Waiting) {
-            Some(rank) => {
-                self.children[rank].state = State::Starting;
-                effects.push(Effect::Spawn(self.id(rank)));
+    /// What follows from news that nobody has failed: the next start, or the end of the work.
+    fn go_on(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Running {
+            self.settle(now, effects);
+        } else if self.is_done() {
+            let living = self.living();
+            if !living.is_empty() {
+                effects.push(Effect::Note(Note::Finishing { living }));
             }
-            None => self.settle(now, effects),
+            self.stop(now, StopReason::Done, effects);
+        } else if let Some(rank) = self.next_to_start() {
+            self.children[rank].state = State::Starting;
+            effects.push(Effect::Spawn(self.id(rank)));
         }
+    }
+
+    /// One at a time, and nobody beside a `First`.
+    fn next_to_start(&self) -> Option<usize> {
+        let holds_up = |c: &Child| c.state == State::Starting || c.part == Part::First && c.state == State::Alive;
+        let waiting = (0..self.children.len()).filter(|&i| self.children[i].state == State::Waiting);
+        let next = waiting.min_by_key(|&i| self.children[i].part != Part::First);
+        next.filter(|_| !self.children.iter().any(holds_up))
+    }
+
+    /// All that is waited for has ended well.
+    fn is_done(&self) -> bool {
+        self.children.iter().all(|c| c.part == Part::Server || c.has_ended_well())
     }
 
     fn spawned(&mut self, now: Duration, id: ChildId, effects: &mut Vec<Effect>) {
@@ -217,7 +201,7 @@ impl Supervisor {
         child.state = State::Alive;
         child.started = now;
         match self.phase {
-            Phase::Running => self.start_next(now, effects),
+            Phase::Running => self.go_on(now, effects),
             // A stop came while it was being started: it has to be told as well.
             Phase::Stopping => self.send(id.local_rank, libc::SIGTERM, effects),
             Phase::Killing => {
@@ -248,9 +232,10 @@ impl Supervisor {
             }
         }
         match failed {
-            Some(reason) => self.stop(now, reason, effects),
-            None if news => self.settle(now, effects),
-            None => {}
+            // A server may well fail because those that it served are gone.
+            Some(reason) if !self.is_done() => self.stop(now, reason, effects),
+            _ if news => self.go_on(now, effects),
+            _ => {}
         }
     }
 
@@ -344,16 +329,20 @@ impl Supervisor {
         self.attempts.push(failed);
         self.attempt += 1;
         self.began = now;
-        self.children.fill(Child::NEW);
+        for child in &mut self.children {
+            if child.part != Part::First || !child.has_ended_well() {
+                *child = Child::new(child.part);
+            }
+        }
         self.phase = Phase::Running;
         effects.push(Effect::Sweep);
-        self.start_next(now, effects);
+        self.go_on(now, effects);
     }
 
-    /// Once nobody lives and nobody is on the way: what now?
+    /// Once there was a reason to stop, nobody lives and nobody is on the way: what now?
     fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let any = |state| self.children.iter().any(|c| c.state == state);
-        if any(State::Alive) || any(State::Starting) || (self.reasons.is_none() && any(State::Waiting)) {
+        if any(State::Alive) || any(State::Starting) {
             return;
         }
         match self.next_attempt(now) {
@@ -385,6 +374,7 @@ impl Supervisor {
             return Err(None);
         }
         match reasons.weightiest {
+            StopReason::Done => Err(None),
             StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
             StopReason::Asked(_) => Err(Some(NoRestart::Stopped)),
             StopReason::HostLost => Err(Some(NoRestart::HostLost)),
@@ -400,7 +390,7 @@ impl Supervisor {
 
     fn report(&self, now: Duration, no_restart: Option<NoRestart>) -> Report {
         let outcome = match self.reasons.map(|r| r.first) {
-            None => Outcome::Completed,
+            None | Some(StopReason::Done) => Outcome::Completed,
             Some(StopReason::RankFailed(culprit, exit)) => Outcome::Failed { culprit, exit },
             Some(StopReason::StartFailed(local_rank)) => Outcome::NotStarted { local_rank },
             Some(StopReason::Asked(signal)) => Outcome::Stopped { signal },

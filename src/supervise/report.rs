@@ -7,7 +7,8 @@ use std::time::Duration;
 /// How the job ended: of several reasons the first in time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Every rank ended with code 0.
+    /// Every rank but the servers ended with code 0. Whatever came while servers were ended then changes
+    /// nothing: not how they went, nor a signal, nor a lost host.
     Completed,
     /// A rank of the last attempt failed of itself; the first to do so.
     Failed {
@@ -31,7 +32,8 @@ pub enum Outcome {
     HostLost,
 }
 
-/// One rank's end, in the last attempt. Times are on the clock that the events had.
+/// One rank's end, in the last attempt; that of a `Part::First` in the one in which it ended well. Times
+/// are on the clock that the events had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankReport {
     /// How it ended; `None` if it never ran, or was abandoned.
@@ -81,7 +83,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Local ranks that the launcher stopped because of somebody else.
+    /// Local ranks that did not end well when the launcher stopped them.
     pub fn victims(&self) -> Vec<usize> {
         let hit = |r: &RankReport| r.told && r.exit.is_some_and(|e| !e.is_success());
         (0..self.ranks.len()).filter(|&i| hit(&self.ranks[i])).collect()

@@ -1,4 +1,4 @@
-//! Why a job stops before all its ranks have ended well, in order of weight, and how long it may take.
+//! Why a job stops, in order of weight, and how long it may take.
 
 use crate::model::Exit;
 use std::time::Duration;
@@ -10,6 +10,8 @@ pub const KILL_PATIENCE: Duration = Duration::from_secs(2);
 /// A reason to stop. Only the kind counts when two are compared.
 #[derive(Clone, Copy, Debug)]
 pub enum StopReason {
+    /// All that is waited for has ended well.
+    Done,
     /// This local rank ended badly, and how.
     RankFailed(usize, Exit),
     /// This local rank could not be started.
@@ -23,10 +25,11 @@ pub enum StopReason {
 impl StopReason {
     fn weight(self) -> u8 {
         match self {
-            StopReason::RankFailed(..) => 0,
-            StopReason::StartFailed(_) => 1,
-            StopReason::Asked(_) => 2,
-            StopReason::HostLost => 3,
+            StopReason::Done => 0,
+            StopReason::RankFailed(..) => 1,
+            StopReason::StartFailed(_) => 2,
+            StopReason::Asked(_) => 3,
+            StopReason::HostLost => 4,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{Cause, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
-use rlaunch::supervise::{AttemptReport, ChildId, Effect, KILL_PATIENCE, NoRestart, Note, Outcome, Report};
+use rlaunch::supervise::{AttemptReport, ChildId, Effect, KILL_PATIENCE, NoRestart, Note, Outcome, Part, Report};
 use std::time::Duration;
 
 impl World<'_> {
@@ -65,10 +65,26 @@ impl World<'_> {
         assert!(self.backoff.is_none(), "spawned {id:?} before the sweep");
         assert_eq!(id.attempt, self.attempt);
         self.swept = false;
+        self.may_start(id.local_rank);
         let answer_at = self.now + Duration::from_millis(self.manners(id.local_rank).start_takes);
         let sim = &mut self.sims[id.local_rank];
         assert_eq!(sim.life, Life::Waiting, "spawned {id:?} twice");
         sim.life = Life::Starting { answer_at };
+    }
+
+    /// One at a time and in order; first the `First`, each of which has to end well.
+    fn may_start(&self, rank: usize) {
+        let is_first = |rank: usize| self.job.parts[rank] == Part::First;
+        for (other, sim) in self.sims.iter().enumerate() {
+            assert!(!matches!(sim.life, Life::Starting { .. }), "spawned {rank} while {other} is on its way");
+            if is_first(other) && (!is_first(rank) || other < rank) {
+                assert_eq!(sim.life, Life::Ended(Exit::Code(0)), "spawned {rank}, which comes after {other}");
+            } else if is_first(rank) || other > rank {
+                assert_eq!(sim.life, Life::Waiting, "spawned {rank}, which comes before {other}");
+            } else if other < rank {
+                assert_ne!(sim.life, Life::Waiting, "spawned {rank}, though {other} was before it");
+            }
+        }
     }
 
     fn kill(&mut self, id: ChildId, signal: i32) {
@@ -78,6 +94,8 @@ impl World<'_> {
         let forced = self.stop_signals >= 2 || self.host_lost;
         let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
+        let done = matches!(first.cause, Cause::Done);
+        assert!(!done || self.serves(id.local_rank) && self.is_done(), "told {id:?}, which is waited for");
         let sim = self.alive_sim(id);
         assert!(!sim.frozen, "signalled {id:?}, which is frozen");
         if signal == libc::SIGKILL {
@@ -101,7 +119,11 @@ impl World<'_> {
         assert_eq!(self.awake(), due, "the restart came early or late");
         assert!(self.sims.iter().all(|s| !matches!(s.life, Life::Alive | Life::Starting { .. } | Life::Abandoned)));
         self.history.push(failed);
-        self.sims.fill(Sim::NEW);
+        for (sim, part) in self.sims.iter_mut().zip(&self.job.parts) {
+            if *part != Part::First || sim.life != Life::Ended(Exit::Code(0)) {
+                *sim = Sim::NEW;
+            }
+        }
         (self.attempt, self.began, self.swept) = (self.attempt + 1, self.now, true);
         let most = self.job.policy.restart.max_restart;
         assert!(self.job.policy.restart.window.is_some() || self.attempt <= most, "attempt {}", self.attempt);
@@ -109,6 +131,7 @@ impl World<'_> {
 
     fn note(&mut self, note: Note) {
         match &note {
+            Note::Finishing { .. } => assert!(self.sims.iter().all(|s| !s.told), "said {note:?} too late"),
             Note::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));
                 self.killing = true;
@@ -185,7 +208,11 @@ impl World<'_> {
         assert_eq!(said, report.no_restart.is_some());
         assert_eq!((report.restarts, &report.attempts, report.at), (self.attempt, &self.history, self.now));
         let outcome = match self.first.map(|f| f.cause) {
-            None => Outcome::Completed,
+            None => {
+                assert!(self.sims.is_empty(), "finished without a reason");
+                Outcome::Completed
+            }
+            Some(Cause::Done) => Outcome::Completed,
             Some(Cause::Failed(culprit, exit)) => Outcome::Failed { culprit, exit },
             Some(Cause::NotStarted(local_rank)) => Outcome::NotStarted { local_rank },
             Some(Cause::Asked) => Outcome::Stopped { signal: SIGNAL },
@@ -200,7 +227,6 @@ impl World<'_> {
             assert_eq!((rank.told, rank.killed, rank.abandoned), (sim.told, sim.killed, sim.life == Life::Abandoned));
             assert_eq!(rank.started_at, ran.then_some(sim.started));
             assert_eq!(rank.not_started.as_deref(), (sim.life == Life::NotStarted).then_some("no"));
-            assert!(outcome != Outcome::Completed || exit == Some(Exit::Code(0)), "{rank:?} completed");
         }
         self.report = Some(report);
         self.wake();
@@ -216,6 +242,9 @@ impl World<'_> {
         assert!(self.backoff.is_some() || any_starting || self.alive().next().is_some(), "nobody is left to wait for");
         assert_eq!(self.machine.living(), self.living());
         assert_eq!(self.machine.is_stopping(), self.first.is_some());
+        let first_lives = self.alive().any(|rank| self.job.parts[rank] == Part::First);
+        let may_go_on = self.backoff.is_none() && self.first.is_none() && !any_starting && !first_lives;
+        assert!(!may_go_on || self.sims.iter().all(|s| s.life != Life::Waiting), "somebody was forgotten");
         assert!(all(&|s| s.frozen == self.asleep.is_some()), "some are frozen and some are not");
         assert!(self.machine.next_deadline().is_none_or(|at| at >= self.now), "a deadline in the past");
         if self.asleep.is_some() {

@@ -1,65 +1,14 @@
 //! A world in virtual time: ranks with manners, a user, a clock. It does what the supervisor says;
 //! `judge.rs` checks each effect as it comes.
 
+mod job;
 mod judge;
 
+pub use job::{GOOD, Happening, Job, Manners, Together};
+
 use rlaunch::model::Exit;
-use rlaunch::supervise::{AttemptReport, ChildId, Effect, Event, Note, Policy, Report, Supervisor};
+use rlaunch::supervise::{AttemptReport, ChildId, Effect, Event, Note, Part, Report, Supervisor};
 use std::time::Duration;
-
-/// How one child behaves: times in virtual milliseconds.
-#[derive(Clone, Debug)]
-pub struct Manners {
-    pub starts: bool,
-    /// How long starting it takes.
-    pub start_takes: u64,
-    pub lives: Option<u64>,
-    pub exit: Exit,
-    /// How long after SIGTERM it goes, and how; `None`: it ignores it.
-    pub on_term: Option<(u64, Exit)>,
-    /// How long after SIGKILL it goes; `None`: the kernel does not let it.
-    pub on_kill: Option<u64>,
-    /// It ends even while it is frozen (somebody else kills it).
-    pub dies_frozen: bool,
-}
-
-/// It runs well for a while.
-pub const GOOD: Manners = Manners {
-    starts: true,
-    start_takes: 0,
-    lives: Some(100),
-    exit: Exit::Code(0),
-    on_term: Some((5, Exit::Signal(15))),
-    on_kill: Some(0),
-    dies_frozen: false,
-};
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Happening {
-    Stop,
-    Notify,
-    Suspend,
-    Resume,
-    HostLost,
-}
-
-/// A job and all that befalls it.
-#[derive(Clone, Debug)]
-pub struct Job {
-    pub policy: Policy,
-    pub ranks: usize,
-    pub adopted: bool,
-    /// When it is started or adopted.
-    pub begins: u64,
-    /// By attempt and local rank; beyond these all are `GOOD`.
-    pub manners: Vec<Vec<Manners>>,
-    /// In order of time.
-    pub happenings: Vec<(u64, Happening)>,
-    /// What happens comes before the ends of the same moment, not after them.
-    pub happens_first: bool,
-    /// Mixes the ends that are seen together, and puts among them what is no news.
-    pub mix: u64,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Life {
@@ -115,25 +64,12 @@ struct First {
 
 #[derive(Clone, Copy, Debug)]
 enum Cause {
+    /// All that is waited for has ended well.
+    Done,
     Failed(usize, Exit),
     NotStarted(usize),
     Asked,
     HostLost,
-}
-
-/// Ends that were seen together.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Together {
-    pub at: Duration,
-    pub ended: usize,
-    /// Badly and of themselves, with a code or by a signal.
-    pub failed: usize,
-    pub by_signal: usize,
-    pub told: usize,
-    /// Of other attempts, of the dead, said twice.
-    pub no_news: usize,
-    /// There had been an attempt before.
-    pub again: bool,
 }
 
 pub struct World<'a> {
@@ -173,16 +109,19 @@ const SIGNAL: i32 = libc::SIGINT;
 
 impl<'a> World<'a> {
     fn new(job: &'a Job) -> Self {
-        let (ranks, policy) = (job.ranks, job.policy.clone());
+        let policy = job.policy.clone();
         let now = Duration::from_millis(job.begins);
-        let machine =
-            if job.adopted { Supervisor::adopting(ranks, policy, now) } else { Supervisor::new(ranks, policy) };
+        let machine = if job.adopted {
+            Supervisor::adopting(job.parts.len(), policy, now)
+        } else {
+            Supervisor::new(&job.parts, policy)
+        };
         Self {
             job,
             machine,
             attempt: 0,
             began: now,
-            sims: vec![Sim::NEW; job.ranks],
+            sims: vec![Sim::NEW; job.parts.len()],
             now,
             chance: fastrand::Rng::with_seed(job.mix),
             together: Vec::new(),
@@ -209,7 +148,7 @@ impl<'a> World<'a> {
     pub fn live(job: &'a Job) -> Self {
         let mut world = Self::new(job);
         if job.adopted {
-            (0..job.ranks).for_each(|rank| world.give_life(rank));
+            (0..job.parts.len()).for_each(|rank| world.give_life(rank));
         } else {
             world.send(Event::Start);
         }
@@ -224,7 +163,7 @@ impl<'a> World<'a> {
         while world.report.is_none() {
             if !world.step(None) {
                 // Everybody left lives for ever and nobody asked for a stop: then, and only then.
-                let runs = world.first.is_none() && world.alive().next().is_some();
+                let runs = world.first.is_none() && world.alive().any(|rank| !world.serves(rank));
                 assert!(world.asleep.is_some() || runs, "stuck at {:?}", world.now);
                 world.happen(if world.asleep.is_some() { Happening::Resume } else { Happening::Stop });
             }
@@ -235,6 +174,16 @@ impl<'a> World<'a> {
 
     fn manners(&self, rank: usize) -> Manners {
         self.job.manners.get(self.attempt as usize).map_or(GOOD, |ranks| ranks[rank].clone())
+    }
+
+    /// Whether it is not waited for.
+    fn serves(&self, rank: usize) -> bool {
+        self.job.parts[rank] == Part::Server && self.job.parts.contains(&Part::Main)
+    }
+
+    fn is_done(&self) -> bool {
+        let well = Life::Ended(Exit::Code(0));
+        (0..self.sims.len()).all(|rank| self.serves(rank) || self.sims[rank].life == well)
     }
 
     fn id(&self, local_rank: usize) -> ChildId {
@@ -361,7 +310,7 @@ impl<'a> World<'a> {
     fn dies_at(&self, rank: usize) -> Option<Duration> {
         let sim = &self.sims[rank];
         if sim.sleeps() {
-            return self.manners(rank).dies_frozen.then_some(self.now);
+            return self.manners(rank).dies_frozen.map(|_| self.now);
         }
         sim.dies.map(|(at, _)| at)
     }
@@ -370,8 +319,11 @@ impl<'a> World<'a> {
     /// of those that have ended already.
     fn those_who_end_now(&mut self) {
         let ending: Vec<_> = self.alive().filter(|&rank| self.dies_at(rank).is_some_and(|at| at <= self.now)).collect();
-        let how = |sim: &Sim| if sim.sleeps() { Exit::Signal(9) } else { sim.dies.unwrap().1 };
-        let mut seen: Vec<_> = ending.iter().map(|&rank| (self.id(rank), how(&self.sims[rank]))).collect();
+        let how = |rank: usize| match &self.sims[rank] {
+            sim if sim.sleeps() => self.manners(rank).dies_frozen.unwrap(),
+            sim => sim.dies.unwrap().1,
+        };
+        let mut seen: Vec<_> = ending.iter().map(|&rank| (self.id(rank), how(rank))).collect();
         let mut twice: Vec<_> = ending.iter().map(|&rank| (self.id(rank), Exit::Signal(6))).collect();
         let mut others: Vec<_> = self.what_ends_no_more(&ending).into_iter().map(|id| (id, Exit::Code(97))).collect();
         others.retain(|_| self.chance.u8(..) < 40);
@@ -382,6 +334,7 @@ impl<'a> World<'a> {
         seen.extend(twice);
         let no_news = seen.len() - ending.len();
         let mut together = Together { at: self.now, no_news, again: self.attempt > 0, ..Together::default() };
+        let mut failed = None;
         for &(id, exit) in &seen {
             if id.attempt != self.attempt || !self.sims.get(id.local_rank).is_some_and(Sim::is_alive) {
                 continue;
@@ -394,11 +347,22 @@ impl<'a> World<'a> {
             } else if !exit.is_success() {
                 together.failed += 1;
                 together.by_signal += usize::from(matches!(exit, Exit::Signal(_)));
-                self.reason(Cause::Failed(id.local_rank, exit));
+                failed.get_or_insert(Cause::Failed(id.local_rank, exit));
             }
         }
+        together.done = self.first.is_none() && self.is_done();
+        together.asleep = self.asleep.is_some();
+        together.starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
+        if let Some(cause) = if together.done { Some(Cause::Done) } else { failed } {
+            self.reason(cause);
+        }
         self.together.push(together);
+        let finishing =
+            Some(Note::Finishing { living: self.living() }).filter(|_| together.done && !self.living().is_empty());
+        let known = self.notes.len();
         self.send(Event::Exited(seen));
+        let said = self.notes[known..].iter().find(|n| matches!(n, Note::Finishing { .. }));
+        assert_eq!(said, finishing.as_ref());
     }
 
     /// Of whom an end is no news: strangers, other attempts, and all that do not live, beside `ending`.
