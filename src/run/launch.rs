@@ -87,7 +87,7 @@ pub fn run(
     journal: Journal,
     say: &mut dyn FnMut(&Note),
 ) -> io::Result<Launched> {
-    let parts = vec![Part::Main; launch.plan.ranks.len()];
+    let parts: Vec<Part> = launch.plan.ranks.iter().map(|rank| Part::of(rank.role)).collect();
     let mut engine = Engine::new(&parts, launch.policy.clone())?;
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(&supervisor.front, FRONT)?;

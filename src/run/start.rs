@@ -10,7 +10,7 @@ use super::rotate::Rotation;
 use super::sweep::{self, Leftover, Patience};
 use crate::log::lost_peer;
 use crate::model::Exit;
-use crate::supervise::{ChildId, Note};
+use crate::supervise::{ChildId, Note, Part};
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
@@ -212,7 +212,8 @@ impl Host for Ranks<'_> {
         }
         self.settle_logs();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
-        for rank in &self.launch.plan.ranks {
+        // What has run first and well is not run again: its log stays.
+        for rank in self.launch.plan.ranks.iter().filter(|rank| Part::of(rank.role) != Part::First) {
             // Where it cannot be put aside, the next attempt appends to it.
             let _ = logs::put_aside(&self.launch.log_dir, &rank.log, attempt, backups);
         }

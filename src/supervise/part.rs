@@ -1,5 +1,7 @@
 //! What part a child has in the job: when it is started, and whether it is waited for.
 
+use crate::model::Role;
+
 /// A child's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -12,6 +14,17 @@ pub enum Part {
     /// asked to stop, and no end of it is a failure from then on. Before that code 0 is none either, and
     /// any other end is. Without a `Main` one in the job it is waited for like one.
     Server,
+}
+
+impl Part {
+    /// Of a process with this role.
+    pub fn of(role: Role) -> Self {
+        match role {
+            Role::Tuner => Part::First,
+            Role::Trainer | Role::Mapper => Part::Main,
+            Role::Server | Role::HeterWorker | Role::Coordinator => Part::Server,
+        }
+    }
 }
 
 /// The parts as they are played: servers that have nobody to serve are the job's work.
