@@ -4,10 +4,11 @@ use crate::spec::Script;
 use crate::spec::launch::is_python;
 use crate::spec::options::Vars;
 use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
 
 /// Program and arguments. A `.py` file runs unbuffered, under `coverage` if WITH_COVERAGE is `ON`; a
 /// `.pyxes` file runs as Python; anything else is a program of its own.
-pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &Vars) -> Vec<OsString> {
+pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &Vars) -> Arc<[OsString]> {
     let coverage = vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON");
     let (options, name): (Option<&[&str]>, _) = match script {
         Script::File(name) if !is_python(name) => (None, name),
@@ -29,7 +30,7 @@ mod tests {
     fn each_kind_of_script_has_its_command() {
         let run = |script: Script, vars: &Vars| {
             let argv = argv(&script, &["-m".into(), "a b".into()], "py".as_ref(), vars);
-            argv.into_iter().map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>().join("|")
+            argv.iter().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>().join("|")
         };
         let none = Vars::new();
         let coverage = Vars::from([("WITH_COVERAGE".into(), "ON".into())]);

@@ -39,7 +39,7 @@ pub struct RankPlan {
     /// Its devices.
     pub binding: Binding,
     /// Its program (a name or a path) and arguments.
-    pub argv: Vec<OsString>,
+    pub argv: Arc<[OsString]>,
     /// What changes in its environment.
     pub env: EnvPatch,
     /// Its log file's name within the log folder.
