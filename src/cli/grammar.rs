@@ -21,6 +21,53 @@ pub enum Parsed {
     Refused(String),
 }
 
+/// The options of `paddle.distributed.launch`, where a name that is cut short stands for the one that begins so. It
+/// keeps to that here, whatever else begins so by now.
+const PADDLES: [&str; 32] = [
+    "help",
+    "master",
+    "legacy",
+    "rank",
+    "log_level",
+    "log_overwrite",
+    "sort_ip",
+    "enable_gpu_log",
+    "nnodes",
+    "nproc_per_node",
+    "log_dir",
+    "run_mode",
+    "job_id",
+    "devices",
+    "gpus",
+    "npus",
+    "xpus",
+    "host",
+    "ips",
+    "start_port",
+    "auto_parallel_config",
+    "auto_cluster_config",
+    "auto_tuner_json",
+    "servers",
+    "trainers",
+    "trainer_num",
+    "server_num",
+    "gloo_port",
+    "with_gloo",
+    "max_restart",
+    "elastic_level",
+    "elastic_timeout",
+];
+
+/// The beginnings of `name` that are no other option's, if it is one of Paddle's.
+fn beginnings(name: &'static str) -> impl Iterator<Item = &'static str> {
+    let names = || OPTIONS.iter().flat_map(|opt| std::iter::once(&opt.name).chain(opt.aliases));
+    let ends = if PADDLES.contains(&name) { 1..name.len() } else { 0..0 };
+    ends.map(|end| &name[..end]).filter(move |cut| {
+        let others = PADDLES.iter().filter(|other| other.starts_with(cut));
+        others.count() == 1 && names().all(|other| other != cut)
+    })
+}
+
 /// The options of the launcher for clap.
 pub fn command() -> Command {
     let mut command = Command::new("rlaunch")
@@ -41,6 +88,7 @@ pub fn command() -> Command {
             arg = arg.alias(opt.name.replace('_', "-"));
         }
         arg = arg.visible_aliases(opt.aliases.iter().copied());
+        arg = arg.aliases(std::iter::once(opt.name).chain(opt.aliases.iter().copied()).flat_map(beginnings));
         if let Some(short) = opt.short {
             arg = arg.short(short);
         }
@@ -165,6 +213,10 @@ mod tests {
             assert_eq!(rest, ["train.py"]);
         }
         assert_eq!(job("--nnode=2 t.py").0["nnodes"], "2");
+        // Unique in Paddle, and still that option beside --enable_auto_mapping, --heter_workers and --dry_run.
+        assert_eq!(job("--enable 0 t.py").0["enable_gpu_log"], "0");
+        assert_eq!(job("--ho a t.py").0["host"], "a");
+        assert_eq!(job("--d 0 t.py").0["devices"], "0");
         assert_eq!(job("--rank -1 t.py").0["rank"], "-1");
         for name in ["gpus", "xpus", "npus", "devices", "gpu"] {
             assert_eq!(job(&format!("--{name} 0,1 t.py")).0["devices"], "0,1");
