@@ -322,7 +322,7 @@ fn supervise(
     let host = &job.circumstances.host;
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
-    let mut say = |note: &Note| notes::say(note, &launch.policy);
+    let mut say = |note: &Note| notes::say(note, &launch.policy, &|local| plan.ranks[local].who());
     let mut launched = run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
@@ -345,10 +345,10 @@ struct Job<'a> {
     circumstances: Circumstances,
 }
 
-/// Local ranks whose logs the console shows, and what stands before their lines.
+/// Which logs the console shows, by number on this node, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
-    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.rank));
-    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.rank)).collect();
+    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.who()));
+    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.who())).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => Prefix::None,
         Some(PrefixKind::Rank) => Prefix::Rank,
@@ -359,7 +359,7 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
     };
     // One rank alone, without a prefix, is shown byte for byte; of several only whole lines are.
     let raw = prefix == Prefix::None && wanted.len() < 2;
-    wanted.into_iter().map(|(local, rank)| (local, (!raw).then(|| prefix.text(rank, host)))).collect()
+    wanted.into_iter().map(|(local, who)| (local, (!raw).then(|| prefix.text(who, host)))).collect()
 }
 
 fn devices_line(plan: &Plan, kind: &str) -> String {

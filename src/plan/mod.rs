@@ -11,7 +11,7 @@ pub mod surroundings;
 pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
-use crate::model::{Endpoint, EnvPatch, Role};
+use crate::model::{Endpoint, EnvPatch, Role, Who};
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -45,6 +45,13 @@ pub struct RankPlan {
     pub log: String,
     /// Variables too long for an environment, and the file that holds them instead.
     pub backup: Option<Backup>,
+}
+
+impl RankPlan {
+    /// What people call it.
+    pub fn who(&self) -> Who {
+        Who { role: self.role, number: self.rank }
+    }
 }
 
 /// A file with variables that did not fit.
