@@ -2,31 +2,32 @@
 
 use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
 use super::grammar::{self, Parsed};
+use super::lay_out::{LaidOut, lay_out};
 use super::policy::policy;
 use super::record::Record;
 use super::{dry_run, exit_code, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
-use crate::model::Exit;
-use crate::plan::{self, HostFacts, Plan, collective, devices};
-use crate::probe::accelerators;
+use crate::model::{Exit, Role};
+use crate::plan::{self, HostFacts, Plan};
 use crate::probe::memory::Memory;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result;
-use crate::run::{logs, preflight, rotate, sweep};
+use crate::run::{logs, preflight, rotate, sweep, temporary};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
+use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
+use crate::spec::ps::PsSpec;
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{console, process};
 use crossbeam_channel::bounded;
-use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -37,7 +38,7 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// An end before any rank was started: what to say, and the exit status.
-struct Refusal(String, i32);
+pub(super) struct Refusal(String, i32);
 
 impl Refusal {
     /// Says it to whoever there is; the exit status.
@@ -49,11 +50,11 @@ impl Refusal {
     }
 }
 
-fn usage(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn usage(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::USAGE)
 }
 
-fn unmet(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn unmet(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::PREFLIGHT)
 }
 
@@ -160,26 +161,17 @@ fn launch_on_this_node(
     if spec.dry_run.is_none() {
         logs::forget_result(&log_dir).map_err(unmet)?;
     }
-    let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
-    let ask = || &*machine;
-    let visible = devices::visible(vars, &ask).map_err(usage)?;
-    // Before anything is made for each rank: the number may be absurd.
-    let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
-    let (shares, warnings) = devices::share(spec, &visible, &ask).map_err(usage)?;
-    for warning in warnings {
-        warn!("{warning}");
-    }
-    preflight::check_script(&spec.script).map_err(unmet)?;
     let log_dir_text = log_dir
         .to_str()
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let facts = HostFacts {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
+        temporary: temporary::path(&key).map_err(unmet)?,
     };
-    let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
-    let plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
+    let LaidOut { plan, leases, kind, nofile } = lay_out(spec, vars, &facts)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -203,7 +195,6 @@ fn launch_on_this_node(
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     logs::put_attempts_aside(&log_dir, spec.log_overwrite).map_err(unmet)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
     let launch = Launch {
@@ -220,15 +211,19 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
+        temporary: matches!(spec.job, job::Job::Ps(PsSpec::Laid(_))).then(|| PathBuf::from(&facts.temporary)),
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet };
-    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, circumstances };
+    let job = Job { kind, argv: &launch.plan.ranks[0].argv, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
+    }
+    if let Some(folder) = &launch.temporary {
+        temporary::make(folder).map_err(unmet)?;
     }
     match front::split(signals) {
         Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch, &job.circumstances.host, record)),
@@ -250,12 +245,16 @@ fn launch_on_this_node(
             };
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
+            temporary::remove(launch.temporary.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
             supervisor.report(status);
             status
         }),
-        Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
+        Err(e) => {
+            temporary::remove(launch.temporary.as_deref());
+            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
+        }
     }
 }
 
@@ -263,7 +262,10 @@ fn launch_on_this_node(
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
     let (loss, swept) = match front.guard(signals, launch) {
         Ok(Guarded::Status(status)) => return status,
-        Ok(Guarded::Lost(loss, swept)) => (loss, swept),
+        Ok(Guarded::Lost(loss, swept)) => {
+            temporary::remove(launch.temporary.as_deref());
+            (loss, swept)
+        }
         Err(error) => {
             let text = format!("the launcher's front cannot watch: {error}");
             return Refusal(text, exit_code::INTERNAL).told(record);
@@ -317,7 +319,7 @@ fn supervise(
     let plan = launch.plan;
     let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
     info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
-    info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
+    info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, job.kind));
     let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &job.circumstances.host;
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
@@ -362,11 +364,16 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
     wanted.into_iter().map(|(local, who)| (local, (!raw).then(|| prefix.text(who, host)))).collect()
 }
 
-fn devices_line(plan: &Plan, kind: &str) -> String {
+/// Its devices and, if not all are ranks, how many there are of what.
+fn consists_of(plan: &Plan, kind: &str) -> String {
     let of = |r: &plan::RankPlan| match &r.binding {
         crate::dialect::Binding::Cpu => None,
         crate::dialect::Binding::Selected { indices, .. } => Some(indices.clone()),
     };
     let list: Vec<String> = plan.ranks.iter().filter_map(of).collect();
-    if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) }
+    let devices = if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) };
+    if plan.ranks.iter().all(|r| r.role == Role::Trainer) {
+        return format!("devices {devices}");
+    }
+    format!("devices {devices}; {}", dry_run::roles(plan))
 }

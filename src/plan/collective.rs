@@ -1,11 +1,12 @@
-//! A collective job: ranks that are all alike.
+//! A collective job, or one whose ranks call each other (RPC): ranks that are all alike.
 
 use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
 use super::{HostFacts, Plan, RankPlan, command, surroundings};
-use crate::dialect::{Identity, paddle_launch};
+use crate::dialect::{Identity, paddle_launch, paddle_rpc};
 use crate::model::Role;
+use crate::spec::job::Job;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
 use std::sync::Arc;
@@ -43,11 +44,15 @@ pub fn plan(
         for name in share.lists.removed() {
             env.unset(name);
         }
-        for (name, value) in share.lists.vars().iter().chain(paddle_launch::write(&identity, &pod, &everybody).vars()) {
+        let (told, in_name) = match spec.job {
+            Job::Rpc => (paddle_rpc::write(&identity, &pod), rank),
+            _ => (paddle_launch::write(&identity, &pod, &everybody), local_rank),
+        };
+        for (name, value) in share.lists.vars().iter().chain(told.vars()) {
             env.set(name, value.clone());
         }
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
-        let log = format!("{}.{local_rank}", Role::Trainer.log());
+        let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
         Ok(RankPlan { role: Role::Trainer, rank, endpoint, binding, argv: argv.clone(), env, log, backup })
@@ -58,6 +63,6 @@ pub fn plan(
         world_size: endpoints.len(),
         pod,
         job_id: spec.job_id.clone(),
-        mode: "collective",
+        mode: if spec.job == Job::Rpc { "rpc" } else { "collective" },
     })
 }

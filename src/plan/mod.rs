@@ -6,6 +6,7 @@ pub mod command;
 pub mod devices;
 pub mod machine;
 pub mod nested;
+pub mod ps;
 pub mod spawn;
 pub mod surroundings;
 pub mod visible;
@@ -24,6 +25,8 @@ pub struct HostFacts {
     pub log_dir: String,
     /// This launcher's random name.
     pub pod_name: String,
+    /// Absolute path of a folder that is there while a job with parameter servers runs.
+    pub temporary: String,
 }
 
 /// One process of a plan.
@@ -76,6 +79,6 @@ pub struct Plan {
     pub pod: paddle_launch::Pod,
     /// The job's name.
     pub job_id: String,
-    /// `collective`, ...
+    /// `collective`, `ps` or `rpc`.
     pub mode: &'static str,
 }

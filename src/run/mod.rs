@@ -12,3 +12,4 @@ pub mod result;
 pub mod rotate;
 pub mod start;
 pub mod sweep;
+pub mod temporary;
