@@ -19,7 +19,12 @@ const ON_A_NODE: usize = 8;
 fn plans(nodes: usize, planned: usize) -> Vec<Plan> {
     let vars = Vars::new();
     let spec = launch::check(&merge(&BTreeMap::new(), &vars), &vars, &["train.py".into()]).expect("options");
-    let facts = HostFacts { python: "python".into(), log_dir: "/log".into(), pod_name: "abcdef".into() };
+    let facts = HostFacts {
+        python: "python".into(),
+        log_dir: "/log".into(),
+        pod_name: "abcdef".into(),
+        temporary: String::new(),
+    };
     let binding = |i: usize| Binding::Selected { kind: "gpu".into(), indices: i.to_string() };
     let shares: Vec<_> = (0..ON_A_NODE).map(|i| Share { binding: binding(i), lists: EnvPatch::new() }).collect();
     let node =

@@ -44,7 +44,12 @@ fn told(machine: &Machine, options: &[(&'static str, &str)], list: &[(&str, &str
         Ok(found) => found,
         Err(error) => return format!("error: {error}\n"),
     };
-    let facts = HostFacts { python: "python".into(), log_dir: "/log".into(), pod_name: "abcdef".into() };
+    let facts = HostFacts {
+        python: "python".into(),
+        log_dir: "/log".into(),
+        pod_name: "abcdef".into(),
+        temporary: "/tmp/x".into(),
+    };
     let cluster = Cluster::alone("127.0.0.1", (7000..).take(shares.len()).collect(), Some(6999));
     let plan = plan(&spec, &vars, &facts, &shares, &cluster).unwrap();
     let ours = |name: &str| name.contains("selected") || name.contains("BACKEND") || name.ends_with("VISIBLE_DEVICES");

@@ -2,8 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 use proptest::prelude::*;
-use rlaunch::dialect::{Binding, Identity, document, is_declared, paddle_launch, paddle_spawn};
-use rlaunch::model::{Endpoint, EnvPatch};
+use rlaunch::dialect::paddle_ps::{Form, Gloo, Heter, PsIdentity, Stage};
+use rlaunch::dialect::{Binding, Identity, document, is_declared, paddle_launch, paddle_ps, paddle_rpc, paddle_spawn};
+use rlaunch::model::{Endpoint, EnvPatch, Role};
 
 fn identity() -> impl Strategy<Value = Identity> {
     let binding = prop_oneof![
@@ -28,6 +29,47 @@ fn identity() -> impl Strategy<Value = Identity> {
     })
 }
 
+fn endpoints(least: usize) -> impl Strategy<Value = Vec<Endpoint>> {
+    let hosts = prop::collection::btree_set(("10\\.0\\.0\\.[1-9]|fe80::[1-9]", 1u16..), least..6);
+    hosts.prop_map(|all| all.into_iter().map(|(host, port)| Endpoint::new(host, port)).collect())
+}
+
+/// A process of a parameter-server job, as far as one is told of it.
+fn of_servers() -> impl Strategy<Value = PsIdentity> {
+    let role = prop::sample::select(vec![Role::Server, Role::Trainer, Role::Coordinator, Role::HeterWorker]);
+    let lists = (endpoints(1), endpoints(1), endpoints(1), endpoints(0), endpoints(0));
+    let own = (role, any::<prop::sample::Index>(), 0..99usize, "0|GPU-5c1f", prop::option::of(1..9usize));
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    (lists, own, flags).prop_map(|((servers, workers, later, previous, next), own, (newer, heter, cloud))| {
+        let (role, index, id, device, nnodes) = own;
+        let newer = newer && matches!(role, Role::Server | Role::Trainer);
+        let heter = (heter || role == Role::HeterWorker) && role != Role::Coordinator;
+        let list = match role {
+            Role::Server => &servers,
+            Role::HeterWorker => &later,
+            _ => &workers,
+        };
+        let at = index.index(list.len());
+        let sizes = vec![workers.len(), later.len()];
+        let stage =
+            Stage { number: at + 1, sizes, device: "gpu".into(), previous: previous.clone().into(), next: next.into() };
+        let stage = (role != Role::Server).then_some(stage);
+        let number = if matches!(role, Role::Server | Role::HeterWorker) { at } else { id };
+        let form = if newer {
+            Form::Newer { nnodes, log_dir: "/log".into(), pod: "abcdef".into() }
+        } else {
+            Form::Older {
+                coordinators: if role == Role::HeterWorker { [].into() } else { previous.into() },
+                device: (role != Role::Server).then_some(device),
+                heter: heter.then(|| Heter { all: later.clone().into(), stage, cloud }),
+            }
+        };
+        let gloo = Gloo { with: "1".into(), folder: "/tmp/rlaunch-x".into(), http: servers[0].clone() };
+        let endpoint = list[at].clone();
+        PsIdentity { role, number, endpoint, servers: servers.into(), workers: workers.into(), gloo, form }
+    })
+}
+
 fn lookup(env: &EnvPatch) -> impl Fn(&str) -> Option<String> + '_ {
     |name| env.get(name).map(str::to_owned)
 }
@@ -47,6 +89,26 @@ proptest! {
         paddle_launch::write(&who, &pod, &Endpoint::join(&who.endpoints).into(), &mut env);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_launch::read(&lookup(&env)), Some((who, pod)));
+    }
+}
+
+proptest! {
+    #[test]
+    fn processes_of_servers_read_what_is_written(who in of_servers()) {
+        let env = paddle_ps::write(&who, &paddle_ps::Lists::of(&who));
+        prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
+        prop_assert_eq!(paddle_ps::read(&lookup(&env)), Some(who));
+    }
+
+    #[test]
+    fn rpc_reads_what_it_writes(who in identity()) {
+        let who = Identity { master: Some(who.endpoints[0].clone()), ..who };
+        let pod = paddle_launch::Pod { name: "abcdef".into(), log_dir: "/log".into(), auto_cluster: false };
+        let env = paddle_rpc::write(&who, &pod);
+        prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
+        let read = paddle_rpc::read(&lookup(&env)).unwrap();
+        prop_assert_eq!((read.rank, read.size), (who.rank, who.endpoints.len()));
+        prop_assert_eq!((Some(read.master), read.endpoint), (who.master, who.endpoints[who.rank].clone()));
     }
 }
 

@@ -44,7 +44,12 @@ fn told(options: &[(&'static str, &str)], variables: Pairs<'_>, own: &[&str]) ->
         let visible = devices::visible(&vars, &ask)?;
         let (shares, _) = devices::share(&spec, &visible, &ask)?;
         let cluster = cluster(&spec, shares.len(), own)?;
-        let facts = HostFacts { python: "python".into(), log_dir: "/log".into(), pod_name: "abcdef".into() };
+        let facts = HostFacts {
+            python: "python".into(),
+            log_dir: "/log".into(),
+            pod_name: "abcdef".into(),
+            temporary: String::new(),
+        };
         let plan = plan(&spec, &vars, &facts, &shares, &cluster)?;
         let line = |rank: &rlaunch::plan::RankPlan| {
             let ours = |name: &str| !["RLAUNCH_EXPORTED", "PADDLE_LOG_DIR", "POD_NAME"].contains(&name);

@@ -13,7 +13,7 @@ class RankResult:
     """One rank of the last attempt.
 
     Attributes:
-        rank: its number in the job.
+        rank: its number in the job, among those of its role.
         local_rank: its number on this machine.
         status: ``succeeded``, ``failed``, ``stopped`` (told to go), ``not_started`` (the system would
             not), ``never_started`` or ``abandoned`` (the kernel would not let it go).
@@ -28,6 +28,7 @@ class RankResult:
         swept: how many processes it left behind, all of them killed; of all attempts.
         log: its log file, as an absolute path.
         why: why it could not be started.
+        role: what it is for: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class RankResult:
     swept: int
     log: str
     why: str | None
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,14 @@ class AttemptResult:
         culprit: the rank that failed first.
         exitcode: how that rank ended; as in ``RankResult``.
         seconds: from the attempt's start to its end.
+        culprit_role: what that one is for.
     """
 
     attempt: int
     culprit: int
     exitcode: int | None
     seconds: float
+    culprit_role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class Report:
         host: this machine's name.
         log_dir: the folder of the logs, as an absolute path.
         verdict: what the launcher has said about the failure; None if there was none.
+        culprit_role: what the culprit is for, as in ``RankResult``.
     """
 
     outcome: str
@@ -92,6 +97,7 @@ class Report:
     host: str
     log_dir: str
     verdict: str | None
+    culprit_role: str | None
 
 
 def report_of(result: dict[str, Any]) -> Report:

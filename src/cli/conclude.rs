@@ -4,7 +4,7 @@ use super::message;
 use super::paddle::{complain, tell};
 use crate::log::verdict::{Culprit, Outcome as Verdictum, Style, Swept, Verdict, Victim, render, sweep};
 use crate::log::{blame, github_annotation, lost_peer, tail};
-use crate::model::Exit;
+use crate::model::{Exit, Role};
 use crate::probe::memory::Memory;
 use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched};
@@ -48,7 +48,7 @@ pub fn conclude(
     match &launched.report.outcome {
         Outcome::Completed => {
             for swept in swept(launch, launched) {
-                tell(&sweep(swept.count, swept.rank.as_slice(), &swept.names));
+                tell(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
             }
             info!("Pod completed");
         }
@@ -97,12 +97,12 @@ pub fn complain_about_stuck(stuck: &[Leftover]) {
 fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
     let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
     let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| Swept {
-        rank: Some(launch.plan.ranks[local].rank),
+        owner: Some(launch.plan.ranks[local].who()),
         count: list.len(),
         names: names(list),
     });
     let rest = &launched.rest.killed;
-    let of_job = Swept { rank: None, count: rest.len(), names: names(rest) };
+    let of_job = Swept { owner: None, count: rest.len(), names: names(rest) };
     of_ranks.chain([of_job]).filter(|swept| swept.count > 0).collect()
 }
 
@@ -130,7 +130,7 @@ pub fn verdict(
         let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
         let told = end.told;
         Some(Victim {
-            rank: launch.plan.ranks[local].rank,
+            who: launch.plan.ranks[local].who(),
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),
@@ -159,8 +159,8 @@ fn culprit_of(
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
     let killed = exit == Exit::Signal(libc::SIGKILL);
     Culprit {
-        rank: rank.rank,
-        local_rank: local,
+        who: rank.who(),
+        local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
         host: circumstances.host.clone(),
         pid: process.pid.unwrap_or(0).unsigned_abs(),
         exit,

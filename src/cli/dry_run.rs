@@ -38,11 +38,24 @@ impl Row<'_> {
     }
 }
 
+/// `2 server(s), 4 rank(s)`: how many there are of what on this node.
+pub fn roles(plan: &Plan) -> String {
+    let mut counts: Vec<(Role, usize)> = Vec::new();
+    for rank in &plan.ranks {
+        match counts.iter_mut().find(|(role, _)| *role == rank.role) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((rank.role, 1)),
+        }
+    }
+    counts.iter().map(|(role, count)| format!("{count} {role}(s)")).collect::<Vec<_>>().join(", ")
+}
+
 /// How many there are of what, here and in all.
 fn size(plan: &Plan) -> String {
     let trainers = plan.ranks.iter().filter(|r| r.role == Role::Trainer).count();
     match plan.nnodes {
-        1 => format!("{} rank(s) on 1 node", plan.ranks.len()),
+        1 => format!("{} on 1 node", roles(plan)),
+        n if trainers < plan.ranks.len() => format!("{}, on one of {n} nodes", roles(plan)),
         n => format!("{trainers} of {} rank(s), on one of {n} nodes", plan.world_size),
     }
 }

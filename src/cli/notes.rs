@@ -1,42 +1,49 @@
 //! What people are told while a job is on its way down, or up again: lines on stderr, past the log level.
 
 use super::paddle::tell;
+use crate::model::Who;
 use crate::model::exit::signal_label;
 use crate::supervise::{NoRestart, Note, Policy};
 use crate::sys::clock;
 use std::time::Duration;
 
-fn rank_list(ranks: &[usize]) -> String {
-    ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+/// `rank(s) 0, 1`, `rank(s) 0, 1 and server(s) 0`.
+fn list(all: &[Who]) -> String {
+    let of = |(role, numbers): &(_, Vec<usize>)| {
+        format!("{role}(s) {}", numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+    };
+    Who::by_role(all).iter().map(of).collect::<Vec<_>>().join(" and ")
 }
 
-/// Says it. Whoever stops a job is told what it waits for.
-pub fn say(note: &Note, policy: &Policy) {
-    tell(&line(note, grace_now(policy)));
+/// Says it; `who` knows a process by its number on this node. Whoever stops a job is told what it waits for.
+pub fn say(note: &Note, policy: &Policy, who: &dyn Fn(usize) -> Who) {
+    tell(&line(note, grace_now(policy), who));
 }
 
 /// `grace` is in seconds.
-fn line(note: &Note, grace: f64) -> String {
+fn line(note: &Note, grace: f64, who: &dyn Fn(usize) -> Who) -> String {
+    let names = |living: &[usize]| list(&living.iter().map(|local| who(*local)).collect::<Vec<_>>());
     match note {
         // Paddle's launcher says so, and scripts match on it.
         Note::Finishing { living } => format!(
-            "all workers exit, going to finish parameter server: waiting up to {grace} s for rank(s) {} to stop",
-            rank_list(living)
+            "all workers exit, going to finish parameter server: waiting up to {grace} s for {} to stop",
+            names(living)
         ),
         Note::Stopping { signal, living } if living.is_empty() => format!("{}: nothing runs", signal_label(*signal)),
         Note::Stopping { signal, living } => format!(
-            "{}: waiting up to {grace} s for rank(s) {} to stop; the same signal again kills them at once",
+            "{}: waiting up to {grace} s for {} to stop; the same signal again kills them at once",
             signal_label(*signal),
-            rank_list(living)
+            names(living)
         ),
-        Note::Forced { living } => format!("second signal: killing rank(s) {}", rank_list(living)),
-        Note::Killing { living } => format!("sending SIGKILL to rank(s) {}", rank_list(living)),
+        Note::Forced { living } => format!("second signal: killing {}", names(living)),
+        Note::Killing { living } => format!("sending SIGKILL to {}", names(living)),
         Note::Unkillable { living } => {
-            format!("rank(s) {} do not end after SIGKILL and are left behind", rank_list(living))
+            format!("{} do not end after SIGKILL and are left behind", names(living))
         }
         Note::Restarting { attempt, of, culprit, exit, delay } => {
             let delay = delay.as_secs_f64();
-            format!("rank {culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
+            let culprit = who(*culprit);
+            format!("{culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
         }
         Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
     }
@@ -64,11 +71,13 @@ fn grace_now(policy: &Policy) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Role;
 
     #[test]
     fn scripts_find_the_words_for_the_end_of_the_servers() {
-        let said = line(&Note::Finishing { living: vec![0, 2] }, 1.5);
+        let server = |number| Who { role: Role::Server, number };
+        let said = line(&Note::Finishing { living: vec![0, 2] }, 1.5, &server);
         assert!(said.contains("all workers exit, going to finish parameter server"), "{said}");
-        assert!(said.contains("rank(s) 0, 2"), "{said}");
+        assert!(said.contains("server(s) 0, 2"), "{said}");
     }
 }

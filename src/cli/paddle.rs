@@ -2,33 +2,34 @@
 
 use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
 use super::grammar::{self, Parsed};
+use super::lay_out::{LaidOut, lay_out};
 use super::policy::policy;
 use super::record::Record;
 use super::{dry_run, exit_code, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
-use crate::model::Exit;
+use crate::model::{Exit, Role};
 use crate::plan::visible::Device;
-use crate::plan::{self, HostFacts, Plan, collective, devices};
-use crate::probe::accelerators;
+use crate::plan::{self, HostFacts, Plan};
 use crate::probe::memory::Memory;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, run};
 use crate::run::result;
-use crate::run::{gpu_log, logs, preflight, rotate, sweep};
+use crate::run::{gpu_log, logs, preflight, rotate, sweep, temporary};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
+use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
+use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{console, process};
 use crossbeam_channel::bounded;
-use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
@@ -39,7 +40,7 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// An end before any rank was started: what to say, and the exit status.
-struct Refusal(String, i32);
+pub(super) struct Refusal(String, i32);
 
 impl Refusal {
     /// Says it to whoever there is; the exit status.
@@ -51,11 +52,11 @@ impl Refusal {
     }
 }
 
-fn usage(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn usage(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::USAGE)
 }
 
-fn unmet(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn unmet(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::PREFLIGHT)
 }
 
@@ -174,32 +175,17 @@ fn launch_on_this_node(
     if spec.dry_run.is_none() {
         logs::forget_result(&log_dir).map_err(unmet)?;
     }
-    let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
-    let ask = || &*machine;
-    let visible = devices::visible(vars, &ask).map_err(usage)?;
-    // Before anything is made for each rank: the number may be absurd.
-    let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
-    let (shares, warnings) = devices::share(spec, &visible, &ask).map_err(usage)?;
-    for warning in warnings {
-        warn!("{warning}");
-    }
-    preflight::check_script(&spec.script).map_err(unmet)?;
     let log_dir_text = log_dir
         .to_str()
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let facts = HostFacts {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
+        temporary: temporary::path(&key).map_err(unmet)?,
     };
-    let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
-    let mut plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
-    let tuners_port = spec.tuning.as_ref().filter(|tuning| tuning.has_tuner()).map(|_| preflight::any_port());
-    if let (Some(tuning), Some(lease)) = (&spec.tuning, &tuners_port) {
-        let port = lease.as_ref().map_err(unmet)?.port();
-        info!("tuner_run_mode is: {}", tuning.run);
-        plan.put_first(plan::tuner::plan(tuning, spec, vars, &facts, &cluster, port).map_err(unmet)?, tuning.has_job());
-    }
+    let LaidOut { plan, leases, kind, gpus, nofile } = lay_out(spec, vars, &facts)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -223,7 +209,6 @@ fn launch_on_this_node(
     logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
     logs::put_attempts_aside(&log_dir, spec.log_overwrite).map_err(unmet)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
     let launch = Launch {
@@ -240,16 +225,19 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
+        temporary: matches!(spec.job, job::Job::Ps(PsSpec::Laid(_))).then(|| PathBuf::from(&facts.temporary)),
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet };
-    let gpus = if spec.gpu_log { devices::gpus(&shares, &visible) } else { Vec::new() };
-    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, gpus, circumstances };
+    let job = Job { kind, argv: &launch.plan.ranks[0].argv, gpus, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
+    }
+    if let Some(folder) = &launch.temporary {
+        temporary::make(folder).map_err(unmet)?;
     }
     match front::split(signals) {
         Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch, &job.circumstances.host, record)),
@@ -271,12 +259,16 @@ fn launch_on_this_node(
             };
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
+            temporary::remove(launch.temporary.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
-            drop((leases, tuners_port));
+            drop(leases);
             supervisor.report(status);
             status
         }),
-        Err(e) => Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED)),
+        Err(e) => {
+            temporary::remove(launch.temporary.as_deref());
+            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
+        }
     }
 }
 
@@ -284,7 +276,10 @@ fn launch_on_this_node(
 fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
     let (loss, swept) = match front.guard(signals, launch) {
         Ok(Guarded::Status(status)) => return status,
-        Ok(Guarded::Lost(loss, swept)) => (loss, swept),
+        Ok(Guarded::Lost(loss, swept)) => {
+            temporary::remove(launch.temporary.as_deref());
+            (loss, swept)
+        }
         Err(error) => {
             let text = format!("the launcher's front cannot watch: {error}");
             return Refusal(text, exit_code::INTERNAL).told(record);
@@ -344,7 +339,7 @@ fn supervise(
     let plan = launch.plan;
     let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
     info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
-    info!("Run Pod: {pod}, replicas {ranks}, status ready; devices {}", devices_line(plan, job.kind));
+    info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, job.kind));
     let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &job.circumstances.host;
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
@@ -352,7 +347,7 @@ fn supervise(
     if !job.gpus.is_empty() {
         gpu_log::start(&launch.log_dir.join(format!("{id}.gpu.log")), &job.gpus);
     }
-    let mut say = |note: &Note| notes::say(note, &launch.policy);
+    let mut say = |note: &Note| notes::say(note, &launch.policy, &|local| plan.ranks[local].who());
     let mut launched = run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
@@ -377,10 +372,10 @@ struct Job<'a> {
     circumstances: Circumstances,
 }
 
-/// Local ranks whose logs the console shows, and what stands before their lines.
+/// Which logs the console shows, by number on this node, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
-    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.rank));
-    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.rank)).collect();
+    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.who()));
+    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.who())).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => Prefix::None,
         Some(PrefixKind::Rank) => Prefix::Rank,
@@ -391,14 +386,19 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
     };
     // One rank alone, without a prefix, is shown byte for byte; of several only whole lines are.
     let raw = prefix == Prefix::None && wanted.len() < 2;
-    wanted.into_iter().map(|(local, rank)| (local, (!raw).then(|| prefix.text(rank, host)))).collect()
+    wanted.into_iter().map(|(local, who)| (local, (!raw).then(|| prefix.text(who, host)))).collect()
 }
 
-fn devices_line(plan: &Plan, kind: &str) -> String {
+/// Its devices and, if not all are ranks, how many there are of what.
+fn consists_of(plan: &Plan, kind: &str) -> String {
     let of = |r: &plan::RankPlan| match &r.binding {
         crate::dialect::Binding::Cpu => None,
         crate::dialect::Binding::Selected { indices, .. } => Some(indices.clone()),
     };
     let list: Vec<String> = plan.ranks.iter().filter_map(of).collect();
-    if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) }
+    let devices = if list.is_empty() { "cpu".into() } else { format!("{kind} {}", list.join(" ")) };
+    if plan.ranks.iter().all(|r| r.role == Role::Trainer) {
+        return format!("devices {devices}");
+    }
+    format!("devices {devices}; {}", dry_run::roles(plan))
 }

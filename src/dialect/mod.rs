@@ -2,6 +2,8 @@
 //! table of every variable that rlaunch writes, from which `docs/environment.md` comes.
 
 pub mod paddle_launch;
+pub mod paddle_ps;
+pub mod paddle_rpc;
 pub mod paddle_spawn;
 pub mod paddle_tuner;
 
@@ -46,7 +48,8 @@ pub struct Identity {
 pub struct Variable {
     /// Its name; `{kind}` stands for gpu, xpu and so on.
     pub name: &'static str,
-    /// Who writes it: `spawn`, `launch`, or both.
+    /// Who writes it: `spawn`, `launch`, or both; in brackets, in which jobs alone: `ps` and `rpc`, or `older ps` for
+    /// those asked for in the older launcher's words.
     pub written_by: &'static str,
     /// What it means.
     pub meaning: &'static str,
@@ -63,7 +66,7 @@ pub const VARIABLES: &[Variable] = &[
     var(
         "CUDA_VISIBLE_DEVICES",
         "launch",
-        "a rank's MIG device, or the UUIDs of --devices where no list was set; else as it was",
+        "a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),
     var(
@@ -77,6 +80,13 @@ pub const VARIABLES: &[Variable] = &[
         "launch",
         "interface that has this node's address; only on several nodes, and unless it is set",
         "eth0",
+    ),
+    var("HETER_DEVICE_TYPE", "launch (older ps)", "kind of device of this process's stage", "gpu"),
+    var(
+        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+        "launch (older ps)",
+        "where the workers of the stages after the first listen",
+        "127.0.0.1:6003,127.0.0.1:6004",
     ),
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
     var("PADDLE_AUTO_PARALLEL_CONFIG", "launch", "the file of --auto_parallel_config; only with it", "tune.json"),
@@ -92,6 +102,13 @@ pub const VARIABLES: &[Variable] = &[
         "JSON file with the variables that were too long; only then",
         "log/backup_env.0.json",
     ),
+    var(
+        "PADDLE_COORDINATOR_ENDPOINTS",
+        "launch (older ps)",
+        "where the coordinators listen; empty without any",
+        "127.0.0.1:6008",
+    ),
+    var("PADDLE_COORDINATOR_NUM", "launch (older ps)", "coordinators in the job; told to coordinators", "1"),
     var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
     var(
         "PADDLE_DISTRI_BACKEND",
@@ -101,12 +118,43 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
     var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
+    var(
+        "PADDLE_GLOO_FS_PATH",
+        "launch (ps)",
+        "an empty folder on this node that is there during the job",
+        "/tmp/rlaunch-q0Zk83hTqWm2xVb9",
+    ),
+    var("PADDLE_GLOO_HTTP_ENDPOINT", "launch (ps)", "where the first server's rendezvous listens", "127.0.0.1:6767"),
+    var("PADDLE_GLOO_RENDEZVOUS", "launch (ps)", "3: by HTTP", "3"),
+    var(
+        "PADDLE_HETER_TRAINER_IP_PORT_LIST",
+        "launch (older ps)",
+        "the same as PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST; only on PaddleCloud",
+        "10.0.0.2:6003",
+    ),
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
     var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var("PADDLE_MASTER_ENDPOINT", "launch (rpc)", "where rank 0's store listens", "127.0.0.1:6069"),
+    var(
+        "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+        "launch (older ps)",
+        "where the workers of the next stage listen; empty for the last",
+        "127.0.0.1:6004",
+    ),
     var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
+    var("PADDLE_PORT", "launch (ps)", "where this process listens, with POD_IP", "6001"),
+    var(
+        "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+        "launch (older ps)",
+        "where the workers of the stage before listen; empty for the first",
+        "127.0.0.1:6001",
+    ),
+    var("PADDLE_PSERVERS_IP_PORT_LIST", "launch (ps)", "where the servers listen", "127.0.0.1:6000"),
     var("PADDLE_RANK_IN_NODE", "launch", "the same as PADDLE_LOCAL_RANK", "1"),
+    var("PADDLE_ROLE", "launch (ps)", "the same as TRAINING_ROLE; not by the older words", "PSERVER"),
+    var("PADDLE_STAGE_TRAINERS_NUM", "launch (older ps)", "workers of each stage", "[1, 1, 2]"),
     var("PADDLE_TRAINERS_NUM", "launch, spawn", "ranks in the job", "2"),
     var(
         "PADDLE_TRAINER_ENDPOINTS",
@@ -115,7 +163,10 @@ pub const VARIABLES: &[Variable] = &[
         "127.0.0.1:6070,127.0.0.1:6071",
     ),
     var("PADDLE_TRAINER_ID", "launch, spawn", "this rank's number in the job", "1"),
+    var("PADDLE_WITH_GLOO", "launch (ps)", "the value of --with_gloo: 1 for trainers, 2 for all", "1"),
+    var("PADDLE_WORKER_ENDPOINT", "launch (rpc)", "where this rank listens", "127.0.0.1:6070"),
     var("PADDLE_XCCL_BACKEND", "launch", "type of the custom device; only with one", "npu"),
+    var("POD_IP", "launch (ps)", "where this process listens, with PADDLE_PORT", "127.0.0.1"),
     var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
     var(
         "RLAUNCH_EXPORTED",
@@ -129,6 +180,11 @@ pub const VARIABLES: &[Variable] = &[
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",
     ),
+    var("STAGE_ID", "launch (older ps)", "the stage of this process, from 1 on", "2"),
+    var("STAGE_NUM", "launch (older ps)", "stages in the job", "3"),
+    var("TRAINERS_NUM", "launch (older ps)", "the same as PADDLE_TRAINERS_NUM; only on PaddleCloud", "2"),
+    var("TRAINING_ROLE", "launch (ps)", "PSERVER, TRAINER, COORDINATOR or HETER_TRAINER", "PSERVER"),
+    var("XPU_VISIBLE_DEVICES", "launch (older ps)", "the same as CUDA_VISIBLE_DEVICES, for workers", "0"),
     var("http_proxy_original", "launch", "the value of http_proxy, which is taken away", "http://proxy:3128"),
     var("https_proxy_original", "launch", "the value of https_proxy, which is taken away", "http://proxy:3128"),
 ];

@@ -1,6 +1,7 @@
 //! A rank's line as it stands on a console that several ranks share.
 
 use super::escape::{Colours, clean, plain};
+use crate::model::Who;
 
 /// What stands before each line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -8,7 +9,7 @@ pub enum Prefix {
     /// Nothing.
     #[default]
     None,
-    /// `[rank 3] `
+    /// `[rank 3] `, `[server 0] `
     Rank,
     /// `[host-a] `
     Host,
@@ -17,13 +18,13 @@ pub enum Prefix {
 }
 
 impl Prefix {
-    /// The text before each line of `rank` on `host`.
-    pub fn text(self, rank: usize, host: &str) -> String {
+    /// The text before each line of `who` on `host`.
+    pub fn text(self, who: Who, host: &str) -> String {
         match self {
             Prefix::None => String::new(),
-            Prefix::Rank => format!("[rank {rank}] "),
+            Prefix::Rank => format!("[{who}] "),
             Prefix::Host => format!("[{}] ", plain(host.as_bytes())),
-            Prefix::RankAndHost => format!("[rank {rank} {}] ", plain(host.as_bytes())),
+            Prefix::RankAndHost => format!("[{who} {}] ", plain(host.as_bytes())),
         }
     }
 }

@@ -8,9 +8,9 @@ use super::escape::plain;
 use super::fault::Kind;
 use super::peer::LostPeer;
 use super::tail::{Tail, shorten};
-use super::wording::{counted, ended, lasted, ranks, wrapped};
-use crate::model::Exit;
+use super::wording::{counted, ended, lasted, named, wrapped};
 use crate::model::exit::signal_label;
+use crate::model::{Exit, Who};
 use std::time::Duration;
 
 /// Lines of an exception's text, and kinds of failure or sweeps that are told one by one.
@@ -40,8 +40,8 @@ pub enum Outcome {
     Failed(Box<Culprit>),
     /// A rank could not be started.
     NotStarted {
-        /// Its global rank.
-        rank: usize,
+        /// Which.
+        who: Who,
         /// Program, step and errno.
         why: String,
     },
@@ -55,10 +55,10 @@ pub enum Outcome {
 /// The rank that failed first.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Culprit {
-    /// Its global rank.
-    pub rank: usize,
-    /// Its number on its node.
-    pub local_rank: usize,
+    /// Which it is.
+    pub who: Who,
+    /// Its number on its node, where all are ranks.
+    pub local_rank: Option<usize>,
     /// Its node's name.
     pub host: String,
     /// Its process, while it lived.
@@ -84,8 +84,8 @@ pub struct Culprit {
 /// Another rank that did not end well.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Victim {
-    /// Its global rank.
-    pub rank: usize,
+    /// Which it is.
+    pub who: Who,
     /// Its process, while it lived.
     pub pid: u32,
     /// How it ended.
@@ -104,7 +104,7 @@ pub struct Victim {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swept {
     /// Whose they were; `None` if that is not known.
-    pub rank: Option<usize>,
+    pub owner: Option<Who>,
     /// How many.
     pub count: usize,
     /// Their programs' names.
@@ -138,8 +138,8 @@ pub fn render(verdict: &Verdict, style: Style) -> String {
 /// What happened, in one sentence.
 pub(super) fn headline(verdict: &Verdict) -> String {
     match &verdict.outcome {
-        Outcome::Failed(culprit) => format!("rank {} failed: {}", culprit.rank, ended(culprit.exit)),
-        Outcome::NotStarted { rank, why } => format!("cannot start rank {rank}: {}", plain(why.as_bytes())),
+        Outcome::Failed(culprit) => format!("{} failed: {}", culprit.who, ended(culprit.exit)),
+        Outcome::NotStarted { who, why } => format!("cannot start {who}: {}", plain(why.as_bytes())),
         Outcome::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
     }
 }
@@ -172,10 +172,11 @@ impl Block {
     }
 
     fn culprit(&mut self, culprit: &Culprit) {
-        let Culprit { local_rank, host, pid, lived, .. } = culprit;
+        let Culprit { host, pid, lived, .. } = culprit;
+        let local_rank = culprit.local_rank.map_or(String::new(), |local| format!("local rank {local}, "));
         let attempt = if culprit.attempt > 0 { format!(", attempt {}", culprit.attempt) } else { String::new() };
         let host = plain(host.as_bytes());
-        self.say("  ", &format!("on {host}, local rank {local_rank}, pid {pid}{attempt}, lived {}", lasted(*lived)));
+        self.say("  ", &format!("on {host}, {local_rank}pid {pid}{attempt}, lived {}", lasted(*lived)));
         if let Some(blame) = &culprit.blame {
             self.blame(blame);
         }
@@ -268,10 +269,10 @@ impl Block {
         let swept: Vec<&Swept> = swept.iter().filter(|s| s.count > 0).collect();
         if swept.len() <= MOST_ALIKE {
             for one in swept {
-                self.say("", &sweep(one.count, one.rank.as_slice(), &one.names));
+                self.say("", &sweep(one.count, one.owner.as_slice(), &one.names));
             }
         } else {
-            let owners: Vec<usize> = swept.iter().filter_map(|s| s.rank).collect();
+            let owners: Vec<Who> = swept.iter().filter_map(|s| s.owner).collect();
             let names: Vec<String> = swept.iter().flat_map(|s| s.names.iter().cloned()).collect();
             let count = swept.iter().map(|s| s.count).sum();
             self.say("", &sweep(count, &owners, &names));
@@ -280,8 +281,8 @@ impl Block {
 }
 
 /// The line that names what was left: `swept 4 leftover processes of rank 3 (sleep, python3)`.
-pub fn sweep(count: usize, owners: &[usize], names: &[String]) -> String {
-    let whose = if owners.is_empty() { "the job".to_owned() } else { ranks(owners) };
+pub fn sweep(count: usize, owners: &[Who], names: &[String]) -> String {
+    let whose = if owners.is_empty() { "the job".to_owned() } else { named(owners) };
     let mut known: Vec<String> = Vec::new();
     for name in names {
         let name = plain(name.as_bytes());
@@ -340,7 +341,7 @@ impl Fate {
 }
 
 fn numbers(members: &[&Victim]) -> String {
-    ranks(&members.iter().map(|v| v.rank).collect::<Vec<_>>())
+    named(&members.iter().map(|v| v.who).collect::<Vec<_>>())
 }
 
 /// ` (lived 3.1 s to 3.4 s)`.

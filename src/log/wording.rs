@@ -1,7 +1,7 @@
 //! Numbers, times, exits and sentences as people read them.
 
-use crate::model::Exit;
 use crate::model::exit::signal_label;
+use crate::model::{Exit, Role, Who};
 use std::time::Duration;
 
 /// Columns that the launcher's own sentences keep to.
@@ -9,13 +9,19 @@ pub(super) const COLUMNS: usize = 80;
 /// Pieces that a list of ranks names before it only counts.
 const LONGEST_LIST: usize = 12;
 
-/// `rank 3`, `ranks 1-6, 8`.
-pub(super) fn ranks(ranks: &[usize]) -> String {
-    let mut sorted = ranks.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
+/// `rank 3`, `ranks 1-6, 8`, `ranks 1-6, 8 and server 0`.
+pub(super) fn named(all: &[Who]) -> String {
+    let roles: Vec<String> = Who::by_role(all).iter().map(|(role, numbers)| ranges(*role, numbers)).collect();
+    match roles.split_last() {
+        Some((last, first)) if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        _ => roles.concat(),
+    }
+}
+
+/// The numbers, in order, behind the role's word.
+fn ranges(role: Role, numbers: &[usize]) -> String {
     let mut pieces: Vec<(usize, usize)> = Vec::new();
-    for &rank in &sorted {
+    for &rank in numbers {
         match pieces.last_mut() {
             Some((_, last)) if *last + 1 == rank => *last = rank,
             _ => pieces.push((rank, rank)),
@@ -29,8 +35,8 @@ pub(super) fn ranks(ranks: &[usize]) -> String {
         _ => format!("{first}-{last}"),
     });
     let text = text.collect::<Vec<_>>().join(", ");
-    let word = if sorted.len() == 1 { "rank" } else { "ranks" };
-    if more == 0 { format!("{word} {text}") } else { format!("{word} {text} and {more} more") }
+    let plural = if numbers.len() == 1 { "" } else { "s" };
+    if more == 0 { format!("{role}{plural} {text}") } else { format!("{role}{plural} {text} and {more} more") }
 }
 
 /// `1 process`, `4 processes`: a number and its noun.

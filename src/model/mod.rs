@@ -9,4 +9,4 @@ pub mod role;
 pub use endpoint::Endpoint;
 pub use env::EnvPatch;
 pub use exit::Exit;
-pub use role::Role;
+pub use role::{Role, Who};

@@ -72,9 +72,23 @@ pub struct Addresses<'a> {
     pub interface: &'a dyn Fn(IpAddr) -> Option<String>,
 }
 
+impl Cluster {
+    /// Gives the store a port of its own, behind those of the first node's ranks, whose endpoints are taken.
+    pub fn with_master_apart(mut self, (field, value): &(String, String)) -> Result<Self, SpecError> {
+        let Some(first) = self.nodes.first() else { return Ok(self) };
+        let Some(port) = first.ports.iter().max().map_or(Some(0), |last| last.checked_add(1)) else {
+            let why = format!("leaves no port above 65535 for the store on {}", first.host);
+            return Err(SpecError::new(field, value, why, "give lower ports"));
+        };
+        self.master = Some(Endpoint::new(&first.host, port));
+        Ok(self)
+    }
+}
+
 /// The cluster of a fixed list, with `ranks` on this node, and as many on those that the list does not say it of.
 pub fn fixed(list: &Fixed, ranks: usize, addresses: &Addresses<'_>) -> Result<Cluster, SpecError> {
-    let own = own(list, addresses)?;
+    let names: Vec<&str> = list.hosts.iter().map(|host| host.name.as_str()).collect();
+    let own = own(&names, list.own.as_deref(), &list.from, addresses)?;
     let node = |host: &Host| Ok(Node { host: host.name.clone(), ports: ports(list, host, ranks)? });
     let nodes: Vec<Node> = list.hosts.iter().map(node).collect::<Result<_, SpecError>>()?;
     let told = nodes[own].ports.len();
@@ -111,34 +125,38 @@ fn ports(list: &Fixed, host: &Host, ranks: usize) -> Result<Vec<u16>, SpecError>
     }
 }
 
-/// The number of this node. An address that is not in the list is never taken for the first one's.
-fn own(list: &Fixed, addresses: &Addresses<'_>) -> Result<usize, SpecError> {
-    let (field, value) = &list.from;
-    if let Some(own) = &list.own {
-        return list.hosts.iter().position(|host| host.name == *own).ok_or_else(|| {
+/// Which of these nodes this one is; `said`: its address, if the user has said it; `from`: the option or variable that
+/// has the list, and its value. An address that is not in the list is never taken for the first one's.
+pub fn own(
+    names: &[&str],
+    said: Option<&str>,
+    (field, value): &(String, String),
+    addresses: &Addresses<'_>,
+) -> Result<usize, SpecError> {
+    if let Some(own) = said {
+        return names.iter().position(|name| *name == own).ok_or_else(|| {
             let why = format!("this node's address is {own} (--host, POD_IP), which is not in the list");
             SpecError::new(field, value, why, "add it, or say --host as the list has it")
         });
     }
     let own = (addresses.own)();
-    let is_here = |host: &Host| match host.name.parse::<IpAddr>() {
+    let is_here = |name: &str| match name.parse::<IpAddr>() {
         // All of 127.0.0.0/8 is this machine, whatever its interfaces say.
         Ok(ip) => own.contains(&ip) || ip.is_loopback(),
-        Err(_) => (addresses.of)(&host.name).iter().any(|ip| own.contains(ip) || ip.is_loopback()),
+        Err(_) => (addresses.of)(name).iter().any(|ip| own.contains(ip) || ip.is_loopback()),
     };
-    let here: Vec<usize> = (0..list.hosts.len()).filter(|&i| is_here(&list.hosts[i])).collect();
-    let names = |ips: &[String]| ips.join(", ");
+    let here: Vec<usize> = (0..names.len()).filter(|&i| is_here(names[i])).collect();
     match here[..] {
         [one] => Ok(one),
         [] => {
             let found: Vec<String> = own.iter().filter(|ip| !ip.is_loopback()).map(IpAddr::to_string).collect();
-            let found = if found.is_empty() { "none but loopback".to_owned() } else { names(&found) };
+            let found = if found.is_empty() { "none but loopback".to_owned() } else { found.join(", ") };
             let why = format!("none of them is an address of this node, which has: {found}");
             Err(SpecError::new(field, value, why, "correct the list, or say --host which of them this node is"))
         }
         _ => {
-            let several: Vec<String> = here.iter().map(|&i| list.hosts[i].name.clone()).collect();
-            let why = format!("several of them are addresses of this node: {}", names(&several));
+            let several: Vec<&str> = here.iter().map(|&i| names[i]).collect();
+            let why = format!("several of them are addresses of this node: {}", several.join(", "));
             Err(SpecError::new(field, value, why, "say --host which of them this launcher is"))
         }
     }

@@ -1,11 +1,12 @@
-//! A collective job: ranks that are all alike.
+//! A collective job, or one whose ranks call each other (RPC): ranks that are all alike.
 
 use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
 use super::{HostFacts, Plan, RankPlan, command, surroundings};
-use crate::dialect::{Identity, paddle_launch, paddle_tuner};
+use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
 use crate::model::Role;
+use crate::spec::job::Job;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
 
@@ -39,13 +40,22 @@ pub fn plan(
         };
         let mut env = surroundings::proxies_set_aside(vars);
         env.extend(&share.lists);
-        paddle_launch::write(&identity, &pod, &cluster.list, &mut env);
+        let in_name = match spec.job {
+            Job::Rpc => {
+                env.extend(&paddle_rpc::write(&identity, &pod));
+                rank
+            }
+            _ => {
+                paddle_launch::write(&identity, &pod, &cluster.list, &mut env);
+                local_rank
+            }
+        };
         if let Some(tuning) = &spec.tuning {
             paddle_tuner::write_to_rank(&tuning.path, &mut env);
         }
         surroundings::set_gloo_interface(&mut env, vars, cluster);
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
-        let log = format!("{}.{local_rank}", Role::Trainer.log());
+        let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
         Ok(RankPlan { role: Role::Trainer, rank, endpoint, binding, argv: argv.clone(), env, log, backup })
@@ -56,6 +66,6 @@ pub fn plan(
         world_size: endpoints.len(),
         pod,
         job_id: spec.job_id.clone(),
-        mode: "collective",
+        mode: if spec.job == Job::Rpc { "rpc" } else { "collective" },
     })
 }

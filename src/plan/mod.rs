@@ -6,13 +6,14 @@ pub mod command;
 pub mod devices;
 pub mod machine;
 pub mod nested;
+pub mod ps;
 pub mod spawn;
 pub mod surroundings;
 pub mod tuner;
 pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
-use crate::model::{Endpoint, EnvPatch, Role};
+use crate::model::{Endpoint, EnvPatch, Role, Who};
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -25,6 +26,8 @@ pub struct HostFacts {
     pub log_dir: String,
     /// This launcher's random name.
     pub pod_name: String,
+    /// Absolute path of a folder that is there while a job with parameter servers runs.
+    pub temporary: String,
 }
 
 /// One process of a plan.
@@ -46,6 +49,13 @@ pub struct RankPlan {
     pub log: String,
     /// Variables too long for an environment, and the file that holds them instead.
     pub backup: Option<Backup>,
+}
+
+impl RankPlan {
+    /// What people call it.
+    pub fn who(&self) -> Who {
+        Who { role: self.role, number: self.rank }
+    }
 }
 
 /// A file with variables that did not fit.
@@ -70,7 +80,7 @@ pub struct Plan {
     pub pod: paddle_launch::Pod,
     /// The job's name.
     pub job_id: String,
-    /// `collective`, ...
+    /// `collective`, `ps` or `rpc`.
     pub mode: &'static str,
 }
 

@@ -148,7 +148,7 @@ mod lib {
         let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {
             // Before anything is made for each rank: the number may be absurd.
-            preflight::make_room(nprocs, preflight::FDS_OF_SPAWN)
+            preflight::make_room("--nproc_per_node", nprocs, preflight::FDS_OF_SPAWN)
                 .map_err(|e| SpawnError::Value(format!("nprocs {nprocs}: {}; {}", e.why, e.hint)))?;
             let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
             let count = |kind: &str| match (usize::try_from(devices), kind) {

@@ -2,8 +2,8 @@
 //! end. Schemas: `docs/events.schema.json` and `docs/result.schema.json`. Version 1; fields may be added.
 
 use super::logs;
-use crate::model::Exit;
 use crate::model::exit::signal_name;
+use crate::model::{Exit, Role, Who};
 use crate::spec::SpecError;
 use crate::supervise::{NoRestart, Note};
 use crate::sys::clock;
@@ -43,7 +43,7 @@ impl From<Exit> for Ending {
     }
 }
 
-/// One change of state. `rank` is global, `local_rank` this node's.
+/// One change of state. `rank` is global, among those of its role; `local_rank` this node's.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the schema describes each field")]
@@ -56,18 +56,21 @@ pub enum What<'a> {
         argv: Vec<String>,
     },
     RankStarted {
+        role: Role,
         rank: usize,
         local_rank: usize,
         attempt: u32,
         pid: i32,
     },
     RankNotStarted {
+        role: Role,
         rank: usize,
         local_rank: usize,
         attempt: u32,
         why: &'a str,
     },
     RankEnded {
+        role: Role,
         rank: usize,
         local_rank: usize,
         attempt: u32,
@@ -82,24 +85,30 @@ pub enum What<'a> {
     FrontLost,
     Finishing {
         living: Vec<usize>,
+        living_roles: Vec<Role>,
     },
     Stopping {
         signal: i32,
         living: Vec<usize>,
+        living_roles: Vec<Role>,
     },
     Forced {
         living: Vec<usize>,
+        living_roles: Vec<Role>,
     },
     Killing {
         living: Vec<usize>,
+        living_roles: Vec<Role>,
     },
     Unkillable {
         living: Vec<usize>,
+        living_roles: Vec<Role>,
     },
     Restarting {
         attempt: u32,
         of: u32,
         culprit: usize,
+        culprit_role: Role,
         exit: Ending,
         delay_seconds: f64,
     },
@@ -169,19 +178,23 @@ impl Journal {
         }
     }
 
-    /// Writes what the supervisor said. `rank_of`: the global number of a local rank.
-    pub fn note(&mut self, note: &Note, rank_of: impl Fn(usize) -> usize) {
-        let all = |living: &[usize]| living.iter().map(|l| rank_of(*l)).collect();
+    /// Writes what the supervisor said; `who` knows a process by its number on this node.
+    pub fn note(&mut self, note: &Note, who: impl Fn(usize) -> Who) {
+        let all = |living: &[usize]| living.iter().map(|l| who(*l).number).collect();
+        let roles = |living: &[usize]| living.iter().map(|l| who(*l).role).collect();
         self.write(match note {
-            Note::Finishing { living } => What::Finishing { living: all(living) },
-            Note::Stopping { signal, living } => What::Stopping { signal: *signal, living: all(living) },
-            Note::Forced { living } => What::Forced { living: all(living) },
-            Note::Killing { living } => What::Killing { living: all(living) },
-            Note::Unkillable { living } => What::Unkillable { living: all(living) },
+            Note::Finishing { living } => What::Finishing { living: all(living), living_roles: roles(living) },
+            Note::Stopping { signal, living } => {
+                What::Stopping { signal: *signal, living: all(living), living_roles: roles(living) }
+            }
+            Note::Forced { living } => What::Forced { living: all(living), living_roles: roles(living) },
+            Note::Killing { living } => What::Killing { living: all(living), living_roles: roles(living) },
+            Note::Unkillable { living } => What::Unkillable { living: all(living), living_roles: roles(living) },
             Note::Restarting { attempt, of, culprit, exit, delay } => What::Restarting {
                 attempt: *attempt,
                 of: *of,
-                culprit: rank_of(*culprit),
+                culprit: who(*culprit).number,
+                culprit_role: who(*culprit).role,
                 exit: (*exit).into(),
                 delay_seconds: delay.as_secs_f64(),
             },
@@ -235,7 +248,7 @@ mod tests {
     #[test]
     fn the_schema_has_the_end_of_the_servers() {
         let schema: serde_json::Value = serde_json::from_str(include_str!("../../docs/events.schema.json")).unwrap();
-        let said = serde_json::to_value(What::Finishing { living: vec![0] }).unwrap();
+        let said = serde_json::to_value(What::Finishing { living: vec![0], living_roles: vec![Role::Server] }).unwrap();
         let event = schema["$defs"][said["event"].as_str().unwrap()].as_object().unwrap();
         assert_eq!(event["properties"]["event"]["const"], said["event"]);
         assert!(event["required"].as_array().unwrap().iter().all(|field| said.get(field.as_str().unwrap()).is_some()));

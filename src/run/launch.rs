@@ -61,6 +61,8 @@ pub struct Launch<'a> {
     pub key: String,
     /// What the ranks are started in, as far as it can be made: by the supervisor, so that the front outlives it.
     pub cgroup: Option<JobGroup>,
+    /// A folder that is there while the job runs.
+    pub temporary: Option<PathBuf>,
 }
 
 /// What remains of a launch.

@@ -13,3 +13,4 @@ pub mod result;
 pub mod rotate;
 pub mod start;
 pub mod sweep;
+pub mod temporary;

@@ -1,9 +1,13 @@
 //! Checks of the machine before anything is started, each with one line that says the way out.
 
 use crate::plan::cluster::{self, Addresses, Cluster};
+use crate::plan::ps::{self, Layout};
 use crate::probe::net;
+use crate::spec::job::Job;
 use crate::spec::launch::is_python;
 use crate::spec::nodes::{Nodes, Ports};
+use crate::spec::places::Place;
+use crate::spec::ps::Laid;
 use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
@@ -81,14 +85,14 @@ pub const FDS_OF_LAUNCH: u64 = 2;
 pub const FDS_OF_SPAWN: u64 = 6;
 const FDS_OF_OUR_OWN: u64 = 32;
 
-/// Makes room for the descriptors of `ranks` ranks, `each` a rank. Returns the soft limit that the ranks themselves
+/// Makes room for the descriptors of `ranks` ranks, `each` a rank; `field` is what asks for that many. Returns the soft limit that the ranks themselves
 /// should keep, if ours had to be raised.
-pub fn make_room(ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
+pub fn make_room(field: &str, ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
     let needed = (ranks as u64).saturating_mul(each).saturating_add(FDS_OF_OUR_OWN + limits::open_now());
     let (soft, hard) = limits::open_files();
     if limits::raise_open_files(needed) < needed {
         return Err(SpecError::new(
-            "--nproc_per_node",
+            field,
             ranks.to_string(),
             format!("needs {needed} open files, and the limit is {hard}"),
             "ask for fewer ranks, or raise the limit (ulimit -Hn)",
@@ -103,9 +107,14 @@ pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>),
     match &spec.nodes {
         Nodes::Fixed(list) => {
             let addresses = Addresses { own: &net::addresses, of: &net::of, interface: &net::interface_of };
-            let cluster = cluster::fixed(list, ranks, &addresses)?;
+            let mut cluster = cluster::fixed(list, ranks, &addresses)?;
+            if spec.job == Job::Rpc {
+                cluster = cluster.with_master_apart(&list.from)?;
+            }
             let busy = |why: String| SpecError::new(&list.ports_from, "", why, "choose others, the same on each node");
-            let held = cluster.own_ports().iter().map(|port| Lease::fixed(*port).map_err(|e| busy(e.to_string())));
+            let master = cluster.master.iter().filter(|_| cluster.own == 0).map(|master| &master.port);
+            let ports = cluster.own_ports().iter().chain(master);
+            let held = ports.map(|port| Lease::fixed(*port).map_err(|e| busy(e.to_string())));
             let held = held.collect::<Result<_, _>>()?;
             Ok((cluster, held))
         }
@@ -132,6 +141,48 @@ pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>),
 /// Leases any free port.
 pub fn any_port() -> Result<Lease, SpecError> {
     Lease::any().map_err(|error| SpecError::new("a free port", "", error.to_string(), "close some programs"))
+}
+
+/// This node's address among those of a job with parameter servers, and how many of its processes are here.
+pub fn own_of(laid: &Laid) -> Result<(String, usize), SpecError> {
+    let own = ps::own(laid, &Addresses { own: &net::addresses, of: &net::of, interface: &net::interface_of })?;
+    let here = laid.places().filter(|place| place.host == own).count();
+    Ok((own, here))
+}
+
+/// Where the processes of such a job listen, this node's ports held until the leases are dropped, and what the user
+/// should know.
+pub fn layout(spec: &LaunchSpec, laid: &Laid, own: &str) -> Result<(Layout, Vec<Lease>, Option<String>), SpecError> {
+    let (low, high) = match &spec.nodes {
+        Nodes::One { ports: Ports::Range { low, high } | Ports::Fixed { low, high, .. }, .. } => (*low, *high),
+        Nodes::Fixed(_) => (1, u16::MAX),
+    };
+    let wanted = laid.places().chain([&laid.http]).filter(|place| place.port.is_none()).count();
+    let mut held = free(low, high, wanted)?;
+    let ports: Vec<u16> = held.iter().map(Lease::port).collect();
+    let too_few = || SpecError::new("PORT_RANGE", format!("{low}:{high}"), "has too few ports", "widen it");
+    let layout = ps::layout(laid, own, &ports).ok_or_else(too_few)?;
+    let chosen = |place: &&Place| place.host == own && place.port.is_some();
+    for place in laid.places().filter(chosen) {
+        held.push(leased(place)?);
+    }
+    let mut warning = None;
+    if let Some(http) = Some(&laid.http).filter(chosen) {
+        match leased(http) {
+            Ok(lease) => held.push(lease),
+            Err(busy) if laid.http_asked => return Err(busy),
+            // Most jobs do not use it.
+            Err(busy) => warning = Some(format!("{busy}: only a job that uses gloo needs it (--gloo_port)")),
+        }
+    }
+    Ok((layout, held, warning))
+}
+
+fn leased(place: &Place) -> Result<Lease, SpecError> {
+    let port = place.port.unwrap_or(0);
+    let hint = "choose another, the same on each node";
+    let refuse = |busy: Busy| SpecError::new("the endpoint", format!("{}:{port}", place.host), busy.to_string(), hint);
+    Lease::fixed(port).map_err(refuse)
 }
 
 /// Leases `count` ports from `first` on.

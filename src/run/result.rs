@@ -4,6 +4,7 @@ use super::journal::{Ending, VERSION};
 use super::launch::{Launch, Launched};
 use super::sweep::Leftover;
 use crate::log::secret;
+use crate::model::Role;
 use crate::plan::RankPlan;
 use crate::supervise::{Outcome, RankReport};
 use serde::Serialize;
@@ -18,6 +19,8 @@ pub struct JobResult<'a> {
     outcome: &'static str,
     /// The global number of the rank that failed first, or could not be started.
     culprit: Option<usize>,
+    /// What that one is for.
+    culprit_role: Option<Role>,
     exit_status: i32,
     log_dir: String,
     /// `None`: not known.
@@ -36,12 +39,14 @@ pub struct JobResult<'a> {
 struct Attempt {
     attempt: u32,
     culprit: usize,
+    culprit_role: Role,
     exit: Ending,
     seconds: f64,
 }
 
 #[derive(Debug, Serialize)]
 struct Rank<'a> {
+    role: Role,
     rank: usize,
     local_rank: usize,
     status: &'static str,
@@ -81,7 +86,6 @@ pub fn sum_up<'a>(
 ) -> JobResult<'a> {
     let ranks = &launch.plan.ranks;
     let report = &launched.report;
-    let global = |local: usize| ranks[local].rank;
     let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
         let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
         let vars = first.env.vars().iter().map(|(n, v)| (&**n, &**v));
@@ -89,7 +93,8 @@ pub fn sum_up<'a>(
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| Attempt {
         attempt,
-        culprit: global(one.culprit),
+        culprit: ranks[one.culprit].rank,
+        culprit_role: ranks[one.culprit].role,
         exit: one.exit.into(),
         seconds: one.ended.saturating_sub(one.began).as_secs_f64(),
     });
@@ -97,6 +102,7 @@ pub fn sum_up<'a>(
         let (end, process) = (&report.ranks[local], &launched.processes[local]);
         let own = plan.env.vars().iter().filter(|(name, _)| is_told(name) && !common.contains_key(&**name));
         Rank {
+            role: plan.role,
             rank: plan.rank,
             local_rank: local,
             status: status(end),
@@ -114,7 +120,7 @@ pub fn sum_up<'a>(
         }
     };
     let culprit = match report.outcome {
-        Outcome::Failed { culprit, .. } | Outcome::NotStarted { local_rank: culprit } => Some(global(culprit)),
+        Outcome::Failed { culprit, .. } | Outcome::NotStarted { local_rank: culprit } => Some(ranks[culprit].who()),
         _ => None,
     };
     let rest: &[Leftover] = &launched.rest.killed;
@@ -123,7 +129,8 @@ pub fn sum_up<'a>(
         job_id: &launch.plan.job_id,
         host,
         outcome: outcome(&report.outcome),
-        culprit,
+        culprit: culprit.map(|who| who.number),
+        culprit_role: culprit.map(|who| who.role),
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         restarts: Some(report.restarts),
@@ -143,6 +150,7 @@ pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status
         host,
         outcome: "supervisor_lost",
         culprit: None,
+        culprit_role: None,
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         verdict: None,

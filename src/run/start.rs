@@ -9,7 +9,7 @@ use super::logs;
 use super::rotate::Rotation;
 use super::sweep::{self, Leftover, Patience};
 use crate::log::lost_peer;
-use crate::model::Exit;
+use crate::model::{Exit, Who};
 use crate::supervise::{ChildId, Note, Part};
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
@@ -99,8 +99,8 @@ impl<'a> Ranks<'a> {
         self.launch.log_dir.join(&self.launch.plan.ranks[local_rank].log)
     }
 
-    fn rank(&self, id: ChildId) -> usize {
-        self.launch.plan.ranks[id.local_rank].rank
+    fn who(&self, id: ChildId) -> Who {
+        self.launch.plan.ranks[id.local_rank].who()
     }
 
     /// Nothing is written to the logs any more.
@@ -113,7 +113,7 @@ impl<'a> Ranks<'a> {
 
     fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
-        let name = |what: &str| format!("rank {} ({}): {what}", rank.rank, self.launch.program.display());
+        let name = |what: &str| format!("{} ({}): {what}", rank.who(), self.launch.program.display());
         let in_step = |step: &str, error: io::Error| {
             let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
             name(&format!("{step}: {}{errno}", logs::plain(&error)))
@@ -162,10 +162,10 @@ impl<'a> Ranks<'a> {
 impl Host for Ranks<'_> {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let started = self.start_one(id);
-        let (rank, attempt) = (self.rank(id), id.attempt);
+        let (Who { role, number: rank }, attempt) = (self.who(id), id.attempt);
         self.journal.write(match &started {
-            Ok(child) => What::RankStarted { rank, local_rank: id.local_rank, attempt, pid: child.pid() },
-            Err(why) => What::RankNotStarted { rank, local_rank: id.local_rank, attempt, why },
+            Ok(child) => What::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() },
+            Err(why) => What::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why },
         });
         started
     }
@@ -182,8 +182,9 @@ impl Host for Ranks<'_> {
         let process = &mut self.processes[id.local_rank];
         process.peak_memory = child.peak_memory();
         let (pid, swept, peak_memory_bytes) = (child.pid(), self.just_swept, process.peak_memory);
-        let (rank, attempt) = (self.rank(id), id.attempt);
+        let (Who { role, number: rank }, attempt) = (self.who(id), id.attempt);
         self.journal.write(What::RankEnded {
+            role,
             rank,
             local_rank: id.local_rank,
             attempt,
@@ -220,7 +221,7 @@ impl Host for Ranks<'_> {
     }
 
     fn note(&mut self, note: Note) {
-        self.journal.note(&note, |local| self.launch.plan.ranks[local].rank);
+        self.journal.note(&note, |local| self.launch.plan.ranks[local].who());
         (self.say)(&note);
     }
 }

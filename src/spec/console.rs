@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::options::Values;
+use crate::model::{Role, Who};
 use std::collections::BTreeSet;
 
 /// What stands before each line of a rank.
@@ -20,16 +21,16 @@ pub enum PrefixKind {
 /// What the console shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleSpec {
-    /// Whose logs, by global rank; `None`: all.
+    /// Whose logs, by global rank; `None`: all processes'.
     pub ranks: Option<BTreeSet<usize>>,
     /// What stands before each line; `None`: the rank, if there are several.
     pub prefix: Option<PrefixKind>,
 }
 
 impl ConsoleSpec {
-    /// Whether it shows this rank.
-    pub fn shows(&self, rank: usize) -> bool {
-        self.ranks.as_ref().is_none_or(|ranks| ranks.contains(&rank))
+    /// Whether it shows this process. Numbers are those of ranks: they name no server.
+    pub fn shows(&self, who: Who) -> bool {
+        self.ranks.as_ref().is_none_or(|ranks| who.role == Role::Trainer && ranks.contains(&who.number))
     }
 }
 

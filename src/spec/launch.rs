@@ -2,9 +2,11 @@
 
 use super::SpecError;
 use super::console::{self, ConsoleSpec};
+use super::job::{self, Job};
 use super::nodes::{self, Nodes};
 use super::notify;
 use super::options::{Values, Vars};
+use super::ps::{Form, PsSpec};
 use super::restarts::{self, Restarts};
 use super::rotation::{self, Rotation};
 use super::tuner::Tuning;
@@ -61,7 +63,9 @@ pub struct LaunchSpec {
     pub nproc_per_node: Option<usize>,
     /// Devices, if asked for, as given and stripped.
     pub devices: Option<Vec<String>>,
-    /// The job's nodes, this one among them.
+    /// What kind of job.
+    pub job: Job,
+    /// The job's nodes, this one among them; with parameter servers, where free ports come from.
     pub nodes: Nodes,
     /// Folder of the logs, as given.
     pub log_dir: String,
@@ -106,7 +110,9 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             return Err(values.error(name, "holds a NUL byte", "leave it out"));
         }
     }
-    refuse_later_work(values)?;
+    let (mut warnings, mut infos) = (Vec::new(), Vec::new());
+    let job = job::check(values, vars, &mut warnings)?;
+    refuse_later_work(values, &job)?;
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
     })?;
@@ -135,9 +141,11 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             ));
         }
     }
-    let (mut warnings, mut infos) = (Vec::new(), Vec::new());
-    let nodes = nodes::check(values, vars, &mut warnings, &mut infos)?;
-    check_nnodes(values, &nodes)?;
+    let nodes = match &job {
+        Job::Ps(_) => nodes::alone(values, vars, &mut warnings)?,
+        Job::Collective | Job::Rpc => nodes::check(values, vars, &mut warnings, &mut infos)?,
+    };
+    check_nnodes(values, &nodes, &job)?;
     let nproc = values.int("nproc_per_node")?.map(|n| usize::try_from(n).unwrap_or(0));
     let nproc_per_node = match nproc {
         Some(0) if values.text("nproc_per_node") == Some("0") => None,
@@ -157,6 +165,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         args: args.to_vec(),
         nproc_per_node,
         devices: devices(values)?,
+        job,
         nodes,
         log_dir,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
@@ -184,24 +193,10 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
 }
 
 /// Options of the older launcher alone.
-const OLDER: [&str; 13] = [
-    "backend",
-    "selected_gpus",
-    "workers",
-    "worker_num",
-    "coordinators",
-    "coordinator_num",
-    "heter_workers",
-    "heter_worker_num",
-    "heter_devices",
-    "http_port",
-    "cluster_topo_path",
-    "rank_mapping_path",
-    "enable_auto_mapping",
-];
+const OLDER: [&str; 5] = ["backend", "selected_gpus", "cluster_topo_path", "rank_mapping_path", "enable_auto_mapping"];
 
 /// What later versions bring is refused, never ignored.
-fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
+fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
     let later = |name: &str, what: &str| {
         Err(values.error(
             name,
@@ -209,24 +204,16 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
             "leave it out, or use the launcher you come from",
         ))
     };
-    if values.bool("legacy")? == Some(true) {
+    if values.bool("legacy")? == Some(true) && !matches!(job, Job::Ps(_)) {
         return later("legacy", "the older launcher's ways");
     }
     if values.given("auto_tuner_json").is_some() {
         let hint = "run paddle.distributed.launch with it, and the configuration that it finds with rlaunch";
         return Err(values.error("auto_tuner_json", "rlaunch does not search configurations", hint));
     }
-    let mode = values.text("run_mode").unwrap_or("").to_ascii_lowercase();
-    match mode.as_str() {
-        "" | "collective" => {}
-        "ps" | "ps-heter" => return later("run_mode", "parameter servers"),
-        "rpc" => return later("run_mode", "RPC jobs"),
-        _ => return Err(values.error("run_mode", "is no mode", "give collective")),
-    }
-    for name in ["servers", "trainers", "server_num", "trainer_num"] {
-        if values.given(name).is_some_and(|text| !text.is_empty() && text != "0") {
-            return later(name, "parameter servers");
-        }
+    if let (Job::Ps(_), Some(_)) = (job, values.given("ips").filter(|ips| !ips.trim().is_empty())) {
+        let hint = "name the nodes by --servers and --trainers, the same lists on each of them";
+        return Err(values.error("ips", "has no effect on parameter servers", hint));
     }
     for name in OLDER {
         if values.given(name).is_some() {
@@ -252,23 +239,33 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
 }
 
 /// A number of nodes beside their list has to be that of the list. One without a list needs a rendezvous.
-fn check_nnodes(values: &Values, nodes: &Nodes) -> Result<(), SpecError> {
+fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecError> {
+    let list = match (job, nodes) {
+        (Job::Ps(PsSpec::AsTold { .. }), _) => return Ok(()),
+        (Job::Ps(PsSpec::Laid(laid)), _) if laid.form == (Form::Newer { nnodes: Some(1) }) => None,
+        (Job::Ps(PsSpec::Laid(laid)), _) => Some(("the list of endpoints", laid.hosts().len())),
+        (_, Nodes::One { .. }) => None,
+        (_, Nodes::Fixed(list)) => Some((list.from.0.as_str(), list.hosts.len())),
+    };
     let text = values.text("nnodes").unwrap_or("1").trim();
     let (low, high) = text.split_once(':').unwrap_or((text, text));
     let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| *n > 0);
     let (Some(low), Some(high)) = (number(low), number(high)) else {
         return Err(values.error("nnodes", "is no number of nodes", "give a number, 1 or more"));
     };
-    match nodes {
-        Nodes::One { .. } if (low, high) == (1, 1) => Ok(()),
-        Nodes::One { .. } => Err(values.error(
+    match list {
+        None if (low, high) == (1, 1) => Ok(()),
+        None => Err(values.error(
             "nnodes",
             "nodes that find each other are not in this version of rlaunch",
-            "name them all with --ips, the same list on each node",
+            match job {
+                Job::Ps(_) => "name them all with --servers and --trainers, the same lists on each node",
+                _ => "name them all with --ips, the same list on each node",
+            },
         )),
-        Nodes::Fixed(list) if values.given("nnodes").is_none() || (low..=high).contains(&list.hosts.len()) => Ok(()),
-        Nodes::Fixed(list) => {
-            let why = format!("{} has {} nodes", list.from.0, list.hosts.len());
+        Some((_, hosts)) if values.given("nnodes").is_none() || (low..=high).contains(&hosts) => Ok(()),
+        Some((name, hosts)) => {
+            let why = format!("{name} has {hosts} nodes");
             Err(values.error("nnodes", &why, "leave it out, or correct the list"))
         }
     }

@@ -2,10 +2,13 @@
 //! the value, the reason and the way out.
 
 pub mod console;
+pub mod job;
 pub mod launch;
 pub mod nodes;
 pub mod notify;
 pub mod options;
+pub mod places;
+pub mod ps;
 pub mod restarts;
 pub mod rotation;
 pub mod spawn;

@@ -83,11 +83,7 @@ const LIST_PORT: u16 = 6768;
 /// The nodes that a request is for. `said` gets what the user should know; `told` what they may.
 pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>, told: &mut Vec<String>) -> Result<Nodes, SpecError> {
     let own = values.text("host").filter(|host| !host.is_empty());
-    // A name without a dot counts only where a list has it.
-    let address = own.filter(|host| host.contains('.') || host.contains(':'));
-    if let Some(given) = address {
-        said.push(format!("Host ip reset to {given}"));
-    }
+    let address = told_address(values, said);
     let ips = values.text("ips").filter(|ips| !ips.trim().is_empty());
     let args_first = vars.get("PADDLE_LAUNCH_WITH_ARGS").is_some_and(|v| !matches!(v.trim(), "" | "0"));
     let list = LISTS.iter().rev().find_map(|name| Some((*name, vars.get(*name)?))).filter(|(_, l)| !l.is_empty());
@@ -111,6 +107,24 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>, told: &mut Ve
     if let Some(nodes) = on_paddlecloud(vars, own)? {
         return Ok(nodes);
     }
+    lone(address, vars)
+}
+
+/// One node, whatever lists of nodes the environment has.
+pub fn alone(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Nodes, SpecError> {
+    lone(told_address(values, said), vars)
+}
+
+/// The address that the user gives this node. A name without a dot counts only where a list has it.
+fn told_address<'a>(values: &'a Values, said: &mut Vec<String>) -> Option<&'a str> {
+    let address = values.text("host").filter(|host| host.contains(['.', ':']));
+    if let Some(given) = address {
+        said.push(format!("Host ip reset to {given}"));
+    }
+    address
+}
+
+fn lone(address: Option<&str>, vars: &Vars) -> Result<Nodes, SpecError> {
     // On one node nothing needs to be reached from outside, so the address is loopback unless the user says
     // otherwise (never an address got from the host's name).
     let host = bare(address.unwrap_or("127.0.0.1")).to_owned();

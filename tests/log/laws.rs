@@ -8,7 +8,7 @@ use rlaunch::log::lines::{LONGEST, Splitter};
 use rlaunch::log::lost_peer;
 use rlaunch::log::prefix::{Prefix, write_line};
 use rlaunch::log::tail::{Limits, tail};
-use rlaunch::model::Exit;
+use rlaunch::model::{Exit, Role, Who};
 
 /// Bytes in which what matters here is frequent.
 fn noise() -> impl Strategy<Value = Vec<u8>> {
@@ -186,8 +186,9 @@ proptest! {
 
     #[test]
     fn a_prefixed_line_is_one_line(bytes in any_bytes(), rank: usize, host in "[a-z\n\x1b]{0,9}") {
+        let who = Who { role: Role::Server, number: rank };
         for mode in [Prefix::None, Prefix::Rank, Prefix::Host, Prefix::RankAndHost] {
-            let prefix = mode.text(rank, &host);
+            let prefix = mode.text(who, &host);
             let mut out = Vec::new();
             write_line(&mut out, &prefix, &bytes, Colours::Keep);
             prop_assert!(out.starts_with(prefix.as_bytes()));

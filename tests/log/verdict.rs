@@ -4,7 +4,7 @@ use rlaunch::log::fault::{Fault, Kind, Place};
 use rlaunch::log::tail::{Limits, tail};
 use rlaunch::log::verdict::{Culprit, Outcome, Style, Swept, Verdict, Victim, render};
 use rlaunch::log::{Blame, LostPeer, Tail, github_annotation};
-use rlaunch::model::Exit;
+use rlaunch::model::{Exit, Role, Who};
 use std::time::Duration;
 
 fn fault(what: &str, text: &str, place: Option<(&str, u32)>) -> Fault {
@@ -23,8 +23,8 @@ fn log(lines: usize) -> Tail {
 
 fn culprit(exit: Exit) -> Culprit {
     Culprit {
-        rank: 7,
-        local_rank: 7,
+        who: Who::rank(7),
+        local_rank: Some(7),
         host: "host-a".into(),
         pid: 4711,
         exit,
@@ -40,7 +40,7 @@ fn culprit(exit: Exit) -> Culprit {
 
 fn victim(rank: usize) -> Victim {
     Victim {
-        rank,
+        who: Who::rank(rank),
         pid: 5000,
         exit: Exit::Signal(15),
         lived: Duration::from_millis(72_400),
@@ -144,9 +144,13 @@ fn victims_of_every_kind_and_what_was_swept() {
         Victim { killed_after_grace: true, exit: Exit::Signal(9), lived: Duration::from_secs(102), ..victim(8) },
     ]);
     verdict.swept = vec![
-        Swept { rank: Some(3), count: 4, names: ["sleep", "python3", "sleep", "sleep"].map(str::to_owned).into() },
-        Swept { rank: None, count: 1, names: vec!["tb\x1b[2J".into()] },
-        Swept { rank: Some(4), count: 0, names: vec![] },
+        Swept {
+            owner: Some(Who::rank(3)),
+            count: 4,
+            names: ["sleep", "python3", "sleep", "sleep"].map(str::to_owned).into(),
+        },
+        Swept { owner: None, count: 1, names: vec!["tb\x1b[2J".into()] },
+        Swept { owner: Some(Who::rank(4)), count: 0, names: vec![] },
     ];
     insta::assert_snapshot!(plainly(&verdict));
 }
@@ -163,7 +167,11 @@ fn a_thousand_ranks_stay_on_one_screen() {
         })
         .collect();
     verdict.swept = (0..1000)
-        .map(|rank| Swept { rank: Some(rank), count: 2, names: vec![format!("worker-{rank}"), "sh".into()] })
+        .map(|rank| Swept {
+            owner: Some(Who::rank(rank)),
+            count: 2,
+            names: vec![format!("worker-{rank}"), "sh".into()],
+        })
         .collect();
     let text = plainly(&verdict);
     assert!(text.lines().count() <= 50, "{text}");
@@ -173,8 +181,20 @@ fn a_thousand_ranks_stay_on_one_screen() {
 #[test]
 fn a_rank_that_cannot_be_started() {
     let why = "python3.99: cannot be run: No such file or directory (execve, errno 2)";
-    let outcome = Outcome::NotStarted { rank: 3, why: why.into() };
+    let outcome = Outcome::NotStarted { who: Who::rank(3), why: why.into() };
     let verdict = Verdict { outcome, victims: (0..3).map(victim).collect(), swept: vec![], restarts: 0, status: 71 };
+    insta::assert_snapshot!(plainly(&verdict));
+}
+
+#[test]
+fn processes_that_are_no_ranks_are_called_what_they_are() {
+    let of = |role, number| Who { role, number };
+    let mut verdict = failed(Culprit { who: of(Role::Server, 1), local_rank: None, ..culprit(Exit::Code(3)) }, vec![]);
+    let heter = (0..2).map(|n| Victim { who: of(Role::HeterWorker, n), ..victim(0) });
+    let first = Victim { who: of(Role::Server, 0), ..victim(0) };
+    verdict.victims = heter.chain([first]).chain((0..4).map(victim)).collect();
+    let names = vec!["sleep".to_owned()];
+    verdict.swept = vec![Swept { owner: Some(of(Role::Coordinator, 0)), count: 1, names }];
     insta::assert_snapshot!(plainly(&verdict));
 }
 

@@ -1,0 +1,113 @@
+//! From what was asked to a plan: devices, addresses, ports.
+
+use super::paddle::{Refusal, unmet, usage};
+use crate::plan::devices::{self, Visible};
+use crate::plan::machine::Ask;
+use crate::plan::ps::{self, Devices};
+use crate::plan::visible::Device;
+use crate::plan::{HostFacts, Plan, collective, tuner};
+use crate::probe::accelerators;
+use crate::run::preflight;
+use crate::spec::job::Job;
+use crate::spec::options::Vars;
+use crate::spec::ps::{Form, Laid, PsSpec};
+use crate::spec::{LaunchSpec, SpecError};
+use crate::sys::ports::Lease;
+use std::cell::LazyCell;
+use std::path::Path;
+use tracing::{info, warn};
+
+/// A plan, and what belongs to it.
+pub struct LaidOut {
+    /// The plan.
+    pub plan: Plan,
+    /// This node's ports, held until these are dropped.
+    pub leases: Vec<Lease>,
+    /// The kind of its devices.
+    pub kind: &'static str,
+    /// The GPUs whose use is logged.
+    pub gpus: Vec<Device>,
+    /// The soft limit of open files that ranks get back, if ours was raised.
+    pub nofile: Option<u64>,
+}
+
+/// Lays a job out.
+pub(super) fn lay_out(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts) -> Result<LaidOut, Refusal> {
+    let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
+    let ask = || &*machine;
+    match &spec.job {
+        Job::Collective | Job::Rpc => alike(spec, vars, facts, &ask),
+        Job::Ps(PsSpec::Laid(laid)) => with_servers(spec, laid, vars, facts, &ask),
+        Job::Ps(PsSpec::AsTold { role, number }) => {
+            preflight::check_script(&spec.script).map_err(unmet)?;
+            let plan = ps::as_told(spec, *role, *number, vars, facts);
+            Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None })
+        }
+    }
+}
+
+/// Ranks that are all alike.
+fn alike(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, ask: Ask<'_>) -> Result<LaidOut, Refusal> {
+    let visible = devices::visible(vars, ask).map_err(usage)?;
+    // Before anything is made for each rank: the number may be absurd.
+    let ranks = devices::ranks(spec, &visible);
+    let nofile = preflight::make_room("--nproc_per_node", ranks, preflight::FDS_OF_LAUNCH).map_err(unmet)?;
+    let (shares, warnings) = devices::share(spec, &visible, ask).map_err(usage)?;
+    for warning in warnings {
+        warn!("{warning}");
+    }
+    preflight::check_script(&spec.script).map_err(unmet)?;
+    let (cluster, mut leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
+    let mut plan = collective::plan(spec, vars, facts, &shares, &cluster).map_err(unmet)?;
+    if let Some(tuning) = spec.tuning.as_ref().filter(|tuning| tuning.has_tuner()) {
+        info!("tuner_run_mode is: {}", tuning.run);
+        let lease = preflight::any_port().map_err(unmet)?;
+        plan.put_first(
+            tuner::plan(tuning, spec, vars, facts, &cluster, lease.port()).map_err(unmet)?,
+            tuning.has_job(),
+        );
+        leases.push(lease);
+    }
+    let gpus = if spec.gpu_log { devices::gpus(&shares, &visible) } else { Vec::new() };
+    Ok(LaidOut { plan, leases, kind: visible.kind, gpus, nofile })
+}
+
+/// Parameter servers and their workers.
+fn with_servers(
+    spec: &LaunchSpec,
+    laid: &Laid,
+    vars: &Vars,
+    facts: &HostFacts,
+    ask: Ask<'_>,
+) -> Result<LaidOut, Refusal> {
+    let (own, here) = preflight::own_of(laid).map_err(unmet)?;
+    let nofile = preflight::make_room("processes", here, preflight::FDS_OF_LAUNCH).map_err(unmet)?;
+    let visible = match laid.form {
+        // They are told of no devices.
+        Form::Newer { .. } => Visible { kind: "gpu", from: None, devices: Vec::new(), all: false },
+        Form::Older { .. } => devices::visible(vars, ask).map_err(usage)?,
+    };
+    preflight::check_script(&spec.script).map_err(unmet)?;
+    let (layout, leases, warning) = preflight::layout(spec, laid, &own).map_err(unmet)?;
+    if let Some(warning) = warning {
+        warn!("{warning}");
+    }
+    let devices = chosen(spec, &visible).map_err(usage)?;
+    let plan = ps::plan(spec, laid, vars, facts, &devices, &layout).map_err(unmet)?;
+    Ok(LaidOut { plan, leases, kind: visible.kind, gpus: Vec::new(), nofile })
+}
+
+/// The names of the devices that workers get in turn.
+fn chosen(spec: &LaunchSpec, visible: &Visible) -> Result<Devices, SpecError> {
+    let shown: Vec<String> = visible.devices.iter().map(Device::to_string).collect();
+    let kind = visible.kind.to_owned();
+    let Some(wanted) = &spec.devices else { return Ok(Devices { kind, names: shown }) };
+    match wanted.iter().find(|name| !shown.is_empty() && !shown.contains(name)) {
+        None => Ok(Devices { kind, names: wanted.clone() }),
+        Some(name) => {
+            let from = visible.from.unwrap_or("what the driver shows");
+            let why = format!("device {} is not in {from} ({})", name.escape_debug(), shown.join(","));
+            Err(SpecError::new("--devices", wanted.join(","), why, "choose among those, or change the list"))
+        }
+    }
+}
