@@ -4,6 +4,7 @@ pub mod conclude;
 pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;
+pub mod legacy;
 pub mod message;
 pub mod notes;
 pub mod paddle;

@@ -4,30 +4,33 @@ use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
 use super::grammar::{self, Parsed};
 use super::policy::policy;
 use super::record::Record;
-use super::{dry_run, exit_code, message, notes};
+use super::{dry_run, exit_code, legacy, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
-use crate::model::Exit;
+use crate::model::{Endpoint, Exit};
+use crate::plan::machine::Ask;
 use crate::plan::{self, HostFacts, Plan, collective, devices};
 use crate::probe::accelerators;
 use crate::probe::memory::Memory;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
-use crate::run::launch::{Launch, run};
+use crate::run::launch::Launch;
 use crate::run::result;
-use crate::run::{logs, preflight, rotate, sweep};
+use crate::run::scratch::Scratch;
+use crate::run::{self, logs, preflight, rotate, sweep};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
+use crate::sys::ports::Lease;
 use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
 use crate::sys::{console, process};
 use crossbeam_channel::bounded;
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
@@ -37,7 +40,7 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// An end before any rank was started: what to say, and the exit status.
-struct Refusal(String, i32);
+pub(super) struct Refusal(String, i32);
 
 impl Refusal {
     /// Says it to whoever there is; the exit status.
@@ -49,11 +52,11 @@ impl Refusal {
     }
 }
 
-fn usage(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn usage(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::USAGE)
 }
 
-fn unmet(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn unmet(error: impl std::fmt::Display) -> Refusal {
     Refusal(error.to_string(), exit_code::PREFLIGHT)
 }
 
@@ -117,7 +120,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
     }
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
     let (vars, dropped) = plan::nested::without_outer_exports(&all);
-    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    let base: Vec<_> = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
     if spec.dry_run.is_none() {
@@ -127,7 +130,8 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
-        for name in plan::surroundings::PROXIES.iter().filter(|name| vars.contains_key(**name)) {
+        let set_aside = |name: &&&str| spec.job == launch::Job::Collective && vars.contains_key(**name);
+        for name in plan::surroundings::PROXIES.iter().filter(set_aside) {
             warn!(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
             );
@@ -144,15 +148,47 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
             debug!("{name}: {}", value.text);
         }
-        launch_on_this_node(&spec, &vars, base, python, signals, record)
+        let status = launch_on_this_node(&spec, &vars, base.clone(), (python, args), signals, record)?;
+        match legacy::second_pass(&spec, status) {
+            Some(next) => launch_on_this_node(&next, &vars, base, (python, args), signals, record),
+            None => Ok(status),
+        }
     })
+}
+
+/// What runs on this node, found out before anything is made but the leases of its ports.
+pub(super) struct Prepared {
+    pub plan: Plan,
+    /// Held until they are dropped.
+    pub leases: Vec<Lease>,
+    /// The soft limit of open files that ranks get back, if ours was raised.
+    pub nofile: Option<u64>,
+    /// The kind of their devices.
+    pub kind: &'static str,
+    /// A folder to make for the ranks.
+    pub folder: Option<PathBuf>,
+    /// What `endpoints.log` is to hold; `None`: the endpoints are written as the newer launcher does.
+    pub endpoints: Option<Vec<Endpoint>>,
+}
+
+fn collective(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, machine: Ask<'_>) -> Result<Prepared, Refusal> {
+    let visible = devices::visible(vars, machine).map_err(usage)?;
+    // Before anything is made for each rank: the number may be absurd.
+    let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
+    let (shares, warnings) = devices::share(spec, &visible, machine).map_err(usage)?;
+    for warning in warnings {
+        warn!("{warning}");
+    }
+    let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
+    let plan = collective::plan(spec, vars, facts, &shares, &cluster).map_err(unmet)?;
+    Ok(Prepared { plan, leases, nofile, kind: visible.kind, folder: None, endpoints: None })
 }
 
 fn launch_on_this_node(
     spec: &LaunchSpec,
     vars: &Vars,
     base: Vec<(OsString, OsString)>,
-    python: &OsStr,
+    (python, args): (&OsStr, &[OsString]),
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -162,13 +198,6 @@ fn launch_on_this_node(
     }
     let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
     let ask = || &*machine;
-    let visible = devices::visible(vars, &ask).map_err(usage)?;
-    // Before anything is made for each rank: the number may be absurd.
-    let nofile = preflight::make_room(devices::ranks(spec, &visible), preflight::FDS_OF_LAUNCH).map_err(unmet)?;
-    let (shares, warnings) = devices::share(spec, &visible, &ask).map_err(usage)?;
-    for warning in warnings {
-        warn!("{warning}");
-    }
     preflight::check_script(&spec.script).map_err(unmet)?;
     let log_dir_text = log_dir
         .to_str()
@@ -178,8 +207,11 @@ fn launch_on_this_node(
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
     };
-    let (cluster, leases) = preflight::cluster(spec, shares.len()).map_err(unmet)?;
-    let plan = collective::plan(spec, vars, &facts, &shares, &cluster).map_err(unmet)?;
+    let prepared = match &spec.job {
+        launch::Job::Collective => collective(spec, vars, &facts, &ask)?,
+        launch::Job::Legacy(older) => legacy::prepare((spec, older), vars, &facts, &ask, args)?,
+    };
+    let Prepared { plan, leases, nofile, kind, folder, endpoints } = prepared;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -200,12 +232,19 @@ fn launch_on_this_node(
     if spec.rotation.is_some() {
         rotate::check(&log_dir).map_err(unmet)?;
     }
-    logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
+    match &endpoints {
+        None => logs::write_beside(&plan, &log_dir, spec.log_overwrite),
+        Some(endpoints) => run::legacy::write_endpoints(&log_dir, endpoints),
+    }
+    .and_then(|()| logs::write_backups(&plan))
+    .map_err(in_logs)?;
     logs::put_attempts_aside(&log_dir, spec.log_overwrite).map_err(unmet)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
+    let scratch = folder.map(Scratch::make).transpose().map_err(unmet)?;
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
+    let older = spec.job != launch::Job::Collective;
     let launch = Launch {
         plan: &plan,
         program,
@@ -220,13 +259,14 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
+        announce: if older { legacy::announce } else { |_, _| {} },
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
-    let circumstances = Circumstances { host, memory, colour, github, quiet };
-    let job = Job { kind: visible.kind, argv: &launch.plan.ranks[0].argv, circumstances };
+    let circumstances = Circumstances { host, memory, colour, github, quiet, older };
+    let job = Job { kind, argv: &launch.plan.ranks[0].argv, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
@@ -237,6 +277,10 @@ fn launch_on_this_node(
                 signals::let_through(&HELD_IN_FRONT);
             }
             let status = match supervise(&launch, &supervisor, signals, &job) {
+                // The second pass has the last word.
+                Ok((status, _)) if legacy::has_mapped(launch.plan.ranks.first().map(|rank| rank.role), status) => {
+                    status
+                }
                 Ok((status, result)) => {
                     record.write(&result);
                     status
@@ -250,6 +294,7 @@ fn launch_on_this_node(
             };
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
+            drop(scratch);
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
             supervisor.report(status);
@@ -323,7 +368,7 @@ fn supervise(
     let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
     journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
     let mut say = |note: &Note| notes::say(note, &launch.policy);
-    let mut launched = run(launch, supervisor, signals, journal, &mut say)
+    let mut launched = run::launch::run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
@@ -334,7 +379,11 @@ fn supervise(
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
+    if legacy::has_mapped(plan.ranks.first().map(|rank| rank.role), exit_status) {
+        info!("the rank mapping is there; the job goes on by it");
+    } else {
+        conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
+    }
     Ok((exit_status, result))
 }
 
@@ -347,7 +396,10 @@ struct Job<'a> {
 
 /// Local ranks whose logs the console shows, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
-    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.rank));
+    // The older launcher shows the first rank of each node, whatever its number in the job.
+    let first_here = spec.job != launch::Job::Collective && spec.console.ranks == Some(BTreeSet::from([0]));
+    let number = |local: usize, rank: usize| if first_here { local } else { rank };
+    let wanted = plan.ranks.iter().enumerate().filter(|(local, r)| spec.console.shows(number(*local, r.rank)));
     let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.rank)).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => Prefix::None,

@@ -2,6 +2,7 @@
 //! table of every variable that rlaunch writes, from which `docs/environment.md` comes.
 
 pub mod paddle_launch;
+pub mod paddle_legacy;
 pub mod paddle_spawn;
 
 use crate::model::{Endpoint, accelerator};
@@ -45,7 +46,7 @@ pub struct Identity {
 pub struct Variable {
     /// Its name; `{kind}` stands for gpu, xpu and so on.
     pub name: &'static str,
-    /// Who writes it: `spawn`, `launch`, or both.
+    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), or several.
     pub written_by: &'static str,
     /// What it means.
     pub meaning: &'static str,
@@ -61,57 +62,89 @@ const fn var(name: &'static str, written_by: &'static str, meaning: &'static str
 pub const VARIABLES: &[Variable] = &[
     var(
         "CUDA_VISIBLE_DEVICES",
-        "launch",
+        "launch, legacy",
         "a rank's MIG device, or the UUIDs of --devices where no list was set; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),
+    var("FLAGS_selected_accelerators", "legacy", "the same as FLAGS_selected_{kind}s", "0"),
     var(
         "FLAGS_selected_{kind}s",
-        "launch, spawn",
+        "launch, legacy, spawn",
         "devices of this rank, as indices into what is visible; only with devices",
         "0",
     ),
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
     var(
         "PADDLE_BACKUP_ENV_PATH",
-        "launch",
+        "launch, legacy",
         "JSON file with the variables that were too long; only then",
         "log/backup_env.0.json",
     ),
-    var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
+    var("PADDLE_CLUSTER_TOPO_PATH", "legacy", "with --enable_auto_mapping: JSON file of the machines", "topology.json"),
+    var("PADDLE_CURRENT_ENDPOINT", "launch, legacy, spawn", "where this rank listens", "127.0.0.1:6070"),
     var(
         "PADDLE_DISTRI_BACKEND",
-        "launch, spawn",
-        "gloo without devices, xccl with a custom device; spawn: only with gloo",
+        "launch, legacy, spawn",
+        "gloo without devices, xccl with a custom device; spawn: only with gloo; legacy: always, nccl, bkcl and heter too",
         "gloo",
     ),
+    var("PADDLE_ENABLE_AUTO_MAPPING", "legacy", "True with --enable_auto_mapping, else not set", "True"),
+    var(
+        "PADDLE_ENABLE_ELASTIC",
+        "legacy",
+        "with --enable_auto_mapping: True for a mapper, which has then to end with 102, else False",
+        "True",
+    ),
+    var(
+        "PADDLE_GLOO_FS_PATH",
+        "legacy",
+        "an empty folder that is there as long as the job",
+        "/tmp/rlaunch-qkzvbd-Ab3dE9",
+    ),
+    var("PADDLE_GLOO_RENDEZVOUS", "legacy", "always 3", "3"),
     var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
     var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
+    var("PADDLE_LOCAL_DEVICE_IDS", "legacy", "devices of this rank, joined by commas; empty without", "0,1"),
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
     var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var("PADDLE_NEED_RANK_MAPPING", "legacy", "with --enable_auto_mapping: True for a mapper, else False", "True"),
     var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
-    var("PADDLE_RANK_IN_NODE", "launch", "the same as PADDLE_LOCAL_RANK", "1"),
-    var("PADDLE_TRAINERS_NUM", "launch, spawn", "ranks in the job", "2"),
+    var("PADDLE_ORIGINAL_CMD_ARGS", "legacy", "for a mapper: the launcher's arguments", "--legacy 1 train.py"),
+    var("PADDLE_RANK_IN_NODE", "launch, legacy", "this rank's number on its node", "1"),
+    var(
+        "PADDLE_RANK_MAPPING_PATH",
+        "legacy",
+        "with --enable_auto_mapping: the file that a mapper has to write; empty for ranks",
+        "/home/me/auto_parallel_rank_mapping.json",
+    ),
+    var("PADDLE_TRAINERS_NUM", "launch, legacy, spawn", "ranks in the job", "2"),
     var(
         "PADDLE_TRAINER_ENDPOINTS",
-        "launch, spawn",
-        "where each rank listens, by rank",
+        "launch, legacy, spawn",
+        "where each rank listens, by rank; with a rank mapping, machine by machine",
         "127.0.0.1:6070,127.0.0.1:6071",
     ),
-    var("PADDLE_TRAINER_ID", "launch, spawn", "this rank's number in the job", "1"),
-    var("PADDLE_XCCL_BACKEND", "launch", "type of the custom device; only with one", "npu"),
+    var("PADDLE_TRAINER_ID", "launch, legacy, spawn", "this rank's number in the job", "1"),
+    var("PADDLE_WITH_GLOO", "legacy", "as it was, else 0", "0"),
+    var(
+        "PADDLE_WORLD_DEVICE_IDS",
+        "legacy",
+        "devices of all ranks: joined by colons within a rank, by commas between ranks",
+        "0:1,2:3",
+    ),
+    var("PADDLE_XCCL_BACKEND", "launch, legacy", "type of the custom device; only with one", "npu"),
     var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
     var(
         "RLAUNCH_EXPORTED",
-        "launch",
+        "launch, legacy",
         "which of the variables above a nested launcher has to ignore: name=hash, joined by commas",
         "PADDLE_MASTER=9f3b5c21",
     ),
     var(
         "RLAUNCH_JOB_KEY",
-        "launch, spawn",
+        "launch, legacy, spawn",
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",
     ),

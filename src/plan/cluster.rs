@@ -91,7 +91,7 @@ fn ports(list: &Fixed, host: &Host, ranks: usize) -> Result<Vec<u16>, SpecError>
 }
 
 /// The number of this node. An address that is not in the list is never taken for the first one's.
-fn own(list: &Fixed, addresses: &Addresses<'_>) -> Result<usize, SpecError> {
+pub fn own(list: &Fixed, addresses: &Addresses<'_>) -> Result<usize, SpecError> {
     let (field, value) = &list.from;
     if let Some(own) = &list.own {
         return list.hosts.iter().position(|host| host.name == *own).ok_or_else(|| {

@@ -61,6 +61,8 @@ pub struct Launch<'a> {
     pub key: String,
     /// What the ranks are started in, as far as it can be made: by the supervisor, so that the front outlives it.
     pub cgroup: Option<JobGroup>,
+    /// Says that a process runs: its pid, and its local rank.
+    pub announce: fn(i32, usize),
 }
 
 /// What remains of a launch.

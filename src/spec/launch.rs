@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::console::{self, ConsoleSpec};
+use super::legacy::{self, LegacySpec};
 use super::nodes::{self, Nodes};
 use super::notify;
 use super::options::{Values, Vars};
@@ -17,6 +18,8 @@ use std::time::Duration;
 pub enum Script {
     /// A file, run by Python if its name ends in `.py` or `.pyxes`, else by itself.
     File(OsString),
+    /// A file, run by Python whatever its name.
+    Python(OsString),
     /// A module, run as `python -m` does.
     Module(OsString),
     /// A program, run by itself whatever its name.
@@ -28,7 +31,7 @@ impl Script {
     pub fn runs_in_python(&self) -> bool {
         match self {
             Script::File(name) => is_python(name),
-            Script::Module(_) => true,
+            Script::Module(_) | Script::Python(_) => true,
             Script::Program(_) => false,
         }
     }
@@ -38,6 +41,15 @@ impl Script {
 pub fn is_python(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
     name.ends_with(b".py") || name.ends_with(b".pyxes")
+}
+
+/// What kind of job it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Ranks that are all alike.
+    Collective,
+    /// The same, in the older launcher's ways.
+    Legacy(Box<LegacySpec>),
 }
 
 /// What to print instead of starting anything.
@@ -52,6 +64,8 @@ pub enum DryRun {
 /// A checked request, for this node's part of a job.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
+    /// The kind of job.
+    pub job: Job,
     /// What to run.
     pub script: Script,
     /// Its arguments, untouched.
@@ -60,7 +74,7 @@ pub struct LaunchSpec {
     pub nproc_per_node: Option<usize>,
     /// Devices, if asked for, as given and stripped.
     pub devices: Option<Vec<String>>,
-    /// The job's nodes, this one among them.
+    /// The job's nodes, this one among them; those of the older launcher are in `job`.
     pub nodes: Nodes,
     /// Folder of the logs, as given.
     pub log_dir: String,
@@ -99,6 +113,10 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
             return Err(values.error(name, "holds a NUL byte", "leave it out"));
         }
     }
+    let older = legacy::is_asked(values)?;
+    if older {
+        legacy::check_mode(values, vars)?;
+    }
     refuse_later_work(values)?;
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
@@ -111,6 +129,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         }
         (true, false) => Script::Module(name.clone()),
         (false, true) => Script::Program(name.clone()),
+        (false, false) if older => Script::Python(name.clone()),
         (false, false) => Script::File(name.clone()),
     };
     for (index, arg) in rest.iter().enumerate() {
@@ -125,8 +144,13 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         }
     }
     let (mut warnings, mut infos) = (Vec::new(), Vec::new());
-    let nodes = nodes::check(values, vars, &mut warnings, &mut infos)?;
-    check_nnodes(values, &nodes)?;
+    let (job, nodes) = if older {
+        (Job::Legacy(Box::new(legacy::check(values, vars, &mut warnings)?)), Nodes::alone())
+    } else {
+        let nodes = nodes::check(values, vars, &mut warnings, &mut infos)?;
+        check_nnodes(values, &nodes)?;
+        (Job::Collective, nodes)
+    };
     let nproc = values.int("nproc_per_node")?.map(|n| usize::try_from(n).unwrap_or(0));
     let nproc_per_node = match nproc {
         Some(0) if values.text("nproc_per_node") == Some("0") => None,
@@ -142,6 +166,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         return Err(values.error("job_id", "cannot be part of a file name", "use letters, digits, '-' and '_'"));
     }
     Ok(LaunchSpec {
+        job,
         script,
         args: args.to_vec(),
         nproc_per_node,
@@ -169,10 +194,8 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     })
 }
 
-/// Options of the older launcher alone.
-const OLDER: [&str; 13] = [
-    "backend",
-    "selected_gpus",
+/// Options of the older launcher's parameter servers.
+const OLDER: [&str; 8] = [
     "workers",
     "worker_num",
     "coordinators",
@@ -181,9 +204,6 @@ const OLDER: [&str; 13] = [
     "heter_worker_num",
     "heter_devices",
     "http_port",
-    "cluster_topo_path",
-    "rank_mapping_path",
-    "enable_auto_mapping",
 ];
 
 /// What later versions bring is refused, never ignored.
@@ -195,9 +215,6 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
             "leave it out, or use the launcher you come from",
         ))
     };
-    if values.bool("legacy")? == Some(true) {
-        return later("legacy", "the older launcher's ways");
-    }
     for name in ["auto_tuner_json", "auto_parallel_config"] {
         if values.given(name).is_some() {
             return later(name, "auto-tuners");
@@ -217,7 +234,7 @@ fn refuse_later_work(values: &Values) -> Result<(), SpecError> {
     }
     for name in OLDER {
         if values.given(name).is_some() {
-            return later(name, "the older launcher's ways");
+            return later(name, "parameter servers");
         }
     }
     let master = values.text("master").unwrap_or("");
@@ -264,14 +281,11 @@ fn check_nnodes(values: &Values, nodes: &Nodes) -> Result<(), SpecError> {
 }
 
 fn devices(values: &Values) -> Result<Option<Vec<String>>, SpecError> {
-    let Some(text) = values.text("devices").filter(|t| !t.trim().is_empty()) else { return Ok(None) };
+    let name = if values.given("devices").is_some() { "devices" } else { "selected_gpus" };
+    let Some(text) = values.text(name).filter(|t| !t.trim().is_empty()) else { return Ok(None) };
     let list: Vec<String> = text.split(',').map(|d| d.trim().to_owned()).collect();
     if list.iter().any(String::is_empty) {
-        return Err(values.error(
-            "devices",
-            "has an empty place in the list",
-            "give ids joined by commas, such as 0,1",
-        ));
+        return Err(values.error(name, "has an empty place in the list", "give ids joined by commas, such as 0,1"));
     }
     Ok(Some(list))
 }

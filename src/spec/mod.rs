@@ -3,6 +3,7 @@
 
 pub mod console;
 pub mod launch;
+pub mod legacy;
 pub mod nodes;
 pub mod notify;
 pub mod options;

@@ -86,7 +86,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "collective; ps and rpc are not in this version"),
     opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Order nodes by address; no effect on one node"),
     opt("enable_gpu_log", Bool, &[], Some("true"), "Accepted; this version writes no GPU log"),
-    opt("legacy", Bool, &[], Some("false"), "The older launcher; not in this version"),
+    opt("legacy", Bool, &[], Some("false"), "Do as the older launcher, paddle.distributed.fleet.launch, did; its own options do so too"),
     opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "Elastic jobs; not in this version (-1 is accepted)"),
     opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for nodes of an elastic job; no effect on one node"),
     opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "Auto-parallel tuner; not in this version"),
@@ -97,7 +97,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("trainer_num", Int, &["PADDLE_TRAINER_NUM"], None, "Their trainers on this node"),
     opt("gloo_port", Int, &["PADDLE_GLOO_PORT"], Some("6767"), "Parameter servers only: port of the trainers' and servers' own rendezvous"),
     opt("with_gloo", Text, &["PADDLE_WITH_GLOO"], Some("1"), "Parameter servers only: passed on to the processes"),
-    opt("backend", Text, &[], None, "Older launcher: auto, gloo, nccl, bkcl or heter"),
+    opt("backend", Text, &[], None, "Older launcher: auto, gloo, nccl, bkcl or heter [default: PADDLE_DISTRI_BACKEND, else auto]"),
     Opt { aliases: &["selected_xpus"], ..opt("selected_gpus", Text, &[], None, "Older launcher: the same as --gpus") },
     opt("workers", Text, &[], None, "Older launcher: endpoints of parameter servers' workers, joined by commas"),
     opt("worker_num", Int, &[], None, "Older launcher: workers on this node"),
@@ -107,9 +107,9 @@ pub const OPTIONS: &[Opt] = &[
     opt("heter_worker_num", Text, &[], None, "Older launcher: workers of each later stage, joined by ;"),
     opt("heter_devices", Text, &[], None, "Older launcher: kind of device of each later stage, joined by ;"),
     opt("http_port", Int, &[], None, "Older launcher: port of the parameter servers' rendezvous"),
-    opt("cluster_topo_path", Text, &[], None, "Older launcher: JSON file of the machines, for automatic rank mapping"),
-    opt("rank_mapping_path", Text, &[], None, "Older launcher: JSON file of which rank runs where"),
-    opt("enable_auto_mapping", Bool, &[], None, "Older launcher: map ranks to machines automatically"),
+    opt("cluster_topo_path", Text, &[], None, "Older launcher: JSON file of the machines, for --enable_auto_mapping"),
+    opt("rank_mapping_path", Text, &[], None, "Older launcher: JSON file of which rank runs where [default: PADDLE_RANK_MAPPING_PATH; else it is made first]"),
+    opt("enable_auto_mapping", Bool, &[], None, "Older launcher: place ranks by --rank_mapping_path, or let a process a machine work it out first"),
 ];
 
 /// Where a value came from.

@@ -150,7 +150,8 @@ LATER = [
     ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
     ("--auto_parallel_config", "a.json", "PADDLE_AUTO_PARALLEL_CONFIG"),
     ("--auto_tuner_json", "a.json", None),
-    ("--legacy", "1", None),
+    ("--worker_num", "2", None),
+    ("--heter_devices", "gpu", None),
 ]
 
 
