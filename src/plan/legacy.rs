@@ -112,12 +112,14 @@ pub fn ground(spec: &LaunchSpec, legacy: &LegacySpec, vars: &Vars, machine: Ask<
         Backend::Gloo => Some(ground("gloo", "launch train in CPU mode", CPU)),
         Backend::Nccl => Some(of("gpu")?).filter(there).map(gpus),
         Backend::Bkcl => Some(of("xpu")?).filter(there).map(xpus),
-        Backend::Heter => match Some(of("gpu")?).filter(there) {
-            Some(visible) => Some(ground("heter", "launch train in heter mode with GPU device.", visible)),
-            None => Some(of("xpu")?)
-                .filter(there)
-                .map(|visible| ground("heter", "launch train in heter mode with XPU device.", visible)),
-        },
+        Backend::Heter => {
+            let (gpu, xpu) = (of("gpu")?, of("xpu")?);
+            if gpu.devices.is_empty() && !xpu.devices.is_empty() {
+                Some(ground("heter", "launch train in heter mode with XPU device.", xpu))
+            } else {
+                Some(gpu).filter(there).map(|gpu| ground("heter", "launch train in heter mode with GPU device.", gpu))
+            }
+        }
         Backend::Auto => {
             let visible = devices::visible(vars, machine)?;
             Some(match visible.kind {

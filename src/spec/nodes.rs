@@ -168,7 +168,10 @@ pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError
         if name.is_empty() {
             return refuse("has an empty place in the list".into(), "give addresses joined by commas");
         }
-        if Endpoint::parse(&Endpoint::new(name, first).to_string()).is_none_or(|read| read.host != name) {
+        let foreign = |c: char| !c.is_alphanumeric() && !"-._:%".contains(c);
+        if name.contains(foreign)
+            || Endpoint::parse(&Endpoint::new(name, first).to_string()).is_none_or(|read| read.host != name)
+        {
             return refuse(format!("{} is no address", name.escape_debug()), "give addresses without ports");
         }
         if name.contains(':') && name.parse::<core::net::Ipv6Addr>().is_err() {
