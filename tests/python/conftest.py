@@ -9,8 +9,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import nvml
 import pytest
 from launching import Place, marked
+from nvml import Driver
 from oracle import SEED
 
 
@@ -31,3 +33,19 @@ def mark() -> Iterator[str]:
     for pid in marked(mark):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """Makes an environment in which the driver's library is the fake, built with these definitions."""
+
+    def build(*definitions: str) -> dict[str, str]:
+        return nvml.build(tmp_path_factory.mktemp("nvml"), *definitions)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def four_gpus(driver: Driver) -> dict[str, str]:
+    """An environment in which the driver shows four GPUs."""
+    return driver()
