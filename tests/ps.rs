@@ -62,7 +62,7 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
             ps::plan(&spec, laid, &vars, &facts(), &Devices { kind: "gpu".into(), names }, &layout)
         }
         Job::Ps(PsSpec::AsTold { role, number }) => Ok(ps::as_told(&spec, *role, *number, &vars, &facts())),
-        Job::Collective | Job::Rpc => {
+        Job::Collective | Job::Legacy(_) | Job::Rpc => {
             let share = Share { binding: Binding::Cpu, lists: EnvPatch::new() };
             let shares = vec![share; spec.nproc_per_node.unwrap_or(1)];
             let cluster = match &spec.nodes {

@@ -11,7 +11,7 @@ use crate::run::launch::{Launch, Launched};
 use crate::run::logs;
 use crate::run::start::TAIL_BYTES;
 use crate::run::sweep::Leftover;
-use crate::supervise::Outcome;
+use crate::supervise::{Outcome, RankReport};
 use crate::sys::tree;
 use std::path::Path;
 use tracing::{error, info, warn};
@@ -28,6 +28,8 @@ pub struct Circumstances {
     pub github: bool,
     /// Whether people asked for silence (`--log_level CRITICAL`).
     pub quiet: bool,
+    /// Whether the older launcher's words are used.
+    pub older: bool,
 }
 
 /// Says how it ended.
@@ -50,7 +52,7 @@ pub fn conclude(
             for swept in swept(launch, launched) {
                 tell(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
             }
-            info!("Pod completed");
+            info!("{}", if circumstances.older { "Local processes completed." } else { "Pod completed" });
         }
         Outcome::Stopped { signal } => info!("Terminating with signal {signal}"),
         Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
@@ -61,7 +63,15 @@ pub fn conclude(
         }
         Outcome::Failed { culprit, exit } => {
             let rank = &launch.plan.ranks[*culprit];
-            error!("Pod failed");
+            if circumstances.older {
+                error!(
+                    "ABORT!!! Out of all {} trainers, the trainer process with rank={:?} was aborted. Please check its log.",
+                    launch.plan.world_size,
+                    failed(launch, launched)
+                );
+            } else {
+                error!("Pod failed");
+            }
             error!(
                 "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
                 rank.rank,
@@ -84,6 +94,13 @@ pub fn conclude(
             message::to_stderr(render(verdict, style).as_bytes());
         }
     }
+}
+
+/// The numbers of those that failed of themselves.
+fn failed(launch: &Launch<'_>, launched: &Launched) -> Vec<usize> {
+    let ends = launched.report.ranks.iter().zip(&launch.plan.ranks);
+    let of_itself = |end: &RankReport| !end.told && end.exit.is_some_and(|exit| !exit.is_success());
+    ends.filter(|(end, _)| of_itself(end)).map(|(_, rank)| rank.rank).collect()
 }
 
 /// Names processes that the kernel will not let go.

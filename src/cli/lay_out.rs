@@ -1,6 +1,8 @@
 //! From what was asked to a plan: devices, addresses, ports.
 
+use super::legacy;
 use super::paddle::{Refusal, unmet, usage};
+use crate::model::Endpoint;
 use crate::plan::devices::{self, Visible};
 use crate::plan::machine::Ask;
 use crate::plan::ps::{self, Devices};
@@ -14,6 +16,7 @@ use crate::spec::ps::{Form, Laid, PsSpec};
 use crate::spec::{LaunchSpec, SpecError};
 use crate::sys::ports::Lease;
 use std::cell::LazyCell;
+use std::ffi::OsString;
 use std::path::Path;
 use tracing::{info, warn};
 
@@ -29,19 +32,27 @@ pub struct LaidOut {
     pub gpus: Vec<Device>,
     /// The soft limit of open files that ranks get back, if ours was raised.
     pub nofile: Option<u64>,
+    /// What `endpoints.log` is to hold; `None`: the endpoints are written as the newer launcher does.
+    pub endpoints: Option<Vec<Endpoint>>,
 }
 
-/// Lays a job out.
-pub(super) fn lay_out(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts) -> Result<LaidOut, Refusal> {
+/// Lays a job out. `args`: the launcher's own.
+pub(super) fn lay_out(
+    spec: &LaunchSpec,
+    vars: &Vars,
+    facts: &HostFacts,
+    args: &[OsString],
+) -> Result<LaidOut, Refusal> {
     let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
     let ask = || &*machine;
     match &spec.job {
         Job::Collective | Job::Rpc => alike(spec, vars, facts, &ask),
+        Job::Legacy(older) => legacy::lay_out((spec, older), vars, facts, &ask, args),
         Job::Ps(PsSpec::Laid(laid)) => with_servers(spec, laid, vars, facts, &ask),
         Job::Ps(PsSpec::AsTold { role, number }) => {
             preflight::check_script(&spec.script).map_err(unmet)?;
             let plan = ps::as_told(spec, *role, *number, vars, facts);
-            Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None })
+            Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None, endpoints: None })
         }
     }
 }
@@ -69,7 +80,7 @@ fn alike(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, ask: Ask<'_>) -> Res
         leases.push(lease);
     }
     let gpus = if spec.gpu_log { devices::gpus(&shares, &visible) } else { Vec::new() };
-    Ok(LaidOut { plan, leases, kind: visible.kind, gpus, nofile })
+    Ok(LaidOut { plan, leases, kind: visible.kind, gpus, nofile, endpoints: None })
 }
 
 /// Parameter servers and their workers.
@@ -94,7 +105,7 @@ fn with_servers(
     }
     let devices = chosen(spec, &visible).map_err(usage)?;
     let plan = ps::plan(spec, laid, vars, facts, &devices, &layout).map_err(unmet)?;
-    Ok(LaidOut { plan, leases, kind: visible.kind, gpus: Vec::new(), nofile })
+    Ok(LaidOut { plan, leases, kind: visible.kind, gpus: Vec::new(), nofile, endpoints: None })
 }
 
 /// The names of the devices that workers get in turn.

@@ -5,6 +5,7 @@ pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;
 pub mod lay_out;
+pub mod legacy;
 pub mod message;
 pub mod notes;
 pub mod paddle;

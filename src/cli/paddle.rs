@@ -5,25 +5,24 @@ use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
 use super::policy::policy;
 use super::record::Record;
-use super::{dry_run, exit_code, message, notes};
+use super::{dry_run, exit_code, legacy, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
 use crate::log::verdict::{self, Style, render};
-use crate::model::{Exit, Role};
+use crate::model::{Exit, Role, Who};
 use crate::plan::visible::Device;
 use crate::plan::{self, HostFacts, Plan};
 use crate::probe::memory::Memory;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
-use crate::run::launch::{Launch, run};
+use crate::run::launch::Launch;
 use crate::run::result;
-use crate::run::{gpu_log, logs, preflight, rotate, sweep, temporary};
+use crate::run::{self, gpu_log, logs, preflight, rotate, sweep, temporary};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
-use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
@@ -121,7 +120,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
     let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
     let (vars, outer) = plan::nested::without_outer_exports(&all);
     let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    let base: Vec<_> = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
     if let Some(path) = &spec.auto_parallel_config {
@@ -142,7 +141,8 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
-        for name in plan::surroundings::PROXIES.iter().filter(|name| vars.contains_key(**name)) {
+        let set_aside = |name: &&&str| !matches!(spec.job, job::Job::Legacy(_)) && vars.contains_key(**name);
+        for name in plan::surroundings::PROXIES.iter().filter(set_aside) {
             warn!(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
             );
@@ -159,7 +159,11 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
             debug!("{name}: {}", value.text);
         }
-        launch_on_this_node(&spec, &vars, base, python, signals, record)
+        let status = launch_on_this_node(&spec, &vars, base.clone(), (python, args), signals, record)?;
+        match legacy::second_pass(&spec, status) {
+            Some(next) => launch_on_this_node(&next, &vars, base, (python, args), signals, record),
+            None => Ok(status),
+        }
     })
 }
 
@@ -167,7 +171,7 @@ fn launch_on_this_node(
     spec: &LaunchSpec,
     vars: &Vars,
     base: Vec<(OsString, OsString)>,
-    python: &OsStr,
+    (python, args): (&OsStr, &[OsString]),
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -185,7 +189,7 @@ fn launch_on_this_node(
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
         temporary: temporary::path(&key).map_err(unmet)?,
     };
-    let LaidOut { plan, leases, kind, gpus, nofile } = lay_out(spec, vars, &facts)?;
+    let LaidOut { plan, leases, kind, gpus, nofile, endpoints } = lay_out(spec, vars, &facts, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -206,11 +210,17 @@ fn launch_on_this_node(
     if spec.rotation.is_some() {
         rotate::check(&log_dir).map_err(unmet)?;
     }
-    logs::write_beside(&plan, &log_dir, spec.log_overwrite).map_err(in_logs)?;
+    match &endpoints {
+        None => logs::write_beside(&plan, &log_dir, spec.log_overwrite),
+        Some(endpoints) => run::legacy::write_endpoints(&log_dir, endpoints),
+    }
+    .and_then(|()| logs::write_backups(&plan))
+    .map_err(in_logs)?;
     logs::put_attempts_aside(&log_dir, spec.log_overwrite).map_err(unmet)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
+    let older = matches!(spec.job, job::Job::Legacy(_));
     let launch = Launch {
         plan: &plan,
         program,
@@ -225,13 +235,14 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
-        temporary: matches!(spec.job, job::Job::Ps(PsSpec::Laid(_))).then(|| PathBuf::from(&facts.temporary)),
+        temporary: plan.wants_folder.then(|| PathBuf::from(&facts.temporary)),
+        announce: if older { legacy::announce } else { |_, _| {} },
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
-    let circumstances = Circumstances { host, memory, colour, github, quiet };
+    let circumstances = Circumstances { host, memory, colour, github, quiet, older };
     let job = Job { kind, argv: &launch.plan.ranks[0].argv, gpus, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
@@ -246,6 +257,10 @@ fn launch_on_this_node(
                 signals::let_through(&HELD_IN_FRONT);
             }
             let status = match supervise(&launch, &supervisor, signals, &job) {
+                // The second pass has the last word.
+                Ok((status, _)) if legacy::has_mapped(launch.plan.ranks.first().map(|rank| rank.role), status) => {
+                    status
+                }
                 Ok((status, result)) => {
                     record.write(&result);
                     status
@@ -348,7 +363,7 @@ fn supervise(
         gpu_log::start(&launch.log_dir.join(format!("{id}.gpu.log")), &job.gpus);
     }
     let mut say = |note: &Note| notes::say(note, &launch.policy, &|local| plan.ranks[local].who());
-    let mut launched = run(launch, supervisor, signals, journal, &mut say)
+    let mut launched = run::launch::run(launch, supervisor, signals, journal, &mut say)
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = exit_code::of(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
@@ -359,7 +374,11 @@ fn supervise(
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
+    if legacy::has_mapped(plan.ranks.first().map(|rank| rank.role), exit_status) {
+        info!("the rank mapping is there; the job goes on by it");
+    } else {
+        conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
+    }
     Ok((exit_status, result))
 }
 
@@ -374,8 +393,8 @@ struct Job<'a> {
 
 /// Which logs the console shows, by number on this node, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
-    let wanted = plan.ranks.iter().enumerate().filter(|(_, r)| spec.console.shows(r.who()));
-    let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.who())).collect();
+    let all: Vec<Who> = plan.ranks.iter().map(plan::RankPlan::who).collect();
+    let wanted: Vec<_> = spec.console.chosen(&all).into_iter().map(|local| (local, all[local])).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => Prefix::None,
         Some(PrefixKind::Rank) => Prefix::Rank,

@@ -2,6 +2,7 @@
 //! table of every variable that rlaunch writes, from which `docs/environment.md` comes.
 
 pub mod paddle_launch;
+pub mod paddle_legacy;
 pub mod paddle_ps;
 pub mod paddle_rpc;
 pub mod paddle_spawn;
@@ -48,8 +49,8 @@ pub struct Identity {
 pub struct Variable {
     /// Its name; `{kind}` stands for gpu, xpu and so on.
     pub name: &'static str,
-    /// Who writes it: `spawn`, `launch`, or both; in brackets, in which jobs alone: `ps` and `rpc`, or `older ps` for
-    /// those asked for in the older launcher's words.
+    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), or several; in brackets, in which jobs alone:
+    /// `ps` and `rpc`, or `older ps` for those asked for in the older launcher's words.
     pub written_by: &'static str,
     /// What it means.
     pub meaning: &'static str,
@@ -65,13 +66,14 @@ const fn var(name: &'static str, written_by: &'static str, meaning: &'static str
 pub const VARIABLES: &[Variable] = &[
     var(
         "CUDA_VISIBLE_DEVICES",
-        "launch",
+        "launch, legacy",
         "a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),
+    var("FLAGS_selected_accelerators", "legacy", "the same as FLAGS_selected_{kind}s", "0"),
     var(
         "FLAGS_selected_{kind}s",
-        "launch, spawn",
+        "launch, legacy, spawn",
         "devices of this rank, as indices into what is visible; only with devices",
         "0",
     ),
@@ -98,10 +100,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var(
         "PADDLE_BACKUP_ENV_PATH",
-        "launch",
+        "launch, legacy",
         "JSON file with the variables that were too long; only then",
         "log/backup_env.0.json",
     ),
+    var("PADDLE_CLUSTER_TOPO_PATH", "legacy", "with --enable_auto_mapping: JSON file of the machines", "topology.json"),
     var(
         "PADDLE_COORDINATOR_ENDPOINTS",
         "launch (older ps)",
@@ -109,34 +112,43 @@ pub const VARIABLES: &[Variable] = &[
         "127.0.0.1:6008",
     ),
     var("PADDLE_COORDINATOR_NUM", "launch (older ps)", "coordinators in the job; told to coordinators", "1"),
-    var("PADDLE_CURRENT_ENDPOINT", "launch, spawn", "where this rank listens", "127.0.0.1:6070"),
+    var("PADDLE_CURRENT_ENDPOINT", "launch, legacy, spawn", "where this rank listens", "127.0.0.1:6070"),
     var(
         "PADDLE_DISTRI_BACKEND",
-        "launch, spawn",
-        "gloo without devices, xccl with a custom device; spawn: only with gloo",
+        "launch, legacy, spawn",
+        "gloo without devices, xccl with a custom device; spawn: only with gloo; legacy: always, nccl, bkcl and heter too",
         "gloo",
+    ),
+    var("PADDLE_ENABLE_AUTO_MAPPING", "legacy", "True with --enable_auto_mapping, else not set", "True"),
+    var(
+        "PADDLE_ENABLE_ELASTIC",
+        "legacy",
+        "with --enable_auto_mapping: True for a mapper, which has then to end with 102, else False",
+        "True",
     ),
     var("PADDLE_GLOBAL_RANK", "launch", "this rank's number in the job", "1"),
     var("PADDLE_GLOBAL_SIZE", "launch", "ranks in the job", "2"),
     var(
         "PADDLE_GLOO_FS_PATH",
-        "launch (ps)",
+        "launch (ps), legacy",
         "an empty folder on this node that is there during the job",
         "/tmp/rlaunch-q0Zk83hTqWm2xVb9",
     ),
     var("PADDLE_GLOO_HTTP_ENDPOINT", "launch (ps)", "where the first server's rendezvous listens", "127.0.0.1:6767"),
-    var("PADDLE_GLOO_RENDEZVOUS", "launch (ps)", "3: by HTTP", "3"),
+    var("PADDLE_GLOO_RENDEZVOUS", "launch (ps), legacy", "3: by HTTP", "3"),
     var(
         "PADDLE_HETER_TRAINER_IP_PORT_LIST",
         "launch (older ps)",
         "the same as PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST; only on PaddleCloud",
         "10.0.0.2:6003",
     ),
+    var("PADDLE_LOCAL_DEVICE_IDS", "legacy", "devices of this rank, joined by commas; empty without", "0,1"),
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
     var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
     var("PADDLE_MASTER_ENDPOINT", "launch (rpc)", "where rank 0's store listens", "127.0.0.1:6069"),
+    var("PADDLE_NEED_RANK_MAPPING", "legacy", "with --enable_auto_mapping: True for a mapper, else False", "True"),
     var(
         "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
         "launch (older ps)",
@@ -144,6 +156,7 @@ pub const VARIABLES: &[Variable] = &[
         "127.0.0.1:6004",
     ),
     var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
+    var("PADDLE_ORIGINAL_CMD_ARGS", "legacy", "for a mapper: the launcher's arguments", "--legacy 1 train.py"),
     var("PADDLE_PORT", "launch (ps)", "where this process listens, with POD_IP", "6001"),
     var(
         "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
@@ -152,31 +165,54 @@ pub const VARIABLES: &[Variable] = &[
         "127.0.0.1:6001",
     ),
     var("PADDLE_PSERVERS_IP_PORT_LIST", "launch (ps)", "where the servers listen", "127.0.0.1:6000"),
-    var("PADDLE_RANK_IN_NODE", "launch", "the same as PADDLE_LOCAL_RANK", "1"),
+    var("PADDLE_RANK_IN_NODE", "launch, legacy", "this rank's number on its node", "1"),
+    var(
+        "PADDLE_RANK_MAPPING_PATH",
+        "legacy",
+        "with --enable_auto_mapping: the file that a mapper has to write; empty for ranks",
+        "/home/me/auto_parallel_rank_mapping.json",
+    ),
     var("PADDLE_ROLE", "launch (ps)", "the same as TRAINING_ROLE; not by the older words", "PSERVER"),
     var("PADDLE_STAGE_TRAINERS_NUM", "launch (older ps)", "workers of each stage", "[1, 1, 2]"),
-    var("PADDLE_TRAINERS_NUM", "launch, spawn", "ranks in the job", "2"),
+    var("PADDLE_TRAINERS_NUM", "launch, legacy, spawn", "ranks in the job", "2"),
     var(
         "PADDLE_TRAINER_ENDPOINTS",
-        "launch, spawn",
-        "where each rank listens, by rank",
+        "launch, legacy, spawn",
+        "where each rank listens, by rank; with a rank mapping, machine by machine",
         "127.0.0.1:6070,127.0.0.1:6071",
     ),
-    var("PADDLE_TRAINER_ID", "launch, spawn", "this rank's number in the job", "1"),
-    var("PADDLE_WITH_GLOO", "launch (ps)", "the value of --with_gloo: 1 for trainers, 2 for all", "1"),
+    var("PADDLE_TRAINER_ID", "launch, legacy, spawn", "this rank's number in the job", "1"),
+    var(
+        "PADDLE_WITH_GLOO",
+        "launch (ps), legacy",
+        "the value of --with_gloo: 1 for trainers, 2 for all; legacy: as it was, else 0",
+        "1",
+    ),
     var("PADDLE_WORKER_ENDPOINT", "launch (rpc)", "where this rank listens", "127.0.0.1:6070"),
-    var("PADDLE_XCCL_BACKEND", "launch", "type of the custom device; only with one", "npu"),
+    var(
+        "PADDLE_WORLD_DEVICE_IDS",
+        "legacy",
+        "devices of all ranks: joined by colons within a rank, by commas between ranks",
+        "0:1,2:3",
+    ),
+    var("PADDLE_XCCL_BACKEND", "launch, legacy", "type of the custom device; only with one", "npu"),
     var("POD_IP", "launch (ps)", "where this process listens, with PADDLE_PORT", "127.0.0.1"),
     var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
     var(
         "RLAUNCH_EXPORTED",
-        "launch",
+        "launch, legacy",
         "which of the variables above a nested launcher has to ignore: name=hash, joined by commas",
         "PADDLE_MASTER=9f3b5c21",
     ),
     var(
+        "RLAUNCH_OUTER_LOGS",
+        "launch, legacy",
+        "absolute folder of the logs, beside which a nested launcher puts its own",
+        "/home/me/log",
+    ),
+    var(
         "RLAUNCH_JOB_KEY",
-        "launch, spawn",
+        "launch, legacy, spawn",
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",
     ),

@@ -6,15 +6,17 @@ use crate::spec::options::Vars;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-/// Program and arguments. A `.py` file runs unbuffered, under `coverage` if WITH_COVERAGE is `ON`; a
-/// `.pyxes` file runs as Python; anything else is a program of its own.
+/// Program and arguments. A `.py` file, and any that Python is to run, runs unbuffered, under `coverage` if
+/// WITH_COVERAGE is `ON`; a `.pyxes` file runs as Python; anything else is a program of its own.
 pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &Vars) -> Arc<[OsString]> {
     let coverage = vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON");
     let (options, name): (Option<&[&str]>, _) = match script {
         Script::File(name) if !is_python(name) => (None, name),
         Script::File(name) if name.as_encoded_bytes().ends_with(b".pyxes") => (Some(&[]), name),
-        Script::File(name) if coverage => (Some(&["-u", "-m", "coverage", "run", "--branch", "-p"]), name),
-        Script::File(name) => (Some(&["-u"]), name),
+        Script::File(name) | Script::Python(name) if coverage => {
+            (Some(&["-u", "-m", "coverage", "run", "--branch", "-p"]), name)
+        }
+        Script::File(name) | Script::Python(name) => (Some(&["-u"]), name),
         Script::Module(name) => (Some(&["-u", "-m"]), name),
         Script::Program(name) => (None, name),
     };
@@ -39,6 +41,7 @@ mod tests {
         assert_eq!(run(file("a.py"), &coverage), "py|-u|-m|coverage|run|--branch|-p|a.py|-m|a b");
         assert_eq!(run(file("a.pyxes"), &none), "py|a.pyxes|-m|a b");
         assert_eq!(run(file("a.sh"), &none), "a.sh|-m|a b");
+        assert_eq!(run(Script::Python("a.sh".into()), &none), "py|-u|a.sh|-m|a b");
         assert_eq!(run(Script::Module("pkg.mod".into()), &none), "py|-u|-m|pkg.mod|-m|a b");
         assert_eq!(run(Script::Program("a.py".into()), &none), "a.py|-m|a b");
     }

@@ -42,19 +42,41 @@ const ONE_MIG: &str = "the driver shows a process the first MIG device of its li
 /// The devices that the environment or, failing that, the machine shows. An empty list hides them all,
 /// as it does for CUDA itself.
 pub fn visible(vars: &Vars, machine: Ask<'_>) -> Result<Visible, SpecError> {
-    let lists = CUSTOM.iter().map(|custom| (custom.list, custom.kind)).chain(LISTS);
+    among(vars, &|_| true, &|| machine().devices())
+}
+
+/// The same of one kind alone, `gpu` or `xpu`, whatever else there is.
+pub fn visible_of(kind: &'static str, vars: &Vars, machine: Ask<'_>) -> Result<Visible, SpecError> {
+    let count = || if kind == "gpu" { machine().gpus.len() } else { machine().xpus };
+    among(vars, &|of| of == kind, &|| (kind, count()))
+}
+
+fn among(
+    vars: &Vars,
+    counts: &dyn Fn(&str) -> bool,
+    machine: &dyn Fn() -> (&'static str, usize),
+) -> Result<Visible, SpecError> {
     let mut all = false;
-    if let Some((name, kind, text)) = lists.into_iter().find_map(|(n, k)| vars.get(n).map(|text| (n, k, text))) {
-        let list = if name == CUDA { visible::of_cuda(name, text)? } else { visible::of_others(name, text)? };
-        match list {
+    if let Some((name, kind, text)) = listed(vars, counts) {
+        match read(name, text)? {
             List::These(devices) => return Ok(Visible { kind, from: Some(name), devices, all }),
             List::All => all = name == CUDA,
         }
     }
-    let (kind, count) = machine().devices();
+    let (kind, count) = machine();
     let devices =
         (0..count as u32).map(|i| if kind == "gpu" { Device::Index(i) } else { Device::Other(i.to_string()) });
     Ok(Visible { kind, from: None, devices: devices.collect(), all: all && kind == "gpu" })
+}
+
+/// The first visible list that is set: its variable, its kind and its text.
+fn listed<'a>(vars: &'a Vars, counts: &dyn Fn(&str) -> bool) -> Option<(&'static str, &'static str, &'a str)> {
+    let lists = CUSTOM.iter().map(|custom| (custom.list, custom.kind)).chain(LISTS);
+    lists.filter(|(_, kind)| counts(kind)).find_map(|(name, kind)| Some((name, kind, vars.get(name)?.as_str())))
+}
+
+fn read(name: &str, text: &str) -> Result<List, SpecError> {
+    if name == CUDA { visible::of_cuda(name, text) } else { visible::of_others(name, text) }
 }
 
 /// The kind of devices that a program started now would see, and how many of them.
@@ -63,7 +85,7 @@ pub fn seen(vars: &Vars, machine: &Machine) -> Result<(&'static str, usize), Spe
     let list = LISTS.into_iter().chain(CUSTOM.iter().map(|custom| (custom.list, custom.kind)));
     let list = list.filter(|(_, of)| *of == kind && count > 0).find_map(|(name, _)| Some((name, vars.get(name)?)));
     let Some((name, text)) = list else { return Ok((kind, count)) };
-    match if name == CUDA { visible::of_cuda(name, text)? } else { visible::of_others(name, text)? } {
+    match read(name, text)? {
         // CUDA does not know the word.
         List::All if name == CUDA => Ok((kind, 0)),
         List::All => Ok((kind, count)),
@@ -85,6 +107,34 @@ pub fn ranks(spec: &LaunchSpec, visible: &Visible) -> usize {
 /// What each rank gets. A device named twice in `--devices` gets two ranks.
 pub fn share(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<Shares, SpecError> {
     let ranks = ranks(spec, visible);
+    let (chosen, warnings) = choose(spec, visible, machine)?;
+    let shares = match chosen.places.len() {
+        0 => vec![Share { binding: Binding::Cpu, lists: EnvPatch::new() }; ranks],
+        _ if ranks == 1 => vec![chosen.share(spec, visible, &chosen.places)?],
+        n if n < ranks => return Err(too_few(spec, visible, n, ranks)),
+        _ => chosen.places[..ranks].iter().map(|p| chosen.share(spec, visible, &[*p])).collect::<Result<_, _>>()?,
+    };
+    Ok((shares, warnings))
+}
+
+/// What each rank gets of all chosen devices, in contiguous blocks of one size.
+pub fn blocks(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<Shares, SpecError> {
+    let ranks = ranks(spec, visible);
+    let (chosen, warnings) = choose(spec, visible, machine)?;
+    let devices = chosen.places.len();
+    if devices % ranks != 0 {
+        let why = format!("{}s' number:{devices} mod args.nproc_per_node:{ranks} must == 0", visible.kind);
+        return Err(SpecError::new("--nproc_per_node", ranks.to_string(), why, "each rank gets as many devices"));
+    }
+    let shares = chosen.places.chunks((devices / ranks).max(1)).map(|block| chosen.share(spec, visible, block));
+    Ok((shares.collect::<Result<_, _>>()?, warnings))
+}
+
+fn choose<'a>(
+    spec: &LaunchSpec,
+    visible: &'a Visible,
+    machine: Ask<'_>,
+) -> Result<(Chosen<'a>, Vec<String>), SpecError> {
     let mut warnings = Vec::new();
     let chosen = match &spec.devices {
         None => Chosen::all_of(visible),
@@ -103,13 +153,7 @@ pub fn share(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<S
     if visible.all && !visible.devices.is_empty() {
         warnings.push(format!("{CUDA}=all: CUDA does not know the word and would hide every GPU; ranks get it unset"));
     }
-    let shares = match chosen.places.len() {
-        0 => vec![Share { binding: Binding::Cpu, lists: EnvPatch::new() }; ranks],
-        _ if ranks == 1 => vec![chosen.share(spec, visible, &chosen.places)?],
-        n if n < ranks => return Err(too_few(spec, visible, n, ranks)),
-        _ => chosen.places[..ranks].iter().map(|p| chosen.share(spec, visible, &[*p])).collect::<Result<_, _>>()?,
-    };
-    Ok((shares, warnings))
+    Ok((chosen, warnings))
 }
 
 /// The GPUs of these shares, as their ranks' lists name them; a list that is not there is the driver's.

@@ -4,7 +4,9 @@ pub mod cluster;
 pub mod collective;
 pub mod command;
 pub mod devices;
+pub mod legacy;
 pub mod machine;
+pub mod mapping;
 pub mod nested;
 pub mod ps;
 pub mod spawn;
@@ -80,8 +82,10 @@ pub struct Plan {
     pub pod: paddle_launch::Pod,
     /// The job's name.
     pub job_id: String,
-    /// `collective`, `ps` or `rpc`.
+    /// `collective`, `ps`, ...
     pub mode: &'static str,
+    /// Whether its processes are told of the facts' temporary folder.
+    pub wants_folder: bool,
 }
 
 impl Plan {

@@ -9,6 +9,9 @@ use std::sync::Arc;
 /// The variable in which a launcher tells the launchers below it what they inherit from it.
 pub const EXPORTED: &str = "RLAUNCH_EXPORTED";
 
+/// The variable with the folder of a rank's log, for launchers inside it.
+pub const OUTER_LOGS: &str = "RLAUNCH_OUTER_LOGS";
+
 /// Of long values that many ranks share, the hash.
 #[derive(Debug, Default)]
 pub struct Hashes(HashMap<*const u8, (Arc<str>, u32)>);
@@ -71,12 +74,11 @@ pub fn without_outer_exports(vars: &Vars) -> (Vars, Option<Outer>) {
     let Some(exported) = own.remove(EXPORTED) else { return (own, None) };
     // RLAUNCH_JOB_KEY: key/attempt/local_rank.
     let local_rank = vars.get("RLAUNCH_JOB_KEY").and_then(|key| key.rsplit('/').next()?.parse().ok()).unwrap_or(0);
-    let mut outer = Outer { dropped: Vec::new(), local_rank, log_dir: None };
+    let mut outer = Outer { dropped: Vec::new(), local_rank, log_dir: own.remove(OUTER_LOGS) };
     for entry in exported.split(',') {
         let Some((name, hash)) = entry.split_once('=') else { continue };
-        let Some(value) = vars.get(name).filter(|value| format!("{:08x}", fnv(value)) == hash) else { continue };
-        if name == "PADDLE_LOG_DIR" {
-            outer.log_dir = Some(value.clone());
+        if vars.get(name).is_none_or(|value| format!("{:08x}", fnv(value)) != hash) {
+            continue;
         }
         own.remove(name);
         outer.dropped.push(name.to_owned());
@@ -101,6 +103,7 @@ mod tests {
         vars.insert(EXPORTED.into(), exported(&env, &mut Hashes::default()));
         vars.insert("PADDLE_MASTER".into(), "2.2.2.2:2".into());
         vars.insert("RLAUNCH_JOB_KEY".into(), "abc/0/3".into());
+        vars.insert(OUTER_LOGS.into(), "/outer".into());
         let (own, outer) = without_outer_exports(&vars);
         let outer = outer.unwrap();
         assert_eq!(outer.dropped, ["PADDLE_LOG_DIR"]);

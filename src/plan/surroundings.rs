@@ -47,6 +47,7 @@ pub fn complete(
     hashes: &mut Hashes,
 ) -> Result<Option<Backup>, SpecError> {
     let backup = set_aside_too_long(env, vars, log_dir, name);
+    env.set(nested::OUTER_LOGS, log_dir);
     env.set(nested::EXPORTED, nested::exported(env, hashes));
     match env.vars().iter().find(|(name, value)| name.len() + value.len() + 2 > LONGEST) {
         None => Ok(backup),

@@ -63,6 +63,8 @@ pub struct Launch<'a> {
     pub cgroup: Option<JobGroup>,
     /// A folder that is there while the job runs.
     pub temporary: Option<PathBuf>,
+    /// Says that a process runs: its pid, and its local rank.
+    pub announce: fn(i32, usize),
 }
 
 /// What remains of a launch.

@@ -191,14 +191,18 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     replaced
 }
 
-/// Writes what else belongs beside the ranks' logs: `{job_id}.{pod}.log` with the endpoints, and
-/// the lists that were too long for the environment.
+/// Writes what else belongs beside the ranks' logs: `{job_id}.{pod}.log` with the endpoints.
 pub fn write_beside(plan: &Plan, folder: &Path, overwrite: bool) -> io::Result<()> {
     let mut file = open(&folder.join(format!("{}.{}.log", plan.job_id, plan.pod.name)), overwrite)?;
     for (local_rank, one) in plan.ranks.iter().enumerate() {
         let endpoint = one.endpoint.as_ref().map_or(String::new(), |endpoint| format!(" endpoint {endpoint}"));
         writeln!(file, "{} {} local_rank {local_rank}{endpoint}", one.role, one.rank)?;
     }
+    Ok(())
+}
+
+/// Writes the lists that were too long for the environment.
+pub fn write_backups(plan: &Plan) -> io::Result<()> {
     for Backup { path, vars } in plan.ranks.iter().filter_map(|r| r.backup.as_ref()) {
         let map: serde_json::Map<_, _> = vars.iter().map(|(n, v)| (n.clone(), (**v).into())).collect();
         replace(Path::new(path), &serde_json::Value::Object(map).to_string())?;

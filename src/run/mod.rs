@@ -6,6 +6,7 @@ pub mod front;
 pub mod gpu_log;
 pub mod journal;
 pub mod launch;
+pub mod legacy;
 pub mod logs;
 pub mod preflight;
 pub mod request;

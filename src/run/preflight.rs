@@ -4,7 +4,6 @@ use crate::plan::cluster::{self, Addresses, Cluster};
 use crate::plan::ps::{self, Layout};
 use crate::probe::net;
 use crate::spec::job::Job;
-use crate::spec::launch::is_python;
 use crate::spec::nodes::{Nodes, Ports};
 use crate::spec::places::Place;
 use crate::spec::ps::Laid;
@@ -40,8 +39,8 @@ pub fn find_program(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, SpecE
 
 /// Checks a script that Python is to run.
 pub fn check_script(script: &Script) -> Result<(), SpecError> {
-    let Script::File(name) = script else { return Ok(()) };
-    if !is_python(name) {
+    let (Script::File(name) | Script::Python(name)) = script else { return Ok(()) };
+    if !script.runs_in_python() {
         return if Path::new(name).is_dir() { Err(directory(name)) } else { Ok(()) };
     }
     let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));

@@ -162,6 +162,9 @@ impl<'a> Ranks<'a> {
 impl Host for Ranks<'_> {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let started = self.start_one(id);
+        if let Ok(child) = &started {
+            (self.launch.announce)(child.pid(), id.local_rank);
+        }
         let (Who { role, number: rank }, attempt) = (self.who(id), id.attempt);
         self.journal.write(match &started {
             Ok(child) => What::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() },

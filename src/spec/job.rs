@@ -1,6 +1,7 @@
 //! What kind of job is asked for.
 
 use super::SpecError;
+use super::legacy::{self, LegacySpec};
 use super::options::{Values, Vars};
 use super::ps::{self, PsSpec};
 
@@ -9,6 +10,8 @@ use super::ps::{self, PsSpec};
 pub enum Job {
     /// Ranks that are all alike.
     Collective,
+    /// The same, in the older launcher's ways.
+    Legacy(Box<LegacySpec>),
     /// Servers that hold the parameters, and ranks that train.
     Ps(PsSpec),
     /// Ranks that call each other.
@@ -26,6 +29,10 @@ const HETER: [&str; 3] = ["heter_workers", "heter_worker_num", "heter_devices"];
 pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Job, SpecError> {
     let given = |names: &[&'static str]| names.iter().copied().find(|name| is_given(values, name));
     let (newer, older, heter) = (given(&NEWER), given(&OLDER), given(&HETER));
+    let older_launcher = legacy::is_asked(values)?;
+    if older_launcher {
+        legacy::check_mode(values, vars)?;
+    }
     let mode = values.text("run_mode").unwrap_or("").to_ascii_lowercase();
     match (mode.as_str(), newer.or(older).or(heter)) {
         ("collective" | "rpc", Some(name)) => {
@@ -33,14 +40,14 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Job
             Err(values.error(name, &format!("is for parameter servers, and --run_mode is {mode}"), hint))
         }
         ("rpc", None) => Ok(Job::Rpc),
+        ("" | "collective", None) if older_launcher => Ok(Job::Legacy(Box::new(legacy::check(values, vars, said)?))),
         ("" | "collective", None) => Ok(Job::Collective),
         ("" | "ps" | "ps-heter", _) => {
             if let (Some(name), "ps") = (heter, mode.as_str()) {
                 return Err(values.error(name, "is for --run_mode ps-heter", "give that, or leave this option out"));
             }
             let heter = heter.is_some() || mode == "ps-heter";
-            let legacy = values.bool("legacy")? == Some(true);
-            let in_older_words = legacy || heter || older.is_some();
+            let in_older_words = older_launcher || heter || older.is_some();
             let idle = ["nproc_per_node", "devices"].into_iter().take(if in_older_words { 1 } else { 2 });
             for name in idle.filter(|name| values.given(name).is_some_and(|text| !text.trim().is_empty())) {
                 said.push(format!("--{name} has no effect on parameter servers"));

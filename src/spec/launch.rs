@@ -20,6 +20,8 @@ use std::time::Duration;
 pub enum Script {
     /// A file, run by Python if its name ends in `.py` or `.pyxes`, else by itself.
     File(OsString),
+    /// A file, run by Python whatever its name.
+    Python(OsString),
     /// A module, run as `python -m` does.
     Module(OsString),
     /// A program, run by itself whatever its name.
@@ -31,7 +33,7 @@ impl Script {
     pub fn runs_in_python(&self) -> bool {
         match self {
             Script::File(name) => is_python(name),
-            Script::Module(_) => true,
+            Script::Module(_) | Script::Python(_) => true,
             Script::Program(_) => false,
         }
     }
@@ -55,6 +57,8 @@ pub enum DryRun {
 /// A checked request, for this node's part of a job.
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
+    /// The kind of job.
+    pub job: Job,
     /// What to run.
     pub script: Script,
     /// Its arguments, untouched.
@@ -63,9 +67,8 @@ pub struct LaunchSpec {
     pub nproc_per_node: Option<usize>,
     /// Devices, if asked for, as given and stripped.
     pub devices: Option<Vec<String>>,
-    /// What kind of job.
-    pub job: Job,
-    /// The job's nodes, this one among them; with parameter servers, where free ports come from.
+    /// The job's nodes, this one among them; with parameter servers, where free ports come from; those of the older
+    /// launcher are in `job`.
     pub nodes: Nodes,
     /// Folder of the logs, as given.
     pub log_dir: String,
@@ -113,6 +116,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     let (mut warnings, mut infos) = (Vec::new(), Vec::new());
     let job = job::check(values, vars, &mut warnings)?;
     refuse_later_work(values, &job)?;
+    let older = matches!(job, Job::Legacy(_));
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
     })?;
@@ -128,6 +132,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         }
         (true, false) => Script::Module(name.clone()),
         (false, true) => Script::Program(name.clone()),
+        (false, false) if older => Script::Python(name.clone()),
         (false, false) => Script::File(name.clone()),
     };
     for (index, arg) in rest.iter().enumerate() {
@@ -142,6 +147,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         }
     }
     let nodes = match &job {
+        Job::Legacy(_) => Nodes::alone(),
         Job::Ps(_) => nodes::alone(values, vars, &mut warnings)?,
         Job::Collective | Job::Rpc => nodes::check(values, vars, &mut warnings, &mut infos)?,
     };
@@ -161,11 +167,11 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         return Err(values.error("job_id", "cannot be part of a file name", "use letters, digits, '-' and '_'"));
     }
     Ok(LaunchSpec {
+        job,
         script,
         args: args.to_vec(),
         nproc_per_node,
         devices: devices(values)?,
-        job,
         nodes,
         log_dir,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
@@ -192,9 +198,6 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     })
 }
 
-/// Options of the older launcher alone.
-const OLDER: [&str; 5] = ["backend", "selected_gpus", "cluster_topo_path", "rank_mapping_path", "enable_auto_mapping"];
-
 /// What later versions bring is refused, never ignored.
 fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
     let later = |name: &str, what: &str| {
@@ -204,9 +207,6 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
             "leave it out, or use the launcher you come from",
         ))
     };
-    if values.bool("legacy")? == Some(true) && !matches!(job, Job::Ps(_)) {
-        return later("legacy", "the older launcher's ways");
-    }
     if values.given("auto_tuner_json").is_some() {
         let hint = "run paddle.distributed.launch with it, and the configuration that it finds with rlaunch";
         return Err(values.error("auto_tuner_json", "rlaunch does not search configurations", hint));
@@ -214,11 +214,6 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
     if let (Job::Ps(_), Some(_)) = (job, values.given("ips").filter(|ips| !ips.trim().is_empty())) {
         let hint = "name the nodes by --servers and --trainers, the same lists on each of them";
         return Err(values.error("ips", "has no effect on parameter servers", hint));
-    }
-    for name in OLDER {
-        if values.given(name).is_some() {
-            return later(name, "the older launcher's ways");
-        }
     }
     let master = values.text("master").unwrap_or("");
     if master.starts_with("etcd://") {
@@ -272,14 +267,11 @@ fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecErr
 }
 
 fn devices(values: &Values) -> Result<Option<Vec<String>>, SpecError> {
-    let Some(text) = values.text("devices").filter(|t| !t.trim().is_empty()) else { return Ok(None) };
+    let name = if values.given("devices").is_some() { "devices" } else { "selected_gpus" };
+    let Some(text) = values.text(name).filter(|t| !t.trim().is_empty()) else { return Ok(None) };
     let list: Vec<String> = text.split(',').map(|d| d.trim().to_owned()).collect();
     if list.iter().any(String::is_empty) {
-        return Err(values.error(
-            "devices",
-            "has an empty place in the list",
-            "give ids joined by commas, such as 0,1",
-        ));
+        return Err(values.error(name, "has an empty place in the list", "give ids joined by commas, such as 0,1"));
     }
     Ok(Some(list))
 }

@@ -4,6 +4,7 @@
 pub mod console;
 pub mod job;
 pub mod launch;
+pub mod legacy;
 pub mod nodes;
 pub mod notify;
 pub mod options;

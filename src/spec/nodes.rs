@@ -71,10 +71,18 @@ pub enum Nodes {
     Fixed(Fixed),
 }
 
+impl Nodes {
+    /// This one alone, on free ports.
+    pub fn alone() -> Self {
+        let (low, high) = PORT_RANGE;
+        Nodes::One { host: "127.0.0.1".into(), ports: Ports::Range { low, high } }
+    }
+}
+
 /// What Paddle's job platform says of all nodes, this one and their ports.
-const CLOUD: [&str; 4] = ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"];
+pub const CLOUD: [&str; 4] = ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"];
 /// The first port on that platform.
-const CLOUD_PORT: u16 = 6170;
+pub const CLOUD_PORT: u16 = 6170;
 /// Lists of all endpoints; the last one that is set counts.
 const LISTS: [&str; 2] = ["PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS"];
 /// The port of a list whose first entry has none.
@@ -155,8 +163,18 @@ fn on_paddlecloud(vars: &Vars, own: Option<&str>) -> Result<Option<Nodes>, SpecE
     Ok(Some(fixed(hosts, own.or(Some(own_ip)), "PADDLE_TRAINERS", list, "PADDLE_PORT")))
 }
 
-/// A list of addresses, each with ports from `first` on.
+/// A list of addresses that other nodes can reach, each with ports from `first` on.
 fn addresses(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError> {
+    let hosts = hosts(field, list, first)?;
+    if hosts.len() > 1 && hosts.iter().any(|host| host.name == "127.0.0.1") {
+        let why = "127.0.0.1 in ips is not allowed in multi-nodes.";
+        return Err(SpecError::new(field, list, why, "give the address that the other nodes reach it by"));
+    }
+    Ok(hosts)
+}
+
+/// A list of different addresses, each with ports from `first` on.
+pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError> {
     let mut hosts: Vec<Host> = Vec::new();
     for text in list.split(',') {
         let name = bare(text.trim());
@@ -164,7 +182,10 @@ fn addresses(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError
         if name.is_empty() {
             return refuse("has an empty place in the list".into(), "give addresses joined by commas");
         }
-        if Endpoint::parse(&Endpoint::new(name, first).to_string()).is_none_or(|read| read.host != name) {
+        let foreign = |c: char| !c.is_alphanumeric() && !"-._:%".contains(c);
+        if name.contains(foreign)
+            || Endpoint::parse(&Endpoint::new(name, first).to_string()).is_none_or(|read| read.host != name)
+        {
             return refuse(format!("{} is no address", name.escape_debug()), "give addresses without ports");
         }
         if name.contains(':') && name.parse::<core::net::Ipv6Addr>().is_err() {
@@ -180,10 +201,6 @@ fn addresses(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError
             );
         }
         hosts.push(Host { name: name.to_owned(), ports: HostPorts::From(first) });
-    }
-    if hosts.len() > 1 && hosts.iter().any(|host| host.name == "127.0.0.1") {
-        let why = "127.0.0.1 in ips is not allowed in multi-nodes.";
-        return Err(SpecError::new(field, list, why, "give the address that the other nodes reach it by"));
     }
     Ok(hosts)
 }
@@ -222,12 +239,12 @@ fn listed(field: &str, list: &str) -> Result<Vec<Host>, SpecError> {
 }
 
 /// An address without the brackets that IPv6 ones may have.
-fn bare(text: &str) -> &str {
+pub fn bare(text: &str) -> &str {
     text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text)
 }
 
 /// The option as the user gave it, or the variable that overrides it.
-fn field(values: &Values, name: &str) -> String {
+pub fn field(values: &Values, name: &str) -> String {
     values.error(name, "", "").field
 }
 
@@ -236,7 +253,8 @@ fn port(values: &Values, name: &str) -> Result<u16, SpecError> {
     port_of(&field(values, name), values.text(name).unwrap_or("0"))
 }
 
-fn port_of(field: &str, text: &str) -> Result<u16, SpecError> {
+/// A port.
+pub fn port_of(field: &str, text: &str) -> Result<u16, SpecError> {
     let port = text.trim().parse().ok().filter(|port| *port > 0);
     let way_out = if field.starts_with('-') { "" } else { ", or unset it" };
     port.ok_or_else(|| SpecError::new(field, text, "is no port", format!("give a number from 1 to 65535{way_out}")))

@@ -12,6 +12,7 @@ from pathlib import Path
 import nvml
 import pytest
 from launching import Place, marked
+from nvml import Driver
 from oracle import SEED
 
 
@@ -38,3 +39,9 @@ def mark() -> Iterator[str]:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> nvml.Driver:
     """Makes an environment in which the driver's library is the fake, built with these definitions."""
     return lambda *definitions: nvml.environment(tmp_path_factory.mktemp("nvml"), *definitions)
+
+
+@pytest.fixture(scope="session")
+def four_gpus(driver: nvml.Driver) -> dict[str, str]:
+    """An environment in which the driver shows four GPUs."""
+    return driver()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+import older
 import rlaunch
 
 ours = sys.modules["rlaunch.spawn"]
@@ -130,7 +131,8 @@ def serve() -> None:
                 believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
-            told = [launched(asked) if who == "launch" else ask(modules[who], asked) for who in asked["whom"]]
+            doors = {"launch": launched, "older": older.launched}
+            told = [doors[who](asked) if who in doors else ask(modules[who], asked) for who in asked["whom"]]
         print(json.dumps(told), file=answers, flush=True)
 
 

@@ -14,12 +14,6 @@ from nvml import Driver
 from oracle import Oracle
 
 
-@pytest.fixture(scope="module")
-def four_gpus(driver: Driver) -> dict[str, str]:
-    """An environment in which the driver shows four GPUs."""
-    return driver()
-
-
 def run(environ: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command], env=environ, capture_output=True, text=True, check=False

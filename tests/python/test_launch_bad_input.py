@@ -150,7 +150,6 @@ LATER = [
     ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
     ("--elastic_level", "0", "PADDLE_ELASTIC_LEVEL"),
     ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
-    ("--legacy", "1", None),
 ]
 
 

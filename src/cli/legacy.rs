@@ -1,0 +1,97 @@
+//! A job in the older launcher's ways, made ready: `--legacy`, or one of its own options.
+
+use super::lay_out::LaidOut;
+use super::message;
+use super::paddle::{Refusal, unmet, usage};
+use crate::model::Role;
+use crate::plan::HostFacts;
+use crate::plan::cluster::Addresses;
+use crate::plan::legacy::{self, Asks, Itself};
+use crate::plan::machine::Ask;
+use crate::probe::net;
+use crate::run::{self, preflight};
+use crate::spec::LaunchSpec;
+use crate::spec::job::Job;
+use crate::spec::legacy::{Layout, LegacySpec};
+use crate::spec::options::Vars;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use tracing::{info, warn};
+
+/// With this status a mapper says that it has written the mapping, and that its launcher is to go on.
+const MAPPED: i32 = 102;
+
+/// Whether a run of this plan has only made the mapping that the job is to go on by.
+pub fn has_mapped(role: Option<Role>, status: i32) -> bool {
+    role == Some(Role::Mapper) && status == MAPPED
+}
+
+/// The second pass, once the first has ended with this status; `None`: there is none.
+pub fn second_pass(spec: &LaunchSpec, status: i32) -> Option<LaunchSpec> {
+    let mut next = spec.clone();
+    let Job::Legacy(older) = &mut next.job else { return None };
+    let Layout::Mapped(mapped) = &mut older.layout else { return None };
+    if mapped.mapping.is_some() || status != MAPPED {
+        return None;
+    }
+    mapped.mapping = Some(("PADDLE_RANK_MAPPING_PATH".into(), mapping_path().ok()?));
+    Some(next)
+}
+
+/// Where a mapper writes.
+fn mapping_path() -> Result<String, Refusal> {
+    let folder = std::env::current_dir().map_err(|e| unmet(format!("the current folder: {e}")))?;
+    text_of(folder.join("auto_parallel_rank_mapping.json"))
+}
+
+fn text_of(path: PathBuf) -> Result<String, Refusal> {
+    path.into_os_string().into_string().map_err(|path| unmet(format!("{} is not UTF-8", path.display())))
+}
+
+/// Who runs where, and with what. Nothing is made yet but the leases of ports.
+pub(super) fn lay_out(
+    (spec, older): (&LaunchSpec, &LegacySpec),
+    vars: &Vars,
+    facts: &HostFacts,
+    machine: Ask<'_>,
+    args: &[OsString],
+) -> Result<LaidOut, Refusal> {
+    preflight::check_script(&spec.script).map_err(unmet)?;
+    let ground = legacy::ground(spec, older, vars, machine).map_err(usage)?;
+    let room = |ranks| preflight::make_room("--nproc_per_node", ranks, preflight::FDS_OF_LAUNCH).map_err(unmet);
+    // Before anything is made for each rank: the number may be absurd.
+    let early = legacy::ranks(spec, older, &ground).map(room).transpose()?;
+    let addresses = Addresses { own: &net::addresses, of: &net::of, interface: &net::interface_of };
+    let asks = Asks { machine, addresses, file: &run::legacy::read };
+    let mut site = legacy::site(spec, older, &ground, &asks).map_err(usage)?;
+    let nofile = match early {
+        Some(nofile) => nofile,
+        None => room(site.here().len())?,
+    };
+    if ground.backend == "gloo" {
+        warn!("launch start with CPUONLY mode");
+    }
+    if let Some(words) = ground.words.filter(|_| spec.dry_run.is_none()) {
+        message::to_stdout(format!("{words}\n").as_bytes());
+    }
+    for warning in &site.warnings {
+        warn!("{warning}");
+    }
+    let leases = run::legacy::lease(&mut site).map_err(unmet)?;
+    let itself = Itself {
+        folder: facts.temporary.clone(),
+        mapping: mapping_path()?,
+        args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
+    };
+    let plan = legacy::plan(spec, older, vars, facts, (&site, &ground, &itself)).map_err(unmet)?;
+    if plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper) {
+        info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
+    }
+    let (kind, gpus) = (ground.visible.kind, Vec::new());
+    Ok(LaidOut { plan, leases, kind, gpus, nofile, endpoints: Some(site.endpoints()) })
+}
+
+/// Says that a rank runs, as the older launcher does.
+pub fn announce(pid: i32, local_rank: usize) {
+    message::to_stdout(format!("launch proc_id:{pid} idx:{local_rank}\n").as_bytes());
+}
