@@ -81,7 +81,7 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
 /// What all of them are told alike, then each of them.
 fn table(words: &str) -> String {
     let plan = planned(words).unwrap();
-    let told = |name: &str| name != "RLAUNCH_EXPORTED";
+    let told = |name: &str| !name.starts_with("RLAUNCH_");
     let alike = |name: &str, value: &str| plan.ranks.iter().all(|r| r.env.get(name) == Some(value));
     let mut text = format!("{} on {} node(s), {} worker(s)\n", plan.mode, plan.nnodes, plan.world_size);
     let lines = |r: &rlaunch::plan::RankPlan, shared: bool| -> String {

@@ -12,7 +12,6 @@ from pathlib import Path
 import nvml
 import pytest
 from launching import Place, marked
-from nvml import Driver
 from oracle import SEED
 
 

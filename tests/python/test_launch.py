@@ -42,6 +42,7 @@ def test_two_ranks_on_the_cpu_are_told_who_they_are(place: Place) -> None:
         env = told(seen)
         exported = dict(entry.split("=") for entry in env.pop("RLAUNCH_EXPORTED").split(","))
         assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_JOB_KEY"))
+        assert env.pop("RLAUNCH_OUTER_LOGS") == env["PADDLE_LOG_DIR"]
         assert set(exported) == set(env)
         assert env == {
             "PADDLE_MASTER": master,
@@ -455,6 +456,7 @@ def test_ranks_see_what_they_see_under_the_real_launcher(
         mine_env, their_env = masked(mine), masked(theirs)
         assert mine_env.pop("RLAUNCH_EXPORTED")
         assert mine_env.pop("RLAUNCH_JOB_KEY")
+        assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
         # Written only when it is needed; and what importing paddle into the launcher leaves behind.

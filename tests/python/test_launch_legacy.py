@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_starts(place: Plac
     ended = place.run("--legacy=1", "train.py", env=environment(TMPDIR=str(place.folder / "nowhere")))
     assert ended.status == 66
     (line,) = ended.error_lines()
-    assert re.search("nowhere/rlaunch-.*TMPDIR", line)
+    assert re.search("TMPDIR .*nowhere: no folder can be made", line)
     assert not (place.folder / "started.0").exists()
 
 
