@@ -2,4 +2,5 @@
 
 pub mod accelerators;
 pub mod memory;
+pub mod net;
 pub mod nvml;
