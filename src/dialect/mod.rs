@@ -73,7 +73,7 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_AUTO_CLUSTER", "launch", "1 if --auto_cluster_config is true, else 0", "0"),
     var(
         "PADDLE_BACKUP_ENV_PATH",
-        "launch",
+        "launch, spawn",
         "JSON file with the variables that were too long; only then",
         "log/backup_env.0.json",
     ),
@@ -89,7 +89,12 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
-    var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var(
+        "PADDLE_MASTER",
+        "launch, spawn",
+        "where rank 0's store listens; spawn: only with PADDLE_BACKUP_ENV_PATH",
+        "127.0.0.1:6069",
+    ),
     var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
     var("PADDLE_RANK_IN_NODE", "launch", "the same as PADDLE_LOCAL_RANK", "1"),
     var("PADDLE_TRAINERS_NUM", "launch, spawn", "ranks in the job", "2"),

@@ -3,8 +3,10 @@
 
 pub mod console;
 pub mod launch;
+pub mod nodes;
 pub mod notify;
 pub mod options;
+pub mod paddlecloud;
 pub mod restarts;
 pub mod rotation;
 pub mod spawn;
