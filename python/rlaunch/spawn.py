@@ -59,8 +59,8 @@ def spawn(
     With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
     ``ips`` and ``nprocs``: each starts its own ``nprocs`` ranks, numbered node after node as listed. No
     node speaks to another before the ranks do. Under PaddleCloud, so with PADDLE_TRAINERS, POD_IP,
-    PADDLE_TRAINER_ID and TRAINER_PORTS_NUM set and PADDLE_TRAINERS_NUM not 1, nodes and ports are the
-    platform's: DISTRIBUTED_TRAINER_ENDPOINTS, else PADDLE_PORT, else ``started_port``, else 6170.
+    PADDLE_TRAINER_ID and TRAINER_PORTS_NUM set and PADDLE_TRAINERS_NUM set to more than 1, nodes and ports
+    are the platform's: DISTRIBUTED_TRAINER_ENDPOINTS, else PADDLE_PORT, else ``started_port``, else 6170.
 
     Returns:
         The context, also when ``join`` is true; ``context.return_queues[i].get()`` is what rank i
@@ -380,7 +380,9 @@ def _unused_by(backend: str) -> tuple[str, ...]:
     }.get(backend, ())
 
 
-def _print_config(options: dict[str, Any], backend: str, environs: list[dict[str, str]], address: str) -> None:
+def _print_config(
+    options: dict[str, Any], backend: str, environs: list[dict[str, str]], address: str
+) -> None:
     def first(*keys: str) -> Any:
         return next((options[key] for key in keys if options.get(key) is not None), None)
 

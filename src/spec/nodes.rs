@@ -147,3 +147,67 @@ pub(super) fn distinct(endpoints: Vec<Endpoint>) -> Result<Vec<Endpoint>, SpawnE
     }
     Ok(endpoints)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use proptest::prelude::*;
+
+    fn list() -> impl Strategy<Value = String> {
+        let ip =
+            prop_oneof![Just("10.0.0.1".to_owned()), Just("fd00::2".to_owned()), "[0-9a-f:.\\[\\] ]{0,8}", "\\PC{0,4}"];
+        prop::collection::vec(ip, 1..4).prop_map(|ips| ips.join(","))
+    }
+
+    proptest! {
+        #[test]
+        fn every_answer_is_whole_and_every_error_names_a_value(
+            ips in list(),
+            node_ip in prop::option::of(list()),
+            started_port in prop::option::of(prop_oneof![1..65536i64, any::<i64>()]),
+            use_paddlecloud in prop::option::of(Just(false)),
+            trainers in prop::option::of("1|\\PC{0,3}"),
+            nprocs in 0..4usize,
+            here in prop::collection::vec(list(), 0..3),
+        ) {
+            let options = SpawnOptions { ips: Some(ips.clone()), node_ip: node_ip.clone(), started_port, use_paddlecloud, ..SpawnOptions::default() };
+            let vars: Vars = trainers.iter().map(|text| ("PADDLE_TRAINERS_NUM".to_owned(), text.clone())).collect();
+            match locate(Backend::Nccl, &options, &vars, nprocs, &here) {
+                Ok(Nodes { place: Place::Free { host }, .. }) => prop_assert_eq!(host, address(&ips)),
+                Ok(Nodes { place: Place::Fixed { endpoints, first }, node_ip, .. }) => {
+                    let nodes = ips.split(',').count();
+                    prop_assert_eq!(endpoints.len(), nodes * nprocs);
+                    let own = &endpoints[first..first + nprocs];
+                    prop_assert!(own.iter().all(|endpoint| endpoint.host == node_ip));
+                }
+                Err(SpawnError::NotInt(text)) => prop_assert_eq!(Some(text), trainers),
+                Err(error) => {
+                    let text = error.to_string();
+                    let port = started_port.map(|port| port.to_string());
+                    let bare = ips.split(',').map(address).collect::<Vec<_>>();
+                    let hosts = bare.iter().filter(|host| !host.is_empty()).map(|host| Endpoint::new(*host, 1).to_string());
+                    let mut values: Vec<String> = hosts.map(|host| format!("{}:", &host[..host.len() - 2])).collect();
+                    values.extend(node_ip.or_else(|| here.first().cloned()).map(|ip| not_in_list(&ip)));
+                    values.extend(port.into_iter().chain([bare.join(",")]));
+                    prop_assert!(values.iter().any(|value| text.contains(value)) || here.is_empty(), "{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn two_ranks_never_listen_at_one_place() {
+        let options = SpawnOptions { ips: Some("a,b,a".into()), node_ip: Some("b".into()), ..SpawnOptions::default() };
+        let error = locate(Backend::Nccl, &options, &Vars::new(), 2, &[]).unwrap_err();
+        let text = "ranks 0 and 4 would both listen on a:6070; each needs an endpoint of its own";
+        assert_eq!(error, SpawnError::Value(text.into()));
+    }
+
+    #[test]
+    fn a_machine_that_knows_nothing_of_itself_is_told_what_to_give() {
+        let options = SpawnOptions { ips: Some("a,b".into()), ..SpawnOptions::default() };
+        let error = locate(Backend::Nccl, &options, &Vars::new(), 2, &[]).unwrap_err();
+        assert!(error.to_string().starts_with("node_ip is needed"), "{error}");
+    }
+}

@@ -12,13 +12,13 @@ const FIRST_PORT: i64 = 6170;
 pub(super) fn locate(options: &SpawnOptions, vars: &Vars, nprocs: usize, node_ip: &str) -> Result<Nodes, SpawnError> {
     let var = |name| vars.get(name).ok_or_else(|| SpawnError::Assertion(format!("{name} should not be None")));
     let (trainers, pod_ip, id) = (var("PADDLE_TRAINERS")?, var("POD_IP")?, var("PADDLE_TRAINER_ID")?);
-    let ports_num = vars.get("TRAINER_PORTS_NUM").ok_or(SpawnError::NoneForInt("TRAINER_PORTS_NUM"))?;
-    let ports_num = python_int(ports_num)?;
+    let ports_text = vars.get("TRAINER_PORTS_NUM").ok_or(SpawnError::NoneForInt("TRAINER_PORTS_NUM"))?;
+    let ports_num = python_int(ports_text)?;
     let own = python_int(id)?;
     let nodes: Vec<&str> = trainers.split(',').map(address).collect();
     let mut warnings = disagreements(ips(options), node_ip, trainers, pod_ip);
     let told = vars.get("DISTRIBUTED_TRAINER_ENDPOINTS");
-    let told = told.map(|list| slices(list, nodes.len(), ports_num, nprocs)).transpose()?;
+    let told = told.map(|list| slices(list, nodes.len(), ports_text, nprocs)).transpose()?;
     if place_of(&nodes, address(pod_ip)).is_none() {
         return Err(SpawnError::Value(not_in_list(pod_ip)));
     }
@@ -84,10 +84,10 @@ fn first_port(
     }
 }
 
-/// Of each node's `ports_num` endpoints the first `nprocs`.
-fn slices(list: &str, nodes: usize, ports_num: i64, nprocs: usize) -> Result<Vec<&str>, SpawnError> {
+/// Of each node's endpoints, `ports_num` of them, the first `nprocs`.
+fn slices<'a>(list: &'a str, nodes: usize, ports_num: &str, nprocs: usize) -> Result<Vec<&'a str>, SpawnError> {
     let all: Vec<&str> = list.split(',').collect();
-    let each = usize::try_from(ports_num).ok().filter(|each| nodes.checked_mul(*each) == Some(all.len()));
+    let each = usize::try_from(python_int(ports_num)?).ok().filter(|each| nodes.checked_mul(*each) == Some(all.len()));
     let each = each.ok_or_else(|| {
         SpawnError::Assertion(format!(
             "DISTRIBUTED_TRAINER_ENDPOINTS has {} endpoints; PADDLE_TRAINERS has {nodes} nodes, and TRAINER_PORTS_NUM, \
@@ -106,4 +106,61 @@ fn endpoint(text: &str) -> Result<Endpoint, SpawnError> {
     Endpoint::parse(text.trim()).filter(|endpoint| endpoint.port > 0).ok_or_else(|| {
         SpawnError::Value(format!("'{text}' in DISTRIBUTED_TRAINER_ENDPOINTS is no endpoint; give host:port"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn number() -> impl Strategy<Value = String> {
+        prop_oneof![4 => "[0-4]", 1 => "-?[0-9_]{1,25}", 1 => "\\PC{0,3}"]
+    }
+
+    fn list(one: &'static str) -> impl Strategy<Value = String> {
+        prop::collection::vec(one, 1..6).prop_map(|list| list.join(","))
+    }
+
+    proptest! {
+        #[test]
+        fn every_answer_is_whole_and_every_error_names_a_value(
+            trainers in list("[a-d]|fd00::[1-3]|\\PC{0,3}"),
+            pod_ip in "[a-d]|\\PC{0,3}",
+            id in number(),
+            ports_num in number(),
+            port in prop::option::of(prop_oneof![number(), "[0-9]{4,6}"]),
+            told in prop::option::of(list("[a-d]:[1-9]|\\PC{0,5}")),
+            started_port in prop::option::of(any::<i64>()),
+            nprocs in 0..3usize,
+        ) {
+            let mut vars = Vars::new();
+            let given = [("PADDLE_TRAINERS", &trainers), ("POD_IP", &pod_ip), ("PADDLE_TRAINER_ID", &id), ("TRAINER_PORTS_NUM", &ports_num)];
+            let optional = [("PADDLE_PORT", &port), ("DISTRIBUTED_TRAINER_ENDPOINTS", &told)];
+            let optional = optional.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+            vars.extend(given.into_iter().chain(optional).map(|(name, value)| (name.to_owned(), value.clone())));
+            let options = SpawnOptions { started_port, ..SpawnOptions::default() };
+            let nodes = trainers.split(',').count();
+            match locate(&options, &vars, nprocs, "a") {
+                Ok(Nodes { place: Place::Fixed { endpoints, first }, .. }) => {
+                    prop_assert_eq!(endpoints.len(), nodes * nprocs);
+                    prop_assert!(first + nprocs <= endpoints.len());
+                    prop_assert!(endpoints.iter().all(|endpoint| endpoint.port > 0));
+                }
+                Ok(other) => prop_assert!(false, "{other:?}"),
+                Err(SpawnError::NotInt(text)) => prop_assert!(text == id || text == ports_num),
+                Err(error) => {
+                    let text = error.to_string();
+                    let values = [&pod_ip, &id, &ports_num].into_iter().chain(&port).cloned();
+                    let bare = trainers.split(',').map(address).collect::<Vec<_>>();
+                    let hosts = bare.iter().copied().chain(told.iter().flat_map(|told| told.split(',')));
+                    let hosts = hosts.filter(|host| !host.is_empty()).map(str::to_owned);
+                    let asked = started_port.map(|port| port.to_string());
+                    let mut values = values.chain(hosts).chain(asked).chain([bare.join(",")]);
+                    // The one text without a value is Paddle's own.
+                    let own = text.starts_with("current trainer_endpoints size");
+                    prop_assert!(own || values.any(|value| !value.is_empty() && text.contains(&value)) || text.contains("''"), "{text}");
+                }
+            }
+        }
+    }
 }
