@@ -22,7 +22,7 @@ from multiprocessing import (
 from typing import TYPE_CHECKING, Any
 
 from . import _lib
-from ._worker import PROXIES, open_log
+from ._worker import open_log, taken_away
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,8 +79,9 @@ class Popen:
         birth = process_obj.birth
         # The nursery lives as long as a rank that may still need it.
         self._nursery: _lib.Nursery | None = birth.nursery
-        # And so do the ports, also when nobody keeps the context.
+        # And so do the ports, also when nobody keeps the context, and the backup file.
         self._leases: _lib.PortLeases | None = birth.leases
+        self._backup: _lib.Descriptor | None = birth.backup
         end = birth.nursery.open_end()
         try:
             birth.lifeline._fd = end
@@ -104,7 +105,7 @@ class Popen:
     def _settle(self, code: int | None) -> int | None:
         if code is not None:
             self.returncode = code
-            self._nursery = self._leases = None
+            self._nursery = self._leases = self._backup = None
         return code
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -127,7 +128,7 @@ class Popen:
         self._send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        self._nursery = self._leases = None
+        self._nursery = self._leases = self._backup = None
 
 
 def _pickled_to(file: Any, popen: Any, process_obj: RankProcess, before_main: str | None) -> None:
@@ -178,8 +179,9 @@ class SpawnPopen(Popen):
 
 
 def _exec_environ(changes: dict[str, str]) -> list[bytes]:
-    environ = {**os.environ, **changes}
-    return [os.fsencode(f"{k}={v}") for k, v in environ.items() if k not in PROXIES]
+    away = taken_away(changes)
+    environ = {k: v for k, v in os.environ.items() if k not in away} | changes
+    return [os.fsencode(f"{k}={v}") for k, v in environ.items()]
 
 
 class ForkPopen(Popen):
@@ -221,7 +223,8 @@ class ForkServerPopen(Popen):
         import io
 
         changes = dict(birth.environ)
-        code = f"import os; [os.environ.pop(n, None) for n in {PROXIES!r}]; os.environ.update({changes!r})"
+        away = taken_away(changes)
+        code = f"import os; [os.environ.pop(n, None) for n in {away!r}]; os.environ.update({changes!r})"
         payload = io.BytesIO()
         _pickled_to(payload, self, process_obj, code)
         forkserver.ensure_running()

@@ -26,12 +26,14 @@ class Birth:
         lifeline: Any,
         environ: dict[str, str],
         log: str | None,
+        backup: _lib.Descriptor | None,
     ) -> None:
         self.nursery = nursery
         self.leases = leases
         self.lifeline = lifeline
         self.environ = environ
         self.log = log
+        self.backup = backup
 
 
 class RankProcess(process.BaseProcess):

@@ -13,8 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-# Lower-case proxies would carry the traffic between the ranks; the parent's own stay.
-PROXIES = ("http_proxy", "https_proxy")
+ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
+BACKUP = "PADDLE_BACKUP_ENV_PATH"
+
+
+def taken_away(environ: dict[str, str]) -> list[str]:
+    """What a rank that is told ``environ`` does not inherit; the parent's own stay."""
+    # Lower-case proxies would carry the traffic between the ranks.
+    proxies = ["http_proxy", "https_proxy"]
+    # The backup file is looked into only for what is not set.
+    return [*proxies, ENDPOINTS] if BACKUP in environ else proxies
 
 
 class Lifeline:
@@ -51,9 +59,10 @@ def run(
         _lib.mark_memory(environ["RLAUNCH_JOB_KEY"])
         if log is not None:
             _write_to(log)
-        for name in PROXIES:
+        for name in taken_away(environ):
             os.environ.pop(name, None)
         _select_device(environ, backend)
+        _forget_backup()
         os.environ.update(environ)
         try:
             _put_result(outbox, func(*args))
@@ -83,6 +92,13 @@ def _select_device(environ: dict[str, str], backend: str) -> None:
     paddle = sys.modules.get("paddle")
     if flag is not None and flag in environ and hasattr(paddle, "set_flags"):
         paddle.set_flags({flag: environ[flag]})  # type: ignore[union-attr]
+
+
+def _forget_backup() -> None:
+    """Paddle reads the backup file once, which the program that a rank is forked off may have done."""
+    reader = sys.modules.get("paddle.distributed.backup_env")
+    if reader is not None:
+        reader.g_backup_envs = None  # type: ignore[attr-defined]
 
 
 def open_log(path: str) -> int:

@@ -47,10 +47,20 @@ def spawn(
         daemon: whether the ranks are daemonic processes: ended when this program ends.
         **options: as ``paddle.distributed.spawn`` has them: ``start_method`` (``"spawn"``, ``"fork"``
             or ``"forkserver"``), ``backend`` (``"auto"``, ``"gloo"``, ``"nccl"``, ``"bkcl"``, ``"xccl"``),
-            ``gpus`` and ``xpus`` (comma lists), ``ips``, ``print_config``; deprecated: ``selected_devices``,
-            ``started_port``, ``cluster_node_ips``, ``node_ip``, ``use_paddlecloud``. Extensions of
+            ``gpus`` and ``xpus`` (comma lists), ``ips`` (comma list of the nodes' addresses, IPv6 bare or
+            in brackets; default ``"127.0.0.1"``), ``print_config``; deprecated, but with effect:
+            ``selected_devices``, ``cluster_node_ips`` (older name of ``ips``), ``node_ip`` (which of them
+            this node is; default: the one that this machine has), ``started_port`` (port of each node's
+            first rank, 1 to 65535; default 6070 on several nodes, else free ports), ``use_paddlecloud``
+            (whether PaddleCloud's variables say all this; default: whether they are set). Extensions of
             rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10) and
-            ``log_dir`` (a folder; rank i then writes to ``workerlog.i`` there).
+            ``log_dir`` (a folder; local rank i then writes to ``workerlog.i`` there).
+
+    With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
+    ``ips`` and ``nprocs``: each starts its own ``nprocs`` ranks, numbered node after node as listed. No
+    node speaks to another before the ranks do. Under PaddleCloud, so with PADDLE_TRAINERS, POD_IP,
+    PADDLE_TRAINER_ID and TRAINER_PORTS_NUM set and PADDLE_TRAINERS_NUM set to more than 1, nodes and ports
+    are the platform's: DISTRIBUTED_TRAINER_ENDPOINTS, else PADDLE_PORT, else ``started_port``, else 6170.
 
     Returns:
         The context, also when ``join`` is true; ``context.return_queues[i].get()`` is what rank i
@@ -59,7 +69,8 @@ def spawn(
     Raises:
         RankError: a rank failed (only if ``join``).
         ValueError, RuntimeError, AssertionError: the options cannot be met, with the texts that
-            ``paddle.distributed.spawn`` has; nothing was started.
+            ``paddle.distributed.spawn`` has; nothing was started. IndexError, TypeError: so too, under
+            PaddleCloud.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     start_method = options.get("start_method")
@@ -70,12 +81,13 @@ def spawn(
         nprocs = _get_default_nprocs()
     grace = _grace(options)
     environs, leases = _plan(nprocs, options)
-    from . import _process
+    from . import _backup, _process
     from .context import MultiprocessContext, end_ranks
 
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
-    ranks = _Ranks(process_class, leases, bool(daemon))
+    environs, backup = _backup.set_aside(environs)
+    ranks = _Ranks(process_class, leases, backup, bool(daemon))
     try:
         for environ, log in zip(environs, logs, strict=True):
             ranks.start(func, args, environ, options["backend"], log)
@@ -94,7 +106,9 @@ def spawn(
 class _Ranks:
     """Starts ranks, one after another."""
 
-    def __init__(self, process_class: Any, leases: _lib.PortLeases, daemon: bool) -> None:
+    def __init__(
+        self, process_class: Any, leases: _lib.PortLeases, backup: _lib.Descriptor | None, daemon: bool
+    ) -> None:
         from . import _guardian
         from ._popen import hold, new_nursery
 
@@ -103,6 +117,7 @@ class _Ranks:
         self.nursery = new_nursery()
         self.key = _guardian.new_key()
         self._leases = leases
+        self._backup = backup
         hold(leases)
         self.processes: list[Any] = []
         self.outboxes: list[Any] = []
@@ -118,7 +133,7 @@ class _Ranks:
         try:
             outbox = Outbox()
             process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
-            process.birth = Birth(self.nursery, self._leases, lifeline, environ, log)
+            process.birth = Birth(self.nursery, self._leases, lifeline, environ, log, self._backup)
             process.daemon = self._daemon
             process.start()
             del process.birth
@@ -270,7 +285,7 @@ def _get_subprocess_env_list(nprocs: int, options: dict[str, Any]) -> list[dict[
     """What each of ``nprocs`` ranks is told; sets ``options["backend"]`` to the one that is used.
 
     Raises:
-        ValueError, RuntimeError, AssertionError: see ``spawn``.
+        ValueError, RuntimeError, AssertionError, IndexError, TypeError: see ``spawn``.
     """
     return _plan(nprocs, options)[0]
 
@@ -292,11 +307,40 @@ def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _
     wanted = {key: value for key, value in options.items() if key not in _unused_by(backend)}
     _only_text(wanted)
     devices, custom = _asked_of_paddle(backend)
-    rows, leases = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices, custom)
+    here = _own_addresses() if backend != "gloo" and _needs_own_address(wanted) else []
+    rows, leases, node_ip, said = _lib.plan_spawn(nprocs, wanted, dict(os.environ), devices, custom, here)
+    _log(said)
     environs = [dict(row) for row in rows]
     if options.get("print_config"):
-        _print_config(options, backend, environs)
+        _print_config(options, backend, environs, node_ip)
     return environs, leases
+
+
+def _needs_own_address(options: dict[str, Any]) -> bool:
+    """Whether there are several nodes, and it is not said which of them this is."""
+    ips = options.get("ips") or options.get("cluster_node_ips") or ""
+    return "," in ips and options.get("node_ip") is None
+
+
+def _own_addresses() -> list[str]:
+    """The address of this machine's name (the name, if it has none), then those of its interfaces."""
+    import socket
+
+    name = socket.gethostname()
+    try:
+        by_name = socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        by_name = name
+    return [by_name, *_lib.addresses()]
+
+
+def _log(warnings: list[str]) -> None:
+    """Logs what Paddle logs too: on stderr, unless the program has set up something else."""
+    if warnings:
+        import logging
+
+        for text in warnings:
+            logging.getLogger("rlaunch").warning("%s", text)
 
 
 def _asked_of_paddle(backend: str) -> tuple[int, str | None]:
@@ -336,16 +380,20 @@ def _unused_by(backend: str) -> tuple[str, ...]:
     }.get(backend, ())
 
 
-def _print_config(options: dict[str, Any], backend: str, environs: list[dict[str, str]]) -> None:
+def _print_config(
+    options: dict[str, Any], backend: str, environs: list[dict[str, str]], address: str
+) -> None:
     def first(*keys: str) -> Any:
         return next((options[key] for key in keys if options.get(key) is not None), None)
 
     ips = first("ips", "cluster_node_ips")
     ips = "127.0.0.1" if ips is None else ips
     node_ip, cloud = options.get("node_ip"), options.get("use_paddlecloud")
+    if node_ip is None:
+        node_ip = address if "," in ips else ips.strip()
     config = {
         "cluster_node_ips": ips,
-        "node_ip": ips.strip() if node_ip is None else node_ip,
+        "node_ip": node_ip,
         "print_config": options["print_config"],
         "selected_devices": None,
         "started_port": options.get("started_port"),

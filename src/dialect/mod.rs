@@ -146,7 +146,12 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
-    var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var(
+        "PADDLE_MASTER",
+        "launch, spawn",
+        "where rank 0's store listens; spawn: only with PADDLE_BACKUP_ENV_PATH",
+        "127.0.0.1:6069",
+    ),
     var("PADDLE_MASTER_ENDPOINT", "launch (rpc)", "where rank 0's store listens", "127.0.0.1:6069"),
     var("PADDLE_NEED_RANK_MAPPING", "legacy", "with --enable_auto_mapping: True for a mapper, else False", "True"),
     var(

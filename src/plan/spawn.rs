@@ -105,14 +105,14 @@ fn explicit_devices(
     Ok(chosen)
 }
 
-/// What each rank is told. `ports` has one entry a rank.
-pub fn environments(host: &str, bindings: &[Binding], ports: &[u16]) -> Vec<EnvPatch> {
-    let endpoints: Arc<[_]> = ports.iter().map(|&port| Endpoint::new(host, port)).collect();
-    let identity = |(rank, binding): (usize, &Binding)| Identity {
-        rank,
-        local_rank: rank,
-        local_size: endpoints.len(),
-        nnodes: 1,
+/// What each rank of this node is told. `endpoints`: of all ranks, by rank; this node's first rank is number `first`.
+pub fn environments(endpoints: &[Endpoint], first: usize, bindings: &[Binding]) -> Vec<EnvPatch> {
+    let endpoints: Arc<[_]> = endpoints.into();
+    let identity = |(local_rank, binding): (usize, &Binding)| Identity {
+        rank: first + local_rank,
+        local_rank,
+        local_size: bindings.len(),
+        nnodes: endpoints.len() / bindings.len(),
         endpoints: endpoints.clone(),
         master: None,
         binding: binding.clone(),

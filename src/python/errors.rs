@@ -1,7 +1,7 @@
 //! From Rust errors to the Python exceptions that the contract names. The one place.
 
 use crate::spec::spawn::SpawnError;
-use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::io;
@@ -25,6 +25,10 @@ pub fn to_python(error: SpawnError) -> PyErr {
             Err(error) => error,
             // Digits of other scripts, which Python takes and rlaunch does not.
             Ok(_) => PyValueError::new_err(format!("{text} is not written in the digits 0 to 9")),
+        }),
+        SpawnError::NoneForInt(_) => Python::attach(|py| match py.get_type::<PyInt>().call1((py.None(),)) {
+            Err(words) => PyTypeError::new_err(format!("{}: {error}", words.value(py))),
+            Ok(_) => PyTypeError::new_err(error.to_string()),
         }),
         SpawnError::Assertion(text) => PyAssertionError::new_err(text),
     }

@@ -17,12 +17,13 @@ mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use crate::cli::paddle;
-    use crate::model::EnvPatch;
+    use crate::model::{Endpoint, EnvPatch};
     use crate::plan::{devices, spawn as plan};
-    use crate::probe::{accelerators, nvml};
+    use crate::probe::{accelerators, net, nvml};
     use crate::run::preflight;
     use crate::spec::options::{Kind, OPTIONS, Opt, Vars};
     use crate::spec::spawn::{self, Backend, SpawnError, SpawnOptions};
+    use crate::spec::spawn_nodes::{self, Place};
     use crate::sys::lifeline;
     use crate::sys::ports::Lease;
     use pyo3::prelude::*;
@@ -84,6 +85,12 @@ mod lib {
         environ.into_iter().filter_map(text).collect()
     }
 
+    /// The addresses of this machine's interfaces, loopback last.
+    #[pyfunction]
+    fn addresses(py: Python<'_>) -> Vec<String> {
+        py.detach(|| net::addresses().iter().map(ToString::to_string).collect())
+    }
+
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
@@ -115,12 +122,16 @@ mod lib {
         }
     }
 
-    /// What each of `nprocs` ranks is told, and the leases of their ports. `options`: those of
-    /// `spawn`, with `backend` resolved; `environ`: this process's environment; `devices`: how many
-    /// devices of the backend's kind there are, -1 to ask the system; `custom`: the type of the custom
-    /// device, looked for in the system only where that is asked.
+    /// What is planned for this node: what each of its ranks is told, the leases of their ports, this node's
+    /// address and what is to be logged.
+    type Plan = (Vec<Environment>, PortLeases, String, Vec<String>);
+
+    /// Plans `nprocs` ranks on this node. `options`: those of `spawn`, with `backend` resolved; `environ`: this
+    /// process's environment; `devices`: how many devices of the backend's kind there are, -1 to ask the system;
+    /// `custom`: the type of the custom device, looked for in the system only where that is asked; `here`: the
+    /// address of this machine's name, then those of its interfaces; needed if there are several nodes and no `node_ip`.
     #[pyfunction]
-    #[pyo3(signature = (nprocs, options, environ, devices, custom=None))]
+    #[pyo3(signature = (nprocs, options, environ, devices, custom=None, here=Vec::new()))]
     fn plan_spawn(
         py: Python<'_>,
         nprocs: &Bound<'_, PyAny>,
@@ -128,7 +139,8 @@ mod lib {
         environ: BTreeMap<OsString, OsString>,
         devices: i64,
         custom: Option<String>,
-    ) -> PyResult<(Vec<Environment>, PortLeases)> {
+        here: Vec<String>,
+    ) -> PyResult<Plan> {
         let given = SpawnOptions {
             backend: option(options, "backend")?.unwrap_or_default(),
             ips: option(options, "ips")?,
@@ -162,19 +174,25 @@ mod lib {
                 (custom, _) => custom,
             };
             let bindings = plan::bind(backend, nprocs, &given, &vars, custom.as_deref(), &count)?;
-            let location = spawn::locate(backend, &given, &vars)?;
-            let leases = match location.first_port {
-                Some(first) => preflight::consecutive(first, nprocs).map_err(SpawnError::Runtime)?,
-                None => (0..nprocs)
-                    .map(|_| Lease::any())
-                    .collect::<Result<_, _>>()
-                    .map_err(|e| SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}")))?,
+            let nodes = spawn_nodes::locate(backend, &given, &vars, nprocs, &here)?;
+            let (leases, endpoints, first) = match nodes.place {
+                Place::Fixed { endpoints, first } => {
+                    let own = endpoints[first..].iter().take(nprocs).map(|endpoint| endpoint.port);
+                    (preflight::each(own).map_err(SpawnError::Runtime)?, endpoints, first)
+                }
+                Place::Free { host } => {
+                    let leases: Vec<Lease> = (0..nprocs)
+                        .map(|_| Lease::any())
+                        .collect::<Result<_, _>>()
+                        .map_err(|e| SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}")))?;
+                    let endpoints = leases.iter().map(|lease| Endpoint::new(&host, lease.port())).collect();
+                    (leases, endpoints, 0)
+                }
             };
-            let ports: Vec<u16> = leases.iter().map(Lease::port).collect();
-            let environments = plan::environments(&location.host, &bindings, &ports);
+            let environments = plan::environments(&endpoints, first, &bindings);
             let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
             let rows = environments.into_iter().map(row).collect();
-            Ok((rows, PortLeases::new(leases)))
+            Ok((rows, PortLeases::new(leases), nodes.node_ip, nodes.warnings))
         })
         .map_err(to_python)
     }

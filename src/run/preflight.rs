@@ -189,7 +189,12 @@ pub fn consecutive(first: u16, count: usize) -> Result<Vec<Lease>, String> {
     if usize::from(first) + count > 65_536 {
         return Err(format!("port {first} leaves no room for {count} ports below 65536"));
     }
-    (0..count).map(|i| Lease::fixed(first + i as u16).map_err(|busy: Busy| busy.to_string())).collect()
+    each((0..count).map(|i| first + i as u16))
+}
+
+/// Leases these very ports.
+pub fn each(ports: impl Iterator<Item = u16>) -> Result<Vec<Lease>, String> {
+    ports.map(|port| Lease::fixed(port).map_err(|busy: Busy| busy.to_string())).collect()
 }
 
 /// Leases `count` free ports of a range, from a random place on, wrapping round.

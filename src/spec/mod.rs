@@ -8,11 +8,13 @@ pub mod legacy;
 pub mod nodes;
 pub mod notify;
 pub mod options;
+pub mod paddlecloud;
 pub mod places;
 pub mod ps;
 pub mod restarts;
 pub mod rotation;
 pub mod spawn;
+pub mod spawn_nodes;
 pub mod tuner;
 
 use std::fmt;

@@ -21,6 +21,9 @@ pub enum SpawnError {
     /// ValueError, with the words that Python's `int()` has for this text.
     #[error("invalid literal for int() with base 10: '{0}'")]
     NotInt(String),
+    /// TypeError, with the words that Python's `int()` has for None, and the name of the variable that is not set.
+    #[error("{0} should not be None")]
+    NoneForInt(&'static str),
 }
 
 /// How the ranks talk to each other.
@@ -66,15 +69,6 @@ impl SpawnOptions {
     }
 }
 
-/// Where the ranks listen.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Location {
-    /// Their address.
-    pub host: String,
-    /// The first rank's port, the others following; `None`: free ports.
-    pub first_port: Option<u16>,
-}
-
 const BACKENDS: [&str; 7] = ["nccl", "gloo", "bkcl", "auto", "heter", "xccl", "flagcx"];
 
 /// Checks a backend's name.
@@ -89,54 +83,25 @@ pub fn check_backend(name: &str) -> Result<(), SpawnError> {
 }
 
 /// Whether the variables of a PaddleCloud job are all there.
-fn on_paddlecloud(vars: &Vars) -> bool {
+pub(super) fn on_paddlecloud(vars: &Vars) -> bool {
     ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"].iter().all(|name| vars.contains_key(*name))
 }
 
 /// The addresses that were asked for.
-fn ips(options: &SpawnOptions) -> &str {
+pub(super) fn ips(options: &SpawnOptions) -> &str {
     options.ips.as_deref().or(options.cluster_node_ips.as_deref()).unwrap_or("127.0.0.1")
 }
 
-/// The first checks: the backend, what it cannot do, and what this version cannot do.
+/// The first checks: the backend, and what gloo cannot do.
 pub fn check(options: &SpawnOptions, vars: &Vars) -> Result<Backend, SpawnError> {
     check_backend(&options.backend)?;
-    let backend = match options.backend.as_str() {
-        "gloo" => {
-            gloo_only(options, ips(options), vars)?;
-            return Ok(Backend::Gloo);
-        }
-        "nccl" => Backend::Nccl,
-        "bkcl" => Backend::Bkcl,
-        "xccl" => Backend::Xccl,
-        _ => return Err(SpawnError::Value("backend must be one of 'gloo, nccl, bkcl'".into())),
-    };
-    let trainers = vars.get("PADDLE_TRAINERS_NUM").and_then(|text| python_int(text).ok());
-    let cloud = options.use_paddlecloud.unwrap_or(on_paddlecloud(vars)) && trainers != Some(1);
-    let cloud = cloud && (options.use_paddlecloud.is_some() || trainers.is_some());
-    if cloud || ips(options).contains(',') {
-        return Err(SpawnError::Runtime(
-            "jobs on several nodes are not in this version of rlaunch.spawn; leave out ips, cluster_node_ips and \
-             use_paddlecloud, and unset PADDLE_TRAINERS_NUM"
-                .into(),
-        ));
+    match options.backend.as_str() {
+        "gloo" => gloo_only(options, ips(options), vars).map(|()| Backend::Gloo),
+        "nccl" => Ok(Backend::Nccl),
+        "bkcl" => Ok(Backend::Bkcl),
+        "xccl" => Ok(Backend::Xccl),
+        _ => Err(SpawnError::Value("backend must be one of 'gloo, nccl, bkcl'".into())),
     }
-    Ok(backend)
-}
-
-/// The last checks, once the devices are settled: the address and the ports.
-pub fn locate(backend: Backend, options: &SpawnOptions, vars: &Vars) -> Result<Location, SpawnError> {
-    if let Some(text) = vars.get("PADDLE_TRAINERS_NUM") {
-        python_int(text)?;
-    }
-    let host = ips(options).trim().to_owned();
-    match &options.node_ip {
-        Some(ip) if backend != Backend::Gloo && *ip != host => {
-            return Err(SpawnError::Value(format!("'{ip}' is not in list")));
-        }
-        _ => {}
-    }
-    Ok(Location { host, first_port: first_port(backend, options, vars)? })
 }
 
 /// What gloo cannot do, in the order of the contract.
@@ -160,7 +125,7 @@ fn gloo_only(options: &SpawnOptions, ips: &str, vars: &Vars) -> Result<(), Spawn
 
 /// Python's `int(text)` for ASCII digits: white space around, a sign, single underscores between digits.
 /// A number too large for us is the largest of its sign, which nothing accepts.
-fn python_int(text: &str) -> Result<i64, SpawnError> {
+pub(super) fn python_int(text: &str) -> Result<i64, SpawnError> {
     let bare = text.trim();
     let (sign, digits) = match bare.strip_prefix('-') {
         Some(rest) => (-1, rest),
@@ -171,19 +136,6 @@ fn python_int(text: &str) -> Result<i64, SpawnError> {
         return Err(SpawnError::NotInt(text.to_owned()));
     }
     Ok(digits.replace('_', "").parse::<i64>().unwrap_or(i64::MAX) * sign)
-}
-
-fn first_port(backend: Backend, options: &SpawnOptions, vars: &Vars) -> Result<Option<u16>, SpawnError> {
-    let default = on_paddlecloud(vars).then(|| "6070".to_owned());
-    let text = match backend {
-        Backend::Gloo => vars.get("FLAGS_START_PORT").cloned().or(default),
-        Backend::Nccl | Backend::Bkcl | Backend::Xccl => options.started_port.map(|port| port.to_string()).or(default),
-    };
-    let Some(text) = text else { return Ok(None) };
-    match u16::try_from(python_int(&text)?) {
-        Ok(port) if port > 0 => Ok(Some(port)),
-        _ => Err(SpawnError::Value(format!("{text} is no port; give a number from 1 to 65535"))),
-    }
 }
 
 /// Checks the name of an option; whether it is deprecated.

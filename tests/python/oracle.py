@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import random
 import re
@@ -42,7 +43,11 @@ def ask(module: Any, asked: Question) -> Answer:
     options = dict(asked["options"])
     os.environ.clear()
     os.environ.update(asked["environ"])
-    with warnings.catch_warnings(record=True) as said, contextlib.redirect_stdout(printed):
+    with contextlib.ExitStack() as stack:
+        said = stack.enter_context(warnings.catch_warnings(record=True))
+        stack.enter_context(contextlib.redirect_stdout(printed))
+        logged = stack.enter_context(logged_warnings())
+        stack.enter_context(believing_to_be(asked.get("here")))
         warnings.simplefilter("always")
         try:
             if "nprocs" in asked:
@@ -57,8 +62,36 @@ def ask(module: Any, asked: Question) -> Answer:
             os.environ.update(before)
     answer["options"] = list(map(list, options.items()))
     answer["warnings"] = [[w.category.__name__, str(w.message)] for w in said]
+    answer["logged"] = logged
     answer["printed"] = printed.getvalue()
     return answer
+
+
+@contextlib.contextmanager
+def logged_warnings() -> Iterator[list[str]]:
+    """What reaches the root logger meanwhile: Paddle's own, or rlaunch's in the end."""
+    texts: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    with mock.patch.object(root, "handlers", [handler]):
+        yield texts
+
+
+@contextlib.contextmanager
+def believing_to_be(here: list[str | None] | None) -> Iterator[None]:
+    """``here``: the address of this machine's name (None: it has none), and those of its interfaces."""
+    if here is None:
+        yield
+        return
+    by_name = here[0]
+    look_up = mock.Mock(return_value=by_name) if by_name else mock.Mock(side_effect=socket.gaierror)
+    with (
+        mock.patch.object(socket, "gethostname", return_value="node-x"),
+        mock.patch.object(socket, "gethostbyname", look_up),
+        mock.patch.object(rlaunch._lib, "addresses", return_value=here[1:]),
+    ):
+        yield
 
 
 def launched(asked: Question) -> Answer:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,33 @@ def environ(*names: str) -> dict[str, str | None]:
 
 def told() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("PADDLE_", "FLAGS_"))}
+
+
+def meet() -> tuple[int, list[int]]:
+    """Listens where this rank is said to, calls all the others, and hears who calls."""
+    own, everybody = os.environ["PADDLE_CURRENT_ENDPOINT"], os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    addresses = {e: (e.rpartition(":")[0], int(e.rpartition(":")[2])) for e in everybody}
+    heard = []
+    with socket.create_server(addresses[own]) as server:
+        for other in set(everybody) - {own}:
+            caller = socket.socket()
+            deadline = time.monotonic() + 60
+            while caller.connect_ex(addresses[other]) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            caller.sendall(bytes([my_rank()]))
+            caller.close()
+        for _ in range(len(everybody) - 1):
+            heard += server.accept()[0].recv(1)
+    return my_rank(), sorted(heard)
+
+
+def endpoints_of_paddle() -> tuple[list[str], str, int, int]:
+    """What Paddle itself reads, in a process that can still start programs."""
+    subprocess.run(["true"], check=True)
+    import paddle.distributed
+
+    env = paddle.distributed.ParallelEnv()
+    return env.trainer_endpoints, env.current_endpoint, env.rank, env.world_size
 
 
 class Adder:

@@ -219,7 +219,7 @@ def test_a_busy_start_port_is_refused_and_its_holder_named() -> None:
 def test_a_port_is_free_again_once_nobody_has_the_plan() -> None:
     first = free_ports(3)
     environ = {"FLAGS_START_PORT": str(first)}
-    rows, leases = rlaunch._lib.plan_spawn(3, {"backend": "gloo"}, environ, -1)
+    rows, leases, *_ = rlaunch._lib.plan_spawn(3, {"backend": "gloo"}, environ, -1)
     assert [dict(row)["PADDLE_CURRENT_ENDPOINT"] for row in rows] == [
         f"127.0.0.1:{port}" for port in range(first, first + 3)
     ]
@@ -364,7 +364,7 @@ def test_devices_as_seen(
 
     def native(asked: dict[str, Any]) -> list[Answer]:
         try:
-            rows, _ = rlaunch._lib.plan_spawn(nprocs, asked["options"], environ, 4, "npu")
+            rows, *_ = rlaunch._lib.plan_spawn(nprocs, asked["options"], environ, 4, "npu")
         except (ValueError, RuntimeError, AssertionError) as error:
             return [{"error": ["", str(error)]}]
         return [{"rows": rows}]
@@ -388,36 +388,9 @@ def test_devices_as_seen(
         ]
 
 
-NODES = "127.0.0.1,10.0.0.2"
-ELSEWHERE = {**CLOUD, "PADDLE_TRAINERS": "1.1.1.1,2.2.2.2", "PADDLE_TRAINERS_NUM": "2"}
-
-
-@pytest.mark.parametrize("backend", [*MACHINES])
-@pytest.mark.parametrize(
-    ("options", "environ"),
-    [
-        ({"ips": NODES}, {}),
-        ({"ips": NODES, "started_port": 8000}, {}),
-        ({"ips": "10.0.0.1,10.0.0.2", "node_ip": "10.0.0.2"}, {}),
-        ({"cluster_node_ips": NODES, "node_ip": "10.0.0.2"}, {}),
-        ({"use_paddlecloud": True}, {"PADDLE_TRAINERS_NUM": "2"}),
-        ({"use_paddlecloud": True}, ELSEWHERE),
-        ({}, ELSEWHERE),
-        ({}, {**ELSEWHERE, "PADDLE_PORT": "9000"}),
-        ({}, {**ELSEWHERE, "DISTRIBUTED_TRAINER_ENDPOINTS": "1.1.1.1:1,1.1.1.1:2,2.2.2.2:3,2.2.2.2:4"}),
-    ],
-)
-def test_several_nodes_are_not_in_this_version(backend: str, options: Any, environ: dict[str, str]) -> None:
-    asked = question(2, {"backend": backend, **options}, environ)
-    (answer,) = settled(asked, lambda q: [ask_here(q, MACHINES[backend])])
-    assert "rows" not in answer, answer
-    assert answer["error"][0][0] == "RuntimeError"
-    assert answer["error"][1].startswith("jobs on several nodes are not in this version of rlaunch.spawn")
-
-
 def test_without_paddle_the_system_and_the_variables_tell_of_custom_devices() -> None:
     def bound(environ: dict[str, str], nprocs: int = 2) -> list[tuple[str, str]]:
-        rows, _ = rlaunch._lib.plan_spawn(nprocs, {"backend": "xccl"}, environ, -1)
+        rows, *_ = rlaunch._lib.plan_spawn(nprocs, {"backend": "xccl"}, environ, -1)
         return [row[0] for row in rows]
 
     flag = "FLAGS_selected_mlus"
