@@ -358,9 +358,11 @@ fn endpoints(values: &Values, name: &'static str, count: Option<usize>) -> Resul
 }
 
 fn mismatch(values: &Values, kind: &str, all: &str, endpoints: usize, count: usize) -> SpecError {
+    // As Paddle says it.
+    let received = if kind == "coordinator" { kind } else { all };
     let why = format!(
         "The {kind}_num and {kind}s doesn't match. Expect {kind}s endpoints num equal to {kind}_num, but received \
-         {kind}s endpoint num: {endpoints} and {kind}_num {count}"
+         {received} endpoint num: {endpoints} and {kind}_num {count}"
     );
     values.error(all, &why, "leave one of the two out")
 }

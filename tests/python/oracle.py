@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import rlaunch
+from oracle_ps import ORACLES
 
 ours = sys.modules["rlaunch.spawn"]
 
@@ -128,7 +129,10 @@ def serve() -> None:
                 believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
-            told = [launched(asked) if who == "launch" else ask(modules[who], asked) for who in asked["whom"]]
+            others = {"launch": launched, **ORACLES}
+            told = [
+                others[who](asked) if who in others else ask(modules[who], asked) for who in asked["whom"]
+            ]
         print(json.dumps(told), file=answers, flush=True)
 
 

@@ -98,6 +98,14 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--ips=127.0.0.1", "--start_port=0"], ["--start_port 0"]),
         (["--ips=127.0.0.1", "--start_port=65536"], ["--start_port 65536"]),
         (["--devices=0,,1"], ["--devices 0,,1"]),
+        (["--servers=127.0.0.1:7000"], ["--servers 127.0.0.1:7000", "without --trainers", "--server_num"]),
+        (["--trainers=127.0.0.1:7000"], ["--trainers 127.0.0.1:7000", "without --servers"]),
+        (["--server_num=-1"], ["--server_num -1", "1 to 65535"]),
+        (["--server_num=1", "--workers=a:1,b"], ["--workers a:1,b", "ports and without"]),
+        (["--server_num=1", "--run_mode=rpc"], ["--server_num 1", "--run_mode is rpc"]),
+        (["--server_num=1", "--nnodes=2"], ["--nnodes 2", "--servers and --trainers"]),
+        (["--server_num=1", "--ips=10.0.0.1"], ["--ips 10.0.0.1", "--servers and --trainers"]),
+        (["--heter_devices=gpu", "--run_mode=ps"], ["--heter_devices gpu", "ps-heter"]),
         (["--module", "--no_python"], ["--module", "--no_python"]),
     ],
 )
@@ -126,6 +134,8 @@ def test_an_option_without_its_value_is_refused(place: Place, option: str) -> No
         ({"FLAGS_FIXED_PORT": "http"}, ["FLAGS_FIXED_PORT http", "unset it"]),
         ({"PORT_RANGE": "64000:35100"}, ["PORT_RANGE 64000:35100", "low:high"]),
         ({"PORT_RANGE": "1"}, ["PORT_RANGE 1"]),
+        ({"PADDLE_SERVER_NUM": "x"}, ["PADDLE_SERVER_NUM x"]),
+        ({"PADDLE_SERVERS_ENDPOINTS": "a:1"}, ["PADDLE_SERVERS_ENDPOINTS a:1", "--trainers"]),
     ],
 )
 def test_a_variable_that_cannot_be_read_is_refused(
@@ -135,13 +145,6 @@ def test_a_variable_that_cannot_be_read_is_refused(
 
 
 LATER = [
-    ("--run_mode", "ps", "PADDLE_RUN_MODE"),
-    ("--run_mode", "PS", "PADDLE_RUN_MODE"),
-    ("--run_mode", "rpc", "PADDLE_RUN_MODE"),
-    ("--servers", "127.0.0.1:7000", "PADDLE_SERVERS_ENDPOINTS"),
-    ("--trainers", "127.0.0.1:7000", "PADDLE_TRAINERS_ENDPOINTS"),
-    ("--server_num", "1", "PADDLE_SERVER_NUM"),
-    ("--trainer_num", "2", "PADDLE_TRAINER_NUM"),
     ("--nnodes", "2", "PADDLE_NNODES"),
     ("--nnodes", "1:2", "PADDLE_NNODES"),
     ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
