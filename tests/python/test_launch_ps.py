@@ -428,3 +428,44 @@ def test_no_process_of_a_job_with_servers_outlives_the_launcher(place: Place) ->
             with contextlib.suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
                 process.wait(20)
         assert not any(process.is_running() for process in processes)
+
+
+NESTED = """
+    import subprocess
+    if role == "TRAINER":
+        inner = [sys.executable, "-m", "rlaunch", "--nproc_per_node=2", "--log_dir=inner", "inner.py"]
+        sys.exit(subprocess.run(inner).returncode)
+"""
+
+
+def test_a_launcher_inside_a_worker_makes_a_job_of_its_own(place: Place) -> None:
+    script(place, NESTED)
+    place.script(
+        'tell("seen", [os.environ["PADDLE_TRAINERS_NUM"], os.environ.get("TRAINING_ROLE")])', "inner.py"
+    )
+    ended = place.run("--server_num=1", "--trainer_num=1", "train.py")
+    assert ended.status == 0, place.log(0)
+    assert [place.text(f"seen.{rank}") for rank in range(2)] == ["['2', None]"] * 2
+    assert place.names("inner") >= {"workerlog.0", "workerlog.1"}
+
+
+def test_a_server_may_end_first_and_a_node_of_servers_waits_for_them(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    script(place, 'await_file("go.0") if role == "TRAINER" else tell("ended"); open("go.0", "w").close()')
+    assert place.run("--server_num=2", "--trainer_num=1", "train.py").status == 0
+    (server,), (worker,) = addresses(1, "127.0.0.1"), addresses(1, "127.0.0.2")
+    script(place, "await_file('go.1'); tell('server')")
+    args = [
+        f"--servers={server}",
+        f"--workers={worker}",
+        "--host=127.0.0.1",
+        "--http_port",
+        str(free_ports(1)),
+    ]
+    with place.start(*args, "train.py") as launcher:
+        until((place.folder / "log/serverlog.0").exists, "the server")
+        assert launcher.poll() is None
+        (place.folder / "go.1").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 0, ended.stderr
+    assert (place.folder / "server.PSERVER.0").exists()
