@@ -32,6 +32,10 @@ pub struct Circumstances {
     pub older: bool,
 }
 
+/// Who is stopped once all workers have ended well, in words that scripts of Paddle's users look for.
+const STOPPED_LAST: [(Role, &str); 3] =
+    [(Role::HeterWorker, "heter_worker"), (Role::Server, "parameter server"), (Role::Coordinator, "coordinators")];
+
 /// Says how it ended.
 pub fn conclude(
     launch: &Launch<'_>,
@@ -51,6 +55,12 @@ pub fn conclude(
         Outcome::Completed => {
             for swept in swept(launch, launched) {
                 tell(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
+            }
+            for (role, what) in STOPPED_LAST {
+                let ranks = launch.plan.ranks.iter().zip(&launched.report.ranks);
+                if ranks.into_iter().any(|(plan, end)| plan.role == role && end.told) {
+                    info!("all {what} are killed");
+                }
             }
             info!("{}", if circumstances.older { "Local processes completed." } else { "Pod completed" });
         }

@@ -23,6 +23,7 @@ use crate::spec::console::PrefixKind;
 use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
+use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
 use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
@@ -183,11 +184,12 @@ fn launch_on_this_node(
         .to_str()
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let has_folder = matches!(spec.job, job::Job::Legacy(_) | job::Job::Ps(PsSpec::Laid(_)));
     let facts = HostFacts {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
-        temporary: temporary::path(&key).map_err(unmet)?,
+        temporary: if has_folder { temporary::path(&key).map_err(unmet)? } else { String::new() },
     };
     let LaidOut { plan, leases, kind, gpus, nofile, endpoints } = lay_out(spec, vars, &facts, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
@@ -235,7 +237,7 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
-        temporary: plan.wants_folder.then(|| PathBuf::from(&facts.temporary)),
+        temporary: has_folder.then(|| PathBuf::from(&facts.temporary)),
         announce: if older { legacy::announce } else { |_, _| {} },
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");

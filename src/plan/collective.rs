@@ -67,6 +67,5 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: if spec.job == Job::Rpc { "rpc" } else { "collective" },
-        wants_folder: false,
     })
 }

@@ -414,6 +414,5 @@ pub fn plan(
         pod: paddle_launch::Pod { name: facts.pod_name.clone(), log_dir: facts.log_dir.clone(), auto_cluster: false },
         job_id: spec.job_id.clone(),
         mode: if role == Role::Mapper { "rank mapping" } else { "collective" },
-        wants_folder: true,
     })
 }

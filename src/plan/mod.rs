@@ -28,7 +28,7 @@ pub struct HostFacts {
     pub log_dir: String,
     /// This launcher's random name.
     pub pod_name: String,
-    /// Absolute path of a folder that is there while a job with parameter servers runs.
+    /// Absolute path of a folder that is there while a job with parameter servers runs; empty for others.
     pub temporary: String,
 }
 
@@ -84,8 +84,6 @@ pub struct Plan {
     pub job_id: String,
     /// `collective`, `ps`, ...
     pub mode: &'static str,
-    /// Whether its processes are told of the facts' temporary folder.
-    pub wants_folder: bool,
 }
 
 impl Plan {

@@ -119,7 +119,6 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: "ps",
-        wants_folder: true,
     })
 }
 
@@ -140,15 +139,7 @@ pub fn as_told(spec: &LaunchSpec, role: Role, number: usize, vars: &Vars, facts:
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
-    Plan {
-        ranks: vec![one],
-        nnodes: 1,
-        world_size: 1,
-        pod,
-        job_id: spec.job_id.clone(),
-        mode: "ps",
-        wants_folder: false,
-    }
+    Plan { ranks: vec![one], nnodes: 1, world_size: 1, pod, job_id: spec.job_id.clone(), mode: "ps" }
 }
 
 /// One process of this node.

@@ -22,6 +22,7 @@ from unittest import mock
 
 import older
 import rlaunch
+from oracle_ps import ORACLES
 
 ours = sys.modules["rlaunch.spawn"]
 
@@ -164,7 +165,7 @@ def serve() -> None:
                 believed["get_all_custom_device_type"] = mock.Mock(return_value=["npu", "other"])
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
-            doors = {"launch": launched, "older": older.launched}
+            doors = {"launch": launched, "older": older.launched, **ORACLES}
             told = [doors[who](asked) if who in doors else ask(modules[who], asked) for who in asked["whom"]]
         print(json.dumps(told), file=answers, flush=True)
 

@@ -1,0 +1,90 @@
+"""What stands for a parameter-server job: processes that listen where they were told, and talk."""
+
+from __future__ import annotations
+
+import textwrap
+
+from launching import Place
+
+# `who` is the role and the number among those of the role.
+HEAD = """
+import os, signal, socket, sys, time
+
+def endpoints(name):
+    text = os.environ.get(name, "")
+    return [(host, int(port)) for host, port in (one.split(":") for one in text.split(",") if one)]
+
+role = os.environ["TRAINING_ROLE"]
+own = os.environ["POD_IP"], int(os.environ["PADDLE_PORT"])
+servers, workers = endpoints("PADDLE_PSERVERS_IP_PORT_LIST"), endpoints("PADDLE_TRAINER_ENDPOINTS")
+lists = {
+    "PSERVER": servers, "TRAINER": workers, "COORDINATOR": endpoints("PADDLE_COORDINATOR_ENDPOINTS"),
+    "HETER_TRAINER": endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"),
+}
+number = lists[role].index(own)
+who = f"{role}.{number}"
+
+def tell(name, text=""):
+    with open(f"{name}.{who}.tmp", "w") as file:
+        file.write(str(text))
+    os.rename(f"{name}.{who}.tmp", f"{name}.{who}")
+
+def await_file(name):
+    deadline = time.monotonic() + 60
+    while not os.path.exists(name):
+        if time.monotonic() > deadline:
+            sys.exit(f"{name} never came")
+        time.sleep(0.005)
+
+def sleep():
+    while True:
+        time.sleep(600)
+
+def call(endpoint, text):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with socket.create_connection(endpoint) as there:
+                there.sendall(text.encode())
+                there.shutdown(socket.SHUT_WR)
+                return there.makefile().read()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+def answer(listener):
+    there, _ = listener.accept()
+    with there:
+        asked = there.makefile().read()
+        there.sendall(f"{who} heard {asked}".encode())
+    return asked
+"""
+
+# Servers hear each worker and call it back; both listen where they were told.
+TALK = """
+listener = socket.create_server(own)
+if role == "PSERVER":
+    for _ in workers:
+        print(answer(listener), flush=True)
+    for worker in workers:
+        print(call(worker, who), flush=True)
+elif role == "TRAINER":
+    for server in servers:
+        print(call(server, who), flush=True)
+    for _ in servers:
+        print(answer(listener), flush=True)
+else:
+    print(who, flush=True)
+"""
+
+
+def script(place: Place, body: str, name: str = "train.py") -> str:
+    """Writes the script of all processes, with HEAD above it; returns its name."""
+    (place.folder / name).write_text(HEAD + textwrap.dedent(body))
+    return name
+
+
+def lines(place: Place, log: str) -> list[str]:
+    """What a process wrote, in some order."""
+    return sorted(place.text(f"log/{log}").splitlines())
