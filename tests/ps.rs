@@ -194,6 +194,7 @@ fn on_the_platform_with_later_stages() {
                          TRAINER_IP_PORT_LIST=10.0.0.9:7002,10.0.0.10:7002 TRAINER_PORTS=7002,7003 --http_port 7009"
     );
     insta::assert_snapshot!(table(&words));
+    assert!(refused(&words.replace("LIST=10.0.0.9:7000", "LIST=10.0.0.9:65535")).contains("leaves none below 65536"));
     assert!(refused(&words.replace("7002,7003", "7002")).contains("TRAINER_PORTS 7002: has fewer than two ports"));
 }
 
@@ -231,7 +232,11 @@ fn what_cannot_be_laid_out_is_refused() {
         ("--servers a:6767 --trainers a:1", "the endpoint a:6767: is where two processes"),
         ("--server_num -1", "--server_num -1: is no number of processes"),
         ("--server_num 70000", "--server_num 70000: is no number of processes"),
-        ("--server_num 9 FLAGS_FIXED_PORT=65530", "the first port 65530: leaves no room"),
+        ("--server_num 9 FLAGS_FIXED_PORT=65530", "FLAGS_FIXED_PORT 65530: leaves no room"),
+        (
+            "--server_num 1 --worker_num 1 --heter_devices gpu --heter_workers 127.0.0.1,127.0.0.1 FLAGS_START_PORT=65533",
+            "FLAGS_START_PORT 65533: leaves no room for 4 ports",
+        ),
         ("--server_num 1 --worker_num 1 FLAGS_START_PORT=http", "FLAGS_START_PORT http: is no port"),
         ("--server_num 1 --gloo_port 0", "--gloo_port 0: is no port"),
         ("--server_num 1 --worker_num 1 --http_port 70000", "--http_port 70000: is no port"),

@@ -19,20 +19,20 @@ pub(super) const LOCAL: &str = "127.0.0.1";
 pub(super) const MOST: i64 = 65_535;
 
 /// Processes on one host, with ports from `start + offset` on, or free ones.
-pub(super) fn counted(host: &str, count: usize, start: Option<u16>, offset: usize) -> Result<Vec<Place>, SpecError> {
+pub(super) fn counted(host: &str, count: usize, start: First, offset: usize) -> Result<Vec<Place>, SpecError> {
     at(start, offset, count)?;
-    let port = |i: usize| start.map(|first| first + (offset + i) as u16);
+    let port = |i: usize| start.map(|(_, first)| first + (offset + i) as u16);
     Ok((0..count).map(|i| Place { host: host.to_owned(), port: port(i) }).collect())
 }
 
 /// The first of `count` ports behind `start`, if there is one.
-pub(super) fn at(start: Option<u16>, offset: usize, count: usize) -> Result<Option<u16>, SpecError> {
-    match start.map(|start| (start, usize::from(start) + offset + count)) {
-        Some((start, end)) if end > 65_536 => {
+pub(super) fn at(start: First, offset: usize, count: usize) -> Result<Option<u16>, SpecError> {
+    match start {
+        Some((name, start)) if usize::from(start) + offset + count > 65_536 => {
             let why = format!("leaves no room for {} ports below 65536", offset + count);
-            Err(SpecError::new("the first port", start.to_string(), why, "choose a lower one, or fewer processes"))
+            Err(SpecError::new(name, start.to_string(), why, "choose a lower one, or fewer processes"))
         }
-        Some((start, _)) => Ok(Some(start + offset as u16)),
+        Some((_, start)) => Ok(Some(start + offset as u16)),
         None => Ok(None),
     }
 }
@@ -85,10 +85,13 @@ pub(super) fn port(values: &Values, name: &str) -> Result<Option<u16>, SpecError
     }
 }
 
-/// The first port, if this variable has one.
-pub(super) fn start_port(vars: &Vars, name: &str) -> Result<Option<u16>, SpecError> {
+/// The first of all ports, if they are consecutive, and the variable that has it.
+pub(super) type First = Option<(&'static str, u16)>;
+
+/// That port, if this variable has one.
+pub(super) fn start_port(vars: &Vars, name: &'static str) -> Result<First, SpecError> {
     let Some(text) = vars.get(name).filter(|text| !text.is_empty()) else { return Ok(None) };
     let port = text.trim().parse().ok().filter(|port| *port > 0);
     let refused = || SpecError::new(name, text, "is no port", "give a number from 1 to 65535, or unset it");
-    port.ok_or_else(refused).map(Some)
+    port.ok_or_else(refused).map(|port| Some((name, port)))
 }

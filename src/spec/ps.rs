@@ -4,7 +4,7 @@
 use super::SpecError;
 use super::job::is_given;
 use super::options::{Values, Vars};
-use super::places::{LOCAL, MOST, Place, at, count, counted, list, port, start_port};
+use super::places::{First, LOCAL, MOST, Place, at, count, counted, list, port, start_port};
 use crate::model::{Endpoint, Role};
 use std::collections::HashSet;
 
@@ -218,22 +218,22 @@ fn on_the_platform(
         return Err(SpecError::new("TRAINER_PORTS", ports, "has fewer than two ports", hint));
     }
     let field = "PSERVER_IP_PORT_LIST";
-    let servers = list(field, servers, &|_| None)?;
-    let above = |server: &Place| match server.port.and_then(|port| port.checked_add(1)) {
-        Some(port) => Ok(Place { host: server.host.clone(), port: Some(port) }),
-        None => Err(SpecError::new(field, "", "leaves no port above 65535 for a worker", "give lower ports")),
+    let places = list(field, servers, &|_| None)?;
+    let above = |server: &Place| Some(Place { host: server.host.clone(), port: Some(server.port?.checked_add(1)?) });
+    let Some(workers) = places.iter().map(above).collect() else {
+        let why = "has an endpoint without a port, or leaves none below 65536 for the worker beside it";
+        return Err(SpecError::new(field, servers, why, "give host:port joined by commas"));
     };
-    let workers = servers.iter().map(above).collect::<Result<_, _>>()?;
-    for name in ["servers", "server_num", "workers", "worker_num", "heter_workers"] {
+    for name in ["servers", "server_num", "workers", "worker_num", "heter_workers", "heter_worker_num"] {
         if is_given(values, name) {
             said.push(format!("args {name} will be overridden by env: PSERVER_IP_PORT_LIST and TRAINER_IP_PORT_LIST"));
         }
     }
-    Ok((servers, workers))
+    Ok((places, workers))
 }
 
 /// The stages after the first: by endpoints, or by counts.
-fn stages(values: &Values, told: Option<&String>, start: Option<u16>, before: usize) -> Result<Vec<Stage>, SpecError> {
+fn stages(values: &Values, told: Option<&String>, start: First, before: usize) -> Result<Vec<Stage>, SpecError> {
     let text = |name: &str| values.text(name).filter(|text| !text.trim().is_empty());
     let missing = |what: &str, hint: &str| {
         let why = format!("The setting of Parameter-Server heter mode must has {what}");
@@ -273,7 +273,10 @@ fn stages(values: &Values, told: Option<&String>, start: Option<u16>, before: us
             }
             let of = |(i, text): (usize, &&str)| {
                 let base = first;
-                let places = list(&field, text, &|j| start?.checked_add(u16::try_from(base + j).ok()?))?;
+                let places = list(&field, text, &|j| start?.1.checked_add(u16::try_from(base + j).ok()?))?;
+                if places.iter().any(|place| place.port.is_none()) {
+                    at(start, base, places.len())?;
+                }
                 first += places.len();
                 match counts.as_ref().map(|counts| counts[i]).filter(|count| *count != places.len()) {
                     None => Ok(places),
@@ -307,7 +310,7 @@ fn stages(values: &Values, told: Option<&String>, start: Option<u16>, before: us
     Ok(devices.into_iter().zip(stages).map(stage).collect())
 }
 
-fn coordinators(values: &Values, start: Option<u16>, offset: usize) -> Result<Vec<Place>, SpecError> {
+fn coordinators(values: &Values, start: First, offset: usize) -> Result<Vec<Place>, SpecError> {
     if !is_given(values, "coordinators") && !is_given(values, "coordinator_num") {
         return Ok(Vec::new());
     }
@@ -318,7 +321,7 @@ fn coordinators(values: &Values, start: Option<u16>, offset: usize) -> Result<Ve
 fn group(
     values: &Values,
     (kind, both): (&str, &str),
-    start: Option<u16>,
+    start: First,
     offset: usize,
     default: &dyn Fn(usize) -> Option<u16>,
 ) -> Result<Vec<Place>, SpecError> {
