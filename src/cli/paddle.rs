@@ -165,11 +165,12 @@ fn launch_on_this_node(
         .to_str()
         .ok_or_else(|| unmet(format!("--log_dir {}: is not UTF-8; choose another folder", log_dir.display())))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let has_servers = matches!(spec.job, job::Job::Ps(PsSpec::Laid(_)));
     let facts = HostFacts {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
-        temporary: temporary::path(&key).map_err(unmet)?,
+        temporary: if has_servers { temporary::path(&key).map_err(unmet)? } else { String::new() },
     };
     let LaidOut { plan, leases, kind, nofile } = lay_out(spec, vars, &facts)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
@@ -211,7 +212,7 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
-        temporary: matches!(spec.job, job::Job::Ps(PsSpec::Laid(_))).then(|| PathBuf::from(&facts.temporary)),
+        temporary: has_servers.then(|| PathBuf::from(&facts.temporary)),
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();

@@ -25,7 +25,7 @@ pub struct HostFacts {
     pub log_dir: String,
     /// This launcher's random name.
     pub pod_name: String,
-    /// Absolute path of a folder that is there while a job with parameter servers runs.
+    /// Absolute path of a folder that is there while a job with parameter servers runs; empty for others.
     pub temporary: String,
 }
 
