@@ -271,7 +271,7 @@ def test_who_is_waited_for_is_named_by_role(place: Place) -> None:
 
 
 def test_a_restart_names_the_role(place: Place) -> None:
-    script(place, 'sys.exit(7 if who == "PSERVER.0" else 0)')
+    script(place, 'sys.exit(7) if who == "PSERVER.0" else sleep()')
     ended = place.run("--server_num=1", "--max_restart=1", "--restart_delay=0", "train.py")
     assert ended.status == 7
     assert "server 0 ended first, with exit code 7; restart 1 (at most 1)" in ended.stderr
