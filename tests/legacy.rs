@@ -6,7 +6,7 @@ use rlaunch::dialect::paddle_legacy::{self, Identity, Mapping, Wanted, World};
 use rlaunch::dialect::{Binding, is_declared};
 use rlaunch::model::Endpoint;
 use rlaunch::plan::cluster::Addresses;
-use rlaunch::plan::legacy::{Asks, Itself, ground, plan, ranks, site};
+use rlaunch::plan::legacy::{Asks, Itself, ground, plan, ranks, shares, site};
 use rlaunch::plan::machine::{Gpu, Machine};
 use rlaunch::plan::mapping::{self, File};
 use rlaunch::plan::{HostFacts, Plan};
@@ -44,7 +44,8 @@ fn planned(
     let ground = ground(&spec, older, &vars, &machine)?;
     let addresses = Addresses { own: &Vec::new, of: &|_| Vec::new() };
     let asks = Asks { machine: &machine, addresses, file: &|_| Ok(text.to_owned()) };
-    let mut site = site(&spec, older, &ground, &asks)?;
+    let (shares, mut said) = shares(&spec, older, &ground, &machine)?;
+    let mut site = site(&spec, older, &ground, &shares, &asks)?;
     assert!(ranks(&spec, older, &ground).is_none_or(|ranks| ranks == site.here().len()));
     let ports: Vec<u16> = (7000..)
         .zip(site.here())
@@ -54,8 +55,7 @@ fn planned(
     let facts = HostFacts { python: "python".into(), log_dir: "/log".into(), pod_name: "abcdef".into() };
     let itself =
         Itself { folder: "/tmp/own".into(), mapping: "/cwd/mapping.json".into(), args: "--legacy 1 train.py".into() };
-    let mut said = spec.warnings.clone();
-    said.extend(site.warnings.iter().cloned());
+    said.extend(spec.warnings.iter().chain(&site.warnings).cloned());
     Ok((plan(&spec, older, &vars, &facts, (&site, &ground, &itself))?, said))
 }
 

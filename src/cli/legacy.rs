@@ -69,7 +69,8 @@ pub(super) fn prepare(
     let early = legacy::ranks(spec, older, &ground).map(room).transpose()?;
     let addresses = Addresses { own: &net::addresses, of: &net::of };
     let asks = Asks { machine, addresses, file: &run::legacy::read };
-    let mut site = legacy::site(spec, older, &ground, &asks).map_err(usage)?;
+    let (shares, warnings) = legacy::shares(spec, older, &ground, machine).map_err(usage)?;
+    let mut site = legacy::site(spec, older, &ground, &shares, &asks).map_err(unmet)?;
     let nofile = match early {
         Some(nofile) => nofile,
         None => room(site.here().len())?,
@@ -80,7 +81,7 @@ pub(super) fn prepare(
     if let Some(words) = ground.words.filter(|_| spec.dry_run.is_none()) {
         message::to_stdout(format!("{words}\n").as_bytes());
     }
-    for warning in &site.warnings {
+    for warning in warnings.iter().chain(&site.warnings) {
         warn!("{warning}");
     }
     let leases = run::legacy::lease(&mut site).map_err(unmet)?;

@@ -153,20 +153,36 @@ pub fn ranks(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground) -> Option<
     }
 }
 
-/// Who runs where.
-pub fn site(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground, asks: &Asks<'_>) -> Result<Site, SpecError> {
+/// What each rank of this node gets, where no file says so.
+pub fn shares(
+    spec: &LaunchSpec,
+    legacy: &LegacySpec,
+    ground: &Ground,
+    machine: Ask<'_>,
+) -> Result<devices::Shares, SpecError> {
+    match legacy.layout {
+        Layout::Mapped(_) | Layout::RankTable(_) => Ok((Vec::new(), Vec::new())),
+        _ if ground.visible.kind == CPU.kind => Ok((vec![cpu(); spec.nproc_per_node.unwrap_or(1)], Vec::new())),
+        _ => devices::blocks(spec, &ground.visible, machine),
+    }
+}
+
+/// Who runs where; `shares`: what the ranks of this node get.
+pub fn site(
+    spec: &LaunchSpec,
+    legacy: &LegacySpec,
+    ground: &Ground,
+    shares: &[Share],
+    asks: &Asks<'_>,
+) -> Result<Site, SpecError> {
     match &legacy.layout {
         Layout::Nodes(list, start) => {
-            let (shares, warnings) = shares(spec, ground, asks)?;
             let own = own(list, &asks.addresses)?;
-            let node = |(node, host): (usize, &Host)| all_of(node, &host.name, &shares, start);
+            let node = |(node, host): (usize, &Host)| all_of(node, &host.name, shares, start);
             let nodes = list.hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
-            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings })
+            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings: Vec::new() })
         }
-        Layout::Cloud(cloud) => {
-            let (shares, warnings) = shares(spec, ground, asks)?;
-            on_platform(cloud, &shares, warnings)
-        }
+        Layout::Cloud(cloud) => on_platform(cloud, shares),
         Layout::Mapped(mapped) => match &mapped.mapping {
             None => before_mapping(mapped, asks),
             Some((field, path)) => by_mapping(spec, ground, mapped, &File { field, path }, asks),
@@ -177,13 +193,6 @@ pub fn site(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground, asks: &Asks
 
 fn cpu() -> Share {
     Share { binding: Binding::Cpu, lists: EnvPatch::new() }
-}
-
-fn shares(spec: &LaunchSpec, ground: &Ground, asks: &Asks<'_>) -> Result<devices::Shares, SpecError> {
-    if ground.visible.kind == CPU.kind {
-        return Ok((vec![cpu(); spec.nproc_per_node.unwrap_or(1)], Vec::new()));
-    }
-    devices::blocks(spec, &ground.visible, asks.machine)
 }
 
 /// `count` ports from the start.
@@ -213,7 +222,8 @@ fn all_of(node: usize, host: &str, shares: &[Share], start: &Start) -> Result<Ve
     Ok(ports.into_iter().zip(shares).enumerate().map(member).collect())
 }
 
-fn on_platform(cloud: &Cloud, shares: &[Share], mut warnings: Vec<String>) -> Result<Site, SpecError> {
+fn on_platform(cloud: &Cloud, shares: &[Share]) -> Result<Site, SpecError> {
+    let mut warnings = Vec::new();
     let (first, from) = match (cloud.port, cloud.start) {
         (Some(port), (start, _)) if cloud.ports >= shares.len() && port != start => {
             warnings.push(format!("Use Cloud specified port:{port}."));

@@ -266,7 +266,7 @@ def test_a_mapper_that_fails_is_a_job_that_fails(mapped: Place) -> None:
 def test_a_mapping_that_was_not_written_is_named(mapped: Place) -> None:
     (mapped.folder / "wanted.json").unlink()
     ended = mapped.run(*MAPPED, "102", env=environment(**GPUS))
-    assert ended.status == 2
+    assert ended.status == 66
     (line,) = ended.error_lines()
     assert re.search("PADDLE_RANK_MAPPING_PATH .*: cannot be read: No such file or directory", line)
 
@@ -275,7 +275,7 @@ def test_a_file_that_is_none_is_not_waited_for(mapped: Place) -> None:
     (mapped.folder / "topology.json").unlink()
     os.mkfifo(mapped.folder / "topology.json")
     ended = mapped.run(*MAPPED, "0", env=environment(**GPUS))
-    assert ended.status == 2
+    assert ended.status == 66
     assert (
         "--cluster_topo_path topology.json: cannot be read: it is no regular file" in ended.error_lines()[0]
     )
