@@ -3,10 +3,10 @@
 use super::message;
 use super::paddle::{Prepared, Refusal, unmet, usage};
 use crate::model::Role;
-use crate::plan::HostFacts;
 use crate::plan::cluster::Addresses;
 use crate::plan::legacy::{self, Asks, Itself};
 use crate::plan::machine::Ask;
+use crate::plan::{HostFacts, Plan};
 use crate::probe::net;
 use crate::run::{self, preflight};
 use crate::spec::LaunchSpec;
@@ -20,9 +20,14 @@ use tracing::{info, warn};
 /// With this status a mapper says that it has written the mapping, and that its launcher is to go on.
 const MAPPED: i32 = 102;
 
+/// Whether a plan is for a mapping alone.
+pub fn maps(plan: &Plan) -> bool {
+    plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper)
+}
+
 /// Whether a run of this plan has only made the mapping that the job is to go on by.
-pub fn has_mapped(role: Option<Role>, status: i32) -> bool {
-    role == Some(Role::Mapper) && status == MAPPED
+pub fn has_mapped(plan: &Plan, status: i32) -> bool {
+    maps(plan) && status == MAPPED
 }
 
 /// The second pass, once the first has ended with this status; `None`: there is none.
@@ -91,7 +96,7 @@ pub(super) fn prepare(
         args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
     };
     let plan = legacy::plan(spec, older, vars, facts, (&site, &ground, &itself)).map_err(unmet)?;
-    if plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper) {
+    if maps(&plan) {
         info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
     }
     let folder = Some(itself.folder.into());

@@ -130,7 +130,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
-        let set_aside = |name: &&&str| spec.job == launch::Job::Collective && vars.contains_key(**name);
+        let set_aside = |name: &&&str| !is_older(&spec) && vars.contains_key(**name);
         for name in plan::surroundings::PROXIES.iter().filter(set_aside) {
             warn!(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
@@ -169,6 +169,10 @@ pub(super) struct Prepared {
     pub folder: Option<PathBuf>,
     /// What `endpoints.log` is to hold; `None`: the endpoints are written as the newer launcher does.
     pub endpoints: Option<Vec<Endpoint>>,
+}
+
+fn is_older(spec: &LaunchSpec) -> bool {
+    matches!(spec.job, launch::Job::Legacy(_))
 }
 
 fn collective(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, machine: Ask<'_>) -> Result<Prepared, Refusal> {
@@ -244,7 +248,12 @@ fn launch_on_this_node(
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     let scratch = folder.map(Scratch::make).transpose().map_err(unmet)?;
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
-    let older = spec.job != launch::Job::Collective;
+    let older = is_older(spec);
+    let mut policy = policy(spec, vars, fastrand::u64(..));
+    if legacy::maps(&plan) {
+        // Its good end is a status that is none of a rank's.
+        policy.restart.max_restart = 0;
+    }
     let launch = Launch {
         plan: &plan,
         program,
@@ -254,7 +263,7 @@ fn launch_on_this_node(
         rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
-        policy: policy(spec, vars, fastrand::u64(..)),
+        policy,
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
         key,
@@ -278,9 +287,7 @@ fn launch_on_this_node(
             }
             let status = match supervise(&launch, &supervisor, signals, &job) {
                 // The second pass has the last word.
-                Ok((status, _)) if legacy::has_mapped(launch.plan.ranks.first().map(|rank| rank.role), status) => {
-                    status
-                }
+                Ok((status, _)) if legacy::has_mapped(launch.plan, status) => status,
                 Ok((status, result)) => {
                     record.write(&result);
                     status
@@ -379,7 +386,7 @@ fn supervise(
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    if legacy::has_mapped(plan.ranks.first().map(|rank| rank.role), exit_status) {
+    if legacy::has_mapped(plan, exit_status) {
         info!("the rank mapping is there; the job goes on by it");
     } else {
         conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
@@ -397,7 +404,7 @@ struct Job<'a> {
 /// Local ranks whose logs the console shows, and what stands before their lines.
 fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
     // The older launcher shows the first rank of each node, whatever its number in the job.
-    let first_here = spec.job != launch::Job::Collective && spec.console.ranks == Some(BTreeSet::from([0]));
+    let first_here = is_older(spec) && spec.console.ranks == Some(BTreeSet::from([0]));
     let number = |local: usize, rank: usize| if first_here { local } else { rank };
     let wanted = plan.ranks.iter().enumerate().filter(|(local, r)| spec.console.shows(number(*local, r.rank)));
     let wanted: Vec<_> = wanted.map(|(local, r)| (local, r.rank)).collect();
