@@ -108,7 +108,12 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_LOCAL_RANK", "launch", "this rank's number on its node", "1"),
     var("PADDLE_LOCAL_SIZE", "launch", "ranks on this node", "2"),
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
-    var("PADDLE_MASTER", "launch", "where rank 0's store listens", "127.0.0.1:6069"),
+    var(
+        "PADDLE_MASTER",
+        "launch, legacy",
+        "where rank 0's store listens; legacy: only where the first of PADDLE_TRAINER_ENDPOINTS does not say it",
+        "127.0.0.1:6069",
+    ),
     var("PADDLE_NEED_RANK_MAPPING", "legacy", "with --enable_auto_mapping: True for a mapper, else False", "True"),
     var("PADDLE_NNODES", "launch", "nodes in the job", "1"),
     var("PADDLE_ORIGINAL_CMD_ARGS", "legacy", "for a mapper: the launcher's arguments", "--legacy 1 train.py"),

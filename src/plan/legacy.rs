@@ -389,9 +389,15 @@ pub fn plan(
         Some(Mapping { wanted: Some(_), .. }) => Role::Mapper,
         _ => Role::Trainer,
     };
+    let endpoints = paddle_launch::everybody(&site.endpoints());
+    // The store looks for rank 0 at the first endpoint, and does not read what was too long for the environment.
+    let said = !surroundings::is_too_long("PADDLE_TRAINER_ENDPOINTS", &endpoints, vars);
+    let first = site.nodes.iter().flatten().next().is_none_or(|member| member.rank == 0);
+    let leader = site.nodes.iter().flatten().find(|member| member.rank == 0 && !(said && first));
     let world = World {
         size: site.nodes.iter().map(Vec::len).sum(),
-        endpoints: paddle_launch::everybody(&site.endpoints()),
+        endpoints,
+        master: leader.map(|member| member.endpoint.clone()),
         devices: paddle_legacy::world_devices(site.nodes.iter().flatten().map(|m| &m.share.binding)).into(),
         backend: ground.backend.into(),
         with_gloo: legacy.with_gloo.clone(),

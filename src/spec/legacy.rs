@@ -233,7 +233,7 @@ fn cloud_start(vars: &Vars) -> Result<(u16, &'static str), SpecError> {
 
 fn number(name: &'static str, text: &str) -> Result<usize, SpecError> {
     let number = text.trim().parse().ok();
-    number.ok_or_else(|| SpecError::new(name, text, "is not a whole number", "give digits only, or unset it"))
+    number.ok_or_else(|| SpecError::new(name, text, "is no number from 0 on", "give digits only, or unset it"))
 }
 
 /// The job platform's variables, if all are there and speak of several trainers.

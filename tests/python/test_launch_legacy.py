@@ -373,11 +373,15 @@ print("trained", dist.get_rank(), dist.get_world_size(), total.item(), f"{weight
 """
 
 
-@pytest.mark.parametrize("how", ["parallel", "fleet"])
-def test_two_ranks_train(place: Place, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "variables"),
+    # The last one has the list of endpoints in a file, where Paddle's store does not look for it.
+    [("parallel", {}), ("fleet", {}), ("parallel", {"PADDLE_ENV_LIMIT_LEN": "10"})],
+)
+def test_two_ranks_train(place: Place, how: str, variables: dict[str, str]) -> None:
     (place.folder / "train.py").write_text(TRAIN)
     args = ["--legacy=1", "--nproc_per_node=2", "train.py", how]
-    ended = place.run(*args, env=environment(CUDA_VISIBLE_DEVICES=""))
+    ended = place.run(*args, env=environment(CUDA_VISIBLE_DEVICES="", **variables))
     assert ended.status == 0, ended.stderr
     told = [place.log(rank).decode().split("trained ")[1].split() for rank in range(2)]
     assert [words[:3] for words in told] == [["0", "2", "3.0"], ["1", "2", "3.0"]]

@@ -202,6 +202,15 @@ def agree(oracle: Oracle, machine: dict[str, str], asked: Asked) -> str:
     fixed = "find free ports" not in real["said"]
     assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
     assert mine["removed"] == real["removed"], told
+    # As test_launch_legacy.py wants them of rlaunch.
+    assert real["logs"] == [
+        "endpoints.log",
+        *sorted(f"workerlog.{local}" for local in range(len(mine["rows"]))),
+    ]
+    everybody = (
+        real["rows"][0].get("PADDLE_TRAINER_ENDPOINTS") or asked["environ"]["PADDLE_TRAINER_ENDPOINTS"]
+    )
+    assert real["endpoints"] == "PADDLE_TRAINER_ENDPOINTS: \n" + everybody.replace(",", "\n")
     return "started"
 
 
@@ -324,6 +333,10 @@ def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: P
         for row in (*mine["rows"], *real["rows"]):
             for name in apart:
                 row.pop(name, None)
+        # Where rank 0's endpoint is not the first, Paddle's store would not find it.
+        first = mine["rows"][0]["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+        for row in mine["rows"]:
+            assert row.pop("PADDLE_MASTER", None) != first
         fixed = "PADDLE_PORT" in environ or "FLAGS_START_PORT" in environ
         assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
         passes.add(mine["rows"][0]["PADDLE_NEED_RANK_MAPPING"])
