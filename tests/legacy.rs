@@ -6,7 +6,7 @@ use rlaunch::dialect::paddle_legacy::{self, Identity, Mapping, Wanted, World};
 use rlaunch::dialect::{Binding, is_declared};
 use rlaunch::model::Endpoint;
 use rlaunch::plan::cluster::Addresses;
-use rlaunch::plan::legacy::{Asks, Itself, ground, plan, ranks, site};
+use rlaunch::plan::legacy::{Asks, Itself, ground, plan, ranks, shares, site};
 use rlaunch::plan::machine::{Gpu, Machine};
 use rlaunch::plan::mapping::{self, File};
 use rlaunch::plan::{HostFacts, Plan};
@@ -45,7 +45,8 @@ fn planned(
     let ground = ground(&spec, older, &vars, &machine)?;
     let addresses = Addresses { own: &Vec::new, of: &|_| Vec::new(), interface: &|_| None };
     let asks = Asks { machine: &machine, addresses, file: &|_| Ok(text.to_owned()) };
-    let mut site = site(&spec, older, &ground, &asks)?;
+    let (shares, mut said) = shares(&spec, older, &ground, &machine)?;
+    let mut site = site(&spec, older, &ground, &shares, &asks)?;
     assert!(ranks(&spec, older, &ground).is_none_or(|ranks| ranks == site.here().len()));
     let ports: Vec<u16> = (7000..)
         .zip(site.here())
@@ -60,8 +61,7 @@ fn planned(
     };
     let itself =
         Itself { folder: "/tmp/own".into(), mapping: "/cwd/mapping.json".into(), args: "--legacy 1 train.py".into() };
-    let mut said = spec.warnings.clone();
-    said.extend(site.warnings.iter().cloned());
+    said.extend(spec.warnings.iter().chain(&site.warnings).cloned());
     Ok((plan(&spec, older, &vars, &facts, (&site, &ground, &itself))?, said))
 }
 
@@ -127,6 +127,8 @@ fn two_nodes_with_four_gpus_each() {
             (&[("ips", BOTH), ("host", "10.0.0.2"), ("nproc_per_node", "2")], &[("FLAGS_START_PORT", "7100")], ""),
             (&[("ips", BOTH), ("host", "10.0.0.3")], &[], ""),
             (&[("ips", BOTH)], &[], ""),
+            (&[("ips", BOTH), ("nproc_per_node", "1")], &[("POD_IP", "10.0.0.2")], ""),
+            (&[("ips", "10.0.0.1,10.0.0.1"), ("host", "10.0.0.1")], &[], ""),
             (&[("ips", BOTH), ("host", "10.0.0.1")], &[("FLAGS_START_PORT", "65534")], ""),
         ],
     );
@@ -152,6 +154,10 @@ fn without_devices() {
             (&[("nproc_per_node", "0")], &[], ""),
             (&[("start_port", "1")], &[], ""),
             (&[("rank_mapping_path", "f")], &[], ""),
+            (&[("enable_auto_mapping", "False")], &[], ""),
+            (&[("devices", "0,1")], &[], ""),
+            (&[], &[("FLAGS_START_PORT", "-1")], ""),
+            (&[("nproc_per_node", "2")], &[("PADDLE_ENV_LIMIT_LEN", "20")], ""),
         ],
     );
     insta::assert_snapshot!(table);
@@ -198,6 +204,8 @@ fn on_the_job_platform() {
             (gpus, &platform(&[]), ""),
             (gpus, &platform(&[("PADDLE_PORT", "6800")]), ""),
             (gpus, &platform(&[("PADDLE_PORT", "6800"), ("TRAINER_PORTS_NUM", "1")]), ""),
+            (gpus, &platform(&[("PADDLE_PORT", "x")]), ""),
+            (gpus, &platform(&[("PADDLE_TRAINER_ID", "-1")]), ""),
             (gpus, &platform(&[("FLAGS_START_PORT", "6900")]), ""),
             (gpus, &platform(&[("DISTRIBUTED_TRAINER_ENDPOINTS", endpoints)]), ""),
             (gpus, &platform(&[("DISTRIBUTED_TRAINER_ENDPOINTS", "10.0.0.1:1")]), ""),
@@ -220,6 +228,7 @@ fn rank_mappings() {
     let on = |host| -> Vec<(&'static str, &str)> { first.into_iter().chain([("host", host)]).collect() };
     let second = |host| [on(host), vec![("rank_mapping_path", "mapping.json")]].concat();
     let port = [("FLAGS_START_PORT", "6500")];
+    let turned = r#"[{"addr": "10.0.0.1", "ranks": {"1": [0]}}, {"addr": "10.0.0.2", "ranks": {"0": [1]}}]"#;
     let alone = r#"[{"addr": "10.0.0.1", "ranks": {"0": [5], "1": [4]}}]"#;
     let mapped = |text| -> Case<'_> {
         (
@@ -238,6 +247,7 @@ fn rank_mappings() {
             (&second("10.0.0.1"), &port, MAPPING),
             (&second("10.0.0.2"), &port, MAPPING),
             mapped(alone),
+            (&second("10.0.0.1"), &port, turned),
             mapped(r#"[{"addr": "10.0.0.1", "ranks": {"0": [6]}}]"#),
             mapped(r#"[{"addr": "10.0.0.1", "ranks": {"0": [4], "1": [5], "2": [4]}}]"#),
             (&first[..1], &[], ""),
@@ -434,6 +444,7 @@ proptest! {
         (rank, local_rank, port) in (0usize..99, 0usize..9, 1u16..),
         binding in any_binding(),
         others in prop::collection::vec(any_binding(), 0..4),
+        master: bool,
         mapping in prop::option::of(prop::option::of(("[a-z/]{1,9}", "[a-z -]{0,9}"))),
     ) {
         let endpoint = Endpoint::new("10.0.0.1", port);
@@ -441,6 +452,7 @@ proptest! {
         let world = World {
             size: others.len() + 1,
             endpoints: endpoint.to_string().into(),
+            master: master.then(|| endpoint.clone()),
             devices: paddle_legacy::world_devices(others.iter().chain([&binding])).into(),
             backend: "nccl".into(),
             with_gloo: "0".into(),

@@ -4,10 +4,10 @@ use super::lay_out::LaidOut;
 use super::message;
 use super::paddle::{Refusal, unmet, usage};
 use crate::model::Role;
-use crate::plan::HostFacts;
 use crate::plan::cluster::Addresses;
 use crate::plan::legacy::{self, Asks, Itself};
 use crate::plan::machine::Ask;
+use crate::plan::{HostFacts, Plan};
 use crate::probe::net;
 use crate::run::{self, preflight};
 use crate::spec::LaunchSpec;
@@ -21,9 +21,14 @@ use tracing::{info, warn};
 /// With this status a mapper says that it has written the mapping, and that its launcher is to go on.
 const MAPPED: i32 = 102;
 
+/// Whether a plan is for a mapping alone.
+pub fn maps(plan: &Plan) -> bool {
+    plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper)
+}
+
 /// Whether a run of this plan has only made the mapping that the job is to go on by.
-pub fn has_mapped(role: Option<Role>, status: i32) -> bool {
-    role == Some(Role::Mapper) && status == MAPPED
+pub fn has_mapped(plan: &Plan, status: i32) -> bool {
+    maps(plan) && status == MAPPED
 }
 
 /// The second pass, once the first has ended with this status; `None`: there is none.
@@ -63,7 +68,8 @@ pub(super) fn lay_out(
     let early = legacy::ranks(spec, older, &ground).map(room).transpose()?;
     let addresses = Addresses { own: &net::addresses, of: &net::of, interface: &net::interface_of };
     let asks = Asks { machine, addresses, file: &run::legacy::read };
-    let mut site = legacy::site(spec, older, &ground, &asks).map_err(usage)?;
+    let (shares, warnings) = legacy::shares(spec, older, &ground, machine).map_err(usage)?;
+    let mut site = legacy::site(spec, older, &ground, &shares, &asks).map_err(unmet)?;
     let nofile = match early {
         Some(nofile) => nofile,
         None => room(site.here().len())?,
@@ -74,7 +80,7 @@ pub(super) fn lay_out(
     if let Some(words) = ground.words.filter(|_| spec.dry_run.is_none()) {
         message::to_stdout(format!("{words}\n").as_bytes());
     }
-    for warning in &site.warnings {
+    for warning in warnings.iter().chain(&site.warnings) {
         warn!("{warning}");
     }
     let leases = run::legacy::lease(&mut site).map_err(unmet)?;
@@ -84,7 +90,7 @@ pub(super) fn lay_out(
         args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
     };
     let plan = legacy::plan(spec, older, vars, facts, (&site, &ground, &itself)).map_err(unmet)?;
-    if plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper) {
+    if maps(&plan) {
         info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
     }
     let (kind, gpus) = (ground.visible.kind, Vec::new());

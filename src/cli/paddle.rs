@@ -142,7 +142,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         }
     }
     message::with_messages(&spec.log_level.clone(), || {
-        let set_aside = |name: &&&str| !matches!(spec.job, job::Job::Legacy(_)) && vars.contains_key(**name);
+        let set_aside = |name: &&&str| !is_older(&spec) && vars.contains_key(**name);
         for name in plan::surroundings::PROXIES.iter().filter(set_aside) {
             warn!(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
@@ -166,6 +166,10 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             None => Ok(status),
         }
     })
+}
+
+fn is_older(spec: &LaunchSpec) -> bool {
+    matches!(spec.job, job::Job::Legacy(_))
 }
 
 fn launch_on_this_node(
@@ -222,7 +226,12 @@ fn launch_on_this_node(
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
-    let older = matches!(spec.job, job::Job::Legacy(_));
+    let older = is_older(spec);
+    let mut policy = policy(spec, vars, fastrand::u64(..));
+    if legacy::maps(&plan) {
+        // Its good end is a status that is none of a rank's.
+        policy.restart.max_restart = 0;
+    }
     let launch = Launch {
         plan: &plan,
         program,
@@ -232,7 +241,7 @@ fn launch_on_this_node(
         rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
-        policy: policy(spec, vars, fastrand::u64(..)),
+        policy,
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
         nofile,
         key,
@@ -260,9 +269,7 @@ fn launch_on_this_node(
             }
             let status = match supervise(&launch, &supervisor, signals, &job) {
                 // The second pass has the last word.
-                Ok((status, _)) if legacy::has_mapped(launch.plan.ranks.first().map(|rank| rank.role), status) => {
-                    status
-                }
+                Ok((status, _)) if legacy::has_mapped(launch.plan, status) => status,
                 Ok((status, result)) => {
                     record.write(&result);
                     status
@@ -376,7 +383,7 @@ fn supervise(
         warn!("result.json cannot be written: {}", logs::plain(&error));
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    if legacy::has_mapped(plan.ranks.first().map(|rank| rank.role), exit_status) {
+    if legacy::has_mapped(plan, exit_status) {
         info!("the rank mapping is there; the job goes on by it");
     } else {
         conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());

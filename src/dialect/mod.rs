@@ -148,8 +148,8 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_LOG_DIR", "launch", "absolute folder of the logs", "/home/me/log"),
     var(
         "PADDLE_MASTER",
-        "launch, spawn",
-        "where rank 0's store listens; spawn: only with PADDLE_BACKUP_ENV_PATH",
+        "launch, legacy, spawn",
+        "where rank 0's store listens; legacy, spawn: only where the first of PADDLE_TRAINER_ENDPOINTS does not say it",
         "127.0.0.1:6069",
     ),
     var("PADDLE_MASTER_ENDPOINT", "launch (rpc)", "where rank 0's store listens", "127.0.0.1:6069"),

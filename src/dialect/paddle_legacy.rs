@@ -24,6 +24,8 @@ pub struct World {
     pub size: usize,
     /// Where they listen, node by node.
     pub endpoints: Arc<str>,
+    /// Where rank 0's store listens, if that cannot be told from the first of them.
+    pub master: Option<Endpoint>,
     /// Their devices in the same order: `:` within a rank, `,` between ranks.
     pub devices: Arc<str>,
     /// `gloo`, `nccl`, ...
@@ -70,6 +72,9 @@ pub fn write(who: &Identity, world: &World) -> EnvPatch {
     env.set("PADDLE_GLOO_RENDEZVOUS", "3");
     env.set("PADDLE_GLOO_FS_PATH", world.folder.as_str());
     env.set("PADDLE_DISTRI_BACKEND", world.backend.as_str());
+    if let Some(master) = &world.master {
+        env.set("PADDLE_MASTER", master.to_string());
+    }
     if let Some(mapping) = &world.mapping {
         let wanted = mapping.wanted.as_ref();
         env.set("PADDLE_NEED_RANK_MAPPING", if wanted.is_some() { "True" } else { "False" });
@@ -122,6 +127,7 @@ pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Option<(Identity, World)> {
     let world = World {
         size: number(get, "PADDLE_TRAINERS_NUM")?,
         endpoints: get("PADDLE_TRAINER_ENDPOINTS")?.into(),
+        master: get("PADDLE_MASTER").as_deref().and_then(Endpoint::parse),
         devices: get("PADDLE_WORLD_DEVICE_IDS")?.into(),
         backend: get("PADDLE_DISTRI_BACKEND")?,
         with_gloo: get("PADDLE_WITH_GLOO")?,

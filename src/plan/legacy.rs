@@ -15,6 +15,7 @@ use crate::spec::legacy::{Backend, Cloud, Layout, LegacySpec, Mapped, RankTable,
 use crate::spec::nodes::{Fixed, Host, HostPorts};
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
+use std::sync::Arc;
 
 /// What the ranks run on, and talk by.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,20 +154,36 @@ pub fn ranks(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground) -> Option<
     }
 }
 
-/// Who runs where.
-pub fn site(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground, asks: &Asks<'_>) -> Result<Site, SpecError> {
+/// What each rank of this node gets, where no file says so.
+pub fn shares(
+    spec: &LaunchSpec,
+    legacy: &LegacySpec,
+    ground: &Ground,
+    machine: Ask<'_>,
+) -> Result<devices::Shares, SpecError> {
+    match legacy.layout {
+        Layout::Mapped(_) | Layout::RankTable(_) => Ok((Vec::new(), Vec::new())),
+        _ if ground.visible.kind == CPU.kind => Ok((vec![cpu(); spec.nproc_per_node.unwrap_or(1)], Vec::new())),
+        _ => devices::blocks(spec, &ground.visible, machine),
+    }
+}
+
+/// Who runs where; `shares`: what the ranks of this node get.
+pub fn site(
+    spec: &LaunchSpec,
+    legacy: &LegacySpec,
+    ground: &Ground,
+    shares: &[Share],
+    asks: &Asks<'_>,
+) -> Result<Site, SpecError> {
     match &legacy.layout {
         Layout::Nodes(list, start) => {
-            let (shares, warnings) = shares(spec, ground, asks)?;
             let own = own(list, &asks.addresses)?;
-            let node = |(node, host): (usize, &Host)| all_of(node, &host.name, &shares, start);
+            let node = |(node, host): (usize, &Host)| all_of(node, &host.name, shares, start);
             let nodes = list.hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
-            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings })
+            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings: Vec::new() })
         }
-        Layout::Cloud(cloud) => {
-            let (shares, warnings) = shares(spec, ground, asks)?;
-            on_platform(cloud, &shares, warnings)
-        }
+        Layout::Cloud(cloud) => on_platform(cloud, shares),
         Layout::Mapped(mapped) => match &mapped.mapping {
             None => before_mapping(mapped, asks),
             Some((field, path)) => by_mapping(spec, ground, mapped, &File { field, path }, asks),
@@ -177,13 +194,6 @@ pub fn site(spec: &LaunchSpec, legacy: &LegacySpec, ground: &Ground, asks: &Asks
 
 fn cpu() -> Share {
     Share { binding: Binding::Cpu, lists: EnvPatch::new() }
-}
-
-fn shares(spec: &LaunchSpec, ground: &Ground, asks: &Asks<'_>) -> Result<devices::Shares, SpecError> {
-    if ground.visible.kind == CPU.kind {
-        return Ok((vec![cpu(); spec.nproc_per_node.unwrap_or(1)], Vec::new()));
-    }
-    devices::blocks(spec, &ground.visible, asks.machine)
 }
 
 /// `count` ports from the start.
@@ -213,7 +223,8 @@ fn all_of(node: usize, host: &str, shares: &[Share], start: &Start) -> Result<Ve
     Ok(ports.into_iter().zip(shares).enumerate().map(member).collect())
 }
 
-fn on_platform(cloud: &Cloud, shares: &[Share], mut warnings: Vec<String>) -> Result<Site, SpecError> {
+fn on_platform(cloud: &Cloud, shares: &[Share]) -> Result<Site, SpecError> {
+    let mut warnings = Vec::new();
     let (first, from) = match (cloud.port, cloud.start) {
         (Some(port), (start, _)) if cloud.ports >= shares.len() && port != start => {
             warnings.push(format!("Use Cloud specified port:{port}."));
@@ -382,9 +393,15 @@ pub fn plan(
         Some(Mapping { wanted: Some(_), .. }) => Role::Mapper,
         _ => Role::Trainer,
     };
+    let endpoints: Arc<str> = Endpoint::join(&site.endpoints()).into();
+    // The store looks for rank 0 at the first endpoint, and does not read what was too long for the environment.
+    let said = !surroundings::is_too_long("PADDLE_TRAINER_ENDPOINTS", &endpoints, vars);
+    let first = site.nodes.iter().flatten().next().is_none_or(|member| member.rank == 0);
+    let leader = site.nodes.iter().flatten().find(|member| member.rank == 0 && !(said && first));
     let world = World {
         size: site.nodes.iter().map(Vec::len).sum(),
-        endpoints: Endpoint::join(&site.endpoints()).into(),
+        endpoints,
+        master: leader.map(|member| member.endpoint.clone()),
         devices: paddle_legacy::world_devices(site.nodes.iter().flatten().map(|m| &m.share.binding)).into(),
         backend: ground.backend.into(),
         with_gloo: legacy.with_gloo.clone(),

@@ -60,12 +60,17 @@ pub fn complete(
     }
 }
 
-fn set_aside_too_long(env: &mut EnvPatch, vars: &Vars, log_dir: &str, name: impl Display) -> Option<Backup> {
+/// Whether a list is left out of the environment for its length.
+pub fn is_too_long(list: &str, value: &str, vars: &Vars) -> bool {
     let limit = vars.get("PADDLE_ENV_LIMIT_LEN").and_then(|t| t.parse().ok()).unwrap_or(48_000);
+    value.len() >= limit || list.len() + value.len() + 2 > LONGEST
+}
+
+fn set_aside_too_long(env: &mut EnvPatch, vars: &Vars, log_dir: &str, name: impl Display) -> Option<Backup> {
     let mut long = Vec::new();
     for list in LISTS {
         let value = env.shared(list).or_else(|| Some(vars.get(list)?.as_str().into()));
-        if let Some(value) = value.filter(|v| v.len() >= limit || list.len() + v.len() + 2 > LONGEST) {
+        if let Some(value) = value.filter(|value| is_too_long(list, value, vars)) {
             env.unset(list);
             long.push((list.to_owned(), value));
         }

@@ -140,6 +140,12 @@ pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
         };
         return Err(values.error(name, "the older launcher has no such option", hint));
     }
+    let set = |name: &str| vars.get(name).is_some_and(|value| !value.is_empty());
+    let named = set("PADDLE_ELASTIC_JOB_ID") || values.given("job_id").is_some();
+    if set("PADDLE_ELASTIC_SERVER") && set("PADDLE_ELASTIC_NP") && named {
+        let why = "elastic jobs are not in this version of rlaunch";
+        return Err(SpecError::new("PADDLE_ELASTIC_SERVER", &vars["PADDLE_ELASTIC_SERVER"], why, "unset it"));
+    }
     let (backend, from) = backend(values, vars)?;
     let mode = values.text("run_mode").unwrap_or("");
     if backend != Backend::Auto && !matches!(mode, "" | "collective") {
@@ -227,7 +233,7 @@ fn cloud_start(vars: &Vars) -> Result<(u16, &'static str), SpecError> {
 
 fn number(name: &'static str, text: &str) -> Result<usize, SpecError> {
     let number = text.trim().parse().ok();
-    number.ok_or_else(|| SpecError::new(name, text, "is not a whole number", "give digits only, or unset it"))
+    number.ok_or_else(|| SpecError::new(name, text, "is no number from 0 on", "give digits only, or unset it"))
 }
 
 /// The job platform's variables, if all are there and speak of several trainers.

@@ -170,6 +170,24 @@ def test_the_jobs_folder_is_gone_however_the_launcher_ends(
         until(lambda: not list(own.iterdir()), "the end of the job's folder")
 
 
+def test_a_dry_run_makes_nothing(place: Place, own: Path) -> None:
+    place.script("")
+    env = environment(TMPDIR=str(own), CUDA_VISIBLE_DEVICES="")
+    ended = place.run("--legacy=1", "--dry_run=json", "train.py", env=env)
+    assert json.loads(ended.stdout)["ranks"][0]["env"]["PADDLE_GLOO_FS_PATH"].startswith(f"{own}/rlaunch-")
+    assert place.names() == {"train.py", "tmp"}
+    assert not list(own.iterdir())
+
+
+def test_elastic_jobs_are_refused(place: Place) -> None:
+    place.script("")
+    elastic = {"SERVER": "127.0.0.1:2379", "JOB_ID": "mine", "NP": "2"}
+    env = environment(**{f"PADDLE_ELASTIC_{name}": value for name, value in elastic.items()})
+    ended = place.run("--legacy=1", "train.py", env=env)
+    assert ended.status == 2
+    assert "elastic jobs are not in this version" in ended.error_lines()[0]
+
+
 def test_a_folder_that_cannot_be_made_is_said_before_anything_starts(place: Place) -> None:
     place.script("tell('started')")
     ended = place.run("--legacy=1", "train.py", env=environment(TMPDIR=str(place.folder / "nowhere")))
@@ -210,9 +228,9 @@ GPUS = {"CUDA_VISIBLE_DEVICES": "4,5"}
 
 
 def test_a_mapping_is_made_and_the_job_goes_on_by_it(mapped: Place, own: Path) -> None:
-    ended = mapped.run(
-        *MAPPED, "102", env=environment(TMPDIR=str(own), FLAGS_START_PORT=str(free_ports(2)), **GPUS)
-    )
+    env = environment(TMPDIR=str(own), FLAGS_START_PORT=str(free_ports(2)), **GPUS)
+    # No mapper is started again: 102 is its good end.
+    ended = mapped.run("--max_restart=1", *MAPPED, "102", env=env)
     assert ended.status == 0, ended.stderr
     path = str(mapped.folder / "auto_parallel_rank_mapping.json")
     common = {"PADDLE_CLUSTER_TOPO_PATH": "topology.json", "PADDLE_ENABLE_AUTO_MAPPING": "True"}
@@ -221,7 +239,7 @@ def test_a_mapping_is_made_and_the_job_goes_on_by_it(mapped: Place, own: Path) -
         "PADDLE_NEED_RANK_MAPPING": "True",
         "PADDLE_ENABLE_ELASTIC": "True",
         "PADDLE_RANK_MAPPING_PATH": path,
-        "PADDLE_ORIGINAL_CMD_ARGS": " ".join([*MAPPED, "102"]),
+        "PADDLE_ORIGINAL_CMD_ARGS": " ".join(["--max_restart=1", *MAPPED, "102"]),
         "FLAGS_selected_gpus": None,
         "PADDLE_WORLD_DEVICE_IDS": "",
     }
@@ -237,7 +255,7 @@ def test_a_mapping_is_made_and_the_job_goes_on_by_it(mapped: Place, own: Path) -
         }
     assert mapped.text("log/prelaunchlog.0") == "mapping\n"
     assert mapped.log(0) == mapped.log(1) == b"training\n"
-    assert not re.search("ABORT|failed", ended.stderr)
+    assert not re.search("ABORT|failed|restart 1", ended.stderr)
     assert "the rank mapping is there; the job goes on by it" in ended.stderr
     assert mapped.result()["outcome"] == "completed"
     assert not list(own.iterdir())
@@ -266,16 +284,25 @@ def test_a_mapper_that_fails_is_a_job_that_fails(mapped: Place) -> None:
 def test_a_mapping_that_was_not_written_is_named(mapped: Place) -> None:
     (mapped.folder / "wanted.json").unlink()
     ended = mapped.run(*MAPPED, "102", env=environment(**GPUS))
-    assert ended.status == 2
+    assert ended.status == 66
     (line,) = ended.error_lines()
     assert re.search("PADDLE_RANK_MAPPING_PATH .*: cannot be read: No such file or directory", line)
+
+
+def test_a_stop_of_the_mapper_is_the_end(mapped: Place) -> None:
+    mapped.script("tell('ready', os.getpid()); await_file('never')")
+    with mapped.start(*MAPPED, "102", env=environment(**GPUS)) as launcher:
+        mapped.ready(1)
+        launcher.send_signal(signal.SIGTERM)
+        assert Place.wait(launcher).status == 128 + signal.SIGTERM
+    assert not (mapped.folder / "trainer.0").exists()
 
 
 def test_a_file_that_is_none_is_not_waited_for(mapped: Place) -> None:
     (mapped.folder / "topology.json").unlink()
     os.mkfifo(mapped.folder / "topology.json")
     ended = mapped.run(*MAPPED, "0", env=environment(**GPUS))
-    assert ended.status == 2
+    assert ended.status == 66
     assert (
         "--cluster_topo_path topology.json: cannot be read: it is no regular file" in ended.error_lines()[0]
     )
@@ -346,11 +373,15 @@ print("trained", dist.get_rank(), dist.get_world_size(), total.item(), f"{weight
 """
 
 
-@pytest.mark.parametrize("how", ["parallel", "fleet"])
-def test_two_ranks_train(place: Place, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "variables"),
+    # The last one has the list of endpoints in a file, where Paddle's store does not look for it.
+    [("parallel", {}), ("fleet", {}), ("parallel", {"PADDLE_ENV_LIMIT_LEN": "10"})],
+)
+def test_two_ranks_train(place: Place, how: str, variables: dict[str, str]) -> None:
     (place.folder / "train.py").write_text(TRAIN)
     args = ["--legacy=1", "--nproc_per_node=2", "train.py", how]
-    ended = place.run(*args, env=environment(CUDA_VISIBLE_DEVICES=""))
+    ended = place.run(*args, env=environment(CUDA_VISIBLE_DEVICES="", **variables))
     assert ended.status == 0, ended.stderr
     told = [place.log(rank).decode().split("trained ")[1].split() for rank in range(2)]
     assert [words[:3] for words in told] == [["0", "2", "3.0"], ["1", "2", "3.0"]]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,7 +175,7 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
         return "a node's number that is none"
     if asked["count"] == 4 and "CUDA_VISIBLE_DEVICES" not in environ and "what the driver shows" in refused:
         return "--gpus with devices that the driver does not show"
-    if "FLAGS_START_PORT -1: is no port" in refused:
+    if "error" not in real and re.search("FLAGS_START_PORT.*: is no port", refused):
         return "ports that are none"
     if "--devices x" in refused or "--selected_gpus x" in refused:
         return "--gpus that names no device"
@@ -201,6 +202,15 @@ def agree(oracle: Oracle, machine: dict[str, str], asked: Asked) -> str:
     fixed = "find free ports" not in real["said"]
     assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
     assert mine["removed"] == real["removed"], told
+    # As test_launch_legacy.py wants them of rlaunch.
+    assert real["logs"] == [
+        "endpoints.log",
+        *sorted(f"workerlog.{local}" for local in range(len(mine["rows"]))),
+    ]
+    everybody = (
+        real["rows"][0].get("PADDLE_TRAINER_ENDPOINTS") or asked["environ"]["PADDLE_TRAINER_ENDPOINTS"]
+    )
+    assert real["endpoints"] == "PADDLE_TRAINER_ENDPOINTS: \n" + everybody.replace(",", "\n")
     return "started"
 
 
@@ -264,3 +274,70 @@ def test_a_refusal_has_the_words_of_paddles(
     mine = by_rlaunch(asked, gpus if asked["build"] == "gpu" else cpus)
     assert real["error"][1], real
     assert real["error"][1] in mine["error"]
+
+
+# --- Rank mappings. ---------------------------------------------------------------------------------------
+
+
+def mapped(rng: random.Random, folder: Path) -> Asked:
+    """Ranks on one to three machines, in any order, and this is one of them."""
+    machines = rng.sample([ONE, TWO, "198.51.100.3"], rng.randrange(1, 4))
+    shown = rng.choice([None, "4,5,6,7", "7,4", "2,0,1"])
+    devices = ["0", "1", "2", "3"] if shown is None else shown.split(",")
+    counts = [rng.randrange(1, len(devices) + 1) for _ in machines]
+    ranks = rng.sample(range(sum(counts)), sum(counts))
+    mapping = []
+    for at, (machine, count) in enumerate(zip(machines, counts, strict=True)):
+        here = ranks[sum(counts[:at]) : sum(counts[: at + 1])]
+        placed = {
+            str(rank): [int(device)] for rank, device in zip(here, rng.sample(devices, count), strict=True)
+        }
+        mapping.append({"hostname": f"m{at}", "addr": machine, "ranks": placed})
+    (folder / "topology.json").write_text(
+        json.dumps({"machines": [{"addr": machine} for machine in machines]})
+    )
+    (folder / "mapping.json").write_text(json.dumps(mapping))
+    argv = [
+        "--enable_auto_mapping=1",
+        f"--cluster_topo_path={folder}/topology.json",
+        f"--host={rng.choice(machines)}",
+    ]
+    environ = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    if len(machines) > 1 or rng.random() < 0.5:
+        environ[rng.choice(["PADDLE_PORT", "FLAGS_START_PORT"])] = str(free_ports(8))
+    match rng.choice(["first", "option", "variable"]):
+        case "option":
+            argv.append(f"--rank_mapping_path={folder}/mapping.json")
+        case "variable":
+            environ["PADDLE_RANK_MAPPING_PATH"] = f"{folder}/mapping.json"
+    return {"argv": argv, "environ": environ, "build": "gpu", "count": len(devices)}
+
+
+def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: Path) -> None:
+    rng = random.Random(f"{SEED}/mapping")
+    gpus = {**environment(), "LD_LIBRARY_PATH": four_gpus["LD_LIBRARY_PATH"]}
+    # What rlaunch says differently, and what has the command line in it.
+    apart = ("PADDLE_ENABLE_ELASTIC", "PADDLE_ORIGINAL_CMD_ARGS")
+    passes = set()
+    for _ in range(80):
+        asked = mapped(rng, tmp_path)
+        environ = {**asked["environ"], "PATH": os.environ["PATH"]}
+        (real,) = oracle.ask({**asked, "environ": environ}, "older")
+        mine = by_rlaunch(asked, gpus)
+        told = f"{asked}\nPaddle: {real}\nrlaunch: {mine}"
+        assert "error" not in real, told
+        assert "error" not in mine, told
+        assert [set(apart) & set(row) for row in mine["rows"]] == [
+            set(apart) & set(row) for row in real["rows"]
+        ]
+        for row in (*mine["rows"], *real["rows"]):
+            for name in apart:
+                row.pop(name, None)
+        # Where rank 0's endpoint is not the first, Paddle's store would not find it.
+        first = mine["rows"][0]["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+        for row in mine["rows"]:
+            assert row.pop("PADDLE_MASTER", None) != first
+        fixed = "PADDLE_PORT" in environ or "FLAGS_START_PORT" in environ
+        assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
+        passes.add(mine["rows"][0]["PADDLE_NEED_RANK_MAPPING"])
+    assert passes == {"True", "False"}
