@@ -12,7 +12,7 @@ from pathlib import Path
 import nvml
 import pytest
 from launching import Place, marked
-from oracle import SEED
+from oracle import SEED, Oracle
 
 
 def pytest_report_header() -> str:
@@ -38,3 +38,11 @@ def mark() -> Iterator[str]:
 def driver(tmp_path_factory: pytest.TempPathFactory) -> nvml.Driver:
     """Makes an environment in which the driver's library is the fake, built with these definitions."""
     return lambda *definitions: nvml.environment(tmp_path_factory.mktemp("nvml"), *definitions)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    """The real Paddle, in a process of its own."""
+    made = Oracle()
+    yield made
+    made.close()
