@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-
-from contenders import PADDLE, RLAUNCH, environment
+from contenders import PADDLE, RLAUNCH
 from figures import NOT_INSTALLED, Cell, Promise
+from running import answer
 from session import Session
 
 # One node's part, as Paddle's launcher plans it with --ips; nothing is started.
@@ -30,18 +28,10 @@ print(json.dumps(statistics.median(times)))
 
 def measure_plan(session: Session) -> None:
     """Who runs where with which variables: 10,000 ranks on 1,250 nodes named by --ips. Nothing is started."""
-    done = subprocess.run(
-        ["cargo", "bench", "--quiet", "--locked", "--bench", "plan"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ours = json.loads(done.stdout)
+    ours = answer(["cargo", "bench", "--quiet", "--locked", "--bench", "plan"])
     theirs: Cell = NOT_INSTALLED
     if PADDLE.version:
-        command = [PADDLE.python, "-c", BY_PADDLE, str(session.folder / "planned")]
-        run = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-        theirs = json.loads(run.stdout.splitlines()[-1])
+        theirs = answer([PADDLE.python, "-c", BY_PADDLE, str(session.folder / "planned")])
     session.row("one node's part", {RLAUNCH.name: ours["one_ms"], PADDLE.name: theirs}, "ms")
     session.row(
         "the parts of all nodes", {RLAUNCH.name: ours["all_ms"]}, "ms", Promise("10,000 ranks", most=50)

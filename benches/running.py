@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from contenders import Launcher, environment
 
@@ -192,3 +194,9 @@ def succeed(command: list[str]) -> None:
     done = subprocess.run(command, stdin=null, stdout=null, stderr=null, env=environment(), check=False)
     if done.returncode != 0:
         sys.exit(f"bench: exit status {done.returncode} of {' '.join(command)}")
+
+
+def answer(command: list[str]) -> Any:
+    """The JSON on the last line of what a command prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    return json.loads(done.stdout.splitlines()[-1])

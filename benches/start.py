@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from contenders import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN, environment
 from figures import Cell, Promise
-from running import succeed
+from running import answer, succeed
 from session import Session, each, present
 
 
@@ -28,8 +27,24 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+ALONE = """
+import importlib, json, py_compile, sys, time
+import rlaunch.env
+compiled = py_compile.compile(rlaunch.env.__file__, cfile=sys.argv[1] + "/env_alone.pyc", doraise=True)
+sys.path.insert(0, sys.argv[1])
+times = []
+for _ in range(50):
+    sys.modules.pop("env_alone", None)
+    start = time.perf_counter()
+    importlib.import_module("env_alone")
+    times.append(1000 * (time.perf_counter() - start))
+assert sys.modules["env_alone"].__file__ == compiled
+print(json.dumps(min(times)))
+"""
+
+
 def measure_import(session: Session) -> None:
-    """`import` of the package, over bare Python."""
+    """`import` of the package, over bare Python; and of `env.py` alone, which needs no extension."""
     packages = {RLAUNCH.name: "rlaunch", PADDLE.name: "paddle", TORCHRUN.name: "torch"}
 
     def cost(python: str, statement: str, turns: int) -> float:
@@ -43,6 +58,8 @@ def measure_import(session: Session) -> None:
         each(lambda it: over_bare(it.name, it.python, 20 if it is RLAUNCH else session.amount(4, 1))),
         "ms",
     )
+    alone: float = answer([RLAUNCH.python, "-c", ALONE, str(session.folder)])
+    session.row("import of env.py alone", {RLAUNCH.name: alone}, "ms", Promise("env.py", most=1))
 
 
 def bare(ranks: int, script: Path) -> None:
@@ -101,8 +118,7 @@ def measure_spawn(session: Session) -> None:
 
     def run(python: str, library: str, ranks: int, method: str, turns: int) -> float:
         command = [python, str(script), library, str(ranks), method, str(turns)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-        times: list[float] = json.loads(done.stdout.splitlines()[-1])
+        times: list[float] = answer(command)
         return statistics.median(times) * 1000
 
     both = [launcher for launcher in present() if launcher is not TORCHRUN]
@@ -150,9 +166,7 @@ def measure_start(session: Session) -> None:
     """What starting one rank costs its parent. Of rivals: their way to start a process, and nothing else."""
     script = written(session.folder, "start.py", START)
     for gib in (0, 4):
-        command = [RLAUNCH.python, str(script), str(gib)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        figures = json.loads(done.stdout)
+        figures = answer([RLAUNCH.python, str(script), str(gib)])
         size = "small" if gib == 0 else f"{gib} GiB"
         for ranks in (8, 256):
             cells = {launcher.name: figures[f"{launcher.name}{ranks}"] for launcher in LAUNCHERS}

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
-import pty
-import select
 import signal
-import struct
 import sys
-import termios
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +15,10 @@ from case import Group, Observation, case, ended
 from job import Job, Late, namespaces, until
 from launchers import Launcher
 from marked import Member, members, zombies_of
+from terminal import Terminal, at_terminal, set_size
 
 PID_NAMESPACE = namespaces("--pid", "--fork", "--mount-proc")
+SHELL = [sys.executable, "-S", str(Path(__file__).with_name("shell.py"))]
 HOLD = """
 if sys.argv[1:] == ["deaf"]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -88,67 +84,18 @@ def container_zombies(launcher: Launcher, folder: Path) -> Observation:
         return Observation(f"{count} zombies", not count)
 
 
-class Terminal:
-    """Its screen, which is read all the time, and its keyboard."""
-
-    def __init__(self, ours: int) -> None:
-        self.ours = ours
-        self.screen = bytearray()
-        self.closing = os.pipe()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
-        while True:
-            ready, _, _ = select.select([self.ours, self.closing[0]], [], [])
-            if self.closing[0] in ready:
-                return
-            try:
-                data = os.read(self.ours, 65536)
-            except OSError:  # EIO: nobody has the other end open.
-                return
-            self.screen += data
-
-    def press(self, key: bytes) -> None:
-        os.write(self.ours, key)
-
-    def close(self) -> None:
-        os.close(self.closing[1])
-        self.reader.join()
-        os.close(self.closing[0])
-        os.close(self.ours)
-
-
 @contextlib.contextmanager
-def at_terminal(launcher: Launcher, folder: Path, body: str, *args: str) -> Iterator[tuple[Job, Terminal]]:
-    """A job in the foreground of a terminal, started by a shell with job control (`terminal.py`)."""
-    ours, theirs = pty.openpty()
+def in_foreground(launcher: Launcher, folder: Path, body: str, *args: str) -> Iterator[tuple[Job, Terminal]]:
+    """A job of which all ranks are there, in the foreground of a terminal with a shell behind it."""
     os.mkfifo(folder / "fg")
-    shell = [sys.executable, "-S", str(Path(__file__).with_name("terminal.py"))]
-    job = Job(
-        launcher,
-        folder,
-        body,
-        *args,
-        wrap=shell,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        before_exec=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(theirs)
-    terminal = Terminal(ours)
-    try:
-        with job:
-            job.await_files("ready")
-            yield job, terminal
-    finally:
-        terminal.close()
+    with at_terminal(launcher, folder, body, *args, wrap=SHELL) as (job, terminal):
+        job.await_files("ready")
+        yield job, terminal
 
 
 @case("ctrl-c", Group.TERMINAL, "Ctrl-C", "exit 130, 0 survivors, no traceback, within grace + 2 s")
 def ctrl_c(launcher: Launcher, folder: Path) -> Observation:
-    with at_terminal(launcher, folder, HOLD) as (job, terminal):
+    with in_foreground(launcher, folder, HOLD) as (job, terminal):
         first = time.monotonic()
         terminal.press(b"\x03")
         job.wait(launcher.grace + 12)
@@ -162,7 +109,7 @@ def ctrl_c(launcher: Launcher, folder: Path) -> Observation:
     "exit 130, 0 survivors, no traceback, within 2 s",
 )
 def ctrl_c_twice(launcher: Launcher, folder: Path) -> Observation:
-    with at_terminal(launcher, folder, HOLD, "deaf") as (job, terminal):
+    with in_foreground(launcher, folder, HOLD, "deaf") as (job, terminal):
         first = time.monotonic()
         terminal.press(b"\x03")
         time.sleep(0.2)  # As a person would; the launcher may take both for one if they come at once.
@@ -183,7 +130,7 @@ def of_job(job: Job) -> list[Member]:
 
 @case("ctrl-z", Group.TERMINAL, "Ctrl-Z, then `fg`", "launcher and ranks stop, go on, exit 0")
 def ctrl_z(launcher: Launcher, folder: Path) -> Observation:
-    with at_terminal(launcher, folder, HOLD) as (job, terminal):
+    with in_foreground(launcher, folder, HOLD) as (job, terminal):
         terminal.press(b"\x1a")
         with contextlib.suppress(Late):
             until((folder / "stopped").exists, "the shell's prompt", 5)
@@ -204,9 +151,9 @@ def ctrl_z(launcher: Launcher, folder: Path) -> Observation:
 
 @case("resize", Group.TERMINAL, "the window is resized", "the job goes on, exit 0")
 def resize(launcher: Launcher, folder: Path) -> Observation:
-    with at_terminal(launcher, folder, HOLD) as (job, terminal):
+    with in_foreground(launcher, folder, HOLD) as (job, terminal):
         for rows in (50, 24, 50):
-            fcntl.ioctl(terminal.ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 100, 0, 0))
+            set_size(terminal.ours, rows, 100)
             time.sleep(0.02)  # So that they are three signals and not one.
         job.close_gate()
         return ended(job, 0, 30)
@@ -231,7 +178,7 @@ os._exit(0)
     "no rank waits for it, exit 0",
 )
 def ctrl_s(launcher: Launcher, folder: Path) -> Observation:
-    with at_terminal(launcher, folder, CHATTY) as (job, terminal):
+    with in_foreground(launcher, folder, CHATTY) as (job, terminal):
         terminal.press(b"\x13")
         time.sleep(0.1)  # The terminal says nothing about having stopped.
         job.close_gate()

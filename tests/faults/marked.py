@@ -27,8 +27,8 @@ class Member:
 def kind_of(command: list[str]) -> str:
     """What a process is, by its command line: those that ranks leave say it in their last word."""
     words = command[1:]
-    if "terminal.py" in " ".join(words[:1]):
-        return "terminal"
+    if any(word.endswith("/shell.py") for word in words[:2]):
+        return "shell"
     if "-m" in words[:3] or not words:
         return "launcher"
     if "-c" in words[:3]:

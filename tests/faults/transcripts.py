@@ -12,23 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import fcntl
 import os
-import pty
 import re
 import signal
-import struct
 import sys
 import tempfile
-import termios
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import marked
-from cases_place import Terminal
 from job import Job, until
 from launchers import LAUNCHERS, Launcher
+from terminal import Terminal, at_terminal
 
 PAGE = Path(__file__).parents[2] / "docs" / "transcripts.md"
 COMMAND = "python -m rlaunch --nproc_per_node=2 train.py"
@@ -223,24 +219,9 @@ def session(folder: Path, body: str) -> Iterator[Session]:
     python = folder / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{LAUNCHERS["rlaunch"].python}" "$@"\n')
     python.chmod(0o755)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    job = Job(
-        Bash("bash", "", lambda ranks, logs: [], "", 0),
-        folder,
-        body,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        before_exec=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(theirs)
-    terminal = Terminal(ours)
-    try:
-        with job:
-            yield Session(job, terminal)
-    finally:
-        terminal.close()
+    bash = Bash("bash", "", lambda ranks, logs: [], "", 0)
+    with at_terminal(bash, folder, body, size=(24, 80)) as (job, terminal):
+        yield Session(job, terminal)
 
 
 def record(scene: Scene) -> str:

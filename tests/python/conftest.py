@@ -12,7 +12,7 @@ from pathlib import Path
 import nvml
 import pytest
 from launching import Place, marked
-from oracle import SEED
+from oracle import SEED, Oracle
 
 
 def pytest_report_header() -> str:
@@ -44,3 +44,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> nvml.Driver:
 def four_gpus(driver: nvml.Driver) -> dict[str, str]:
     """An environment in which the driver shows four GPUs."""
     return driver()
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    """The real Paddle, in a process of its own."""
+    made = Oracle()
+    yield made
+    made.close()

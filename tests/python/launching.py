@@ -281,11 +281,6 @@ class Host(Place):
         head = "import os, signal, sys, threading, time, rlaunch\n"
         (self.folder / "host.py").write_text(head + textwrap.dedent(body))
 
-    def result(self) -> dict[str, Any]:
-        """What the launcher wrote in the end."""
-        result: dict[str, Any] = json.loads(self.text("log/rlaunch/result.json"))
-        return result
-
 
 def prctl(option: int, argument: int) -> None:
     """prctl(2), for use between fork and exec."""
@@ -300,7 +295,7 @@ def unshare_users() -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that nobody has just now."""
+    """The first of `count` consecutive ports that nobody has; the kernel hands out higher ones itself."""
     while True:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             first = random.randrange(20000, 30000)

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -219,16 +218,6 @@ def without_ports(answer: Answer, fixed: int | None) -> Answer:
         return re.sub(r"(?<=:)\d+(?=,|$)", lambda m: names[m[0]], value) if "ENDPOINT" in name else value
 
     return {**answer, "rows": [[[name, renamed(name, value)] for name, value in row.items()] for row in rows]}
-
-
-def free_ports(count: int) -> int:
-    """The first of some neighbouring ports that nobody has, below those that the kernel hands out."""
-    while True:
-        first = random.randrange(15000, 30000)
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("", port)))
-            return first
 
 
 def settled(asked: Question, *askers: Callable[[Question], list[Answer]]) -> list[Answer]:

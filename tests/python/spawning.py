@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import rlaunch
+from launching import gone
 from rlaunch import RankError
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -59,18 +60,10 @@ def failure(func: Any, *args: Any, n: int = 1, method: str = "spawn", **options:
     return caught.value
 
 
-def is_over(process: psutil.Process) -> bool:
-    """Whether it has ended; who should reap it may be slow about that."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def survivors(processes: list[psutil.Process], seconds: float = 20) -> list[psutil.Process]:
     """Those that have not ended by themselves after so long."""
     deadline = time.monotonic() + seconds
-    while (left := [p for p in processes if not is_over(p)]) and time.monotonic() < deadline:
+    while (left := [p for p in processes if not gone(p)]) and time.monotonic() < deadline:
         time.sleep(0.005)
     return left
 

@@ -1,129 +1,31 @@
-"""rlaunch.env against the real paddle.distributed, and against the errors and frameworks it must meet."""
+"""rlaunch.env against the real paddle.distributed, under torch's variables, and against broken ones."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import py_compile
-import subprocess
-import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import rlaunch.env as ours
+from env_oracle import Answer, RealPaddle, described, valued
+from frameworks import environment, stub_torch, torch_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-ENV_FILE = Path(ours.__file__).resolve()
-PACKAGE_PARENT = str(ENV_FILE.parents[1])
 ENDPOINTS = "PADDLE_TRAINER_ENDPOINTS"
 BACKUP = "PADDLE_BACKUP_ENV_PATH"
-
-Answer = dict[str, Any]
-
-
-@contextlib.contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Exactly these variables, nothing inherited."""
-    with mock.patch.dict(os.environ, variables, clear=True):
-        yield
-
-
-def described(error: BaseException) -> Answer:
-    return {"error": [cls.__name__ for cls in type(error).__mro__], "text": str(error)}
-
-
-def valued(read: Callable[[], Any]) -> Answer:
-    try:
-        value = read()
-    except Exception as error:
-        return described(error)
-    return {"type": type(value).__name__, "value": value}
-
-
-# --- The real thing: one process for the whole module, one line of JSON for each question. --------------
-
-REAL_PADDLE = """
-import json, os, sys
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-import inspect
-import paddle.distributed as dist
-from paddle.distributed import backup_env, parallel
-
-def described(error):
-    return {"error": [cls.__name__ for cls in type(error).__mro__], "text": str(error)}
-
-def valued(read):
-    try:
-        value = read()
-    except Exception as error:
-        return described(error)
-    return {"type": type(value).__name__, "value": value}
-
-names = [name for name in dir(dist.ParallelEnv) if not name.startswith("_")]
-
-def answer(question):
-    os.environ.clear()
-    os.environ.update(question["env"])
-    backup_env.g_backup_envs = parallel._global_parallel_env = None
-    build = question["build"]
-    parallel.core.is_compiled_with_cuda = lambda: build == "gpu"
-    parallel.core.is_compiled_with_xpu = lambda: build == "xpu"
-    parallel.get_all_custom_device_type = lambda: [build] if build == "npu" else []
-    functions = {f.__name__: valued(f) for f in (dist.get_rank, dist.get_world_size)}
-    if "group" in question:
-        group = dist.collective.Group(*question["group"])
-        functions = {f.__name__: valued(lambda: f(group)) for f in (dist.get_rank, dist.get_world_size)}
-    try:
-        env = dist.ParallelEnv()
-    except Exception as error:
-        return {"constructed": described(error), "properties": {}, "functions": functions}
-    properties = {name: valued(lambda: getattr(env, name)) for name in names}
-    return {"constructed": None, "properties": properties, "functions": functions}
-
-kinds = {name: type(inspect.getattr_static(dist.ParallelEnv, name)).__name__ for name in names}
-print(json.dumps(kinds), file=answers, flush=True)
-for line in sys.stdin:
-    print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
-"""
-
-
-class RealPaddle:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.kinds = self._read()
-
-    def _read(self) -> Answer:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the process with the real Paddle ended with {self.process.wait()}"
-        answer: Answer = json.loads(line)
-        return answer
-
-    def ask(self, env: dict[str, str], build: str = "cpu", **more: Any) -> Answer:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"env": env, "build": build, **more}) + "\n")
-        self.process.stdin.flush()
-        return self._read()
 
 
 @pytest.fixture(scope="module")
 def paddle() -> Iterator[RealPaddle]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", REAL_PADDLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with process:
-        try:
-            yield RealPaddle(process)
-        finally:
-            process.kill()
+    """One process for the whole module."""
+    with RealPaddle() as real:
+        yield real
 
 
 # In the order in which rlaunch reads them.
@@ -345,19 +247,6 @@ class TestDevices:
         assert (got.device_type, got.device_id, got.dev_id) == (device_type, device_id, device_id)
 
 
-def torch_rank(rank: int = 3, **more: str) -> dict[str, str]:
-    """The variables that torchrun gives to one rank of 2 nodes with 2 each."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": str(rank % 2),
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "node0",
-        "MASTER_PORT": "40819",
-        **more,
-    }
-
-
 class TestTorchDialect:
     @pytest.mark.parametrize("rank", range(4))
     def test_each_rank(self, rank: int) -> None:
@@ -529,258 +418,3 @@ class TestErrors:
             ours.get_rank(group)
         with pytest.raises(TypeError, match=r"get_world_size\(\) .* no world_size or nranks or size"):
             ours.get_world_size(group)
-
-
-# --- Handing over. Each test states the modules that are imported: stubs, or in a process of its own. ----
-
-
-@pytest.fixture
-def no_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("paddle", "paddle.distributed", "torch", "torch.distributed"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-
-
-def stub_paddle(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
-    """A ``paddle.distributed`` in sys.modules."""
-    package, distributed = types.ModuleType("paddle"), mock.Mock(spec=["init_parallel_env"])
-    package.__path__ = []
-    monkeypatch.setitem(sys.modules, "paddle", package)
-    monkeypatch.setitem(sys.modules, "paddle.distributed", distributed)
-    return distributed
-
-
-def stub_torch(monkeypatch: pytest.MonkeyPatch, devices: int = 0, nccl: bool = True) -> mock.Mock:
-    """A ``torch.distributed`` in sys.modules, whose ``cuda`` is torch's."""
-    package, distributed = types.ModuleType("torch"), mock.Mock()
-    package.__path__ = []
-    distributed.cuda = mock.Mock(spec=["is_available", "device_count", "set_device"])
-    distributed.cuda.is_available.return_value = devices > 0
-    distributed.cuda.device_count.return_value = devices
-    distributed.is_nccl_available.return_value = nccl
-    distributed.GroupMember.NON_GROUP_MEMBER = -100
-    vars(package)["cuda"] = distributed.cuda
-    monkeypatch.setitem(sys.modules, "torch", package)
-    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
-    return distributed
-
-
-@pytest.mark.usefixtures("no_framework")
-class TestInitParallelEnv:
-    @pytest.mark.parametrize("blocked", [False, True])
-    def test_neither(self, monkeypatch: pytest.MonkeyPatch, blocked: bool) -> None:
-        if blocked:
-            monkeypatch.setitem(sys.modules, "paddle", None)
-            monkeypatch.setitem(sys.modules, "torch", None)
-        with pytest.raises(RuntimeError, match="`import paddle` or `import torch`"):
-            ours.init_parallel_env()
-
-    @pytest.mark.parametrize("world_size", ["1", "2"])
-    def test_paddle(self, monkeypatch: pytest.MonkeyPatch, world_size: str) -> None:
-        paddle = stub_paddle(monkeypatch)
-        with environment(PADDLE_TRAINERS_NUM=world_size):
-            assert ours.init_parallel_env() is paddle.init_parallel_env.return_value
-        paddle.init_parallel_env.assert_called_once_with()
-
-    def test_paddles_argument(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        paddle, config = stub_paddle(monkeypatch), object()
-        with environment(PADDLE_TRAINERS_NUM="2"):
-            ours.init_parallel_env(config)
-        paddle.init_parallel_env.assert_called_once_with(config)
-
-    @pytest.mark.parametrize(
-        ("devices", "nccl", "local_rank", "backend"),
-        [
-            (0, True, "1", "gloo"),
-            (2, True, None, "gloo"),
-            (2, False, "1", "gloo"),
-            (2, True, "0", "nccl"),
-            (2, True, "1", "nccl"),
-        ],
-    )
-    def test_torchs_backend(
-        self, monkeypatch: pytest.MonkeyPatch, devices: int, nccl: bool, local_rank: str | None, backend: str
-    ) -> None:
-        torch = stub_torch(monkeypatch, devices, nccl)
-        env = torch_rank() | {"LOCAL_RANK": local_rank or ""}
-        if local_rank is None:
-            del env["LOCAL_RANK"]
-        with environment(**env):
-            assert ours.init_parallel_env() is torch.init_process_group.return_value
-        torch.init_process_group.assert_called_once_with(backend=backend)
-        if backend == "nccl":
-            torch.cuda.set_device.assert_called_once_with(int(local_rank or ""))
-        else:
-            torch.cuda.set_device.assert_not_called()
-
-    @pytest.mark.parametrize("local_rank", ["2", "-1"])
-    def test_torch_without_a_device_for_this_rank(
-        self, monkeypatch: pytest.MonkeyPatch, local_rank: str
-    ) -> None:
-        torch = stub_torch(monkeypatch, devices=2)
-        with (
-            environment(**torch_rank(LOCAL_RANK=local_rank)),
-            pytest.raises(
-                RuntimeError, match=f"LOCAL_RANK={local_rank} has no CUDA device: 2 .*CUDA_VISIBLE_DEVICES"
-            ),
-        ):
-            ours.init_parallel_env()
-        torch.init_process_group.assert_not_called()
-
-    def test_torch_has_no_nccl_config(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        torch = stub_torch(monkeypatch)
-        with environment(**torch_rank()), pytest.raises(TypeError, match="nccl_config"):
-            ours.init_parallel_env(object())
-        torch.init_process_group.assert_not_called()
-
-    @pytest.mark.parametrize("with_torch", [{}, {"RANK": "1"}, {"WORLD_SIZE": "2"}, torch_rank()])
-    @pytest.mark.parametrize("with_paddle", [{}, {"PADDLE_TRAINER_ID": "0"}, {"PADDLE_TRAINERS_NUM": "2"}])
-    def test_both_are_imported(
-        self, monkeypatch: pytest.MonkeyPatch, with_paddle: dict[str, str], with_torch: dict[str, str]
-    ) -> None:
-        paddle, torch = stub_paddle(monkeypatch), stub_torch(monkeypatch)
-        with environment(**with_paddle, **with_torch):
-            ours.init_parallel_env()
-        called = (paddle.init_parallel_env.call_count, torch.init_process_group.call_count)
-        assert called == ((0, 1) if with_torch and not with_paddle else (1, 0))
-
-    def test_paddle_is_not_left_to_train_alone_under_torchs_variables(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        paddle = stub_paddle(monkeypatch)
-        with environment(**torch_rank()), pytest.raises(RuntimeError, match="`python -m rlaunch`"):
-            ours.init_parallel_env()
-        paddle.init_parallel_env.assert_not_called()
-        with environment(**torch_rank(0, WORLD_SIZE="1")):
-            ours.init_parallel_env()
-        paddle.init_parallel_env.assert_called_once_with()
-
-    @pytest.mark.parametrize(
-        ("with_torch", "lacks"),
-        [({}, "RANK and WORLD_SIZE"), ({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")],
-    )
-    def test_torch_under_paddles_variables(
-        self, monkeypatch: pytest.MonkeyPatch, with_torch: dict[str, str], lacks: str
-    ) -> None:
-        torch = stub_torch(monkeypatch)
-        with (
-            environment(PADDLE_TRAINER_ID="0", PADDLE_TRAINERS_NUM="2", **with_torch),
-            pytest.raises(RuntimeError, match=f"lacks {lacks}, .*`python -m rlaunch.run`"),
-        ):
-            ours.init_parallel_env()
-        torch.init_process_group.assert_not_called()
-        with environment(PADDLE_TRAINER_ID="0", **torch_rank()):
-            ours.init_parallel_env()
-        torch.init_process_group.assert_called_once_with(backend="gloo")
-
-    def test_torch_speaks_for_itself_when_nothing_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        torch = stub_torch(monkeypatch)
-        torch.init_process_group.side_effect = ValueError("environment variable RANK expected, but not set")
-        with environment(), pytest.raises(ValueError, match="RANK expected"):
-            ours.init_parallel_env()
-
-
-def run(script: str, **variables: str) -> Any:
-    """What the script prints as its last line of JSON, in a process with no launcher's variables."""
-    launchers = ("PADDLE_", "FLAGS_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [PACKAGE_PARENT, env.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=env | variables, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-class TestRealPaddle:
-    def test_one_process_is_a_no_op_with_paddles_warning(self) -> None:
-        got = run(
-            """
-import json, warnings
-import paddle
-import rlaunch.env
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    returned = rlaunch.env.init_parallel_env()
-print(json.dumps([returned, paddle.distributed.is_initialized(), [str(w.message) for w in caught]]))
-"""
-        )
-        assert got[:2] == [None, False]
-        assert any("Currently not a parallel execution environment" in text for text in got[2])
-
-    def test_errors_of_paddle_pass_through(self) -> None:
-        got = run(
-            """
-import json, paddle, rlaunch.env
-try:
-    rlaunch.env.init_parallel_env()
-except ValueError as error:
-    print(json.dumps(str(error)))
-""",
-            PADDLE_TRAINERS_NUM="2",
-            PADDLE_DISTRI_BACKEND="gloo",
-        )
-        assert got == (
-            "paddle.distributed initialize error, "
-            "environment variable PADDLE_TRAINER_ID is needed, but not set."
-        )
-
-    def test_its_groups_are_understood(self) -> None:
-        got = run(
-            """
-import json, paddle, rlaunch.env
-groups = [paddle.distributed.collective.Group(*a) for a in ((1, 9, [3, 5]), (-1, 9, [3, 5]))]
-print(json.dumps([[f(g) for g in groups] for m in (paddle.distributed, rlaunch.env)
-                  for f in (m.get_rank, m.get_world_size)]))
-"""
-        )
-        assert got == [[1, -1], [2, -1], [1, -1], [2, -1]]
-
-
-class TestImport:
-    FRAMEWORKS = frozenset({"paddle", "torch", "numpy", "jax", "tensorflow"})
-
-    def test_pulls_in_no_framework(self) -> None:
-        modules = run("import json, sys, rlaunch.env; print(json.dumps(sorted(sys.modules)))")
-        assert "rlaunch.env" in modules
-        assert self.FRAMEWORKS.isdisjoint(name.partition(".")[0] for name in modules)
-
-    def test_the_file_alone_loads_json_only_for_the_backup_file(self, tmp_path: Path) -> None:
-        backup = tmp_path / "backup.json"
-        backup.write_text("{}")
-        got = run(
-            f"""
-import os, sys
-from importlib.util import module_from_spec, spec_from_file_location
-spec = spec_from_file_location("env_alone", {str(ENV_FILE)!r})
-env = module_from_spec(spec)
-before = set(sys.modules)
-spec.loader.exec_module(env)
-env.ParallelEnv()
-loaded = sorted(set(sys.modules) - before)
-os.environ[{BACKUP!r}] = {str(backup)!r}
-env.ParallelEnv()
-loaded_later = sorted(set(sys.modules) - before)
-import json
-print(json.dumps([loaded, loaded_later]))
-"""
-        )
-        assert got[0] == ["__future__"]
-        assert "json" in got[1]
-
-    def test_the_file_alone_is_imported_within_a_millisecond(self, tmp_path: Path) -> None:
-        compiled = py_compile.compile(str(ENV_FILE), cfile=str(tmp_path / "env_alone.pyc"), doraise=True)
-        milliseconds = run(
-            f"""
-import importlib, json, sys, time
-sys.path.insert(0, {str(tmp_path)!r})
-times = []
-for _ in range(50):
-    sys.modules.pop("env_alone", None)
-    start = time.perf_counter()
-    importlib.import_module("env_alone")
-    times.append(1000 * (time.perf_counter() - start))
-assert sys.modules["env_alone"].__file__ == {compiled!r}
-print(json.dumps(min(times)))
-"""
-        )
-        assert 0 < milliseconds < 1

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from nvml import Driver
@@ -153,13 +152,6 @@ def by_rlaunch(environ: dict[str, str], argv: list[str]) -> list[dict[str, str]]
 
 def about_devices(env: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(ABOUT_DEVICES)}
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    made = Oracle()
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

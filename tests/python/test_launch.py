@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import LIMIT, TELL, Ended, Place, environment, free_ports, until
+from launching import TELL, Ended, Place, environment, free_ports, until
 from rlaunch._lib import gpu_count
 
 OWN = re.compile(r"(PADDLE_|FLAGS_|POD_|RLAUNCH_)")
@@ -170,61 +170,6 @@ def test_everything_after_the_script_is_the_scripts(place: Place) -> None:
     (seen,) = place.seen()
     assert seen["argv"] == ["tell.py", *args]
     assert seen["command"] == [sys.executable, "-u", "tell.py", *args]
-
-
-def test_arguments_that_are_no_text_reach_the_ranks_as_they_are(place: Place) -> None:
-    place.script("with open('args', 'wb') as file: file.write(os.fsencode(sys.argv[1]))")
-    ended = place.run("train.py", b"\xff\xfe")
-    assert ended.status == 0, ended.stderr
-    assert (place.folder / "args").read_bytes() == b"\xff\xfe"
-
-
-def test_variables_that_are_no_text_reach_the_ranks_as_they_are(place: Place) -> None:
-    place.script("with open('value', 'wb') as file: file.write(os.environb[b'ODD'])")
-    env = {os.fsencode(name): os.fsencode(value) for name, value in environment().items()}
-    ended = place.run("train.py", env={**env, b"ODD": b"\xff\xfe"})
-    assert ended.status == 0, ended.stderr
-    assert (place.folder / "value").read_bytes() == b"\xff\xfe"
-
-
-def test_a_program_is_found_in_a_folder_whose_name_is_no_text(place: Place) -> None:
-    folder = os.fsencode(place.folder) + b"/b\xffn"
-    os.mkdir(folder)
-    with open(folder + b"/tool", "w") as file:
-        file.write("#!/bin/sh\necho found > found\n")
-    os.chmod(folder + b"/tool", 0o755)
-    env = {os.fsencode(name): os.fsencode(value) for name, value in environment().items()}
-    ended = place.run("--no_python", "tool", env={**env, b"PATH": folder + b":" + env[b"PATH"]})
-    assert ended.status == 0, ended.stderr
-    assert place.text("found") == "found\n"
-
-
-def test_an_interpreter_whose_path_is_no_text_runs_the_ranks(place: Place) -> None:
-    folder = os.fsencode(place.folder) + b"/b\xffn"
-    os.mkdir(folder)
-    os.symlink(os.path.realpath(sys.executable), folder + b"/python")
-    place.script("tell('executable', ascii(sys.executable))")
-    done = subprocess.run(
-        [folder + b"/python", "-m", "rlaunch", "train.py"],
-        cwd=place.folder,
-        env=environment(PYTHONPATH=":".join(sys.path[1:])),
-        capture_output=True,
-        timeout=LIMIT,
-    )
-    ended = Ended(done.returncode, done.stdout, done.stderr.decode())
-    assert ended.status == 0, ended.stderr
-    assert place.text("executable.0") == ascii(os.fsdecode(folder) + "/python")
-
-
-def test_an_overriding_variable_that_is_no_text_is_named(place: Place) -> None:
-    place.script("tell('ran')")
-    env = {os.fsencode(name): os.fsencode(value) for name, value in environment().items()}
-    ended = place.run("train.py", env={**env, b"PADDLE_LOG_DIR": b"l\xffg"})
-    assert ended.status == 2
-    assert ended.error_lines() == [
-        "rlaunch: error: PADDLE_LOG_DIR: its value is not UTF-8; unset it, or set another"
-    ]
-    assert not (place.folder / "ran.0").exists()
 
 
 def test_python_runs_under_coverage_where_asked(place: Place) -> None:

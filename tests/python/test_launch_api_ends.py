@@ -10,7 +10,6 @@ import signal
 import subprocess
 import termios
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,15 +44,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     for name in [name for name in os.environ if STEERING.match(name)]:
         monkeypatch.delenv(name)
     return Host(tmp_path)
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """What the processes of a test carry in their environment; those that it left are ended."""
-    mark = uuid.uuid4().hex
-    yield mark
-    for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
 
 
 # --- Interruptions. ---------------------------------------------------------------------------------------

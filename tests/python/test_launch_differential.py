@@ -7,10 +7,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from launching import environment
 from oracle import SEED, Oracle
 
@@ -18,13 +16,6 @@ CASES = 300
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), or of one run alone.
 APART = ("RLAUNCH_", "POD_NAME", "PADDLE_LOG_DIR", "PADDLE_AUTO_CLUSTER")
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    made = Oracle()
-    yield made
-    made.close()
 
 
 def drawn(chance: random.Random) -> tuple[list[str], dict[str, str]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
-from launching import LIMIT, Place, environment, gone, marked, until
+from launching import LIMIT, Place, await_gone, environment, gone, marked, until
 
 RANKS = 2
 # Each rank has a child in its own group, and counts as long as it runs.
@@ -71,7 +71,10 @@ class Shell:
         self.front = front
         (self.supervisor,) = front.children()
 
-    def await_stopped(self) -> None:
+    def stop(self) -> None:
+        """Ctrl-Z, until the shell says so and everybody is stopped."""
+        self.press(b"\x1a")
+        self.await_text(b"Stopped")
         for process in [self.front, *self.processes]:
             until(lambda process=process: process.status() == psutil.STATUS_STOPPED, f"the stop of {process}")
 
@@ -89,6 +92,11 @@ class Shell:
         self.await_text(b"status=$?.")  # The keys, as the terminal echoes them.
         self.await_text(b"status=")
         return int(self.await_text(b"."))
+
+    def await_end(self, status: int) -> None:
+        """The launcher's last word, and what the shell makes of it."""
+        self.await_text(f"Exit code {status}".encode())
+        assert self.status() == status
 
 
 @pytest.fixture
@@ -112,12 +120,18 @@ def shell(place: Place, mark: str) -> Iterator[Shell]:
         os.close(ours)
 
 
+@pytest.fixture
+def stopped(shell: Shell) -> Shell:
+    """With a job that Ctrl-Z has stopped."""
+    shell.launch(COUNTS)
+    shell.stop()
+    return shell
+
+
 def test_ctrl_z_stops_all_and_fg_continues_them(place: Place, shell: Shell) -> None:
     shell.launch(COUNTS)
     for _ in range(2):
-        shell.press(b"\x1a")
-        shell.await_text(b"Stopped")
-        shell.await_stopped()
+        shell.stop()
         counts = [place.text(f"count.{rank}") for rank in range(RANKS)]
         shell.enter("jobs; echo the $((1)) prompt")
         shell.await_text(b"the 1 prompt")
@@ -125,116 +139,77 @@ def test_ctrl_z_stops_all_and_fg_continues_them(place: Place, shell: Shell) -> N
         shell.enter("fg")
         shell.await_running()
     (place.folder / "end").touch()
-    shell.await_text(b"Exit code 0")
-    assert shell.status() == 0
+    shell.await_end(0)
 
 
-def test_bg_continues_them_and_fg_brings_them_back_for_ctrl_c(shell: Shell) -> None:
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.enter("bg")
-    shell.await_running()
-    shell.enter("fg")
-    shell.await_text(b"fg")
+def test_bg_continues_them_and_fg_brings_them_back_for_ctrl_c(stopped: Shell) -> None:
+    stopped.enter("bg")
+    stopped.await_running()
+    stopped.enter("fg")
+    stopped.await_text(b"fg")
     # Only the foreground is reached by Ctrl-C.
-    until(lambda: os.tcgetpgrp(shell.keyboard) == os.getpgid(shell.front.pid), "the foreground")
-    shell.press(b"\x03")
-    shell.await_text(b"SIGINT: waiting up to 30 s for rank(s) 0, 1")
-    shell.await_text(b"Exit code 130")
-    assert shell.status() == 130
+    until(lambda: os.tcgetpgrp(stopped.keyboard) == os.getpgid(stopped.front.pid), "the foreground")
+    stopped.press(b"\x03")
+    stopped.await_text(b"SIGINT: waiting up to 30 s for rank(s) 0, 1")
+    stopped.await_end(130)
 
 
-def test_ctrl_c_after_ctrl_z_and_fg(shell: Shell) -> None:
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.enter("fg")
-    shell.await_running()
-    shell.press(b"\x03")
-    shell.await_text(b"Exit code 130")
-    assert shell.status() == 130
+def test_ctrl_c_after_ctrl_z_and_fg(stopped: Shell) -> None:
+    stopped.enter("fg")
+    stopped.await_running()
+    stopped.press(b"\x03")
+    stopped.await_end(130)
 
 
-def test_a_sigterm_to_a_stopped_launcher_counts_when_it_is_continued(shell: Shell) -> None:
+def test_a_sigterm_to_a_stopped_launcher_counts_when_it_is_continued(stopped: Shell) -> None:
     """As for every stopped process (signal(7)); nobody is asked to go while he cannot."""
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.front.send_signal(signal.SIGTERM)
-    assert shell.front.status() == psutil.STATUS_STOPPED
-    assert not any(gone(process) for process in shell.processes)
-    shell.enter("fg")
-    shell.await_text(b"SIGTERM: waiting up to 30 s for rank(s) 0, 1")
-    shell.await_text(b"Exit code 143")
-    assert shell.status() == 143
+    stopped.front.send_signal(signal.SIGTERM)
+    assert stopped.front.status() == psutil.STATUS_STOPPED
+    assert not any(gone(process) for process in stopped.processes)
+    stopped.enter("fg")
+    stopped.await_text(b"SIGTERM: waiting up to 30 s for rank(s) 0, 1")
+    stopped.await_end(143)
 
 
-def test_kill_of_the_shell_ends_a_stopped_job(shell: Shell) -> None:
+def test_kill_of_the_shell_ends_a_stopped_job(stopped: Shell) -> None:
     """bash continues a stopped job that it is told to kill."""
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.enter("kill %1")
-    shell.await_text(b"Exit code 143")
-    until(lambda: gone(shell.front), "the launcher's end")
+    stopped.enter("kill %1")
+    stopped.await_text(b"Exit code 143")
+    await_gone(stopped.front)
 
 
-def test_a_sigterm_to_the_supervisor_thaws_the_ranks_and_ends_the_job(shell: Shell) -> None:
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.supervisor.send_signal(signal.SIGTERM)
-    for process in [*shell.processes, shell.supervisor]:
-        until(lambda process=process: gone(process), f"the end of {process}")
-    shell.enter("fg")
-    shell.await_text(b"Exit code 143")
-    assert shell.status() == 143
+def test_a_sigterm_to_the_supervisor_thaws_the_ranks_and_ends_the_job(stopped: Shell) -> None:
+    stopped.supervisor.send_signal(signal.SIGTERM)
+    await_gone(*stopped.processes, stopped.supervisor)
+    stopped.enter("fg")
+    stopped.await_end(143)
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_a_stopped_launcher_that_is_killed_leaves_nothing(shell: Shell, victim: str) -> None:
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    getattr(shell, victim).kill()
-    for process in shell.processes:
-        until(lambda process=process: gone(process), f"the end of {process}")
+def test_a_stopped_launcher_that_is_killed_leaves_nothing(stopped: Shell, victim: str) -> None:
+    getattr(stopped, victim).kill()
+    await_gone(*stopped.processes)
     if victim == "supervisor":
-        shell.enter("fg")
-        shell.await_text(b"supervisor process ended by signal SIGKILL")
+        stopped.enter("fg")
+        stopped.await_text(b"supervisor process ended by signal SIGKILL")
 
 
 def test_the_grace_does_not_run_while_the_job_sleeps(shell: Shell) -> None:
     shell.launch(STUBBORN, "--grace=2")
     shell.press(b"\x03")
     shell.await_text(b"waiting up to 2 s")
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
+    shell.stop()
     # It is time that has to pass here: more than the grace.
     time.sleep(2.5)
     assert not any(gone(process) for process in shell.processes)
     shell.enter("fg")
     shell.await_running()
     shell.await_text(b"sending SIGKILL to rank(s) 0, 1")
-    shell.await_text(b"Exit code 130")
-    assert shell.status() == 130
+    shell.await_end(130)
 
 
-def test_a_terminal_that_goes_away_ends_a_stopped_job(place: Place, shell: Shell) -> None:
+def test_a_terminal_that_goes_away_ends_a_stopped_job(stopped: Shell) -> None:
     """The shell hangs up its jobs and continues those that are stopped."""
-    shell.launch(COUNTS)
-    shell.press(b"\x1a")
-    shell.await_text(b"Stopped")
-    shell.await_stopped()
-    shell.bash.send_signal(signal.SIGHUP)
-    shell.bash.wait(LIMIT)
-    for process in [*shell.processes, shell.supervisor, shell.front]:
-        until(lambda process=process: gone(process), f"the end of {process}")
+    stopped.bash.send_signal(signal.SIGHUP)
+    stopped.bash.wait(LIMIT)
+    await_gone(*stopped.processes, stopped.supervisor, stopped.front)

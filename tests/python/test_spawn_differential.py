@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -12,15 +11,9 @@ import pytest
 import rlaunch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from oracle import SEED, Answer, Oracle, ask_here, free_ports, imported, ours, paddle_with, question, settled
+from launching import free_ports
+from oracle import SEED, Answer, Oracle, ask_here, imported, ours, paddle_with, question, settled
 from oracle import without_ports as normal
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Oracle]:
-    made = Oracle()
-    yield made
-    made.close()
 
 
 def options_of(**values: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
