@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import tempfile

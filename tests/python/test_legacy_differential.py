@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import environment
+from launching import environment, free_ports
 from older import OWN_ADDRESS
-from oracle import SEED, Oracle, free_ports
+from oracle import SEED, Oracle
 
 ONE, TWO, NINE = "198.51.100.1", "198.51.100.2", "198.51.100.9"
 CASES, PARTS = 480, 8

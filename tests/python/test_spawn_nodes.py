@@ -12,7 +12,8 @@ import pytest
 import rlaunch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from oracle import SEED, Answer, Oracle, ask_here, free_ports, paddle_with, question, settled, without_ports
+from launching import free_ports
+from oracle import SEED, Answer, Oracle, ask_here, paddle_with, question, settled, without_ports
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ranks
 import rlaunch
-from oracle import free_ports
+from launching import free_ports
 from rlaunch import _backup
 from spawning import METHODS, results
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
