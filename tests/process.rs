@@ -13,7 +13,7 @@ use rlaunch::sys::pidfd;
 use rlaunch::sys::poll::Poll;
 use rlaunch::sys::spawn::{self, Group, Start, c_strings};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,6 +146,25 @@ fn a_status_that_somebody_else_collected_is_found_all_the_same() {
     let exit = child.try_exit().unwrap().unwrap();
     // Linux before 6.15 does not keep it.
     assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");
+}
+
+/// multiprocessing's fork server may have collected a rank that ends at once before its number reaches us.
+#[test]
+fn a_child_of_a_fork_server_that_is_gone_before_it_is_named_still_has_its_status() {
+    let gone = start(&shell("exit 0", &pipe().1, None));
+    ended(&gone);
+    for (code, exit) in [(3i64, Exit::Code(3)), (-9, Exit::Signal(9))] {
+        let (status, server) = pipe();
+        File::from(server).write_all(&code.to_le_bytes()).unwrap();
+        let child = Child::of_fork_server(gone.pid(), status.into()).unwrap();
+        assert!(!child.has_ended().unwrap());
+        child.signal(libc::SIGKILL).unwrap();
+        assert_eq!(child.try_exit().unwrap(), Some(exit));
+    }
+    let (status, server) = pipe();
+    drop(server);
+    let child = Child::of_fork_server(gone.pid(), status.into()).unwrap();
+    assert_eq!(child.try_exit().unwrap(), Some(Exit::Lost));
 }
 
 /// A cgroup that processes can be started in, and its folder, where this machine has one; what a child says of its

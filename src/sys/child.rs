@@ -13,19 +13,40 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
-    pidfd: OwnedFd,
+    name: Name,
     group: bool,
-    /// Where somebody else, whose child it is, writes its status.
-    status: Option<OwnedFd>,
     exit: Mutex<Option<Exit>>,
     peak_memory: AtomicU64,
+}
+
+/// What a child is known by.
+#[derive(Debug)]
+enum Name {
+    /// Its pidfd: it is ours to collect.
+    Ours(OwnedFd),
+    /// Where somebody else, whose child it is, writes its status; and its pidfd, unless it had been collected before
+    /// it could be named.
+    Others(OwnedFd, Option<OwnedFd>),
+}
+
+impl Name {
+    fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Name::Ours(pidfd) => Some(pidfd.as_fd()),
+            Name::Others(_, pidfd) => pidfd.as_ref().map(OwnedFd::as_fd),
+        }
+    }
 }
 
 impl Child {
     /// A child that was just started. `group`: it leads a process group of its own, and signals go
     /// to all of it.
     pub fn new(pid: i32, pidfd: OwnedFd, group: bool) -> Self {
-        Self { pid, pidfd, group, status: None, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
+        Self::named(pid, Name::Ours(pidfd), group)
+    }
+
+    fn named(pid: i32, name: Name, group: bool) -> Self {
+        Self { pid, name, group, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
     }
 
     /// Takes over a child that this process forked and nobody has reaped.
@@ -36,7 +57,13 @@ impl Child {
     /// Takes over a process whose parent is multiprocessing's fork server, which writes the child's
     /// exit code (8 bytes, minus the signal for a signal) to `status` when it has reaped it.
     pub fn of_fork_server(pid: i32, status: OwnedFd) -> io::Result<Self> {
-        Ok(Self { status: Some(status), ..Self::new(pid, pidfd::open(pid)?, false) })
+        let pidfd = match pidfd::open(pid) {
+            // What has ended by now may have been collected before: its number may be a stranger's.
+            Ok(pidfd) => Some(pidfd).filter(|_| !is_readable(&status)),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self::named(pid, Name::Others(status, pidfd), false))
     }
 
     /// The process id. Valid as a name only until the child has been reaped.
@@ -52,7 +79,7 @@ impl Child {
     /// Whether it has ended and its status has not been collected, so that its number is still its own.
     pub fn has_ended(&self) -> io::Result<bool> {
         let exit = self.lock();
-        Ok(exit.is_none() && pidfd::has_ended(self.pidfd.as_fd()).unwrap_or(false))
+        Ok(exit.is_none() && self.name.pidfd().is_some_and(|pidfd| pidfd::has_ended(pidfd).unwrap_or(false)))
     }
 
     /// The number of a descriptor that is readable (poll, epoll) once the child has ended.
@@ -72,8 +99,10 @@ impl Child {
     /// Sends a signal by the pidfd; where that call is not to be had (ENOSYS, or EPERM of a seccomp filter),
     /// by the number, which is the child's own until it has been collected.
     fn send(&self, signal: i32) -> io::Result<()> {
-        match pidfd::send_signal(self.pidfd.as_fd(), signal) {
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) && self.status.is_none() => {
+        let Some(pidfd) = self.name.pidfd() else { return Ok(()) };
+        let ours = matches!(self.name, Name::Ours(_));
+        match pidfd::send_signal(pidfd, signal) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) && ours => {
                 // SAFETY: kill takes two integers.
                 if unsafe { libc::kill(self.pid, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
             }
@@ -93,48 +122,33 @@ impl Child {
         if exit.is_some() {
             return Ok(*exit);
         }
-        if let Some(status) = &self.status {
-            *exit = match read_status(status)? {
-                Some(Exit::Lost) => Some(self.end_without_server()),
-                other => other,
-            };
-            return Ok(*exit);
-        }
+        let pidfd = match &self.name {
+            Name::Ours(pidfd) => pidfd.as_fd(),
+            Name::Others(status, pidfd) => {
+                *exit = match read_status(status)? {
+                    Some(Exit::Lost) => Some(pidfd.as_ref().map_or(Exit::Lost, end_without_server)),
+                    other => other,
+                };
+                return Ok(*exit);
+            }
+        };
         if self.group {
-            match pidfd::has_ended(self.pidfd.as_fd()) {
+            match pidfd::has_ended(pidfd) {
                 Ok(false) => return Ok(None),
                 // An empty group is no error that matters here.
                 Ok(true) => drop(kill_group(self.pid, libc::SIGKILL)),
                 Err(_) => {}
             }
         }
-        *exit = match pidfd::reap(self.pidfd.as_fd()) {
+        *exit = match pidfd::reap(pidfd) {
             Ok(found) => found.map(|collected| {
                 self.peak_memory.store(collected.peak_memory, Ordering::Relaxed);
                 collected.exit
             }),
-            Err(error) if error.raw_os_error() == Some(libc::ECHILD) => self.exit_seen_elsewhere()?,
+            Err(error) if error.raw_os_error() == Some(libc::ECHILD) => exit_seen_elsewhere(pidfd),
             Err(error) => return Err(error),
         };
         Ok(*exit)
-    }
-
-    /// The fork server is gone, and with it the status: the child is ended, if it still lives.
-    fn end_without_server(&self) -> Exit {
-        let _ = pidfd::send_signal(self.pidfd.as_fd(), libc::SIGKILL);
-        let mut fd = libc::pollfd { fd: self.pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one pollfd of ours, alive across the call; SIGKILL takes a moment.
-        unsafe { libc::poll(&mut fd, 1, 2000) };
-        pidfd::exit_of_reaped(self.pidfd.as_fd()).filter(|exit| !exit.is_success()).unwrap_or(Exit::Lost)
-    }
-
-    /// The status of a child that somebody else reaped (a `waitpid(-1)` of the host, SIGCHLD ignored).
-    fn exit_seen_elsewhere(&self) -> io::Result<Option<Exit>> {
-        let alive = pidfd::send_signal(self.pidfd.as_fd(), 0).is_ok();
-        if alive {
-            return Ok(None);
-        }
-        Ok(Some(pidfd::exit_of_reaped(self.pidfd.as_fd()).unwrap_or(Exit::Lost)))
     }
 
     /// The most memory it had, in bytes; 0 while it lives, or where somebody else collected it.
@@ -169,11 +183,31 @@ impl Child {
     }
 }
 
-/// What the fork server wrote, if it has; `Lost` if it died before it could.
-fn read_status(status: &OwnedFd) -> io::Result<Option<Exit>> {
+/// The fork server is gone, and with it the status: the child is ended, if it still lives.
+fn end_without_server(pidfd: &OwnedFd) -> Exit {
+    let _ = pidfd::send_signal(pidfd.as_fd(), libc::SIGKILL);
+    let mut fd = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd of ours, alive across the call; SIGKILL takes a moment.
+    unsafe { libc::poll(&mut fd, 1, 2000) };
+    pidfd::exit_of_reaped(pidfd.as_fd()).filter(|exit| !exit.is_success()).unwrap_or(Exit::Lost)
+}
+
+/// The status of a child that somebody else reaped (a `waitpid(-1)` of the host, SIGCHLD ignored).
+fn exit_seen_elsewhere(pidfd: BorrowedFd<'_>) -> Option<Exit> {
+    let alive = pidfd::send_signal(pidfd, 0).is_ok();
+    (!alive).then(|| pidfd::exit_of_reaped(pidfd).unwrap_or(Exit::Lost))
+}
+
+/// Whether there is something to read, or never will be.
+fn is_readable(status: &OwnedFd) -> bool {
     let mut fd = libc::pollfd { fd: status.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd of ours, alive across the call, which does not wait.
-    if unsafe { libc::poll(&mut fd, 1, 0) } <= 0 {
+    unsafe { libc::poll(&mut fd, 1, 0) > 0 }
+}
+
+/// What the fork server wrote, if it has; `Lost` if it died before it could.
+fn read_status(status: &OwnedFd) -> io::Result<Option<Exit>> {
+    if !is_readable(status) {
         return Ok(None);
     }
     let mut bytes = [0u8; 8];
@@ -194,6 +228,8 @@ fn kill_group(pid: i32, signal: i32) -> io::Result<()> {
 
 impl AsFd for Child {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.status.as_ref().unwrap_or(&self.pidfd).as_fd()
+        match &self.name {
+            Name::Ours(fd) | Name::Others(fd, _) => fd.as_fd(),
+        }
     }
 }

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hosts import Host, hosts
 from launching import Ended, Place, environment
+from serving import TALK
+from serving import script as script_of_servers
 
 UNMET = 66
 
@@ -226,3 +228,32 @@ def test_a_list_that_is_wrong_is_refused(
     for word in words:
         assert word in line, line
     assert not (place.folder / "started.0").exists()
+
+
+# Nobody leaves before all have talked, as fleet's workers do.
+AND_PART = """
+if role == "TRAINER":
+    tell("talked")
+    for other in range(len(workers)):
+        await_file(f"talked.TRAINER.{other}")
+"""
+
+
+@pytest.mark.parametrize("workers", ["trainers", "workers"])
+def test_two_servers_and_two_workers_on_two_hosts_talk(place: Place, two: list[Host], workers: str) -> None:
+    script_of_servers(place, TALK + AND_PART)
+    servers = ",".join(f"{host.ip}:7000" for host in two)
+    others = ",".join(f"{host.ip}:7001" for host in two)
+    args = [f"--servers={servers}", f"--{workers}={others}", "train.py"]
+    ends = ended(place, [launch(place, host, *args) for host in two])
+    assert [end.status for end in ends] == [0, 0], [end.stderr for end in ends]
+    for number, host in enumerate(two):
+        heard = sorted(place.text(f"log.{host.ip}/serverlog.0").splitlines())
+        # Each server heard both workers, called both back, and each said who it was.
+        assert heard == sorted(
+            ["TRAINER.0", "TRAINER.1"] + [f"TRAINER.{worker} heard PSERVER.{number}" for worker in range(2)]
+        )
+        heard = sorted(place.text(f"log.{host.ip}/workerlog.0").splitlines())
+        assert heard == sorted(
+            ["PSERVER.0", "PSERVER.1"] + [f"PSERVER.{server} heard TRAINER.{number}" for server in range(2)]
+        )
