@@ -66,7 +66,7 @@ const fn var(name: &'static str, written_by: &'static str, meaning: &'static str
 pub const VARIABLES: &[Variable] = &[
     var(
         "CUDA_VISIBLE_DEVICES",
-        "launch, legacy",
+        "launch, legacy, spawn",
         "a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),

@@ -1,7 +1,9 @@
 //! The plan of `rlaunch.spawn`: which devices and which identity each rank gets. Contract: messages
 //! and order of checks as `paddle.distributed.spawn` has them, because users' tests match on them.
 
+use super::devices::Share;
 use super::machine::Ask;
+use super::visible::{self, Device, List, joined};
 use crate::dialect::{Binding, Identity, paddle_spawn};
 use crate::model::accelerator::{CUSTOM, Custom};
 use crate::model::{Endpoint, EnvPatch};
@@ -23,7 +25,24 @@ fn selected(kind: &str) -> String {
     format!("FLAGS_selected_{kind}s")
 }
 
-/// One binding a rank. `custom`: the type of the custom device, if there is one.
+/// What CUDA makes of a list that Paddle takes element by element, where that is not the same: its ranks would find
+/// fewer devices, or others. Only said: users' tests match on the errors that Paddle has for such lists.
+pub fn misread(backend: Backend, vars: &Vars) -> Option<String> {
+    let text = vars.get(CUDA).filter(|text| backend == Backend::Nccl && !text.is_empty())?;
+    match visible::of_cuda(CUDA, text) {
+        Err(error) => Some(error.to_string()),
+        Ok(List::All) => Some(format!("{CUDA} all: CUDA does not know the word, and hides every GPU; unset it")),
+        Ok(List::These(devices)) if devices.len() < text.trim_end_matches(',').split(',').count() => {
+            let shown = if devices.is_empty() { "no device".to_owned() } else { format!("only {}", joined(&devices)) };
+            Some(format!("{CUDA} {text}: the driver shows {shown}"))
+        }
+        Ok(List::These(_)) => None,
+    }
+}
+
+const CUDA: &str = "CUDA_VISIBLE_DEVICES";
+
+/// What each rank gets. `custom`: the type of the custom device, if there is one.
 pub fn bind(
     backend: Backend,
     nprocs: usize,
@@ -31,10 +50,10 @@ pub fn bind(
     vars: &Vars,
     custom: Option<&str>,
     count: Count<'_>,
-) -> Result<Vec<Binding>, SpawnError> {
+) -> Result<Vec<Share>, SpawnError> {
     let (kind, list, explicit, option) = match (backend, custom) {
-        (Backend::Gloo, _) => return Ok(vec![Binding::Cpu; nprocs]),
-        (Backend::Nccl, _) => ("gpu", "CUDA_VISIBLE_DEVICES".to_owned(), options.explicit(&options.gpus), "gpus"),
+        (Backend::Gloo, _) => return Ok(vec![Share { binding: Binding::Cpu, lists: EnvPatch::new() }; nprocs]),
+        (Backend::Nccl, _) => ("gpu", CUDA.to_owned(), options.explicit(&options.gpus), "gpus"),
         (Backend::Bkcl, _) => ("xpu", "XPU_VISIBLE_DEVICES".to_owned(), options.explicit(&options.xpus), "xpus"),
         (Backend::Xccl, Some(kind)) => (kind, selected(kind), None, ""),
         (Backend::Xccl, None) => {
@@ -62,7 +81,7 @@ pub fn bind(
         Some(text) => explicit_devices(text, option, &list, kind, &visible, nprocs)?,
     };
     // Indices relative to CUDA_VISIBLE_DEVICES, whatever the kind; whitespace is stripped at every step.
-    let base: Option<Vec<&str>> = list_of("CUDA_VISIBLE_DEVICES").map(|text| text.split(',').map(str::trim).collect());
+    let base: Option<Vec<&str>> = list_of(CUDA).map(|text| text.split(',').map(str::trim).collect());
     let relative = |id: &String| match &base {
         None => Ok(id.trim().to_owned()),
         Some(base) => match base.iter().position(|b| *b == id.trim()) {
@@ -74,8 +93,17 @@ pub fn bind(
             ))),
         },
     };
-    let bound = |index| Binding::Selected { kind: kind.to_owned(), indices: index };
-    chosen.iter().map(|id| relative(id).map(bound)).collect()
+    let share = |id: &String| {
+        let mut lists = EnvPatch::new();
+        let mut indices = relative(id)?;
+        // Of a list of MIG devices CUDA shows a process the first alone (CUDA C++ Programming Guide).
+        if kind == "gpu" && visible.len() > 1 && matches!(Device::of_cuda(id.trim()), Some(Device::Mig(_))) {
+            lists.set(CUDA, id.trim());
+            indices = "0".into();
+        }
+        Ok(Share { binding: Binding::Selected { kind: kind.to_owned(), indices }, lists })
+    };
+    chosen.iter().map(share).collect()
 }
 
 fn explicit_devices(
@@ -106,16 +134,20 @@ fn explicit_devices(
 }
 
 /// What each rank of this node is told. `endpoints`: of all ranks, by rank; this node's first rank is number `first`.
-pub fn environments(endpoints: &[Endpoint], first: usize, bindings: &[Binding]) -> Vec<EnvPatch> {
+pub fn environments(endpoints: &[Endpoint], first: usize, shares: &[Share]) -> Vec<EnvPatch> {
     let endpoints: Arc<[_]> = endpoints.into();
-    let identity = |(local_rank, binding): (usize, &Binding)| Identity {
-        rank: first + local_rank,
-        local_rank,
-        local_size: bindings.len(),
-        nnodes: endpoints.len() / bindings.len(),
-        endpoints: endpoints.clone(),
-        master: None,
-        binding: binding.clone(),
+    let told = |(local_rank, share): (usize, &Share)| {
+        let mut env = paddle_spawn::write(&Identity {
+            rank: first + local_rank,
+            local_rank,
+            local_size: shares.len(),
+            nnodes: endpoints.len() / shares.len(),
+            endpoints: endpoints.clone(),
+            master: None,
+            binding: share.binding.clone(),
+        });
+        env.extend(&share.lists);
+        env
     };
-    bindings.iter().enumerate().map(identity).map(|who| paddle_spawn::write(&who)).collect()
+    shares.iter().enumerate().map(told).collect()
 }

@@ -173,7 +173,7 @@ mod lib {
                 (None, Backend::Xccl) if devices < 0 => plan::custom_kind(&vars, &|| &*machine).map(str::to_owned),
                 (custom, _) => custom,
             };
-            let bindings = plan::bind(backend, nprocs, &given, &vars, custom.as_deref(), &count)?;
+            let shares = plan::bind(backend, nprocs, &given, &vars, custom.as_deref(), &count)?;
             let nodes = spawn_nodes::locate(backend, &given, &vars, nprocs, &here)?;
             let (leases, endpoints, first) = match nodes.place {
                 Place::Fixed { endpoints, first } => {
@@ -189,10 +189,11 @@ mod lib {
                     (leases, endpoints, 0)
                 }
             };
-            let environments = plan::environments(&endpoints, first, &bindings);
+            let environments = plan::environments(&endpoints, first, &shares);
             let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
             let rows = environments.into_iter().map(row).collect();
-            Ok((rows, PortLeases::new(leases), nodes.node_ip, nodes.warnings))
+            let warnings = plan::misread(backend, &vars).into_iter().chain(nodes.warnings).collect();
+            Ok((rows, PortLeases::new(leases), nodes.node_ip, warnings))
         })
         .map_err(to_python)
     }

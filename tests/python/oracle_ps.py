@@ -59,4 +59,4 @@ def older(asked: dict[str, Any]) -> dict[str, Any]:
         return {"rows": rows}
 
 
-ORACLES = {"newer": newer, "older": older}
+ORACLES = {"newer ps": newer, "older ps": older}

@@ -61,7 +61,8 @@ def answer(listener):
     return asked
 """
 
-# Servers hear each worker and call it back; both listen where they were told.
+# Servers hear each worker and call it back; both listen where they were told. No worker ends before all have
+# said what they have to: the others are asked to stop then. Nodes with folders of their own meet in MEET.
 TALK = """
 listener = socket.create_server(own)
 if role == "PSERVER":
@@ -76,6 +77,12 @@ elif role == "TRAINER":
         print(answer(listener), flush=True)
 else:
     print(who, flush=True)
+os.chdir(os.environ.get("MEET", "."))
+tell("said")
+if role == "TRAINER":
+    for name, list_ in lists.items():
+        for other in range(len(list_)):
+            await_file(f"said.{name}.{other}")
 """
 
 

@@ -91,7 +91,8 @@ def test_two_nodes_talk(tmp_path: Path) -> None:
         for node, host in zip(nodes, ("127.0.0.1", "127.0.0.2"), strict=True):
             node.folder.mkdir()
             script(node, TALK)
-            launchers.append(stack.enter_context(node.start(*args, f"--host={host}", "train.py")))
+            meet = environment(MEET=str(tmp_path))
+            launchers.append(stack.enter_context(node.start(*args, f"--host={host}", "train.py", env=meet)))
         ends = [node.wait(launcher) for node, launcher in zip(nodes, launchers, strict=True)]
     assert [end.status for end in ends] == [0, 0], ends
     for node, server in zip(nodes, (1, 0), strict=True):

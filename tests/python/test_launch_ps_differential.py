@@ -145,7 +145,7 @@ def a_newer_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.parametrize("case", range(CASES))
 def test_the_newer_words_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
     argv, environ = a_newer_request(Draw(f"{SEED} newer {case}", NODES))
-    agree(oracle, tmp_path, "newer", argv, environ)
+    agree(oracle, tmp_path, "newer ps", argv, environ)
 
 
 def of_a_kind(draw: Draw, kind: str, local: bool, default_ports: bool = False) -> list[str]:
@@ -201,12 +201,12 @@ def an_older_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
 @pytest.mark.parametrize("case", range(CASES))
 def test_the_older_words_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
     argv, environ = an_older_request(Draw(f"{SEED} older {case}", NODES))
-    agree(oracle, tmp_path, "older", argv, environ)
+    agree(oracle, tmp_path, "older ps", argv, environ)
 
 
 def test_rpc_is_told_what_paddle_tells(oracle: Oracle, tmp_path: Path) -> None:
     argv = ["--run_mode=rpc", f"--master=127.0.0.1:{free_ports(1)}", "--nproc_per_node=3"]
-    ours, real = agree(oracle, tmp_path, "newer", argv, {})
+    ours, real = agree(oracle, tmp_path, "newer ps", argv, {})
     assert real["mode"] == "RpcController"
     assert [log for log, _ in ours] == ["workerlog.0", "workerlog.1", "workerlog.2"]
 
@@ -217,7 +217,7 @@ def test_the_platform_s_process_is_started_once_with_what_it_inherits(oracle: Or
         "TRAINER_PORTS_NUM": "1", "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": "7000",
         "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000",
     }  # fmt: skip
-    (real,) = oracle.ask({"argv": ["--worker_num=2", "--server_num=2"], "environ": environ}, "older")
+    (real,) = oracle.ask({"argv": ["--worker_num=2", "--server_num=2"], "environ": environ}, "older ps")
     ((_, theirs),) = real["rows"]
     ours = ask_rlaunch(tmp_path, ["--worker_num=2", "--server_num=2"], environ)
     assert ours == [("workerlog.0", environ)]

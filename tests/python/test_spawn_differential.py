@@ -265,7 +265,20 @@ def agree_on_devices(
     asked = question(nprocs, {"backend": backend, **options, **given_port}, environ, devices=4)
     answers = settled(asked, lambda q: oracle.ask(q, "paddle"), lambda q: [ask_here(q, MACHINES[backend])])
     real, mine = (normal(answer, fixed) for answer in answers)
+    if backend == "nccl":
+        with_one_mig_device(real, environ)
+        mine["logged"] = [line for line in mine["logged"] if not line.startswith("CUDA_VISIBLE_DEVICES ")]
     assert mine == real
+
+
+def with_one_mig_device(real: Answer, environ: dict[str, str]) -> None:
+    """CUDA shows a rank the first of several MIG devices: rlaunch cuts each list down to one."""
+    listed = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    for row in real.get("rows", []):
+        (flag, place), *_ = row
+        if len(listed) > 1 and flag == "FLAGS_selected_gpus" and listed[int(place)].startswith("MIG-"):
+            row[0][1] = "0"
+            row.append(["CUDA_VISIBLE_DEVICES", listed[int(place)]])
 
 
 @seed(SEED)
@@ -379,6 +392,39 @@ def test_devices_as_seen(
             ]
             for rank, device in enumerate(expected.split())
         ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0,1", None),
+        ("0,", None),
+        ("", None),
+        ("MIG-aa,MIG-bb", None),
+        ("-1", "CUDA_VISIBLE_DEVICES -1: the driver shows no device"),
+        ("0,2,-1,1", "CUDA_VISIBLE_DEVICES 0,2,-1,1: the driver shows only 0,2"),
+        ("NoDevFiles", "CUDA_VISIBLE_DEVICES NoDevFiles: the driver shows no device"),
+        ("all", "CUDA_VISIBLE_DEVICES all: CUDA does not know the word, and hides every GPU"),
+        ("0,0", "CUDA_VISIBLE_DEVICES 0,0: '0' comes twice, and the driver would silently hide every device"),
+        ("0,x,2", "CUDA_VISIBLE_DEVICES 0,x,2: 'x' is no device, and the driver would silently show only 0"),
+    ],
+)
+def test_what_cuda_would_misread_is_said(text: str, said: str | None) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": text}
+    logged = ask_here(question(1, {"backend": "nccl"}, environ), MACHINES["nccl"])["logged"]
+    assert len(logged) == (said is not None)
+    assert said is None or logged[0].startswith(said)
+    assert ask_here(question(1, {"backend": "gloo"}, environ))["logged"] == []
+
+
+def test_each_rank_has_a_mig_device_of_its_own() -> None:
+    def told(**options: Any) -> list[tuple[str, str]]:
+        listed = {"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb,MIG-cc"}
+        rows, *_ = rlaunch._lib.plan_spawn(2, {"backend": "nccl", **options}, listed, 4)
+        return [(dict(row)["FLAGS_selected_gpus"], dict(row)["CUDA_VISIBLE_DEVICES"]) for row in rows]
+
+    assert told() == [("0", "MIG-aa"), ("0", "MIG-bb")]
+    assert told(gpus="MIG-cc,MIG-aa") == [("0", "MIG-cc"), ("0", "MIG-aa")]
 
 
 def test_without_paddle_the_system_and_the_variables_tell_of_custom_devices() -> None:
