@@ -3,7 +3,7 @@
 //! the script is the script's.
 
 use super::exit_code;
-use crate::spec::options::{Kind, OPTIONS};
+use crate::spec::options::{HEADINGS, Kind, OPTIONS};
 use crate::spec::shown;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
@@ -83,6 +83,9 @@ pub fn command() -> Command {
         .external_subcommand_value_parser(clap::value_parser!(OsString))
         .disable_help_subcommand(true);
     for opt in OPTIONS {
+        if let Some((heading, _)) = HEADINGS.iter().find(|(_, first)| *first == opt.name) {
+            command = command.next_help_heading(*heading);
+        }
         let mut arg = Arg::new(opt.name).long(opt.name).help(help(opt));
         if opt.name.contains('_') {
             arg = arg.alias(opt.name.replace('_', "-"));
