@@ -86,7 +86,8 @@ proptest! {
     fn launch_reads_what_it_writes(who in identity(), auto_cluster: bool, name in "[a-z]{6}") {
         let pod = paddle_launch::Pod { name, log_dir: "/tmp/log".into(), auto_cluster };
         let mut env = EnvPatch::new();
-        paddle_launch::write(&who, &pod, &Endpoint::join(&who.endpoints).into(), &mut env);
+        let alike = paddle_launch::Alike::of(&who, &pod, &Endpoint::join(&who.endpoints).into());
+        paddle_launch::write(&who, &alike, &mut env);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_launch::read(&lookup(&env)), Some((who, pod)));
     }

@@ -16,23 +16,52 @@ pub struct Pod {
     pub auto_cluster: bool,
 }
 
-/// Writes a rank's identity. `list`: `who.endpoints`, joined by commas, made once for all ranks.
-pub fn write(who: &Identity, pod: &Pod, list: &Arc<str>, env: &mut EnvPatch) {
-    if let Some(master) = &who.master {
-        env.set("PADDLE_MASTER", master.to_string());
+/// What all ranks of a node are told alike, written once for all of them.
+#[derive(Clone, Debug)]
+pub struct Alike {
+    master: Option<Arc<str>>,
+    size: Arc<str>,
+    local_size: Arc<str>,
+    nnodes: Arc<str>,
+    list: Arc<str>,
+    auto_cluster: Arc<str>,
+    log_dir: Arc<str>,
+    name: Arc<str>,
+}
+
+impl Alike {
+    /// What those are told who are like this one. `list`: `who.endpoints`, joined by commas.
+    pub fn of(who: &Identity, pod: &Pod, list: &Arc<str>) -> Self {
+        Self {
+            master: who.master.as_ref().map(|master| master.to_string().into()),
+            size: who.endpoints.len().to_string().into(),
+            local_size: who.local_size.to_string().into(),
+            nnodes: who.nnodes.to_string().into(),
+            list: list.clone(),
+            auto_cluster: if pod.auto_cluster { "1" } else { "0" }.into(),
+            log_dir: pod.log_dir.as_str().into(),
+            name: pod.name.as_str().into(),
+        }
     }
-    let size = who.endpoints.len().to_string();
-    env.set("PADDLE_GLOBAL_SIZE", size.as_str());
-    env.set("PADDLE_LOCAL_SIZE", who.local_size.to_string());
-    env.set("PADDLE_GLOBAL_RANK", who.rank.to_string());
-    env.set("PADDLE_LOCAL_RANK", who.local_rank.to_string());
-    env.set("PADDLE_NNODES", who.nnodes.to_string());
+}
+
+/// Writes a rank's identity.
+pub fn write(who: &Identity, alike: &Alike, env: &mut EnvPatch) {
+    if let Some(master) = &alike.master {
+        env.set("PADDLE_MASTER", master.clone());
+    }
+    let (rank, local_rank): (Arc<str>, Arc<str>) = (who.rank.to_string().into(), who.local_rank.to_string().into());
+    env.set("PADDLE_GLOBAL_SIZE", alike.size.clone());
+    env.set("PADDLE_LOCAL_SIZE", alike.local_size.clone());
+    env.set("PADDLE_GLOBAL_RANK", rank.clone());
+    env.set("PADDLE_LOCAL_RANK", local_rank.clone());
+    env.set("PADDLE_NNODES", alike.nnodes.clone());
     env.set("PADDLE_CURRENT_ENDPOINT", who.endpoints[who.rank].to_string());
-    env.set("PADDLE_TRAINER_ID", who.rank.to_string());
-    env.set("PADDLE_TRAINERS_NUM", size);
-    env.set("PADDLE_RANK_IN_NODE", who.local_rank.to_string());
-    env.set("PADDLE_AUTO_CLUSTER", if pod.auto_cluster { "1" } else { "0" });
-    env.set("PADDLE_TRAINER_ENDPOINTS", list.clone());
+    env.set("PADDLE_TRAINER_ID", rank);
+    env.set("PADDLE_TRAINERS_NUM", alike.size.clone());
+    env.set("PADDLE_RANK_IN_NODE", local_rank);
+    env.set("PADDLE_AUTO_CLUSTER", alike.auto_cluster.clone());
+    env.set("PADDLE_TRAINER_ENDPOINTS", alike.list.clone());
     match &who.binding {
         Binding::Cpu => {
             env.set("PADDLE_DISTRI_BACKEND", "gloo");
@@ -44,7 +73,8 @@ pub fn write(who: &Identity, pod: &Pod, list: &Arc<str>, env: &mut EnvPatch) {
             env.set(format!("FLAGS_selected_{kind}s"), indices.as_str());
         }
     }
-    write_pod(&pod.log_dir, &pod.name, env);
+    env.set("PADDLE_LOG_DIR", alike.log_dir.clone());
+    env.set("POD_NAME", alike.name.clone());
 }
 
 /// What every process is told, whatever it is for.

@@ -24,7 +24,9 @@ impl EnvPatch {
     /// Sets `name`; a name that was set before keeps its place and takes the new value.
     pub fn set(&mut self, name: impl Into<Name>, value: impl Into<Arc<str>>) -> &mut Self {
         let (name, value) = (name.into(), value.into());
-        self.unset.retain(|n| *n != name);
+        if !self.unset.is_empty() {
+            self.unset.retain(|n| *n != name);
+        }
         match self.set.iter_mut().find(|(n, _)| *n == name) {
             Some(slot) => slot.1 = value,
             None => self.set.push((name, value)),

@@ -4,6 +4,7 @@ use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
 use super::{HostFacts, Plan, RankPlan, command, surroundings};
+use crate::dialect::paddle_launch::Alike;
 use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
 use crate::model::Role;
 use crate::spec::job::Job;
@@ -26,7 +27,7 @@ pub fn plan(
         auto_cluster: spec.auto_cluster,
     };
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let mut hashes = Hashes::default();
+    let (mut hashes, mut alike) = (Hashes::default(), None);
     let ranks = shares.iter().enumerate().map(|(local_rank, share)| {
         let rank = cluster.first_rank + local_rank;
         let identity = Identity {
@@ -46,7 +47,8 @@ pub fn plan(
                 rank
             }
             _ => {
-                paddle_launch::write(&identity, &pod, &cluster.list, &mut env);
+                let alike = alike.get_or_insert_with(|| Alike::of(&identity, &pod, &cluster.list));
+                paddle_launch::write(&identity, alike, &mut env);
                 local_rank
             }
         };

@@ -3,7 +3,7 @@
 use crate::model::EnvPatch;
 use crate::spec::options::Vars;
 use std::collections::HashMap;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::Arc;
 
 /// The variable in which a launcher tells the launchers below it what they inherit from it.
@@ -32,9 +32,12 @@ pub fn exported(env: &EnvPatch, hashes: &mut Hashes) -> String {
     let own = env.vars().iter().filter(|(name, _)| !apart(name) && !name.starts_with("RLAUNCH_"));
     let mut text = String::with_capacity(512);
     for (name, value) in own {
-        let comma = if text.is_empty() { "" } else { "," };
-        // Writing to a string does not fail.
-        let _ = write!(text, "{comma}{name}={:08x}", hashes.of(value));
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(name);
+        text.push('=');
+        push_hex(&mut text, hashes.of(value));
     }
     text
 }
@@ -84,6 +87,13 @@ pub fn without_outer_exports(vars: &Vars) -> (Vars, Option<Outer>) {
         outer.dropped.push(name.to_owned());
     }
     (own, Some(outer))
+}
+
+/// Eight hexadecimal digits, without the machinery of `write!`: ten thousand ranks have twenty of them each.
+fn push_hex(text: &mut String, number: u32) {
+    for place in (0..8).rev() {
+        text.extend(char::from_digit(number >> (4 * place) & 15, 16));
+    }
 }
 
 /// FNV-1a, 32 bits: tells equal values from different ones without showing them.
