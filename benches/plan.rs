@@ -30,7 +30,10 @@ fn plans(nodes: usize, planned: usize) -> Vec<Plan> {
     let node =
         |i: usize| Node { host: format!("10.{}.{}.1", i / 250, i % 250), ports: (6070..).take(ON_A_NODE).collect() };
     let cluster = Cluster::new((0..nodes).map(node).collect(), 0);
-    let plan = |own| collective::plan(&spec, &vars, &facts, &shares, &cluster.seen_from(own)).expect("a plan");
+    let plan = |own: usize| {
+        let cluster = Cluster { own, first_rank: own * ON_A_NODE, ..cluster.clone() };
+        collective::plan(&spec, &vars, &facts, &shares, &cluster).expect("a plan")
+    };
     (0..planned).map(plan).collect()
 }
 

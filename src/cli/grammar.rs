@@ -163,9 +163,9 @@ fn refuse(error: &clap::Error) -> Parsed {
         ErrorKind::UnknownArgument => match candidates(&name) {
             list if list.len() > 1 => format!("ambiguous option: {name} could match {}", list.join(", ")),
             _ => {
-                let near = text(ContextKind::SuggestedArg).map_or_else(
+                let near = nearest(&name).map_or_else(
                     || "see python -m rlaunch --help; options of the script go after it".to_owned(),
-                    |near| format!("did you mean {near}? Options of the script go after it"),
+                    |near| format!("did you mean --{near}? Options of the script go after it"),
                 );
                 format!("unknown option {name}; {near}")
             }
@@ -176,6 +176,15 @@ fn refuse(error: &clap::Error) -> Parsed {
         ErrorKind::TooManyValues => format!("option {name} takes no value"),
         _ => error.to_string().lines().next().unwrap_or("").trim_start_matches("error: ").to_owned(),
     })
+}
+
+/// The option whose name is most like this one, if any is; never a name cut short.
+fn nearest(name: &str) -> Option<&'static str> {
+    let wanted = name.trim_start_matches('-').replace('-', "_");
+    let names = OPTIONS.iter().flat_map(|opt| std::iter::once(&opt.name).chain(opt.aliases));
+    // A name that is part of another is nearer than one that only begins like it.
+    let alike = |option: &&'static str| strsim::jaro_winkler(&wanted, option) + f64::from(option.contains(&wanted));
+    names.copied().filter(|option| alike(option) > 0.8).max_by(|a, b| alike(a).total_cmp(&alike(b)))
 }
 
 /// The options that a name cut short could stand for.
@@ -248,6 +257,9 @@ mod tests {
             "{}",
             refused("--nproc_pre_node 2 t.py")
         );
+        for (typed, meant) in [("--gpu_log", "--enable_gpu_log"), ("--logdir", "--log_dir")] {
+            assert!(refused(&format!("{typed} t.py")).contains(&format!("did you mean {meant}?")), "{typed}");
+        }
         assert!(refused("--zzz t.py").starts_with("unknown option --zzz;"));
         assert!(refused("--job_id").starts_with("option --job_id needs a value"), "{}", refused("--job_id"));
         for line in ["--np 2 t.py", "--zzz t.py", "--job_id", "--no_python=1 t.py"] {

@@ -125,12 +125,14 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
     if let Some(path) = &spec.auto_parallel_config {
-        spec.tuning = Some(tuner::check(path, &read_text("--auto_parallel_config", path)?).map_err(usage)?);
+        let text = preflight::read("--auto_parallel_config", path).map_err(unmet)?;
+        spec.tuning = Some(tuner::check(path, &text).map_err(usage)?);
     }
     if let Some(outer) = &outer {
         spec.infos.push(outer.to_string());
         let asked = values.given("log_dir").map(absolute).transpose().map_err(unmet)?;
-        if let Some(folder) = outer.log_folder(asked.as_deref().and_then(Path::to_str)) {
+        let is_outers = |outer: &str| asked.as_deref().is_none_or(|asked| is_same_place(asked, Path::new(outer)));
+        if let Some(folder) = outer.log_folder(is_outers) {
             spec.infos.push(format!("its logs are apart from that job's, in {folder}"));
             spec.log_dir = folder;
         }
@@ -334,12 +336,6 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
     status
 }
 
-/// The text of a file that an option names.
-fn read_text(option: &str, path: &str) -> Result<String, Refusal> {
-    std::fs::read_to_string(path)
-        .map_err(|error| unmet(SpecError::new(option, path, format!("cannot be read: {}", logs::plain(&error)), "")))
-}
-
 /// The program behind the ranks' `argv[0]`.
 fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> Result<PathBuf, SpecError> {
     if spec.script.runs_in_python() {
@@ -347,6 +343,12 @@ fn find(spec: &LaunchSpec, argv: &[OsString], base: &[(OsString, OsString)]) -> 
     }
     let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
     preflight::find_program(&argv[0], path)
+}
+
+/// Whether two paths lead to one folder, as far as they are there.
+fn is_same_place(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    a == b || real(a).is_some_and(|a| real(b) == Some(a))
 }
 
 fn absolute(path: &str) -> Result<PathBuf, SpecError> {

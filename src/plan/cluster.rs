@@ -2,7 +2,7 @@
 
 use crate::model::Endpoint;
 use crate::spec::SpecError;
-use crate::spec::nodes::{Fixed, Host, HostPorts};
+use crate::spec::nodes::{Fixed, Host, HostPorts, same};
 use core::net::IpAddr;
 use std::sync::Arc;
 
@@ -50,12 +50,6 @@ impl Cluster {
         Self { master, ..Self::new(vec![Node { host: host.to_owned(), ports }], 0) }
     }
 
-    /// The same cluster as another of its nodes knows it.
-    pub fn seen_from(&self, own: usize) -> Self {
-        let first_rank = self.nodes[..own].iter().map(|node| node.ports.len()).sum();
-        Self { own, first_rank, interface: None, ..self.clone() }
-    }
-
     /// This node's ports.
     pub fn own_ports(&self) -> &[u16] {
         &self.nodes[self.own].ports
@@ -90,9 +84,12 @@ pub fn fixed(list: &Fixed, ranks: usize, addresses: &Addresses<'_>) -> Result<Cl
     let names: Vec<&str> = list.hosts.iter().map(|host| host.name.as_str()).collect();
     let own = own(&names, list.own.as_deref(), &list.from, addresses)?;
     let node = |host: &Host| Ok(Node { host: host.name.clone(), ports: ports(list, host, ranks)? });
-    let nodes: Vec<Node> = list.hosts.iter().map(node).collect::<Result<_, SpecError>>()?;
+    let mut nodes: Vec<Node> = list.hosts.iter().map(node).collect::<Result<_, SpecError>>()?;
     let told = nodes[own].ports.len();
-    if told != ranks {
+    // A platform's list may have more than are used: the first of each node's, as Paddle's older launcher has it.
+    if told > ranks && nodes.iter().all(|node| node.ports.len() >= ranks) {
+        nodes.iter_mut().for_each(|node| node.ports.truncate(ranks));
+    } else if told != ranks {
         let (field, value) = &list.from;
         return Err(SpecError::new(
             field,
@@ -134,18 +131,20 @@ pub fn own(
     addresses: &Addresses<'_>,
 ) -> Result<usize, SpecError> {
     if let Some(own) = said {
-        return names.iter().position(|name| *name == own).ok_or_else(|| {
+        return names.iter().position(|name| same(name, own)).ok_or_else(|| {
             let why = format!("this node's address is {own} (--host, POD_IP), which is not in the list");
             SpecError::new(field, value, why, "add it, or say --host as the list has it")
         });
     }
     let own = (addresses.own)();
-    let is_here = |name: &str| match name.parse::<IpAddr>() {
-        // All of 127.0.0.0/8 is this machine, whatever its interfaces say.
-        Ok(ip) => own.contains(&ip) || ip.is_loopback(),
-        Err(_) => (addresses.of)(name).iter().any(|ip| own.contains(ip) || ip.is_loopback()),
-    };
-    let here: Vec<usize> = (0..names.len()).filter(|&i| is_here(names[i])).collect();
+    // All of 127.0.0.0/8 is this machine, whatever its interfaces say.
+    let is_own = |ip: &IpAddr| own.contains(ip) || ip.is_loopback();
+    let find = |is_here: &dyn Fn(&str) -> bool| (0..names.len()).filter(|&i| is_here(names[i])).collect::<Vec<_>>();
+    let mut here = find(&|name| name.parse().is_ok_and(|ip| is_own(&ip)));
+    // Asking for names may take long.
+    if here.is_empty() {
+        here = find(&|name| name.parse::<IpAddr>().is_err() && (addresses.of)(name).iter().any(is_own));
+    }
     match here[..] {
         [one] => Ok(one),
         [] => {

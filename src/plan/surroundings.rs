@@ -48,7 +48,7 @@ pub fn complete(
 ) -> Result<Option<Backup>, SpecError> {
     let backup = set_aside_too_long(env, vars, log_dir, name);
     env.set(nested::OUTER_LOGS, log_dir);
-    env.set(nested::EXPORTED, nested::exported(env, hashes));
+    env.set(nested::EXPORTED, nested::exported(env, vars, hashes));
     match env.vars().iter().find(|(name, value)| name.len() + value.len() + 2 > LONGEST) {
         None => Ok(backup),
         Some((name, value)) => Err(SpecError::new(

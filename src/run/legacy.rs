@@ -1,34 +1,17 @@
 //! What a job in the older launcher's ways needs of the machine: its files, its ports.
 
-use super::logs;
+use super::{logs, preflight};
 use crate::model::Endpoint;
 use crate::plan::legacy::Site;
 use crate::plan::mapping::File;
 use crate::spec::SpecError;
 use crate::sys::ports::Lease;
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
-/// No description of a cluster is longer.
-const LONGEST: u64 = 64 << 20;
-
-/// The text of a file. Nobody who has yet to write it is waited for.
+/// The text of a file that describes a cluster.
 pub fn read(file: &File<'_>) -> Result<String, SpecError> {
-    let read = || -> io::Result<String> {
-        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file.path)?;
-        if !opened.metadata()?.is_file() {
-            return Err(io::Error::other("it is no regular file"));
-        }
-        let mut text = String::new();
-        opened.take(LONGEST).read_to_string(&mut text)?;
-        Ok(text)
-    };
-    read().map_err(|error| {
-        let why = format!("cannot be read: {}", logs::plain(&error));
-        SpecError::new(file.field, file.path, why, "check the name of the file")
-    })
+    preflight::read(file.field, file.path)
 }
 
 /// This node's ports, free ones where none are fixed, held until the leases are dropped.

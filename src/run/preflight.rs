@@ -11,6 +11,8 @@ use crate::spec::{LaunchSpec, Script, SpecError};
 use crate::sys::limits;
 use crate::sys::ports::{Busy, Lease};
 use std::ffi::{OsStr, OsString};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -45,7 +47,7 @@ pub fn check_script(script: &Script) -> Result<(), SpecError> {
     }
     let refuse = |why: String, hint: &str| Err(SpecError::new("training_script", name.to_string_lossy(), why, hint));
     // Without waiting for whoever writes to a FIFO of that name.
-    match std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(name) {
+    match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(name) {
         Ok(file) if file.metadata().is_ok_and(|m| m.is_dir()) => Err(directory(name)),
         Ok(_) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -62,6 +64,26 @@ fn directory(name: &OsStr) -> SpecError {
         "is a directory",
         "name the script in it, or use --module for a package",
     )
+}
+
+/// No file that the launcher itself reads is longer.
+const LONGEST: u64 = 64 << 20;
+
+/// The text of a file that the option or variable `field` names. Nobody who has yet to write it is waited for.
+pub fn read(field: &str, path: &str) -> Result<String, SpecError> {
+    let read = || -> io::Result<String> {
+        let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+        if !opened.metadata()?.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        let mut text = String::new();
+        opened.take(LONGEST).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    read().map_err(|error| {
+        let why = format!("cannot be read: {}", super::logs::plain(&error));
+        SpecError::new(field, path, why, "check the name of the file")
+    })
 }
 
 /// execve refuses any string of 128 KiB or more.

@@ -117,6 +117,9 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     let job = job::check(values, vars, &mut warnings)?;
     refuse_later_work(values, &job)?;
     let older = matches!(job, Job::Legacy(_));
+    if job != Job::Collective && values.given("auto_parallel_config").is_some() {
+        return Err(values.error("auto_parallel_config", "is for collective jobs alone", "leave it out"));
+    }
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
     })?;

@@ -94,7 +94,8 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>, told: &mut Ve
     let address = told_address(values, said);
     let ips = values.text("ips").filter(|ips| !ips.trim().is_empty());
     let args_first = vars.get("PADDLE_LAUNCH_WITH_ARGS").is_some_and(|v| !matches!(v.trim(), "" | "0"));
-    let list = LISTS.iter().rev().find_map(|name| Some((*name, vars.get(*name)?))).filter(|(_, l)| !l.is_empty());
+    let set = |name: &&'static str| Some((*name, vars.get(*name).filter(|list| !list.is_empty())?));
+    let list = LISTS.iter().rev().find_map(set);
     if let Some((name, list)) = list.filter(|_| ips.is_none() || !args_first) {
         let hosts = listed(name, list)?;
         // One node needs no list: its ports are free ones.
@@ -115,12 +116,15 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>, told: &mut Ve
     if let Some(nodes) = on_paddlecloud(vars, own)? {
         return Ok(nodes);
     }
-    lone(address, vars)
+    if let Some(name) = own.filter(|_| address.is_none()) {
+        said.push(format!("--host {name} has no effect: it is no address, and no list of nodes has it"));
+    }
+    lone(address, values, vars)
 }
 
 /// One node, whatever lists of nodes the environment has.
 pub fn alone(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Nodes, SpecError> {
-    lone(told_address(values, said), vars)
+    lone(told_address(values, said), values, vars)
 }
 
 /// The address that the user gives this node. A name without a dot counts only where a list has it.
@@ -132,13 +136,25 @@ fn told_address<'a>(values: &'a Values, said: &mut Vec<String>) -> Option<&'a st
     address
 }
 
-fn lone(address: Option<&str>, vars: &Vars) -> Result<Nodes, SpecError> {
+fn lone(address: Option<&str>, values: &Values, vars: &Vars) -> Result<Nodes, SpecError> {
     // On one node nothing needs to be reached from outside, so the address is loopback unless the user says
     // otherwise (never an address got from the host's name).
-    let host = bare(address.unwrap_or("127.0.0.1")).to_owned();
+    let host = match address {
+        None => "127.0.0.1".to_owned(),
+        Some(text) => match &hosts(&field(values, "host"), text, 1)?[..] {
+            [one] => one.name.clone(),
+            _ => return Err(values.error("host", "is several addresses", "give this node's; --ips takes a list")),
+        },
+    };
     let (low, high) = port_range(vars)?;
     let ports = match vars.get("FLAGS_FIXED_PORT").filter(|t| !t.is_empty()) {
-        Some(text) => Ports::Fixed { first: port_of("FLAGS_FIXED_PORT", text)?, low, high },
+        Some(text) => {
+            // As in Paddle, but for a node without a number, whose first port is one lower there.
+            let node = u16::try_from(values.int("rank")?.unwrap_or(0).max(0)).unwrap_or(u16::MAX);
+            let first = port_of("FLAGS_FIXED_PORT", text)?.checked_add(node);
+            let first = first.ok_or_else(|| values.error("rank", "leaves no port below 65536", "give a lower one"))?;
+            Ports::Fixed { first, low, high }
+        }
         None => Ports::Range { low, high },
     };
     Ok(Nodes::One { host, ports })
@@ -194,7 +210,7 @@ pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError
                 "give addresses without ports; --start_port is the first port on each node",
             );
         }
-        if hosts.iter().any(|host| host.name == name) {
+        if hosts.iter().any(|host| same(&host.name, name)) {
             return refuse(
                 format!("names {name} twice"),
                 "name each node once; --nproc_per_node says how many ranks it has",
@@ -203,6 +219,12 @@ pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<Host>, SpecError
         hosts.push(Host { name: name.to_owned(), ports: HostPorts::From(first) });
     }
     Ok(hosts)
+}
+
+/// Whether two names are one: IPv6 addresses may be written in several ways.
+pub fn same(a: &str, b: &str) -> bool {
+    let ip = |text: &str| text.parse::<core::net::IpAddr>().ok();
+    a == b || ip(a).is_some_and(|a| ip(b) == Some(a))
 }
 
 /// A list of endpoints, node by node.
@@ -215,7 +237,7 @@ fn listed(field: &str, list: &str) -> Result<Vec<Host>, SpecError> {
             return refuse(format!("{} is no endpoint", text.escape_debug()), "give host:port joined by commas");
         };
         let count = nodes.len();
-        match nodes.iter_mut().position(|(name, _)| *name == host) {
+        match nodes.iter_mut().position(|(name, _)| same(name, &host)) {
             Some(at) if at + 1 < count => {
                 return refuse(
                     format!("comes back to {host} after another node"),
