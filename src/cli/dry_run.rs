@@ -4,9 +4,10 @@ use crate::dialect::Binding;
 use crate::model::Role;
 use crate::model::env::Name;
 use crate::plan::Plan;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The JSON form. `version` grows when a field changes its meaning or goes away.
 #[derive(Serialize)]
@@ -28,8 +29,16 @@ struct Row<'a> {
     devices: Option<&'a str>,
     log: String,
     argv: Vec<Cow<'a, str>>,
+    #[serde(rename = "env", serialize_with = "as_map")]
+    in_order: &'a [(Name, Arc<str>)],
+    #[serde(skip)]
     env: BTreeMap<&'a str, &'a str>,
     unset: &'a [Name],
+}
+
+/// Readers see which variable is set before which.
+fn as_map<S: Serializer>(vars: &&[(Name, Arc<str>)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(vars.iter().map(|(name, value)| (name, &**value)))
 }
 
 impl Row<'_> {
@@ -75,6 +84,7 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
             },
             log: format!("{}/{}", plan.pod.log_dir, r.log),
             argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
+            in_order: r.env.vars(),
             env: r.env.vars().iter().map(|(n, v)| (&**n, &**v)).collect(),
             unset: r.env.removed(),
         })

@@ -69,5 +69,6 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: if spec.job == Job::Rpc { "rpc" } else { "collective" },
+        servers_end: false,
     })
 }

@@ -431,5 +431,6 @@ pub fn plan(
         pod: paddle_launch::Pod { name: facts.pod_name.clone(), log_dir: facts.log_dir.clone(), auto_cluster: false },
         job_id: spec.job_id.clone(),
         mode: if role == Role::Mapper { "rank mapping" } else { "collective" },
+        servers_end: false,
     })
 }

@@ -84,6 +84,8 @@ pub struct Plan {
     pub job_id: String,
     /// `collective`, `ps`, ...
     pub mode: &'static str,
+    /// Whether servers end by themselves: workers of other nodes may still need them when those of this node have ended.
+    pub servers_end: bool,
 }
 
 impl Plan {

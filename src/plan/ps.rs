@@ -119,6 +119,7 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: "ps",
+        servers_end: matches!(laid.form, Form::Newer { .. }) && laid.hosts().len() > 1,
     })
 }
 
@@ -139,7 +140,15 @@ pub fn as_told(spec: &LaunchSpec, role: Role, number: usize, vars: &Vars, facts:
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
-    Plan { ranks: vec![one], nnodes: 1, world_size: 1, pod, job_id: spec.job_id.clone(), mode: "ps" }
+    Plan {
+        ranks: vec![one],
+        nnodes: 1,
+        world_size: 1,
+        pod,
+        job_id: spec.job_id.clone(),
+        mode: "ps",
+        servers_end: false,
+    }
 }
 
 /// One process of this node.

@@ -7,7 +7,7 @@ use super::journal::{Journal, What};
 use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
-use crate::plan::Plan;
+use crate::plan::{Plan, RankPlan};
 use crate::spec::rotation::Rotation;
 use crate::supervise::{Event, Note, Outcome, Part, Policy, Report};
 use crate::sys::cgroup::JobGroup;
@@ -91,7 +91,11 @@ pub fn run(
     journal: Journal,
     say: &mut dyn FnMut(&Note),
 ) -> io::Result<Launched> {
-    let parts: Vec<Part> = launch.plan.ranks.iter().map(|rank| Part::of(rank.role)).collect();
+    let part = |rank: &RankPlan| match Part::of(rank.role) {
+        Part::Server if launch.plan.servers_end => Part::Main,
+        part => part,
+    };
+    let parts: Vec<Part> = launch.plan.ranks.iter().map(part).collect();
     let mut engine = Engine::new(&parts, launch.policy.clone())?;
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(&supervisor.front, FRONT)?;

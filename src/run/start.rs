@@ -8,6 +8,7 @@ use super::launch::Launch;
 use super::logs;
 use super::rotate::Rotation;
 use super::sweep::{self, Leftover, Patience};
+use super::temporary;
 use crate::log::lost_peer;
 use crate::model::{Exit, Who};
 use crate::supervise::{ChildId, Note, Part};
@@ -216,10 +217,18 @@ impl Host for Ranks<'_> {
         }
         self.settle_logs();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
-        // What has run first and well is not run again: its log stays.
-        for rank in self.launch.plan.ranks.iter().filter(|rank| Part::of(rank.role) != Part::First) {
+        let ranks = &self.launch.plan.ranks;
+        let is_first = |local: usize| Part::of(ranks[local].role) == Part::First;
+        let has_run = |local: usize| self.processes[local].pid.is_some() && self.processes[local].attempt == attempt;
+        // What has run first and well, as others ran after it, is not run again: its log stays.
+        let began = (0..ranks.len()).any(|local| !is_first(local) && has_run(local));
+        for local in (0..ranks.len()).filter(|&local| has_run(local) && !(began && is_first(local))) {
             // Where it cannot be put aside, the next attempt appends to it.
-            let _ = logs::put_aside(&self.launch.log_dir, &rank.log, attempt, backups);
+            let _ = logs::put_aside(&self.launch.log_dir, &ranks[local].log, attempt, backups);
+        }
+        // What its processes have left there for each other is over, too.
+        if let Some(folder) = &self.launch.temporary {
+            temporary::empty(folder);
         }
     }
 

@@ -23,6 +23,13 @@ pub fn make(path: &Path) -> Result<(), SpecError> {
     })
 }
 
+/// Empties it, for another attempt.
+pub fn empty(path: &Path) {
+    remove(Some(path));
+    // Whose job it is sees that it is gone.
+    let _ = make(path);
+}
+
 /// Removes it with all that is in it. Who is left to see it may have done so already.
 pub fn remove(path: Option<&Path>) {
     if let Some(path) = path {

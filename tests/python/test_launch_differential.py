@@ -9,10 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
-from launching import environment
+from launching import environment, free_ports
 from oracle import SEED, Oracle
 
-CASES = 300
+CASES = 250
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), or of one run alone.
 APART = ("RLAUNCH_", "POD_NAME", "PADDLE_LOG_DIR", "PADDLE_AUTO_CLUSTER")
@@ -20,9 +20,10 @@ APART = ("RLAUNCH_", "POD_NAME", "PADDLE_LOG_DIR", "PADDLE_AUTO_CLUSTER")
 
 def drawn(chance: random.Random) -> tuple[list[str], dict[str, str]]:
     """Options and variables of one launcher of a job."""
-    hosts = chance.sample(HOSTS, chance.randint(1, 5))
+    hosts = chance.sample(HOSTS, chance.choice([1, 2, 2, 3, 4, 5]))
     own = chance.choice(hosts)
-    first = chance.randrange(20_000, 30_000)
+    # A dry run takes this node's ports too.
+    first = free_ports(8)
     ranks = chance.randint(1, 5)
     argv, environ = [], {}
     for option, variable, value in (
@@ -59,17 +60,14 @@ def compared(env: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def test_every_node_tells_its_ranks_what_paddles_launcher_tells_them(oracle: Oracle) -> None:
     chance = random.Random(SEED)
-    several = 0
     for _ in range(CASES):
         argv, environ = drawn(chance)
         (theirs,) = oracle.ask(
             {"argv": argv, "environ": environment(**environ), "custom": [], "plugins": True}, "launch"
         )
         mine = by_rlaunch(argv, environ)
-        several += "," in str(argv) + str(environ)
-        told = [sorted(compared(row)) for row in theirs["rows"]]
-        assert [sorted(compared(row)) for row in mine] == told, (argv, environ)
-    assert several > CASES / 2
+        told = [compared(row) for row in theirs["rows"]]
+        assert [compared(row) for row in mine] == told, (argv, environ)
 
 
 def test_loopback_among_several_nodes_is_refused_in_paddles_words(oracle: Oracle) -> None:
@@ -93,6 +91,7 @@ assert "PADDLE_TRAINER_ENDPOINTS" not in os.environ
 print("read", len(env.trainer_endpoints), env.trainer_endpoints[env.rank] == env.current_endpoint, env.rank)
 """)
     argv = [f"--ips={','.join(['10.200.0.1', *hosts])}", "--host=10.200.0.1", "--nproc_per_node=8"]
+    argv.append(f"--start_port={free_ports(8)}")
     command = [sys.executable, "-m", "rlaunch", *argv, "--console_ranks=all", str(script)]
     done = subprocess.run(
         command, env=environment(), capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from launching import Place, environment
 
 SCRIPT = """
 import json
+import os
 from pathlib import Path
 stage = os.environ["PADDLE_AUTO_PARALLEL_STAGE"]
 name = f"{stage}.{rank}.json" if stage == "run" else "tuner.json"
@@ -98,6 +100,21 @@ def test_a_restart_tunes_no_second_time(place: Place) -> None:
     assert (place.log(), place.log(0, "log/rlaunch/attempt-0")) == (b"a run\n", b"a run\n")
 
 
+def test_a_tuner_that_failed_is_tried_again_in_a_log_of_its_own(place: Place) -> None:
+    (place.folder / "a.json").write_text("{}")
+    place.script("""
+        if not os.path.exists("second"):
+            open("second", "w")
+            sys.exit("the first time")
+        print(os.environ["PADDLE_AUTO_PARALLEL_STAGE"])
+    """)
+    ended = place.run("--auto_parallel_config=a.json", "--max_restart=1", "--restart_delay=0", "train.py")
+    assert ended.status == 0, ended.stderr
+    assert place.text("log/rlaunch/attempt-0/tuner.log") == "the first time\n"
+    assert (place.text("log/tuner.log"), place.log()) == ("tuner\n", b"run\n")
+    assert place.names("log/rlaunch/attempt-0") == {"tuner.log"}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -114,6 +131,20 @@ def test_a_file_that_says_nothing_is_refused(place: Place, text: str | None, wor
     (line,) = ended.error_lines()
     assert "--auto_parallel_config a.json" in line
     assert any(word in line for word in words), line
+
+
+def test_a_fifo_is_no_configuration(place: Place) -> None:
+    os.mkfifo(place.folder / "a.json")
+    ended = place.run("--auto_parallel_config=a.json", "train.py")
+    assert ended.status == 66
+    assert "no regular file" in ended.error_lines()[0]
+
+
+@pytest.mark.parametrize("args", [["--server_num=1"], ["--run_mode=rpc"]])
+def test_only_collective_jobs_have_a_tuner(place: Place, args: list[str]) -> None:
+    ended = place.run("--auto_parallel_config=a.json", *args, "train.py")
+    assert ended.status == 2
+    assert "collective jobs alone" in ended.error_lines()[0]
 
 
 def test_what_is_not_ours_to_start_is_refused_by_name(place: Place) -> None:
