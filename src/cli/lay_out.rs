@@ -51,7 +51,7 @@ pub(super) fn lay_out(
         Job::Ps(PsSpec::Laid(laid)) => with_servers(spec, laid, vars, facts, &ask),
         Job::Ps(PsSpec::AsTold { role, number }) => {
             preflight::check_script(&spec.script).map_err(unmet)?;
-            let plan = ps::as_told(spec, *role, *number, vars, facts);
+            let plan = ps::as_told(spec, *role, *number, vars, facts).map_err(unmet)?;
             Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None, endpoints: None })
         }
     }
