@@ -61,7 +61,7 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
             let names = spec.devices.clone().unwrap_or_default();
             ps::plan(&spec, laid, &vars, &facts(), &Devices { kind: "gpu".into(), names }, &layout)
         }
-        Job::Ps(PsSpec::AsTold { role, number }) => Ok(ps::as_told(&spec, *role, *number, &vars, &facts())),
+        Job::Ps(PsSpec::AsTold { role, number }) => ps::as_told(&spec, *role, *number, &vars, &facts()),
         Job::Collective | Job::Legacy(_) | Job::Rpc => {
             let share = Share { binding: Binding::Cpu, lists: EnvPatch::new() };
             let shares = vec![share; spec.nproc_per_node.unwrap_or(1)];
@@ -182,7 +182,10 @@ fn on_the_platform_a_process_runs_once_as_it_was_told() {
     let plan = planned(&words).unwrap();
     let [one] = &plan.ranks[..] else { panic!("{plan:?}") };
     assert_eq!((one.role, one.rank, one.log.as_str()), (Role::Server, 1, "serverlog.0"));
-    assert_eq!(one.env, EnvPatch::new());
+    // Nothing, but for launchers inside it.
+    let told: Vec<_> = one.env.vars().iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+    let of_ours = [("RLAUNCH_EXPORTED", ""), ("RLAUNCH_OUTER_LOGS", "/log")];
+    assert_eq!(BTreeMap::from_iter(told), of_ours.map(|(name, value)| (name.into(), value.into())).into());
     let plan = planned(&format!("{CLOUD} --worker_num 2 --legacy true")).unwrap();
     assert_eq!(plan.ranks[0].who().to_string(), "rank 0");
 }
@@ -196,6 +199,93 @@ fn on_the_platform_with_later_stages() {
     insta::assert_snapshot!(table(&words));
     assert!(refused(&words.replace("LIST=10.0.0.9:7000", "LIST=10.0.0.9:65535")).contains("leaves none below 65536"));
     assert!(refused(&words.replace("7002,7003", "7002")).contains("TRAINER_PORTS 7002: has fewer than two ports"));
+}
+
+fn endpoints(words: &str) -> Vec<String> {
+    let plan = planned(words).expect(words);
+    plan.ranks.iter().map(|rank| rank.endpoint.as_ref().unwrap().to_string()).collect()
+}
+
+#[test]
+fn ipv6_addresses_of_this_node_may_have_brackets() {
+    assert_eq!(endpoints("--server_num 1 --trainer_num 1 --host [::1]"), ["[::1]:50000", "[::1]:50001"]);
+    let lists = "--servers [fd00::1]:7000,[fd00::2]:7000 --trainers [fd00::1]:7001";
+    for own in ["--host [fd00::1]", "--host fd00::1", "POD_IP=[fd00::1]"] {
+        assert_eq!(endpoints(&format!("{lists} {own}")), ["[fd00::1]:7000", "[fd00::1]:7001"], "{own}");
+    }
+    let older = "--servers [fd00::1]:7000,[fd00::2]:7000 --workers [fd00::1]:7001 --host [fd00::1]";
+    assert_eq!(endpoints(older), ["[fd00::1]:7000", "[fd00::1]:7001"]);
+    let told = CLOUD.replace("10.0.0.9 ", "[fd00::1] ");
+    let words = format!("{told} --worker_num 2 TRAINING_ROLE=PSERVER PADDLE_PORT=7001");
+    let plan = planned(&format!("{words} PADDLE_PSERVERS_IP_PORT_LIST=[fd00::1]:7000,[fd00::1]:7001")).unwrap();
+    assert_eq!(plan.ranks[0].who().to_string(), "server 1");
+}
+
+#[test]
+fn localhost_is_the_one_loopback_address_beside_it() {
+    let lists = "--servers localhost:7000 --trainers 127.0.0.1:7001";
+    for host in ["", "--host localhost", "--host 127.0.0.1"] {
+        assert_eq!(endpoints(&format!("{lists} {host}")), ["127.0.0.1:7000", "127.0.0.1:7001"], "{host}");
+    }
+    let plan = planned(lists).unwrap();
+    assert_eq!(plan.nnodes, 1);
+    assert_eq!(plan.ranks[0].env.get("PADDLE_GLOO_HTTP_ENDPOINT"), Some("127.0.0.1:6767"));
+    assert_eq!(endpoints("--server_num 1 --workers localhost:7001"), ["127.0.0.1:50000", "127.0.0.1:7001"]);
+    assert_eq!(endpoints("--servers [::1]:7000 --workers localhost:7001"), ["[::1]:7000", "[::1]:7001"]);
+    // Addresses of loopback are nodes apart.
+    let apart = "--servers 127.0.0.1:7000 --trainers 127.0.0.2:7001 --host 127.0.0.2";
+    assert_eq!(endpoints(apart), ["127.0.0.2:7001"]);
+    // Else it would be left out by whichever launcher is told another name of its node.
+    for words in [
+        "--servers localhost:7000 --trainers 127.0.0.1:7001,127.0.0.2:7001 --host localhost",
+        "--servers localhost:7000 --trainers 10.0.0.9:7001 --host 10.0.0.9",
+        "--servers 127.0.0.1:7000 --trainers 10.0.0.9:7001",
+    ] {
+        assert!(refused(words).contains("; write this node's address the same way everywhere"), "{words}");
+    }
+    assert!(
+        refused("--servers localhost:7000 --trainers 127.0.0.1:7000").contains("where two processes are to listen")
+    );
+}
+
+#[test]
+fn too_many_workers_of_later_stages_are_refused_before_they_are_laid_out() {
+    let counts = ["65535"; 60].join(";");
+    let words = format!("--server_num 1 --worker_num 1 --heter_devices cpu --heter_worker_num {counts}");
+    let text = refused(&words);
+    assert!(text.starts_with("--heter_worker_num 65535;65535"), "{text}");
+    assert!(text.contains(": asks for more workers than there are ports; give 65535 in all"), "{text}");
+}
+
+#[test]
+fn what_has_no_effect_is_said_where_it_is_given_as_an_option() {
+    let idle = |words: &str| -> Vec<String> {
+        let said = ask(words).0.expect(words).warnings;
+        said.iter()
+            .filter_map(|line| line.strip_suffix(" has no effect on parameter servers"))
+            .map(str::to_owned)
+            .collect()
+    };
+    let all = "--start_port 7000 --rank 0 --sort_ip true --gloo_port 7009";
+    assert_eq!(idle(&format!("--server_num 1 {all}")), ["--start_port", "--rank", "--sort_ip", "--gloo_port"]);
+    for used in ["--servers 10.0.0.9:1 --trainers 10.0.0.9:2", "--server_num 1 --worker_num 1"] {
+        assert_eq!(idle(&format!("{used} {all}")), ["--start_port", "--rank", "--sort_ip"]);
+    }
+    let variables = "PADDLE_START_PORT=7000 PADDLE_RANK=0 PADDLE_SORT_IP=1 PADDLE_GLOO_PORT=7009";
+    assert_eq!(idle(&format!("--server_num 1 {variables}")), [""; 0]);
+}
+
+#[test]
+fn an_address_that_is_not_used_is_not_said_to_be() {
+    for (words, said) in [
+        ("--server_num 1 --trainer_num 1 --host 10.0.0.5", true),
+        ("--servers 10.0.0.5:1 --workers 10.0.0.5:2 --host 10.0.0.5", true),
+        ("--server_num 1 --worker_num 1 --host 10.0.0.5", false),
+        ("--servers 127.0.0.1:1 --trainers 127.0.0.1:2 POD_IP=10.0.0.5", false),
+    ] {
+        let warnings = ask(words).0.expect(words).warnings;
+        assert_eq!(warnings.contains(&"Host ip reset to 10.0.0.5".to_owned()), said, "{words}: {warnings:?}");
+    }
 }
 
 #[test]

@@ -84,7 +84,8 @@ pub fn conclude(
             }
             error!(
                 "Container failed !!!\nContainer rank {} status failed cmd {:?} code {} log {}",
-                rank.rank,
+                // Among parameter servers numbers are those of roles; this is the place on the node.
+                if launch.plan.mode == "ps" { *culprit } else { rank.rank },
                 rank.argv,
                 exit.returncode(),
                 launch.log_dir.join(&rank.log).display()

@@ -51,7 +51,7 @@ pub(super) fn lay_out(
         Job::Ps(PsSpec::Laid(laid)) => with_servers(spec, laid, vars, facts, &ask),
         Job::Ps(PsSpec::AsTold { role, number }) => {
             preflight::check_script(&spec.script).map_err(unmet)?;
-            let plan = ps::as_told(spec, *role, *number, vars, facts);
+            let plan = ps::as_told(spec, *role, *number, vars, facts).map_err(unmet)?;
             Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None, endpoints: None })
         }
     }
@@ -92,33 +92,30 @@ fn with_servers(
     ask: Ask<'_>,
 ) -> Result<LaidOut, Refusal> {
     let (own, here) = preflight::own_of(laid).map_err(unmet)?;
-    let nofile = preflight::make_room("processes", here, preflight::FDS_OF_LAUNCH).map_err(unmet)?;
-    let visible = match laid.form {
+    let asked = "the processes of --server_num and the like";
+    let nofile = preflight::make_room(asked, here, preflight::FDS_OF_LAUNCH).map_err(unmet)?;
+    let (kind, names) = match laid.form {
         // They are told of no devices.
-        Form::Newer { .. } => Visible { kind: "gpu", from: None, devices: Vec::new(), all: false },
-        Form::Older { .. } => devices::visible(vars, ask).map_err(usage)?,
+        Form::Newer { .. } => ("gpu", Vec::new()),
+        Form::Older { .. } => chosen(spec, vars, ask).map_err(usage)?,
     };
     preflight::check_script(&spec.script).map_err(unmet)?;
     let (layout, leases, warning) = preflight::layout(spec, laid, &own).map_err(unmet)?;
     if let Some(warning) = warning {
         warn!("{warning}");
     }
-    let devices = chosen(spec, &visible).map_err(usage)?;
+    let devices = Devices { kind: kind.to_owned(), names };
     let plan = ps::plan(spec, laid, vars, facts, &devices, &layout).map_err(unmet)?;
-    Ok(LaidOut { plan, leases, kind: visible.kind, gpus: Vec::new(), nofile, endpoints: None })
+    Ok(LaidOut { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None })
 }
 
-/// The names of the devices that workers get in turn.
-fn chosen(spec: &LaunchSpec, visible: &Visible) -> Result<Devices, SpecError> {
-    let shown: Vec<String> = visible.devices.iter().map(Device::to_string).collect();
-    let kind = visible.kind.to_owned();
-    let Some(wanted) = &spec.devices else { return Ok(Devices { kind, names: shown }) };
-    match wanted.iter().find(|name| !shown.is_empty() && !shown.contains(name)) {
-        None => Ok(Devices { kind, names: wanted.clone() }),
-        Some(name) => {
-            let from = visible.from.unwrap_or("what the driver shows");
-            let why = format!("device {} is not in {from} ({})", name.escape_debug(), shown.join(","));
-            Err(SpecError::new("--devices", wanted.join(","), why, "choose among those, or change the list"))
-        }
+/// The kind and the names of the devices that workers get in turn.
+fn chosen(spec: &LaunchSpec, vars: &Vars, ask: Ask<'_>) -> Result<(&'static str, Vec<String>), SpecError> {
+    // A worker's list is its device, whatever the word for all of them.
+    let visible = Visible { all: false, ..devices::visible(vars, ask)? };
+    let (names, warnings) = devices::names(spec, &visible, ask)?;
+    for warning in warnings {
+        warn!("{warning}");
     }
+    Ok((visible.kind, names))
 }

@@ -130,6 +130,14 @@ pub fn blocks(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<
     Ok((shares.collect::<Result<_, _>>()?, warnings))
 }
 
+/// The chosen devices, as a visible list names them, and what the user should be warned of.
+pub fn names(spec: &LaunchSpec, visible: &Visible, machine: Ask<'_>) -> Result<(Vec<String>, Vec<String>), SpecError> {
+    let (chosen, warnings) = choose(spec, visible, machine)?;
+    // Numbers without a list are the driver's own.
+    let name = |place: &usize| chosen.list.get(*place).map_or(place.to_string(), Device::to_string);
+    Ok((chosen.places.iter().map(name).collect(), warnings))
+}
+
 fn choose<'a>(
     spec: &LaunchSpec,
     visible: &'a Visible,

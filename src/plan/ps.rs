@@ -6,7 +6,7 @@ use super::{HostFacts, Plan, RankPlan, command, surroundings};
 use crate::dialect::{Binding, paddle_launch, paddle_ps};
 use crate::model::{Endpoint, EnvPatch, Role};
 use crate::spec::options::Vars;
-use crate::spec::places::Place;
+use crate::spec::places::{LOCALHOST, Place, is_loopback};
 use crate::spec::ps::{Form, Laid};
 use crate::spec::{LaunchSpec, SpecError};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct Devices {
 pub fn own(laid: &Laid, addresses: &Addresses<'_>) -> Result<String, SpecError> {
     let hosts = laid.hosts();
     if let [only] = &hosts[..]
-        && (only == "localhost" || only.parse::<core::net::IpAddr>().is_ok_and(|ip| ip.is_loopback()))
+        && is_loopback(only)
     {
         return Ok(only.clone());
     }
@@ -54,8 +54,21 @@ pub fn own(laid: &Laid, addresses: &Addresses<'_>) -> Result<String, SpecError> 
     if matches!(laid.form, Form::Newer { nnodes: Some(_) }) {
         return Ok(hosts.into_iter().next().unwrap_or_default());
     }
-    let at = cluster::own(&names, laid.own.as_deref(), &(field.to_owned(), hosts.join(",")), addresses)?;
-    Ok(names[at].to_owned())
+    let hint = "write this node's address the same way everywhere";
+    if names.contains(&LOCALHOST) {
+        let why = "localhost is every node, beside addresses of one";
+        return Err(SpecError::new(field, hosts.join(","), why, hint));
+    }
+    let at = cluster::own(&names, laid.own.as_deref(), &(field.to_owned(), hosts.join(",")), addresses);
+    match at {
+        Ok(at) => Ok(names[at].to_owned()),
+        // It is likely that one node has two names; --host would leave out what is under the other.
+        Err(error) if names.iter().any(|name| is_loopback(name)) => {
+            let hint = format!("{hint}; --host chooses among nodes that are apart");
+            Err(SpecError { hint, ..error })
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Fills in the free ports; `None` if there are too few.
@@ -123,32 +136,33 @@ pub fn plan(
     })
 }
 
-/// The plan for a process that Paddle's job platform has told all.
-pub fn as_told(spec: &LaunchSpec, role: Role, number: usize, vars: &Vars, facts: &HostFacts) -> Plan {
+/// The plan for a process that Paddle's job platform has told all: a launcher inside it is told of its logs.
+pub fn as_told(
+    spec: &LaunchSpec,
+    role: Role,
+    number: usize,
+    vars: &Vars,
+    facts: &HostFacts,
+) -> Result<Plan, SpecError> {
+    let mut env = EnvPatch::new();
+    let backup = surroundings::complete(&mut env, vars, &facts.log_dir, role.log(), &mut Hashes::default())?;
     let one = RankPlan {
         role,
         rank: number,
         endpoint: None,
         binding: Binding::Cpu,
         argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
-        env: EnvPatch::new(),
+        env,
         log: format!("{}.0", role.log()),
-        backup: None,
+        backup,
     };
     let pod = paddle_launch::Pod {
         name: facts.pod_name.clone(),
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
-    Plan {
-        ranks: vec![one],
-        nnodes: 1,
-        world_size: 1,
-        pod,
-        job_id: spec.job_id.clone(),
-        mode: "ps",
-        servers_end: false,
-    }
+    let job_id = spec.job_id.clone();
+    Ok(Plan { ranks: vec![one], nnodes: 1, world_size: 1, pod, job_id, mode: "ps", servers_end: false })
 }
 
 /// One process of this node.

@@ -49,7 +49,11 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Job
             let heter = heter.is_some() || mode == "ps-heter";
             let in_older_words = older_launcher || heter || older.is_some();
             let idle = ["nproc_per_node", "devices"].into_iter().take(if in_older_words { 1 } else { 2 });
-            for name in idle.filter(|name| values.given(name).is_some_and(|text| !text.trim().is_empty())) {
+            let idle = idle.filter(|name| values.given(name).is_some_and(|text| !text.trim().is_empty()));
+            // A platform may set their variables for every job. Counted processes get a free rendezvous' port.
+            let counted = !in_older_words && !is_given(values, "servers");
+            let words = ["start_port", "rank", "sort_ip", "gloo_port"].into_iter().take(if counted { 4 } else { 3 });
+            for name in idle.chain(words.filter(|name| values.on_command_line(name).is_some())) {
                 said.push(format!("--{name} has no effect on parameter servers"));
             }
             if in_older_words {

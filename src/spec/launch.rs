@@ -151,7 +151,13 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     }
     let nodes = match &job {
         Job::Legacy(_) => Nodes::alone(),
-        Job::Ps(_) => nodes::alone(values, vars, &mut warnings)?,
+        Job::Ps(ps) => {
+            let mut said = Vec::new();
+            let nodes = nodes::alone(values, vars, &mut said)?;
+            let used = values.text("host").is_some_and(|host| ps.has_host(nodes::bare(host)));
+            warnings.extend(said.into_iter().filter(|_| used));
+            nodes
+        }
         Job::Collective | Job::Rpc => nodes::check(values, vars, &mut warnings, &mut infos)?,
     };
     check_nnodes(values, &nodes, &job)?;

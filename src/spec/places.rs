@@ -15,6 +15,8 @@ pub struct Place {
 
 /// Where processes listen that were asked for by number.
 pub(super) const LOCAL: &str = "127.0.0.1";
+/// The name of every machine for itself.
+pub const LOCALHOST: &str = "localhost";
 /// More processes of a kind than this have no ports.
 pub(super) const MOST: i64 = 65_535;
 
@@ -59,6 +61,11 @@ pub(super) fn list(field: &str, text: &str, default: &dyn Fn(usize) -> Option<u1
         return refuse("has endpoints with ports and without".into(), "give each of them one, or none");
     }
     Ok(places)
+}
+
+/// `localhost`, or an address of loopback.
+pub fn is_loopback(host: &str) -> bool {
+    host == LOCALHOST || host.parse::<core::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
 fn is_address(place: &Place) -> bool {

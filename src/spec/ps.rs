@@ -3,8 +3,9 @@
 
 use super::SpecError;
 use super::job::is_given;
+use super::nodes::bare;
 use super::options::{Values, Vars};
-use super::places::{First, LOCAL, MOST, Place, at, count, counted, list, port, start_port};
+use super::places::{First, LOCAL, LOCALHOST, MOST, Place, at, count, counted, is_loopback, list, port, start_port};
 use crate::model::{Endpoint, Role};
 use std::collections::HashSet;
 
@@ -20,6 +21,13 @@ pub enum PsSpec {
     },
     /// The launcher lays it out.
     Laid(Box<Laid>),
+}
+
+impl PsSpec {
+    /// Whether any process is to listen at this address.
+    pub fn has_host(&self, address: &str) -> bool {
+        matches!(self, PsSpec::Laid(laid) if laid.places().any(|place| place.host == address))
+    }
 }
 
 /// Whose words a job was asked for in; its processes are told in the same.
@@ -81,13 +89,30 @@ impl Laid {
         let mut seen = HashSet::new();
         self.places().filter(|place| seen.insert(&place.host)).map(|place| place.host.clone()).collect()
     }
+
+    /// Where all hosts are `localhost` and one address of loopback, they are one node, by that address.
+    fn with_one_loopback(mut self) -> Self {
+        let hosts = self.hosts();
+        let Some(other) = hosts.iter().find(|host| *host != LOCALHOST) else { return self };
+        if hosts.len() != 2 || !hosts.iter().all(|host| is_loopback(host)) || !hosts.iter().any(|h| h == LOCALHOST) {
+            return self;
+        }
+        let stages = self.stages.iter_mut().flat_map(|stage| &mut stage.workers);
+        let listed = self.servers.iter_mut().chain(&mut self.workers).chain(&mut self.coordinators).chain(stages);
+        let named = listed.chain([&mut self.http]).map(|place| &mut place.host).chain(&mut self.own);
+        for host in named.filter(|host| *host == LOCALHOST) {
+            host.clone_from(other);
+        }
+        self
+    }
 }
 
 /// Workers without ports listen from here on, behind as many ports as there are servers.
 const WORKER_PORT: u32 = 6170;
+
 /// What the newer words ask for: both lists of endpoints, or counts.
 pub fn newer(values: &Values, vars: &Vars) -> Result<PsSpec, SpecError> {
-    let own = values.text("host").filter(|host| !host.is_empty()).map(str::to_owned);
+    let own = own(values);
     let (server_num, trainer_num) = (count(values, "server_num")?, count(values, "trainer_num")?);
     let gloo_port = port(values, "gloo_port")?;
     let lists = ["servers", "trainers"].map(|name| is_given(values, name));
@@ -115,7 +140,7 @@ pub fn newer(values: &Values, vars: &Vars) -> Result<PsSpec, SpecError> {
             return Err(values.error("trainers", "has no effect without --servers", hint));
         }
     };
-    laid(Laid {
+    let job = Laid {
         form,
         servers,
         workers,
@@ -125,7 +150,13 @@ pub fn newer(values: &Values, vars: &Vars) -> Result<PsSpec, SpecError> {
         http_asked: lists == [true, true] && values.given("gloo_port").is_some(),
         with_gloo: values.text("with_gloo").unwrap_or("1").to_owned(),
         own: own.filter(|_| lists == [true, true]),
-    })
+    };
+    laid(job.with_one_loopback())
+}
+
+/// This node's address, as far as the user says.
+fn own(values: &Values) -> Option<String> {
+    values.text("host").filter(|host| !host.is_empty()).map(|host| bare(host).to_owned())
 }
 
 /// What the older words ask for.
@@ -176,8 +207,9 @@ pub fn older(values: &Values, vars: &Vars, heter: bool, said: &mut Vec<String>) 
         http,
         http_asked: http_port.is_some(),
         with_gloo: values.given("with_gloo").unwrap_or("0").to_owned(),
-        own: values.text("host").filter(|host| !host.is_empty()).map(str::to_owned),
-    };
+        own: own(values),
+    }
+    .with_one_loopback();
     if http_port.is_none() && job.hosts().len() > 1 {
         // A free one would be another on each node.
         job.http.port = port(values, "gloo_port")?;
@@ -196,9 +228,11 @@ fn as_told(vars: &Vars) -> PsSpec {
         "COORDINATOR" => Role::Coordinator,
         _ => Role::Trainer,
     };
-    let own = format!("{}:{}", text("POD_IP"), text("PADDLE_PORT"));
+    let port = text("PADDLE_PORT").trim().parse().unwrap_or(0);
+    let own = Endpoint::new(bare(text("POD_IP")), port);
+    let is_own = |endpoint: &str| Endpoint::parse(endpoint.trim()).is_some_and(|endpoint| endpoint == own);
     let number = match role {
-        Role::Server => text("PADDLE_PSERVERS_IP_PORT_LIST").split(',').position(|endpoint| endpoint.trim() == own),
+        Role::Server => text("PADDLE_PSERVERS_IP_PORT_LIST").split(',').position(is_own),
         _ => text("PADDLE_TRAINER_ID").trim().parse().ok(),
     };
     PsSpec::AsTold { role, number: number.unwrap_or(0) }
@@ -253,6 +287,13 @@ fn stages(values: &Values, told: Option<&String>, start: First, before: usize) -
         })
     });
     let counts = counts.transpose()?;
+    if counts.iter().flatten().sum::<usize>() > MOST as usize {
+        return Err(values.error(
+            "heter_worker_num",
+            "asks for more workers than there are ports",
+            "give 65535 in all",
+        ));
+    }
     let (field, lists) = match told {
         Some(list) => ("TRAINER_IP_PORT_LIST".to_owned(), Some(list.as_str())),
         None => (values.error("heter_workers", "", "").field, text("heter_workers")),

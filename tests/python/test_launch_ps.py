@@ -196,6 +196,23 @@ def test_workers_get_the_visible_devices_in_turn(place: Place) -> None:
     assert "--devices 6: device 6 is not in CUDA_VISIBLE_DEVICES (4,5)" in ended.stderr
 
 
+def test_devices_are_named_as_in_jobs_without_servers(place: Place) -> None:
+    script(place, 'tell("device", os.environ.get("CUDA_VISIBLE_DEVICES"))')
+    args = ["--server_num=1", "--worker_num=2", "--log_overwrite=1"]
+    env = environment(CUDA_VISIBLE_DEVICES="GPU-5c1fa6b0,GPU-77d0e1f2,GPU-77aa0000")
+    assert place.run(*args, "--gpus=GPU-77d,GPU-5c", "train.py", env=env).status == 0
+    assert [place.text(f"device.TRAINER.{i}") for i in range(2)] == ["GPU-77d0e1f2", "GPU-5c1fa6b0"]
+    for given, why in [("GPU-77", "may be any of several in"), (";rm", "is not in CUDA_VISIBLE_DEVICES")]:
+        ended = place.run(*args, f"--gpus={given}", "train.py", env=env)
+        assert ended.status == 2
+        (line,) = ended.error_lines()
+        assert f"--devices {given}: " in line and why in line
+    env.pop("CUDA_VISIBLE_DEVICES")
+    refused = place.run(*args, "--gpus=;rm", "train.py", env=env)
+    assert refused.status == 2
+    assert "--devices ;rm: ;rm is no device" in refused.stderr
+
+
 # --- Failures and signals. -------------------------------------------------------------------------------
 
 FAILS = """
@@ -214,7 +231,8 @@ def test_a_failing_worker_s_status_is_the_job_s(place: Place, args: list[str]) -
     script(place, FAILS.format(who="TRAINER.1", others=["PSERVER.0", "TRAINER.0"], status=3))
     ended = place.run(*args, "train.py")
     assert ended.status == 3
-    assert "Container failed !!!\nContainer rank 1 status failed cmd [" in ended.stderr
+    # There it is the place on the node, behind one server, as in Paddle.
+    assert "Container failed !!!\nContainer rank 2 status failed cmd [" in ended.stderr
     assert "\nrank 1 failed: exit code 3\n" in ended.stderr
     assert re.search(r"\nrank 0 and server 0 were stopped because of it \(lived", ended.stderr)
     assert re.search(r"\n  on \S+, pid \d+, lived ", ended.stderr)
@@ -226,6 +244,7 @@ def test_a_failing_server_is_named_as_one(place: Place) -> None:
     script(place, FAILS.format(who="PSERVER.1", others=["PSERVER.0", "TRAINER.0", "TRAINER.1"], status=5))
     ended = place.run(*COUNTS, "train.py", env=environment(GITHUB_ACTIONS="true"))
     assert ended.status == 5
+    assert "Container failed !!!\nContainer rank 1 status failed cmd [" in ended.stderr
     assert "\nserver 1 failed: exit code 5\n" in ended.stderr
     assert f"  log: {place.folder}/log/serverlog.1\n" in ended.stderr
     assert b"::error title=server 1 failed%3A exit code 5::server 1 on " in ended.stdout
@@ -312,6 +331,16 @@ def test_on_the_platform_the_script_runs_once_and_its_status_counts(place: Place
     assert (place.folder / "log/serverlog.0").exists()
     if status:
         assert "\nserver 0 failed: exit code 9\n" in ended.stderr
+
+
+def test_a_launcher_inside_what_the_platform_told_has_its_logs_apart(place: Place) -> None:
+    inner = '[sys.executable, "-m", "rlaunch", "--nproc_per_node=1", "inner.py"]'
+    script(place, f"import subprocess; sys.exit(subprocess.run({inner}).returncode)")
+    place.script('print("inner")', "inner.py")
+    ended = place.run("--worker_num=2", "train.py", env=environment(**CLOUD))
+    assert ended.status == 0, ended.stderr
+    assert not (place.folder / "log/workerlog.0").exists()
+    assert (place.folder / "log/nested.0/workerlog.0").read_text() == "inner\n"
 
 
 ONE_LATER_STAGE = ["--heter_devices=cpu", "--heter_worker_num=1"]
