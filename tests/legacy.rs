@@ -467,6 +467,32 @@ proptest! {
     }
 }
 
+/// The first line of a refusal; of two GPUs and an empty file.
+fn refusal(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> String {
+    planned(&nvidia(2), options, environ, "").expect_err("a refusal").to_string()
+}
+
+#[test]
+fn a_number_of_nodes_in_the_environment_has_no_effect() {
+    let options = [("ips", "127.0.0.2,127.0.0.3"), ("host", "127.0.0.3"), ("backend", "nccl"), ("devices", "0")];
+    for number in ["2", "7", "1:4", "x"] {
+        let (plan, said) = planned(&nvidia(2), &options, &[("PADDLE_NNODES", number)], "").unwrap();
+        assert_eq!((plan.nnodes, plan.world_size, said.len()), (2, 2, 0));
+    }
+    assert!(refusal(&[("nnodes", "2")], &[]).contains("the older launcher has no such option"));
+}
+
+#[test]
+fn modes_of_the_newer_launcher_are_refused() {
+    for mode in ["rpc", "RPC", "junk"] {
+        for options in [&[("run_mode", mode)][..], &[("run_mode", mode), ("backend", "auto")]] {
+            let text = refusal(options, &[]);
+            assert!(text.starts_with(&format!("--run_mode {mode}: is no mode of the older launcher; ")), "{text}");
+        }
+        assert!(refusal(&[], &[("PADDLE_RUN_MODE", mode)]).starts_with(&format!("PADDLE_RUN_MODE {mode}: is no mode")));
+    }
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

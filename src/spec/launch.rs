@@ -236,7 +236,8 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
 /// A number of nodes beside their list has to be that of the list. One without a list needs a rendezvous.
 fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecError> {
     let list = match (job, nodes) {
-        (Job::Ps(PsSpec::AsTold { .. }), _) => return Ok(()),
+        // The older launcher knows no such number, and PADDLE_NNODES of others has no effect there.
+        (Job::Legacy(_), _) | (Job::Ps(PsSpec::AsTold { .. }), _) => return Ok(()),
         (Job::Ps(PsSpec::Laid(laid)), _) if laid.form == (Form::Newer { nnodes: Some(1) }) => None,
         (Job::Ps(PsSpec::Laid(laid)), _) => Some(("the list of endpoints", laid.hosts().len())),
         (_, Nodes::One { .. }) => None,

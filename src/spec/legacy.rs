@@ -156,6 +156,10 @@ pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
         let why = "CPUONLY launch can't have --servers as arguments.";
         return Err(values.error("servers", why, &format!("leave out {}", from.0)));
     }
+    if !matches!(mode.to_ascii_lowercase().as_str(), "" | "collective" | "ps" | "ps-heter") {
+        let why = "is no mode of the older launcher";
+        return Err(values.error("run_mode", why, "give collective, ps or ps-heter, or use no older option"));
+    }
     Ok(())
 }
 
