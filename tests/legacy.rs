@@ -493,6 +493,28 @@ fn modes_of_the_newer_launcher_are_refused() {
     }
 }
 
+#[test]
+fn gloo_is_as_asked() {
+    let told = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
+        let (plan, _) = planned(&nvidia(0), options, environ, "").unwrap();
+        plan.ranks[0].env.get("PADDLE_WITH_GLOO").map(str::to_owned)
+    };
+    assert_eq!(told(&[], &[]).as_deref(), Some("0"));
+    assert_eq!(told(&[("with_gloo", "2")], &[]).as_deref(), Some("2"));
+    assert_eq!(told(&[("with_gloo", "2")], &[("PADDLE_WITH_GLOO", "1")]).as_deref(), Some("1"));
+}
+
+#[test]
+fn options_that_only_the_newer_launcher_has_are_refused() {
+    for (name, value) in [("gloo_port", "7000"), ("auto_parallel_config", "f.json"), ("auto_cluster_config", "true")] {
+        let text = refusal(&[(name, value)], &[]);
+        assert!(text.starts_with(&format!("--{name} {value}: the older launcher has no such option; ")), "{text}");
+    }
+    let environ = vars(&[]);
+    let servers = [("server_num", "1"), ("worker_num", "1"), ("gloo_port", "7000")];
+    assert!(matches!(spec(&servers, &environ).unwrap().job, Job::Ps(_)));
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

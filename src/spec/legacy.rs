@@ -109,13 +109,14 @@ pub struct RankTable {
 const OLDER: [&str; 5] = ["backend", "selected_gpus", "cluster_topo_path", "rank_mapping_path", "enable_auto_mapping"];
 
 /// Options that the older launcher has not, and that would mean something.
-const NEWER: [&str; 9] = [
+const NEWER: [&str; 10] = [
     "start_port",
     "master",
     "rank",
     "nnodes",
     "sort_ip",
     "auto_cluster_config",
+    "auto_parallel_config",
     "elastic_level",
     "elastic_timeout",
     "trainers",
@@ -132,14 +133,7 @@ pub fn is_asked(values: &Values) -> Result<bool, SpecError> {
 
 /// Checks that backend and mode go together.
 pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
-    if let Some(name) = NEWER.iter().find(|name| values.on_command_line(name).is_some()) {
-        let hint = match *name {
-            "start_port" => "set FLAGS_START_PORT",
-            "nnodes" | "rank" | "master" => "name the nodes with --ips, and this one with --host",
-            _ => "leave it out, or leave out --legacy and the older launcher's own options",
-        };
-        return Err(values.error(name, "the older launcher has no such option", hint));
-    }
+    refuse_newer(values, &NEWER)?;
     let set = |name: &str| vars.get(name).is_some_and(|value| !value.is_empty());
     let named = set("PADDLE_ELASTIC_JOB_ID") || values.given("job_id").is_some();
     if set("PADDLE_ELASTIC_SERVER") && set("PADDLE_ELASTIC_NP") && named {
@@ -163,8 +157,20 @@ pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
     Ok(())
 }
 
+fn refuse_newer(values: &Values, newer: &[&str]) -> Result<(), SpecError> {
+    let Some(name) = newer.iter().find(|name| values.on_command_line(name).is_some()) else { return Ok(()) };
+    let hint = match *name {
+        "start_port" => "set FLAGS_START_PORT",
+        "nnodes" | "rank" | "master" => "name the nodes with --ips, and this one with --host",
+        _ => "leave it out, or leave out --legacy and the older launcher's own options",
+    };
+    Err(values.error(name, "the older launcher has no such option", hint))
+}
+
 /// Checks the request. `said` gets what the user should know.
 pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<LegacySpec, SpecError> {
+    // Jobs with servers have it in older words too.
+    refuse_newer(values, &["gloo_port"])?;
     let (backend, backend_from) = backend(values, vars)?;
     if let Some(number) = values.int("nproc_per_node")?.filter(|number| *number < 1) {
         return Err(values.error("nproc_per_node", &format!("{number} is no number of ranks"), "give 1 or more"));
@@ -178,7 +184,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Leg
             (None, None) => listed(values, vars, &ips)?,
         },
     };
-    let with_gloo = vars.get("PADDLE_WITH_GLOO").map_or("0", String::as_str).to_owned();
+    let with_gloo = values.given("with_gloo").unwrap_or("0").to_owned();
     Ok(LegacySpec { backend, backend_from, layout, ips, with_gloo })
 }
 
