@@ -515,6 +515,40 @@ fn options_that_only_the_newer_launcher_has_are_refused() {
     assert!(matches!(spec(&servers, &environ).unwrap().job, Job::Ps(_)));
 }
 
+/// What is said of these options and variables, or why they are refused.
+fn said_of(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> Result<Vec<String>, String> {
+    spec(options, &vars(environ)).map(|spec| spec.warnings).map_err(|error| error.to_string())
+}
+
+#[test]
+fn what_a_file_says_is_not_asked_of_options() {
+    let idle = [("devices", "0"), ("ips", "10.0.0.1"), ("nproc_per_node", "2")];
+    let no_effect = |names: &[&str], with: &str| -> Result<Vec<String>, String> {
+        Ok(names.iter().map(|n| format!("{n} has no effect with {with}: a file says who runs where")).collect())
+    };
+    let mapping = [("enable_auto_mapping", "1"), ("cluster_topo_path", "t"), ("selected_gpus", "0")];
+    let expected =
+        no_effect(&["--devices", "--selected_gpus", "PADDLE_NPROC_PER_NODE", "--ips"], "--enable_auto_mapping");
+    assert_eq!(said_of(&[idle.as_slice(), &mapping].concat(), &[("PADDLE_NPROC_PER_NODE", "2")]), expected);
+    assert_eq!(said_of(&mapping[..2], &[]), Ok(Vec::new()));
+    let table = [("RANK_TABLE_FILE", "table.json")];
+    assert_eq!(said_of(&idle, &table), no_effect(&["--devices", "--ips"], "RANK_TABLE_FILE"));
+    assert_eq!(said_of(&[("nproc_per_node", "2")], &table), Ok(Vec::new()));
+    assert_eq!(said_of(&idle, &[]), Ok(Vec::new()));
+}
+
+#[test]
+fn devices_are_listed_once() {
+    let both = |one, other| [("devices", one), ("selected_gpus", other)];
+    assert_eq!(said_of(&both("0,1", "0, 1"), &[]), Ok(Vec::new()));
+    let refused = "--selected_gpus 1,0: --devices is 0,1; give one of the two";
+    assert_eq!(said_of(&both("0,1", "1,0"), &[]), Err(refused.into()));
+    let said = "--selected_gpus has no effect: PADDLE_DEVICES is 3";
+    assert_eq!(said_of(&[("selected_gpus", "1")], &[("PADDLE_DEVICES", "3")]), Ok(vec![said.into()]));
+    let devices = spec(&both("", "1"), &vars(&[])).unwrap().devices;
+    assert_eq!(devices, Some(vec!["1".to_owned()]));
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

@@ -1,9 +1,9 @@
 //! What was asked of the older launcher, `python -m paddle.distributed.fleet.launch`, for a collective job. Its
 //! parameter servers are another kind of job.
 
-use super::SpecError;
 use super::nodes::{self, CLOUD, CLOUD_PORT, Fixed, bare, field, port_of};
 use super::options::{Values, Vars};
+use super::{SpecError, shown};
 use crate::model::Endpoint;
 
 /// A checked request.
@@ -131,9 +131,11 @@ pub fn is_asked(values: &Values) -> Result<bool, SpecError> {
     Ok(values.bool("legacy")? == Some(true) || OLDER.iter().any(|name| values.given(name).is_some()))
 }
 
-/// Checks that backend and mode go together.
-pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
+/// Checks that options go together: backend and mode, and both names for the devices. `said` gets what the user
+/// should know.
+pub fn check_mode(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<(), SpecError> {
     refuse_newer(values, &NEWER)?;
+    check_devices(values, said)?;
     let set = |name: &str| vars.get(name).is_some_and(|value| !value.is_empty());
     let named = set("PADDLE_ELASTIC_JOB_ID") || values.given("job_id").is_some();
     if set("PADDLE_ELASTIC_SERVER") && set("PADDLE_ELASTIC_NP") && named {
@@ -155,6 +157,27 @@ pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
         return Err(values.error("run_mode", why, "give collective, ps or ps-heter, or use no older option"));
     }
     Ok(())
+}
+
+/// Two names for one list.
+fn check_devices(values: &Values, said: &mut Vec<String>) -> Result<(), SpecError> {
+    let (Some(one), Some(other)) = (filled(values, "devices"), filled(values, "selected_gpus")) else {
+        return Ok(());
+    };
+    if one.split(',').map(str::trim).eq(other.split(',').map(str::trim)) {
+        return Ok(());
+    }
+    let name = field(values, "devices");
+    if values.on_command_line("devices").is_none() {
+        said.push(format!("--selected_gpus has no effect: {name} is {}", shown(one)));
+        return Ok(());
+    }
+    Err(values.error("selected_gpus", &format!("{name} is {}", shown(one)), "give one of the two"))
+}
+
+/// What the user gave, if it is anything.
+fn filled<'a>(values: &'a Values, name: &str) -> Option<&'a str> {
+    values.given(name).filter(|text| !text.trim().is_empty())
 }
 
 fn refuse_newer(values: &Values, newer: &[&str]) -> Result<(), SpecError> {
@@ -184,6 +207,14 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Leg
             (None, None) => listed(values, vars, &ips)?,
         },
     };
+    let (idle, why): (&[&str], _) = match layout {
+        Layout::Mapped(_) => (&["devices", "selected_gpus", "nproc_per_node", "ips"], "--enable_auto_mapping"),
+        Layout::RankTable(_) => (&["devices", "selected_gpus", "ips"], "RANK_TABLE_FILE"),
+        Layout::Nodes(..) | Layout::Cloud(_) => (&[], ""),
+    };
+    for name in idle.iter().filter(|name| filled(values, name).is_some()) {
+        said.push(format!("{} has no effect with {why}: a file says who runs where", field(values, name)));
+    }
     let with_gloo = values.given("with_gloo").unwrap_or("0").to_owned();
     Ok(LegacySpec { backend, backend_from, layout, ips, with_gloo })
 }
