@@ -549,6 +549,23 @@ fn devices_are_listed_once() {
     assert_eq!(devices, Some(vec!["1".to_owned()]));
 }
 
+#[test]
+fn endpoints_that_the_platform_lists_need_no_ports_of_their_own() {
+    let devices = [("devices", "0,1")];
+    let with = |list| platform(&[("FLAGS_START_PORT", "65535"), ("DISTRIBUTED_TRAINER_ENDPOINTS", list)]);
+    let all = "10.0.0.1:1,10.0.0.1:2,10.0.0.2:3,10.0.0.2:4";
+    let (plan, said) = planned(&nvidia(2), &devices, &with(all), "").unwrap();
+    assert_eq!(plan.ranks[0].env.get("PADDLE_TRAINER_ENDPOINTS"), Some(all));
+    assert_eq!(said, Vec::<String>::new());
+    let room = refusal(&devices, &platform(&[("FLAGS_START_PORT", "65535")]));
+    assert!(room.starts_with("FLAGS_START_PORT 65535: leaves no room"), "{room}");
+    let twice = refusal(&devices, &with("10.0.0.1:1,10.0.0.1:2,10.0.0.2:3, 10.0.0.1:1"));
+    assert!(
+        twice.starts_with("DISTRIBUTED_TRAINER_ENDPOINTS ") && twice.contains(": has 10.0.0.1:1 twice; "),
+        "{twice}"
+    );
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

@@ -5,6 +5,7 @@ use super::nodes::{self, CLOUD, CLOUD_PORT, Fixed, bare, field, port_of};
 use super::options::{Values, Vars};
 use super::{SpecError, shown};
 use crate::model::Endpoint;
+use std::collections::HashSet;
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -317,12 +318,15 @@ fn by_node(list: &str, nodes: usize, each: usize) -> Result<Vec<Vec<Endpoint>>, 
     let refuse = |why: String| {
         Err(SpecError::new("DISTRIBUTED_TRAINER_ENDPOINTS", list, why, "give host:port joined by commas, node by node"))
     };
-    let mut all = Vec::new();
+    let (mut all, mut known) = (Vec::new(), HashSet::new());
     for text in list.split(',').map(str::trim) {
-        match Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) {
-            Some(endpoint) => all.push(endpoint),
-            None => return refuse(format!("{} is no endpoint", text.escape_debug())),
+        let Some(endpoint) = Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) else {
+            return refuse(format!("{} is no endpoint", text.escape_debug()));
+        };
+        if !known.insert(endpoint.clone()) {
+            return refuse(format!("has {endpoint} twice"));
         }
+        all.push(endpoint);
     }
     if nodes.checked_mul(each) != Some(all.len()) {
         return refuse(format!("has {} endpoints, and {nodes} nodes have {each} each", all.len()));

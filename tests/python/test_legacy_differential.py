@@ -74,7 +74,7 @@ def drawn(rng: random.Random) -> Asked:
             options["nproc_per_node"] = one_of(fitting, ["2", "3", "4", "8"])
     if rng.random() < 0.4:
         ports = rng.choice([4, 8])
-        endpoints = [f"{ip}:{rng.randrange(20000, 30000)}" for ip in nodes for _ in range(ports)]
+        endpoints = [f"{ip}:{port}" for ip in nodes for port in rng.sample(range(20000, 30000), ports)]
         variables |= {
             "PADDLE_TRAINERS": one_of([",".join(nodes)], [ONE, f"{ONE},{NINE}"]),
             "POD_IP": one_of([ONE, TWO], [NINE]),
