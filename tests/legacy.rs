@@ -566,6 +566,34 @@ fn endpoints_that_the_platform_lists_need_no_ports_of_their_own() {
     );
 }
 
+#[test]
+fn nothing_counts_as_unset() {
+    let names = [
+        "FLAGS_START_PORT",
+        "PADDLE_IPS",
+        "PADDLE_DISTRI_BACKEND",
+        "PADDLE_TRAINERS_NUM",
+        "PADDLE_PORT",
+        "RANK_TABLE_FILE",
+        "PADDLE_RANK_MAPPING_PATH",
+        "DISTRIBUTED_TRAINER_ENDPOINTS",
+    ];
+    let told = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
+        let told = told(&nvidia(2), options, environ, r#"{"machines": [{"addr": "10.0.0.1"}]}"#);
+        assert!(!told.contains("error: "), "{told}");
+        told
+    };
+    for name in names {
+        for mapping in [&[][..], &[("enable_auto_mapping", "1"), ("cluster_topo_path", "t")]] {
+            assert_eq!(told(mapping, &[(name, "")]), told(mapping, &[]), "{name}");
+        }
+        let mut without = platform(&[]);
+        without.retain(|(known, _)| *known != name);
+        assert_eq!(told(&[], &platform(&[(name, "")])), told(&[], &without), "{name}");
+    }
+    assert_eq!(told(&[("ips", ""), ("backend", "")], &[]), told(&[], &[]));
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

@@ -177,6 +177,8 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
         return "--gpus with devices that the driver does not show"
     if "error" not in real and re.search("FLAGS_START_PORT.*: is no port", refused):
         return "ports that are none"
+    if "error" not in mine and environ.get("FLAGS_START_PORT") == "" and "invalid literal for int" in text:
+        return "variables that are set to nothing"
     if "--devices x" in refused or "--selected_gpus x" in refused:
         return "--gpus that names no device"
     return None
