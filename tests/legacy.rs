@@ -594,6 +594,27 @@ fn nothing_counts_as_unset() {
     assert_eq!(told(&[("ips", ""), ("backend", "")], &[]), told(&[], &[]));
 }
 
+#[test]
+fn the_variable_of_modelarts_that_is_wrong_is_named() {
+    let refused = |more: &[(&str, &str)]| {
+        let all = [&[("RANK_TABLE_FILE", "table.json"), ("FLAGS_MODELARTS", "1")], more].concat();
+        said_of(&[], &all).expect_err("a refusal")
+    };
+    let unset = "didn't set!; set it, or unset FLAGS_MODELARTS";
+    assert_eq!(refused(&[]), format!("DLS_TASK_NUMBER: DLS_TASK_NUMBER {unset}"));
+    let (three, first) = (("DLS_TASK_NUMBER", "3"), ("VC_CUSTOM0_HOSTS", "10.0.0.1"));
+    assert_eq!(refused(&[three, first]), format!("VC_CUSTOM1_HOSTS: VC_CUSTOM1_HOSTS {unset}"));
+    for (value, why) in [
+        ("10.0.0.1", "VC_CUSTOM0_HOSTS names 10.0.0.1 already; give the address of one node, once"),
+        ("[10.0.0.1] ", "VC_CUSTOM0_HOSTS names 10.0.0.1 already; give the address of one node, once"),
+        ("10.0.0.2,10.0.0.3", "names several nodes; give the address of one node, once"),
+        ("10.0.0.2:80", "10.0.0.2:80 is no address; "),
+    ] {
+        let text = refused(&[three, first, ("VC_CUSTOM1_HOSTS", value)]);
+        assert!(text.starts_with(&format!("VC_CUSTOM1_HOSTS {value}: {why}")), "{text}");
+    }
+}
+
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
 fn a_rank_is_told_what_was_captured() {

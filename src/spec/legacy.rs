@@ -378,16 +378,26 @@ fn rank_table(values: &Values, vars: &Vars, backend: Backend) -> Result<Option<R
 
 /// The nodes of a job on ModelArts.
 fn modelarts(vars: &Vars) -> Result<Vec<String>, SpecError> {
-    let unset = |name: &str| SpecError::new(name, "", format!("{name} didn't set!"), "or unset FLAGS_MODELARTS");
+    let unset =
+        |name: &str| SpecError::new(name, "", format!("{name} didn't set!"), "set it, or unset FLAGS_MODELARTS");
     let count = set(vars, "DLS_TASK_NUMBER").ok_or_else(|| unset("DLS_TASK_NUMBER"))?;
-    let mut hosts = Vec::new();
+    let mut hosts: Vec<String> = Vec::new();
     for node in 0..number("DLS_TASK_NUMBER", count)? {
         let name = format!("VC_CUSTOM{node}_HOSTS");
-        hosts.push(bare(vars.get(&name).ok_or_else(|| unset(&name))?.trim()).to_owned());
+        let text = set(vars, &name).ok_or_else(|| unset(&name))?;
+        let refuse = |why: String| Err(SpecError::new(&name, text, why, "give the address of one node, once"));
+        let host = bare(text.trim());
+        if text.contains(',') {
+            return refuse("names several nodes".into());
+        }
+        nodes::hosts(&name, text, CLOUD_PORT)?;
+        if let Some(first) = hosts.iter().position(|known| known == host) {
+            return refuse(format!("VC_CUSTOM{first}_HOSTS names {host} already"));
+        }
+        hosts.push(host.to_owned());
     }
     if hosts.is_empty() {
         return Err(SpecError::new("DLS_TASK_NUMBER", count, "is no number of nodes", "give 1 or more"));
     }
-    nodes::hosts("VC_CUSTOM0_HOSTS", &hosts.join(","), CLOUD_PORT)?;
     Ok(hosts)
 }
