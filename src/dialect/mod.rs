@@ -190,7 +190,7 @@ pub const VARIABLES: &[Variable] = &[
     var(
         "PADDLE_WITH_GLOO",
         "launch (ps), legacy",
-        "the value of --with_gloo: 1 for trainers, 2 for all; legacy: as it was, else 0",
+        "the value of --with_gloo: 1 for trainers, 2 for all; legacy: 0 without",
         "1",
     ),
     var("PADDLE_WORKER_ENDPOINT", "launch (rpc)", "where this rank listens", "127.0.0.1:6070"),

@@ -215,12 +215,17 @@ fn ports(start: &Start, count: usize) -> Result<Vec<u16>, SpecError> {
 /// A node of which all have the same ranks.
 fn all_of(node: usize, host: &str, shares: &[Share], start: &Start) -> Result<Vec<Member>, SpecError> {
     let ports = ports(start, shares.len())?;
-    let member = |(at, (port, share)): (usize, (u16, &Share))| Member {
+    Ok(members(node, shares, ports.into_iter().map(|port| Endpoint::new(host, port))))
+}
+
+/// The ranks of a node, of which all have as many.
+fn members(node: usize, shares: &[Share], endpoints: impl Iterator<Item = Endpoint>) -> Vec<Member> {
+    let member = |(at, (endpoint, share)): (usize, (Endpoint, &Share))| Member {
         rank: node * shares.len() + at,
-        endpoint: Endpoint::new(host, port),
+        endpoint,
         share: share.clone(),
     };
-    Ok(ports.into_iter().zip(shares).enumerate().map(member).collect())
+    endpoints.zip(shares).enumerate().map(member).collect()
 }
 
 fn on_platform(cloud: &Cloud, shares: &[Share]) -> Result<Site, SpecError> {
@@ -233,18 +238,14 @@ fn on_platform(cloud: &Cloud, shares: &[Share]) -> Result<Site, SpecError> {
         (_, start) => start,
     };
     let node = |(node, host): (usize, &String)| {
-        let mut members = all_of(node, host, shares, &Start::From(first, from))?;
-        if let Some(given) = cloud.endpoints.as_ref().map(|all| &all[node]) {
-            if given.len() < shares.len() {
-                let why = "current trainer_endpoints size should be greater equal than accelerators size.";
-                let value = Endpoint::join(given);
-                return Err(SpecError::new("DISTRIBUTED_TRAINER_ENDPOINTS", value, why, "run fewer ranks a node"));
-            }
-            for (member, endpoint) in members.iter_mut().zip(given) {
-                member.endpoint = endpoint.clone();
-            }
+        let Some(all) = &cloud.endpoints else { return all_of(node, host, shares, &Start::From(first, from)) };
+        let given = &all[node];
+        if given.len() < shares.len() {
+            let why = "current trainer_endpoints size should be greater equal than accelerators size.";
+            let value = Endpoint::join(given);
+            return Err(SpecError::new("DISTRIBUTED_TRAINER_ENDPOINTS", value, why, "run fewer ranks a node"));
         }
-        Ok(members)
+        Ok(members(node, shares, given.iter().cloned()))
     };
     let nodes = cloud.hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
     let from = if cloud.endpoints.is_some() { "DISTRIBUTED_TRAINER_ENDPOINTS" } else { from };

@@ -31,7 +31,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Job
     let (newer, older, heter) = (given(&NEWER), given(&OLDER), given(&HETER));
     let older_launcher = legacy::is_asked(values)?;
     if older_launcher {
-        legacy::check_mode(values, vars)?;
+        legacy::check_mode(values, vars, said)?;
     }
     let mode = values.text("run_mode").unwrap_or("").to_ascii_lowercase();
     match (mode.as_str(), newer.or(older).or(heter)) {

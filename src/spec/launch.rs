@@ -245,7 +245,8 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
 /// A number of nodes beside their list has to be that of the list. One without a list needs a rendezvous.
 fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecError> {
     let list = match (job, nodes) {
-        (Job::Ps(PsSpec::AsTold { .. }), _) => return Ok(()),
+        // The older launcher knows no such number, and PADDLE_NNODES of others has no effect there.
+        (Job::Legacy(_), _) | (Job::Ps(PsSpec::AsTold { .. }), _) => return Ok(()),
         (Job::Ps(PsSpec::Laid(laid)), _) if laid.form == (Form::Newer { nnodes: Some(1) }) => None,
         (Job::Ps(PsSpec::Laid(laid)), _) => Some(("the list of endpoints", laid.hosts().len())),
         (_, Nodes::One { .. }) => None,
@@ -276,8 +277,9 @@ fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecErr
 }
 
 fn devices(values: &Values) -> Result<Option<Vec<String>>, SpecError> {
-    let name = if values.given("devices").is_some() { "devices" } else { "selected_gpus" };
-    let Some(text) = values.text(name).filter(|t| !t.trim().is_empty()) else { return Ok(None) };
+    let given = |name: &&str| values.given(name).is_some_and(|text| !text.trim().is_empty());
+    let Some(name) = ["devices", "selected_gpus"].into_iter().find(given) else { return Ok(None) };
+    let text = values.text(name).unwrap_or("");
     let list: Vec<String> = text.split(',').map(|d| d.trim().to_owned()).collect();
     if list.iter().any(String::is_empty) {
         return Err(values.error(name, "has an empty place in the list", "give ids joined by commas, such as 0,1"));

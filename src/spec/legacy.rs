@@ -1,10 +1,11 @@
 //! What was asked of the older launcher, `python -m paddle.distributed.fleet.launch`, for a collective job. Its
 //! parameter servers are another kind of job.
 
-use super::SpecError;
 use super::nodes::{self, CLOUD, CLOUD_PORT, Fixed, bare, field, port_of};
 use super::options::{Values, Vars};
+use super::{SpecError, shown};
 use crate::model::Endpoint;
+use std::collections::HashSet;
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,18 +110,20 @@ pub struct RankTable {
 const OLDER: [&str; 5] = ["backend", "selected_gpus", "cluster_topo_path", "rank_mapping_path", "enable_auto_mapping"];
 
 /// Options that the older launcher has not, and that would mean something.
-const NEWER: [&str; 9] = [
+const NEWER: [&str; 10] = [
     "start_port",
     "master",
     "rank",
     "nnodes",
     "sort_ip",
     "auto_cluster_config",
+    "auto_parallel_config",
     "elastic_level",
     "elastic_timeout",
     "trainers",
 ];
 
+const INHERITED: &str = "PADDLE_RANK_MAPPING_PATH";
 const START: &str = "FLAGS_START_PORT";
 /// The first port where nobody says.
 const FIRST_PORT: u16 = 6070;
@@ -130,21 +133,16 @@ pub fn is_asked(values: &Values) -> Result<bool, SpecError> {
     Ok(values.bool("legacy")? == Some(true) || OLDER.iter().any(|name| values.given(name).is_some()))
 }
 
-/// Checks that backend and mode go together.
-pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
-    if let Some(name) = NEWER.iter().find(|name| values.on_command_line(name).is_some()) {
-        let hint = match *name {
-            "start_port" => "set FLAGS_START_PORT",
-            "nnodes" | "rank" | "master" => "name the nodes with --ips, and this one with --host",
-            _ => "leave it out, or leave out --legacy and the older launcher's own options",
-        };
-        return Err(values.error(name, "the older launcher has no such option", hint));
-    }
-    let set = |name: &str| vars.get(name).is_some_and(|value| !value.is_empty());
-    let named = set("PADDLE_ELASTIC_JOB_ID") || values.given("job_id").is_some();
-    if set("PADDLE_ELASTIC_SERVER") && set("PADDLE_ELASTIC_NP") && named {
+/// Checks that options go together: backend and mode, and both names for the devices. `said` gets what the user
+/// should know.
+pub fn check_mode(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<(), SpecError> {
+    refuse_newer(values, &NEWER)?;
+    check_devices(values, said)?;
+    let set_or_given = set(vars, "PADDLE_ELASTIC_JOB_ID").or(values.given("job_id"));
+    let elastic = set(vars, "PADDLE_ELASTIC_NP").and(set_or_given).and(set(vars, "PADDLE_ELASTIC_SERVER"));
+    if let Some(server) = elastic {
         let why = "elastic jobs are not in this version of rlaunch";
-        return Err(SpecError::new("PADDLE_ELASTIC_SERVER", &vars["PADDLE_ELASTIC_SERVER"], why, "unset it"));
+        return Err(SpecError::new("PADDLE_ELASTIC_SERVER", server, why, "unset it"));
     }
     let (backend, from) = backend(values, vars)?;
     let mode = values.text("run_mode").unwrap_or("");
@@ -156,16 +154,58 @@ pub fn check_mode(values: &Values, vars: &Vars) -> Result<(), SpecError> {
         let why = "CPUONLY launch can't have --servers as arguments.";
         return Err(values.error("servers", why, &format!("leave out {}", from.0)));
     }
+    if !matches!(mode.to_ascii_lowercase().as_str(), "" | "collective" | "ps" | "ps-heter") {
+        let why = "is no mode of the older launcher";
+        return Err(values.error("run_mode", why, "give collective, ps or ps-heter, or use no older option"));
+    }
     Ok(())
+}
+
+/// Two names for one list.
+fn check_devices(values: &Values, said: &mut Vec<String>) -> Result<(), SpecError> {
+    let (Some(one), Some(other)) = (filled(values, "devices"), filled(values, "selected_gpus")) else {
+        return Ok(());
+    };
+    if one.split(',').map(str::trim).eq(other.split(',').map(str::trim)) {
+        return Ok(());
+    }
+    let name = field(values, "devices");
+    if values.on_command_line("devices").is_none() {
+        said.push(format!("--selected_gpus has no effect: {name} is {}", shown(one)));
+        return Ok(());
+    }
+    Err(values.error("selected_gpus", &format!("{name} is {}", shown(one)), "give one of the two"))
+}
+
+/// What the user gave, if it is anything.
+fn filled<'a>(values: &'a Values, name: &str) -> Option<&'a str> {
+    values.given(name).filter(|text| !text.trim().is_empty())
+}
+
+/// The value of a variable; nothing counts as unset.
+fn set<'a>(vars: &'a Vars, name: &str) -> Option<&'a str> {
+    vars.get(name).map(String::as_str).filter(|text| !text.trim().is_empty())
+}
+
+fn refuse_newer(values: &Values, newer: &[&str]) -> Result<(), SpecError> {
+    let Some(name) = newer.iter().find(|name| values.on_command_line(name).is_some()) else { return Ok(()) };
+    let hint = match *name {
+        "start_port" => "set FLAGS_START_PORT",
+        "nnodes" | "rank" | "master" => "name the nodes with --ips, and this one with --host",
+        _ => "leave it out, or leave out --legacy and the older launcher's own options",
+    };
+    Err(values.error(name, "the older launcher has no such option", hint))
 }
 
 /// Checks the request. `said` gets what the user should know.
 pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<LegacySpec, SpecError> {
+    // Jobs with servers have it in older words too.
+    refuse_newer(values, &["gloo_port"])?;
     let (backend, backend_from) = backend(values, vars)?;
     if let Some(number) = values.int("nproc_per_node")?.filter(|number| *number < 1) {
         return Err(values.error("nproc_per_node", &format!("{number} is no number of ranks"), "give 1 or more"));
     }
-    let ips = values.text("ips").unwrap_or("127.0.0.1").to_owned();
+    let ips = filled(values, "ips").unwrap_or("127.0.0.1").to_owned();
     let layout = match mapped(values, vars)? {
         Some(mapped) => Layout::Mapped(mapped),
         None => match (cloud(vars, &ips, said)?, rank_table(values, vars, backend)?) {
@@ -174,14 +214,22 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Leg
             (None, None) => listed(values, vars, &ips)?,
         },
     };
-    let with_gloo = vars.get("PADDLE_WITH_GLOO").map_or("0", String::as_str).to_owned();
+    let (idle, why): (&[&str], _) = match layout {
+        Layout::Mapped(_) => (&["devices", "selected_gpus", "nproc_per_node", "ips"], "--enable_auto_mapping"),
+        Layout::RankTable(_) => (&["devices", "selected_gpus", "ips"], "RANK_TABLE_FILE"),
+        Layout::Nodes(..) | Layout::Cloud(_) => (&[], ""),
+    };
+    for name in idle.iter().filter(|name| filled(values, name).is_some()) {
+        said.push(format!("{} has no effect with {why}: a file says who runs where", field(values, name)));
+    }
+    let with_gloo = values.given("with_gloo").unwrap_or("0").to_owned();
     Ok(LegacySpec { backend, backend_from, layout, ips, with_gloo })
 }
 
 fn backend(values: &Values, vars: &Vars) -> Result<(Backend, (String, String)), SpecError> {
-    let (from, text) = match (values.given("backend"), vars.get("PADDLE_DISTRI_BACKEND")) {
+    let (from, text) = match (filled(values, "backend"), set(vars, "PADDLE_DISTRI_BACKEND")) {
         (Some(text), _) => ("--backend", text),
-        (None, Some(text)) => ("PADDLE_DISTRI_BACKEND", text.as_str()),
+        (None, Some(text)) => ("PADDLE_DISTRI_BACKEND", text),
         (None, None) => ("--backend", "auto"),
     };
     let backend = match text {
@@ -223,12 +271,12 @@ fn own(values: &Values) -> Option<String> {
 }
 
 fn start(vars: &Vars) -> Result<Option<Start>, SpecError> {
-    vars.get(START).map(|text| Ok(Start::From(port_of(START, text)?, START))).transpose()
+    set(vars, START).map(|text| Ok(Start::From(port_of(START, text)?, START))).transpose()
 }
 
 /// On the platform ports begin elsewhere.
 fn cloud_start(vars: &Vars) -> Result<(u16, &'static str), SpecError> {
-    Ok((vars.get(START).map_or(Ok(CLOUD_PORT), |text| port_of(START, text))?, START))
+    Ok((set(vars, START).map_or(Ok(CLOUD_PORT), |text| port_of(START, text))?, START))
 }
 
 fn number(name: &'static str, text: &str) -> Result<usize, SpecError> {
@@ -238,7 +286,7 @@ fn number(name: &'static str, text: &str) -> Result<usize, SpecError> {
 
 /// The job platform's variables, if all are there and speak of several trainers.
 fn cloud(vars: &Vars, ips: &str, said: &mut Vec<String>) -> Result<Option<Cloud>, SpecError> {
-    let trainers = vars.get("PADDLE_TRAINERS_NUM").map_or(Ok(1), |text| number("PADDLE_TRAINERS_NUM", text))?;
+    let trainers = set(vars, "PADDLE_TRAINERS_NUM").map_or(Ok(1), |text| number("PADDLE_TRAINERS_NUM", text))?;
     let [Some(list), Some(ip), Some(id), Some(ports)] = CLOUD.map(|name| vars.get(name)) else { return Ok(None) };
     if trainers == 1 {
         return Ok(None);
@@ -247,7 +295,7 @@ fn cloud(vars: &Vars, ips: &str, said: &mut Vec<String>) -> Result<Option<Cloud>
     let own = number("PADDLE_TRAINER_ID", id)?;
     let hosts: Vec<String> = list.split(',').map(|host| bare(host.trim()).to_owned()).collect();
     let endpoints =
-        vars.get("DISTRIBUTED_TRAINER_ENDPOINTS").map(|all| by_node(all, hosts.len(), ports)).transpose()?;
+        set(vars, "DISTRIBUTED_TRAINER_ENDPOINTS").map(|all| by_node(all, hosts.len(), ports)).transpose()?;
     if endpoints.is_none() {
         nodes::hosts("PADDLE_TRAINERS", list, CLOUD_PORT)?;
     }
@@ -266,7 +314,7 @@ fn cloud(vars: &Vars, ips: &str, said: &mut Vec<String>) -> Result<Option<Cloud>
              paddlecloud environment."
         ));
     }
-    let port = vars.get("PADDLE_PORT").filter(|port| !port.is_empty() && hosts.len() > 1 && endpoints.is_none());
+    let port = set(vars, "PADDLE_PORT").filter(|_| hosts.len() > 1 && endpoints.is_none());
     let port = port.map(|port| port_of("PADDLE_PORT", port)).transpose()?;
     Ok(Some(Cloud { hosts, own, ports, endpoints, start: cloud_start(vars)?, port }))
 }
@@ -276,12 +324,15 @@ fn by_node(list: &str, nodes: usize, each: usize) -> Result<Vec<Vec<Endpoint>>, 
     let refuse = |why: String| {
         Err(SpecError::new("DISTRIBUTED_TRAINER_ENDPOINTS", list, why, "give host:port joined by commas, node by node"))
     };
-    let mut all = Vec::new();
+    let (mut all, mut known) = (Vec::new(), HashSet::new());
     for text in list.split(',').map(str::trim) {
-        match Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) {
-            Some(endpoint) => all.push(endpoint),
-            None => return refuse(format!("{} is no endpoint", text.escape_debug())),
+        let Some(endpoint) = Endpoint::parse(text).filter(|endpoint| endpoint.port > 0) else {
+            return refuse(format!("{} is no endpoint", text.escape_debug()));
+        };
+        if !known.insert(endpoint.clone()) {
+            return refuse(format!("has {endpoint} twice"));
         }
+        all.push(endpoint);
     }
     if nodes.checked_mul(each) != Some(all.len()) {
         return refuse(format!("has {} endpoints, and {nodes} nodes have {each} each", all.len()));
@@ -304,10 +355,10 @@ fn mapped(values: &Values, vars: &Vars) -> Result<Option<Mapped>, SpecError> {
         let why = "The cluster topology must be provided when enabling auto mapping.";
         return Err(values.error("enable_auto_mapping", why, "name its file with --cluster_topo_path"));
     };
-    let inherited = vars.get("PADDLE_RANK_MAPPING_PATH").filter(|path| !path.is_empty());
     let mapping = given("rank_mapping_path").map(|path| ("--rank_mapping_path".to_owned(), path));
-    let mapping = mapping.or_else(|| Some(("PADDLE_RANK_MAPPING_PATH".to_owned(), inherited?.clone())));
-    let start = match vars.get("PADDLE_PORT") {
+    let inherited = || set(vars, INHERITED).map(|path| (INHERITED.to_owned(), path.to_owned()));
+    let mapping = mapping.or_else(inherited);
+    let start = match set(vars, "PADDLE_PORT") {
         Some(text) => Start::From(port_of("PADDLE_PORT", text)?, "PADDLE_PORT"),
         None => start(vars)?.unwrap_or(Start::Free),
     };
@@ -315,29 +366,38 @@ fn mapped(values: &Values, vars: &Vars) -> Result<Option<Mapped>, SpecError> {
 }
 
 fn rank_table(values: &Values, vars: &Vars, backend: Backend) -> Result<Option<RankTable>, SpecError> {
-    let Some(path) = vars.get("RANK_TABLE_FILE").filter(|path| !path.is_empty()) else { return Ok(None) };
+    let Some(path) = set(vars, "RANK_TABLE_FILE") else { return Ok(None) };
     // Any other names what runs, and that is no NPU.
     if backend != Backend::Auto {
         return Ok(None);
     }
-    let index = vars.get("PADDLE_TRAINER_ID").filter(|text| !text.is_empty());
-    let index = index.map(|text| number("PADDLE_TRAINER_ID", text)).transpose()?;
-    let hosts = vars.get("FLAGS_MODELARTS").filter(|text| !text.is_empty()).map(|_| modelarts(vars)).transpose()?;
-    Ok(Some(RankTable { path: path.clone(), hosts, index, own: own(values), start: cloud_start(vars)? }))
+    let index = set(vars, "PADDLE_TRAINER_ID").map(|text| number("PADDLE_TRAINER_ID", text)).transpose()?;
+    let hosts = set(vars, "FLAGS_MODELARTS").map(|_| modelarts(vars)).transpose()?;
+    Ok(Some(RankTable { path: path.to_owned(), hosts, index, own: own(values), start: cloud_start(vars)? }))
 }
 
 /// The nodes of a job on ModelArts.
 fn modelarts(vars: &Vars) -> Result<Vec<String>, SpecError> {
-    let unset = |name: &str| SpecError::new(name, "", format!("{name} didn't set!"), "or unset FLAGS_MODELARTS");
-    let count = vars.get("DLS_TASK_NUMBER").ok_or_else(|| unset("DLS_TASK_NUMBER"))?;
-    let mut hosts = Vec::new();
+    let unset =
+        |name: &str| SpecError::new(name, "", format!("{name} didn't set!"), "set it, or unset FLAGS_MODELARTS");
+    let count = set(vars, "DLS_TASK_NUMBER").ok_or_else(|| unset("DLS_TASK_NUMBER"))?;
+    let mut hosts: Vec<String> = Vec::new();
     for node in 0..number("DLS_TASK_NUMBER", count)? {
         let name = format!("VC_CUSTOM{node}_HOSTS");
-        hosts.push(bare(vars.get(&name).ok_or_else(|| unset(&name))?.trim()).to_owned());
+        let text = set(vars, &name).ok_or_else(|| unset(&name))?;
+        let refuse = |why: String| Err(SpecError::new(&name, text, why, "give the address of one node, once"));
+        let host = bare(text.trim());
+        if text.contains(',') {
+            return refuse("names several nodes".into());
+        }
+        nodes::hosts(&name, text, CLOUD_PORT)?;
+        if let Some(first) = hosts.iter().position(|known| known == host) {
+            return refuse(format!("VC_CUSTOM{first}_HOSTS names {host} already"));
+        }
+        hosts.push(host.to_owned());
     }
     if hosts.is_empty() {
         return Err(SpecError::new("DLS_TASK_NUMBER", count, "is no number of nodes", "give 1 or more"));
     }
-    nodes::hosts("VC_CUSTOM0_HOSTS", &hosts.join(","), CLOUD_PORT)?;
     Ok(hosts)
 }

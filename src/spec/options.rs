@@ -92,7 +92,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("server_num", Int, &["PADDLE_SERVER_NUM"], None, "How many on this node, with free ports [default: 1]"),
     opt("trainer_num", Int, &["PADDLE_TRAINER_NUM"], None, "Their trainers on this node [default: 1]"),
     opt("gloo_port", Int, &["PADDLE_GLOO_PORT"], Some("6767"), "Port of their rendezvous on the first server's node, with --servers"),
-    opt("with_gloo", Text, &["PADDLE_WITH_GLOO"], Some("1"), "PADDLE_WITH_GLOO of the processes, 1: for trainers, 2: for all [older words: 0]"),
+    opt("with_gloo", Text, &["PADDLE_WITH_GLOO"], Some("1"), "PADDLE_WITH_GLOO of the processes, 1: for trainers, 2: for all [older words, --legacy: 0]"),
     opt("workers", Text, &[], None, "Older words: workers' endpoints, joined by commas; ports from 6170 on may be left out"),
     opt("worker_num", Int, &[], None, "Older words: workers on this node"),
     opt("coordinators", Text, &[], None, "Older words: coordinators' endpoints, joined by commas"),

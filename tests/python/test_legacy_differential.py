@@ -74,7 +74,7 @@ def drawn(rng: random.Random) -> Asked:
             options["nproc_per_node"] = one_of(fitting, ["2", "3", "4", "8"])
     if rng.random() < 0.4:
         ports = rng.choice([4, 8])
-        endpoints = [f"{ip}:{rng.randrange(20000, 30000)}" for ip in nodes for _ in range(ports)]
+        endpoints = [f"{ip}:{port}" for ip in nodes for port in rng.sample(range(20000, 30000), ports)]
         variables |= {
             "PADDLE_TRAINERS": one_of([",".join(nodes)], [ONE, f"{ONE},{NINE}"]),
             "POD_IP": one_of([ONE, TWO], [NINE]),
@@ -177,6 +177,8 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
         return "--gpus with devices that the driver does not show"
     if "error" not in real and re.search("FLAGS_START_PORT.*: is no port", refused):
         return "ports that are none"
+    if "error" not in mine and environ.get("FLAGS_START_PORT") == "" and "invalid literal for int" in text:
+        return "variables that are set to nothing"
     if "--devices x" in refused or "--selected_gpus x" in refused:
         return "--gpus that names no device"
     return None
