@@ -28,8 +28,8 @@ class RankResult:
         swept: how many processes it left behind, all of them killed; of all attempts.
         log: its log file, as an absolute path.
         why: why it could not be started.
-        role: what it is for: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``; before the
-            job, ``tuner`` or ``mapper``.
+        role: what it is for: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``; before
+            the job, ``tuner`` or ``mapper``.
     """
 
     rank: int

@@ -206,7 +206,8 @@ def test_devices_are_named_as_in_jobs_without_servers(place: Place) -> None:
         ended = place.run(*args, f"--gpus={given}", "train.py", env=env)
         assert ended.status == 2
         (line,) = ended.error_lines()
-        assert f"--devices {given}: " in line and why in line
+        assert f"--devices {given}: " in line
+        assert why in line
     env.pop("CUDA_VISIBLE_DEVICES")
     refused = place.run(*args, "--gpus=;rm", "train.py", env=env)
     assert refused.status == 2
