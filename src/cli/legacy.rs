@@ -15,8 +15,8 @@ use crate::spec::job::Job;
 use crate::spec::legacy::{Layout, LegacySpec};
 use crate::spec::options::Vars;
 use std::ffi::OsString;
-use std::path::PathBuf;
-use tracing::{info, warn};
+use std::path::{Path, PathBuf};
+use tracing::{error, info, warn};
 
 /// With this status a mapper says that it has written the mapping, and that its launcher is to go on.
 const MAPPED: i32 = 102;
@@ -26,12 +26,14 @@ pub fn maps(plan: &Plan) -> bool {
     plan.ranks.first().is_some_and(|rank| rank.role == Role::Mapper)
 }
 
-/// Whether a run of this plan has only made the mapping that the job is to go on by.
+/// Whether a run of this plan has only made the mapping that the job is to go on by. A mapper that only says so has
+/// failed.
 pub fn has_mapped(plan: &Plan, status: i32) -> bool {
-    maps(plan) && status == MAPPED
+    maps(plan) && status == MAPPED && mapping_path().is_ok_and(|path| Path::new(&path).exists())
 }
 
-/// The second pass, once the first has ended with this status; `None`: there is none.
+/// The second pass, once the first has ended with this status; `None`: there is none, as is said where the mapper
+/// promised one.
 pub fn second_pass(spec: &LaunchSpec, status: i32) -> Option<LaunchSpec> {
     let mut next = spec.clone();
     let Job::Legacy(older) = &mut next.job else { return None };
@@ -39,7 +41,12 @@ pub fn second_pass(spec: &LaunchSpec, status: i32) -> Option<LaunchSpec> {
     if mapped.mapping.is_some() || status != MAPPED {
         return None;
     }
-    mapped.mapping = Some(("PADDLE_RANK_MAPPING_PATH".into(), mapping_path().ok()?));
+    let path = mapping_path().ok()?;
+    if !Path::new(&path).exists() {
+        error!("PADDLE_RANK_MAPPING_PATH {path}: no mapper has written it, though one ended with {MAPPED}");
+        return None;
+    }
+    mapped.mapping = Some(("PADDLE_RANK_MAPPING_PATH".into(), path));
     Some(next)
 }
 
@@ -53,7 +60,8 @@ fn text_of(path: PathBuf) -> Result<String, Refusal> {
     path.into_os_string().into_string().map_err(|path| unmet(format!("{} is not UTF-8", path.display())))
 }
 
-/// Who runs where, and with what. Nothing is made yet but the leases of ports.
+/// Who runs where, and with what. Nothing is made yet but the leases of ports, and nothing changed but the name of an
+/// earlier job's mapping.
 pub(super) fn lay_out(
     (spec, older): (&LaunchSpec, &LegacySpec),
     vars: &Vars,
@@ -90,6 +98,9 @@ pub(super) fn lay_out(
         args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
     };
     let plan = legacy::plan(spec, older, vars, facts, (&site, &ground, &itself)).map_err(unmet)?;
+    if maps(&plan) && spec.dry_run.is_none() {
+        run::legacy::set_aside(&itself.mapping).map_err(unmet)?;
+    }
     if maps(&plan) {
         info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
     }

@@ -14,6 +14,19 @@ pub fn read(file: &File<'_>) -> Result<String, SpecError> {
     preflight::read(file.field, file.path)
 }
 
+/// Renames an earlier job's rank mapping to `NAME.old`, lest it be taken for this job's.
+pub fn set_aside(path: &str) -> Result<(), SpecError> {
+    match std::fs::rename(path, format!("{path}.old")) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            // Among the words, which are never cut short.
+            let why =
+                format!("{} is of an earlier job and cannot be renamed: {}", path.escape_debug(), logs::plain(&error));
+            Err(SpecError::new("PADDLE_RANK_MAPPING_PATH", "", why, "remove it"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// This node's ports, free ones where none are fixed, held until the leases are dropped.
 pub fn lease(site: &mut Site) -> Result<Vec<Lease>, SpecError> {
     let from = if site.ports_from.is_empty() { "ports" } else { &site.ports_from };

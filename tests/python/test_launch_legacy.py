@@ -282,11 +282,41 @@ def test_a_mapper_that_fails_is_a_job_that_fails(mapped: Place) -> None:
 
 
 def test_a_mapping_that_was_not_written_is_named(mapped: Place) -> None:
-    (mapped.folder / "wanted.json").unlink()
+    path = mapped.folder / "auto_parallel_rank_mapping.json"
+    # An earlier job's is not this one's.
+    text = (mapped.folder / "wanted.json").read_text()
+    (mapped.folder / "wanted.json").rename(path)
+    ended = mapped.run(*MAPPED, "102", env=environment(**GPUS))
+    assert ended.status == 102
+    line = f"PADDLE_RANK_MAPPING_PATH {path}: no mapper has written it, though one ended with 102"
+    assert re.search(f"^LAUNCH ERROR .* {re.escape(line)}$", ended.stderr, re.MULTILINE)
+    assert "the rank mapping is there" not in ended.stderr
+    assert mapped.result()["outcome"] == "failed"
+    assert not (mapped.folder / "trainer.0").exists()
+    assert not path.exists()
+    assert path.with_name(path.name + ".old").read_text() == text
+
+
+def test_an_earlier_mapping_makes_room_for_this_jobs(mapped: Place) -> None:
+    path = mapped.folder / "auto_parallel_rank_mapping.json"
+    path.write_text("an earlier job's")
+    assert mapped.run("--dry_run", *MAPPED, "102", env=environment(**GPUS)).status == 0
+    assert path.read_text() == "an earlier job's"
+    ended = mapped.run(*MAPPED, "102", env=environment(**GPUS))
+    assert ended.status == 0, ended.stderr
+    assert mapped.log(0) == mapped.log(1) == b"training\n"
+    assert path.with_name(path.name + ".old").read_text() == "an earlier job's"
+
+
+def test_an_earlier_mapping_that_stays_in_the_way_is_named(mapped: Place) -> None:
+    path = mapped.folder / "auto_parallel_rank_mapping.json"
+    path.write_text("an earlier job's")
+    path.with_name(path.name + ".old").mkdir()
     ended = mapped.run(*MAPPED, "102", env=environment(**GPUS))
     assert ended.status == 66
     (line,) = ended.error_lines()
-    assert re.search("PADDLE_RANK_MAPPING_PATH .*: cannot be read: No such file or directory", line)
+    assert f"PADDLE_RANK_MAPPING_PATH: {path} is of an earlier job and cannot be renamed: " in line
+    assert not (mapped.folder / "mapper.0").exists()
 
 
 def test_a_stop_of_the_mapper_is_the_end(mapped: Place) -> None:
@@ -332,6 +362,9 @@ def test_both_passes_are_one_call_from_python(tmp_path: Path, mapped: Place) -> 
         (["--legacy=1", "--start_port=7000"], "the older launcher has no such option; set FLAGS_START_PORT"),
         (["--legacy=1", "--nnodes=2"], "the older launcher has no such option; name the nodes with --ips"),
         (["--backend=gloo", "--master=127.0.0.1:7000"], "the older launcher has no such option"),
+        (["--legacy=1", "--gloo_port=7000"], "the older launcher has no such option"),
+        (["--legacy=1", "--run_mode=rpc"], "--run_mode rpc: is no mode of the older launcher"),
+        (["--gpus=0", "--selected_gpus=1"], "--selected_gpus 1: --devices is 0; give one of the two"),
         (["--legacy=1", "--cluster_topo_path=x"], "has no effect without --enable_auto_mapping"),
         (["--legacy=1", "--enable_auto_mapping=maybe"], "neither true nor false"),
     ],
