@@ -63,8 +63,8 @@ def ask_rlaunch(folder: Path, argv: list[str], environ: dict[str, str]) -> Rows 
     ]
 
 
-def normal(rows: Rows, given: set[str]) -> Rows:
-    """Free ports by the order in which they appear, numbers by the place in the list."""
+def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
+    """Free ports by the order in which they appear, numbers by the place in the list, if they are not so."""
     names: dict[str, str] = {}
 
     def named(port: str) -> str:
@@ -76,7 +76,9 @@ def normal(rows: Rows, given: set[str]) -> Rows:
         # Paddle counts node by node, whatever the list's order.
         if place := NUMBERED_BY.get(env.get("TRAINING_ROLE", "")):
             own = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
-            env["PADDLE_TRAINER_ID"] = str(env[place].split(",").index(own))
+            number = str(env[place].split(",").index(own))
+            assert not by_place or env["PADDLE_TRAINER_ID"] == number
+            env["PADDLE_TRAINER_ID"] = number
         for name in sorted(env):
             if name == "PADDLE_PORT":
                 env[name] = named(env[name])
@@ -101,7 +103,7 @@ def agree(
     if start := environ.get("FLAGS_START_PORT"):
         given |= {str(int(start) + i) for i in range(40)}
     theirs: Rows = [(log, env) for log, env in real["rows"]]
-    assert normal(ours, given) == normal(theirs, given), (argv, environ)
+    assert normal(ours, given, by_place=True) == normal(theirs, given), (argv, environ)
     return ours, real
 
 
