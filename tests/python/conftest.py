@@ -14,6 +14,12 @@ import pytest
 from launching import Place, marked
 from oracle import SEED, Oracle
 
+# A shell starts what runs in its background with these ignored, and all processes below inherit that: no test
+# of Ctrl-C would find anybody who listens.
+for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, action)
+
 
 def pytest_report_header() -> str:
     return f"RLAUNCH_SEED={SEED}"
