@@ -14,9 +14,14 @@ import pytest
 from launching import Place, marked
 from oracle import SEED, Oracle
 
-# A shell starts what runs in its background with these ignored, and all processes below inherit that: no test
-# of Ctrl-C would find anybody who listens.
-for number, action in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
+# test of a stop would find anybody who listens.
+LISTENED_TO = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGQUIT: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+for number, action in LISTENED_TO.items():
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, action)
 

@@ -44,11 +44,8 @@ about = {
 Path(f"seen.{rank}.json").write_text(json.dumps(about))
 """
 
-# What ranks use to talk with a test. No more imports than needed: they all cost start-up time.
-RANK = """
-import os, signal, sys, time
-rank = int(os.environ["PADDLE_TRAINER_ID"])
-
+# What processes use to talk with a test, each by its `rank`. No more imports than needed: they cost time.
+TALKING = """
 def tell(name, text=""):
     with open(f"{name}.{rank}.tmp", "w") as file:
         file.write(str(text))
@@ -65,6 +62,11 @@ def sleep():
     while True:
         time.sleep(600)
 """
+
+RANK = f"""
+import os, signal, sys, time
+rank = int(os.environ["PADDLE_TRAINER_ID"])
+{TALKING}"""
 
 # Which attempt a rank belongs to, told by a file too.
 ATTEMPT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from launching import Place
+from launching import TALKING, Place
 
 # `who` is the role and the number among those of the role.
 HEAD = """
@@ -22,24 +22,10 @@ lists = {
     "HETER_TRAINER": endpoints("PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"),
 }
 number = lists[role].index(own)
-who = f"{role}.{number}"
+who = rank = f"{role}.{number}"
+"""
 
-def tell(name, text=""):
-    with open(f"{name}.{who}.tmp", "w") as file:
-        file.write(str(text))
-    os.rename(f"{name}.{who}.tmp", f"{name}.{who}")
-
-def await_file(name):
-    deadline = time.monotonic() + 60
-    while not os.path.exists(name):
-        if time.monotonic() > deadline:
-            sys.exit(f"{name} never came")
-        time.sleep(0.005)
-
-def sleep():
-    while True:
-        time.sleep(600)
-
+CALLING = """
 def call(endpoint, text):
     deadline = time.monotonic() + 60
     while True:
@@ -88,7 +74,7 @@ if role == "TRAINER":
 
 def script(place: Place, body: str, name: str = "train.py") -> str:
     """Writes the script of all processes, with HEAD above it; returns its name."""
-    (place.folder / name).write_text(HEAD + textwrap.dedent(body))
+    (place.folder / name).write_text(HEAD + TALKING + CALLING + textwrap.dedent(body))
     return name
 
 
