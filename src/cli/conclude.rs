@@ -1,7 +1,7 @@
 //! The last words of `python -m rlaunch`: the milestones that scripts match on, then the verdict.
 
 use super::message;
-use super::paddle::{complain, tell};
+use super::refusal::{complain, tell};
 use crate::log::verdict::{Culprit, Outcome as Verdictum, Style, Swept, Verdict, Victim, render, sweep};
 use crate::log::{blame, github_annotation, lost_peer, tail};
 use crate::model::{Exit, Role};

@@ -1,7 +1,7 @@
 //! From what was asked to a plan: devices, addresses, ports.
 
 use super::legacy;
-use super::paddle::{Refusal, unmet, usage};
+use super::refusal::{Refusal, unmet, usage};
 use crate::model::Endpoint;
 use crate::plan::devices::{self, Visible};
 use crate::plan::machine::Ask;

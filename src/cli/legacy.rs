@@ -2,7 +2,7 @@
 
 use super::lay_out::LaidOut;
 use super::message;
-use super::paddle::{Refusal, unmet, usage};
+use super::refusal::{Refusal, unmet, usage};
 use crate::model::Role;
 use crate::plan::cluster::Addresses;
 use crate::plan::legacy::{self, Asks, Itself};

@@ -11,3 +11,4 @@ pub mod notes;
 pub mod paddle;
 pub mod policy;
 pub mod record;
+pub mod refusal;

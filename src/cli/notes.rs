@@ -1,6 +1,6 @@
 //! What people are told while a job is on its way down, or up again: lines on stderr, past the log level.
 
-use super::paddle::tell;
+use super::refusal::tell;
 use crate::model::Who;
 use crate::model::exit::signal_label;
 use crate::supervise::{NoRestart, Note, Policy};

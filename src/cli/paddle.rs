@@ -5,6 +5,7 @@ use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
 use super::policy::policy;
 use super::record::Record;
+use super::refusal::{Refusal, complain, tell, unmet, usage};
 use super::{dry_run, exit_code, legacy, message, notes};
 use crate::log::Prefix;
 use crate::log::secret;
@@ -39,27 +40,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
-/// An end before any rank was started: what to say, and the exit status.
-pub(super) struct Refusal(String, i32);
-
-impl Refusal {
-    /// Says it to whoever there is; the exit status.
-    fn told(self, record: &mut Record) -> i32 {
-        let Self(text, status) = self;
-        complain(&text);
-        record.write_error(&text, status);
-        status
-    }
-}
-
-pub(super) fn usage(error: impl std::fmt::Display) -> Refusal {
-    Refusal(error.to_string(), exit_code::USAGE)
-}
-
-pub(super) fn unmet(error: impl std::fmt::Display) -> Refusal {
-    Refusal(error.to_string(), exit_code::PREFLIGHT)
-}
-
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
 /// the interpreter for the ranks; `record` a descriptor for the end's record, or negative.
 pub fn main(args: &[OsString], python: &OsStr, record: RawFd) -> i32 {
@@ -80,16 +60,6 @@ pub fn main(args: &[OsString], python: &OsStr, record: RawFd) -> i32 {
         Ok(status) => status,
         Err(refusal) => refusal.told(&mut record),
     }
-}
-
-/// The one line that says why nothing runs.
-pub(super) fn complain(text: &str) {
-    message::to_stderr(format!("rlaunch: error: {text}\n").as_bytes());
-}
-
-/// A line for people, whatever the log level.
-pub(super) fn tell(line: &str) {
-    message::to_stderr(format!("rlaunch: {line}\n").as_bytes());
 }
 
 /// What was asked for, on stdout: its reader is waited for. `| head` may have gone already.

@@ -31,6 +31,14 @@ impl Endpoint {
     }
 }
 
+/// `count` ports from `first` on, or why there are not so many.
+pub fn consecutive(first: u16, count: usize) -> Result<Vec<u16>, String> {
+    match usize::from(first).checked_add(count) {
+        Some(end) if end <= 65_536 => Ok((0..count).map(|i| first + i as u16).collect()),
+        _ => Err(format!("leaves no room for {count} ports below 65536")),
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
@@ -52,6 +60,14 @@ mod tests {
             let endpoint = Endpoint::new(host, port);
             prop_assert_eq!(Endpoint::parse(&endpoint.to_string()), Some(endpoint));
         }
+    }
+
+    #[test]
+    fn ports_end_at_the_last_one() {
+        assert_eq!(consecutive(65_534, 2), Ok(vec![65_534, 65_535]));
+        assert_eq!(consecutive(7, 0), Ok(vec![]));
+        assert!(consecutive(65_535, 2).is_err());
+        assert!(consecutive(1, usize::MAX).is_err());
     }
 
     #[test]

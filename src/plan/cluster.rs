@@ -1,6 +1,7 @@
 //! The nodes of a job with all their ports, and which of them this is.
 
 use crate::model::Endpoint;
+use crate::model::endpoint::consecutive;
 use crate::spec::SpecError;
 use crate::spec::nodes::{Fixed, Host, HostPorts, same};
 use core::net::IpAddr;
@@ -110,15 +111,8 @@ fn interface(host: &str, addresses: &Addresses<'_>) -> Option<String> {
 fn ports(list: &Fixed, host: &Host, ranks: usize) -> Result<Vec<u16>, SpecError> {
     match &host.ports {
         HostPorts::These(ports) => Ok(ports.clone()),
-        HostPorts::From(first) if usize::from(*first) + ranks <= 65_536 => {
-            Ok((0..ranks).map(|i| first + i as u16).collect())
-        }
-        HostPorts::From(first) => Err(SpecError::new(
-            &list.ports_from,
-            first.to_string(),
-            format!("leaves no room for {ranks} ports below 65536"),
-            "give a lower one",
-        )),
+        HostPorts::From(first) => consecutive(*first, ranks)
+            .map_err(|why| SpecError::new(&list.ports_from, first.to_string(), why, "give a lower one")),
     }
 }
 

@@ -10,6 +10,7 @@ use super::surroundings::{self, PROXIES};
 use super::{HostFacts, Plan, RankPlan, command};
 use crate::dialect::paddle_legacy::{self, Identity, Mapping, Wanted, World};
 use crate::dialect::{Binding, paddle_launch};
+use crate::model::endpoint::consecutive;
 use crate::model::{Endpoint, EnvPatch, Role};
 use crate::spec::legacy::{Backend, Cloud, Layout, LegacySpec, Mapped, RankTable, Start};
 use crate::spec::nodes::{Fixed, Host, HostPorts};
@@ -200,15 +201,9 @@ fn cpu() -> Share {
 fn ports(start: &Start, count: usize) -> Result<Vec<u16>, SpecError> {
     match *start {
         Start::Free => Ok(vec![0; count]),
-        Start::From(first, _) if usize::from(first) + count <= 65_536 => {
-            Ok((0..count).map(|i| first + i as u16).collect())
+        Start::From(first, from) => {
+            consecutive(first, count).map_err(|why| SpecError::new(from, first.to_string(), why, "give a lower one"))
         }
-        Start::From(first, from) => Err(SpecError::new(
-            from,
-            first.to_string(),
-            format!("leaves no room for {count} ports below 65536"),
-            "give a lower one",
-        )),
     }
 }
 

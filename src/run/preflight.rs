@@ -1,5 +1,6 @@
 //! Checks of the machine before anything is started, each with one line that says the way out.
 
+use crate::model::endpoint;
 use crate::plan::cluster::{self, Addresses, Cluster};
 use crate::plan::ps::{self, Layout};
 use crate::probe::net;
@@ -208,10 +209,7 @@ fn leased(place: &Place) -> Result<Lease, SpecError> {
 
 /// Leases `count` ports from `first` on.
 pub fn consecutive(first: u16, count: usize) -> Result<Vec<Lease>, String> {
-    if usize::from(first) + count > 65_536 {
-        return Err(format!("port {first} leaves no room for {count} ports below 65536"));
-    }
-    each((0..count).map(|i| first + i as u16))
+    each(endpoint::consecutive(first, count).map_err(|why| format!("port {first} {why}"))?.into_iter())
 }
 
 /// Leases these very ports.

@@ -252,7 +252,7 @@ fn backend(values: &Values, vars: &Vars) -> Result<(Backend, (String, String)), 
 
 /// `--ips`, or this node alone. A single address is this node's, wherever it is.
 fn listed(values: &Values, vars: &Vars, ips: &str) -> Result<Layout, SpecError> {
-    let on_cloud = CLOUD.iter().all(|name| vars.contains_key(*name));
+    let on_cloud = nodes::is_on_paddlecloud(vars);
     let start = start(vars)?;
     let from = field(values, "ips");
     let hosts = nodes::hosts(&from, ips, FIRST_PORT)?;

@@ -81,6 +81,11 @@ impl Nodes {
 
 /// What Paddle's job platform says of all nodes, this one and their ports.
 pub const CLOUD: [&str; 4] = ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"];
+/// Whether all of it is there.
+pub fn is_on_paddlecloud(vars: &Vars) -> bool {
+    CLOUD.iter().all(|name| vars.contains_key(*name))
+}
+
 /// The first port on that platform.
 pub const CLOUD_PORT: u16 = 6170;
 /// Lists of all endpoints; the last one that is set counts.

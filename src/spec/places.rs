@@ -1,6 +1,7 @@
 //! Where processes listen, as options say it: lists of endpoints, counts, ports.
 
 use super::SpecError;
+use super::nodes::port_of;
 use super::options::{Values, Vars};
 use crate::model::Endpoint;
 
@@ -98,7 +99,5 @@ pub(super) type First = Option<(&'static str, u16)>;
 /// That port, if this variable has one.
 pub(super) fn start_port(vars: &Vars, name: &'static str) -> Result<First, SpecError> {
     let Some(text) = vars.get(name).filter(|text| !text.is_empty()) else { return Ok(None) };
-    let port = text.trim().parse().ok().filter(|port| *port > 0);
-    let refused = || SpecError::new(name, text, "is no port", "give a number from 1 to 65535, or unset it");
-    port.ok_or_else(refused).map(|port| Some((name, port)))
+    Ok(Some((name, port_of(name, text)?)))
 }

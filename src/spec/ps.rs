@@ -3,7 +3,7 @@
 
 use super::SpecError;
 use super::job::is_given;
-use super::nodes::bare;
+use super::nodes::{bare, is_on_paddlecloud};
 use super::options::{Values, Vars};
 use super::places::{First, LOCAL, LOCALHOST, MOST, Place, at, count, counted, is_loopback, list, port, start_port};
 use crate::model::{Endpoint, Role};
@@ -167,7 +167,7 @@ pub fn older(values: &Values, vars: &Vars, heter: bool, said: &mut Vec<String>) 
             return Err(values.error(newer, why, &format!("say {older}")));
         }
     }
-    let on_cloud = CLOUD.iter().all(|name| vars.contains_key(*name));
+    let on_cloud = is_on_paddlecloud(vars);
     if on_cloud && !heter {
         return Ok(as_told(vars));
     }
@@ -216,9 +216,6 @@ pub fn older(values: &Values, vars: &Vars, heter: bool, said: &mut Vec<String>) 
     }
     laid(job)
 }
-
-/// By which that platform is known.
-const CLOUD: [&str; 4] = ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"];
 
 fn as_told(vars: &Vars) -> PsSpec {
     let text = |name: &str| vars.get(name).map_or("", String::as_str);

@@ -82,11 +82,6 @@ pub fn check_backend(name: &str) -> Result<(), SpawnError> {
     )))
 }
 
-/// Whether the variables of a PaddleCloud job are all there.
-pub(super) fn on_paddlecloud(vars: &Vars) -> bool {
-    ["PADDLE_TRAINERS", "POD_IP", "PADDLE_TRAINER_ID", "TRAINER_PORTS_NUM"].iter().all(|name| vars.contains_key(*name))
-}
-
 /// The addresses that were asked for.
 pub(super) fn ips(options: &SpawnOptions) -> &str {
     options.ips.as_deref().or(options.cluster_node_ips.as_deref()).unwrap_or("127.0.0.1")

@@ -1,10 +1,10 @@
 //! Where the ranks of `rlaunch.spawn` listen, on one node or on several, and which of them is this one.
 
+use super::nodes::{bare, is_on_paddlecloud, same};
 use super::options::Vars;
 use super::paddlecloud;
-use super::spawn::{Backend, SpawnError, SpawnOptions, ips, on_paddlecloud, python_int};
-use crate::model::Endpoint;
-use core::net::IpAddr;
+use super::spawn::{Backend, SpawnError, SpawnOptions, ips, python_int};
+use crate::model::{Endpoint, endpoint};
 use std::collections::HashMap;
 
 /// Where the ranks listen.
@@ -45,7 +45,7 @@ pub fn locate(
     here: &[String],
 ) -> Result<Nodes, SpawnError> {
     let trainers = vars.get("PADDLE_TRAINERS_NUM").map_or(Ok(1), |text| python_int(text))?;
-    let cloud = options.use_paddlecloud.unwrap_or_else(|| on_paddlecloud(vars));
+    let cloud = options.use_paddlecloud.unwrap_or_else(|| is_on_paddlecloud(vars));
     let nodes: Vec<&str> = ips(options).split(',').map(address).collect();
     // What gloo does not look at.
     let (node_ip, started_port) = match backend {
@@ -70,18 +70,12 @@ pub fn locate(
 
 /// An address of a list, without the brackets that one of IPv6 may stand in.
 pub(super) fn address(text: &str) -> &str {
-    unbracketed(text.trim())
-}
-
-fn unbracketed(text: &str) -> &str {
-    text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text)
+    bare(text.trim())
 }
 
 /// The place of an address in a list, however its zeroes are written.
 pub(super) fn place_of(nodes: &[&str], ip: &str) -> Option<usize> {
-    let ip = unbracketed(ip);
-    let number: Option<IpAddr> = ip.parse().ok();
-    nodes.iter().position(|node| *node == ip || (number.is_some() && node.parse().ok() == number))
+    nodes.iter().position(|node| same(node, bare(ip)))
 }
 
 /// Paddle's words, which are Python's.
@@ -128,11 +122,8 @@ pub(super) fn consecutive(nodes: &[&str], first: &str, nprocs: usize) -> Result<
     }
     let port = u16::try_from(python_int(first)?).ok().filter(|port| *port > 0);
     let port = port.ok_or_else(|| SpawnError::Value(format!("{first} is no port; give a number from 1 to 65535")))?;
-    if usize::from(port) + nprocs > 65_536 {
-        return Err(SpawnError::Runtime(format!("port {port} leaves no room for {nprocs} ports below 65536")));
-    }
-    let ports = || (0..nprocs).map(|i| port + i as u16);
-    Ok(nodes.iter().flat_map(|node| ports().map(|port| Endpoint::new(*node, port))).collect())
+    let ports = endpoint::consecutive(port, nprocs).map_err(|why| SpawnError::Runtime(format!("port {port} {why}")))?;
+    Ok(nodes.iter().flat_map(|node| ports.iter().map(|port| Endpoint::new(*node, *port))).collect())
 }
 
 /// Refuses endpoints of which two are the same: the ranks would wait for one that never comes.
