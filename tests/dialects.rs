@@ -3,7 +3,10 @@
 
 use proptest::prelude::*;
 use rlaunch::dialect::paddle_ps::{Form, Gloo, Heter, PsIdentity, Stage};
-use rlaunch::dialect::{Binding, Identity, document, is_declared, paddle_launch, paddle_ps, paddle_rpc, paddle_spawn};
+use rlaunch::dialect::torch::{Group, Worker};
+use rlaunch::dialect::{
+    Binding, Identity, document, is_declared, paddle_launch, paddle_ps, paddle_rpc, paddle_spawn, torch,
+};
 use rlaunch::model::{Endpoint, EnvPatch, Role};
 
 fn identity() -> impl Strategy<Value = Identity> {
@@ -110,6 +113,39 @@ proptest! {
         let read = paddle_rpc::read(&lookup(&env)).unwrap();
         prop_assert_eq!((read.rank, read.size), (who.rank, who.endpoints.len()));
         prop_assert_eq!((Some(read.master), read.endpoint), (who.master, who.endpoints[who.rank].clone()));
+    }
+}
+
+fn worker() -> impl Strategy<Value = (Worker, Group)> {
+    let numbers = (0..99usize, 1..99usize, 0..9usize, 1..9usize, 0..9usize, 1..9usize, 0..99usize, 1..99usize);
+    let group = ("localhost|10\\.0\\.0\\.1|fe80::1", 1u16.., any::<bool>(), "[a-z0-9-]{1,9}", "[a-z]{1,9}", 0..9u32);
+    (numbers, group).prop_map(|(numbers, (host, port, agent_store, run_id, role, max_restarts))| {
+        let (rank, world_size, local_rank, local_size, node, nnodes, role_rank, role_size) = numbers;
+        let worker = Worker {
+            rank,
+            world_size,
+            local_rank,
+            local_size,
+            node,
+            nnodes,
+            role_rank,
+            role_size,
+            virtual_local_rank: false,
+        };
+        let (signals, async_error_handling) = ("SIGTERM,SIGINT".to_owned(), "1".to_owned());
+        let master = Endpoint::new(host, port);
+        (worker, Group { master, agent_store, run_id, role, max_restarts, signals, async_error_handling })
+    })
+}
+
+proptest! {
+    #[test]
+    fn torch_reads_what_it_writes((worker, group) in worker()) {
+        let mut env = EnvPatch::new();
+        torch::write(&worker, &group, &mut env);
+        torch::write_attempt(1, "/log/attempt_1/0/error.json", &mut env);
+        prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
+        prop_assert_eq!(torch::read(&lookup(&env)), Some((worker, group)));
     }
 }
 

@@ -58,10 +58,10 @@ fn policy() -> impl Strategy<Value = Policy> {
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| Backoff { base, max, seed });
     let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
     let stop_by = prop::option::weighted(0.3, millis(40_000));
-    (stop_by, lists, backoff, limits).prop_map(|(stop_by, lists, backoff, limits)| {
+    (stop_by, lists, backoff, limits, any::<bool>()).prop_map(|(stop_by, lists, backoff, limits, forwards)| {
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
-        Policy { grace: GRACE, stop_by, restart }
+        Policy { grace: GRACE, stop_by, restart, forwards }
     })
 }
 

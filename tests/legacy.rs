@@ -84,7 +84,7 @@ fn told(machine: &Machine, options: &[(&'static str, &str)], environ: &[(&str, &
     for (local, rank) in plan.ranks.iter().enumerate() {
         let own: Vec<String> = vars(local).filter(|(n, v)| !alike(n, v)).map(|(n, v)| format!("{n}={v}")).collect();
         let unset: String = rank.env.removed().iter().map(|name| format!(" -{name}")).collect();
-        out += &format!("{} {}, {}: {}{unset}\n", rank.role, rank.rank, rank.log, own.join(" "));
+        out += &format!("{} {}, {}: {}{unset}\n", rank.role, rank.rank, rank.log(), own.join(" "));
     }
     out
 }

@@ -54,7 +54,7 @@ fn told(options: &[(&'static str, &str)], variables: Pairs<'_>, own: &[&str]) ->
         let line = |rank: &rlaunch::plan::RankPlan| {
             let ours = |name: &str| !name.starts_with("RLAUNCH_") && !["PADDLE_LOG_DIR", "POD_NAME"].contains(&name);
             let set = rank.env.vars().iter().filter(|(name, _)| ours(name)).map(|(n, v)| format!(" {n}={v}"));
-            format!("{}{}\n", rank.log, set.collect::<String>())
+            format!("{}{}\n", rank.log(), set.collect::<String>())
         };
         Ok(plan.ranks.iter().map(line).collect())
     };

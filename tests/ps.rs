@@ -98,7 +98,7 @@ fn table(words: &str) -> String {
     text.push_str(&lines(&plan.ranks[0], true));
     for rank in &plan.ranks {
         let at = rank.endpoint.as_ref().map_or(String::new(), |at| format!(" at {at}"));
-        text.push_str(&format!("{}{at}, {}\n{}", rank.who(), rank.log, lines(rank, false)));
+        text.push_str(&format!("{}{at}, {}\n{}", rank.who(), rank.log(), lines(rank, false)));
     }
     text
 }
@@ -181,7 +181,7 @@ fn on_the_platform_a_process_runs_once_as_it_was_told() {
     );
     let plan = planned(&words).unwrap();
     let [one] = &plan.ranks[..] else { panic!("{plan:?}") };
-    assert_eq!((one.role, one.rank, one.log.as_str()), (Role::Server, 1, "serverlog.0"));
+    assert_eq!((one.role, one.rank, one.log().as_str()), (Role::Server, 1, "serverlog.0"));
     // Nothing, but for launchers inside it.
     let told: Vec<&str> = one.env.vars().iter().map(|(name, _)| &**name).collect();
     assert_eq!(told, ["RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);

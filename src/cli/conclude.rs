@@ -88,7 +88,7 @@ pub fn conclude(
                 if launch.plan.mode == "ps" { *culprit } else { rank.rank },
                 rank.argv,
                 exit.returncode(),
-                launch.log_dir.join(&rank.log).display()
+                launch.last_words(*culprit, 0).unwrap_or_default().display()
             );
         }
     }
@@ -122,7 +122,7 @@ pub fn complain_about_stuck(stuck: &[Leftover]) {
     }
 }
 
-fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
+pub(super) fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
     let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
     let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| Swept {
         owner: Some(launch.plan.ranks[local].who()),
@@ -194,7 +194,7 @@ fn culprit_of(
         exit,
         lived: launched.report.ranks[local].lived.unwrap_or_default(),
         attempt: process.attempt,
-        log: Some(launch.log_dir.join(&rank.log).display().to_string()),
+        log: launch.last_words(local, process.attempt).map(|log| log.display().to_string()),
         blame: blame(&bytes, exit),
         lost_peer: lost_peer(&bytes),
         explanation: killed.then(|| Memory::now(Path::new("/")).explain(&circumstances.memory)),
@@ -203,6 +203,7 @@ fn culprit_of(
 }
 
 fn last_bytes(launch: &Launch<'_>, launched: &Launched, local: usize) -> Vec<u8> {
-    let log = launch.log_dir.join(&launch.plan.ranks[local].log);
-    logs::tail(&log, launched.processes[local].log_start, TAIL_BYTES)
+    let process = &launched.processes[local];
+    let log = launch.last_words(local, process.attempt);
+    log.map(|log| logs::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default()
 }

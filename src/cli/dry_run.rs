@@ -82,7 +82,7 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
                 Binding::Cpu => None,
                 Binding::Selected { indices, .. } => Some(indices),
             },
-            log: format!("{}/{}", plan.pod.log_dir, r.log),
+            log: format!("{}/{}", plan.pod.log_dir, r.log()),
             argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
             in_order: r.env.vars(),
             env: r.env.vars().iter().map(|(n, v)| (&**n, &**v)).collect(),

@@ -1,24 +1,21 @@
 //! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
 
-use super::conclude::{Circumstances, complain_about_stuck, conclude, verdict};
+use super::conclude::{Circumstances, conclude};
 use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
+use super::node::{self, Door};
 use super::policy::policy;
 use super::record::Record;
-use super::refusal::{Refusal, complain, tell, unmet, usage};
-use super::{dry_run, exit_code, legacy, message, notes};
+use super::refusal::{Refusal, unmet, usage};
+use super::{dry_run, exit_code, legacy, message};
 use crate::log::Prefix;
-use crate::log::secret;
-use crate::log::verdict::{self, Style, render};
-use crate::model::{Exit, Role, Who};
+use crate::log::verdict::Verdict;
+use crate::model::{Role, Who};
 use crate::plan::visible::Device;
-use crate::plan::{self, HostFacts, Plan};
+use crate::plan::{self, HostFacts, Plan, Stream};
 use crate::probe::memory::Memory;
-use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
-use crate::run::journal::{self, Journal, What};
-use crate::run::launch::Launch;
-use crate::run::result;
-use crate::run::{self, gpu_log, logs, preflight, rotate, sweep, temporary};
+use crate::run::launch::{Launch, Launched};
+use crate::run::{self, gpu_log, logs, preflight, rotate, temporary};
 use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::job;
@@ -26,18 +23,15 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
-use crate::supervise::Note;
 use crate::sys::cgroup::JobGroup;
-use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT, NOTIFY, Signals};
-use crate::sys::{console, process};
-use crossbeam_channel::bounded;
+use crate::sys::console;
+use crate::sys::signals::{self, HELD_AT_START, NOTIFY, Signals};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
@@ -219,6 +213,7 @@ fn launch_on_this_node(
         key,
         cgroup,
         temporary: has_folder.then(|| PathBuf::from(&facts.temporary)),
+        disposable: None,
         announce: if older { legacy::announce } else { |_, _| {} },
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
@@ -226,84 +221,10 @@ fn launch_on_this_node(
     let quiet = spec.log_level == "CRITICAL";
     let memory = Memory::now(Path::new("/"));
     let circumstances = Circumstances { host, memory, colour, github, quiet, older };
-    let job = Job { kind, argv: &launch.plan.ranks[0].argv, gpus, circumstances };
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
-    if let Some(folder) = &launch.temporary {
-        temporary::make(folder).map_err(unmet)?;
-    }
-    match front::split(signals) {
-        Ok(Side::Front(front)) => Ok(watch(&front, signals, &launch, &job.circumstances.host, record)),
-        Ok(Side::Supervisor(supervisor)) => process::end(|| {
-            if record.is_read() {
-                signals::let_through(&HELD_IN_FRONT);
-            }
-            let status = match supervise(&launch, &supervisor, signals, &job) {
-                // The second pass has the last word.
-                Ok((status, _)) if legacy::has_mapped(launch.plan, status) => status,
-                Ok((status, result)) => {
-                    record.write(&result);
-                    status
-                }
-                // Not a word of it in the record: the front ends what is left, and says how it ended.
-                Err(Refusal(text, exit_code::INTERNAL)) => {
-                    complain(&text);
-                    return exit_code::INTERNAL;
-                }
-                Err(refusal) => refusal.told(record),
-            };
-            // Before the report: what is PID 1 takes this process with it when it ends.
-            sweep::close(launch.cgroup.as_ref());
-            temporary::remove(launch.temporary.as_deref());
-            // The kernel may take its time to end this process, and the next job may want these ports.
-            drop(leases);
-            supervisor.report(status);
-            status
-        }),
-        Err(e) => {
-            temporary::remove(launch.temporary.as_deref());
-            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
-        }
-    }
-}
-
-/// The front: what it has to say is said when the supervisor cannot.
-fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
-    let (loss, swept) = match front.guard(signals, launch) {
-        Ok(Guarded::Status(status)) => return status,
-        Ok(Guarded::Lost(loss, swept)) => {
-            temporary::remove(launch.temporary.as_deref());
-            (loss, swept)
-        }
-        Err(error) => {
-            let text = format!("the launcher's front cannot watch: {error}");
-            return Refusal(text, exit_code::INTERNAL).told(record);
-        }
-    };
-    let (status, how) = match loss {
-        Loss::Ended(exit @ Exit::Code(exit_code::INTERNAL)) => (exit_code::INTERNAL, format!("had to give up, {exit}")),
-        Loss::Ended(exit) => (exit_code::SUPERVISOR_LOST, format!("ended by {exit}")),
-        Loss::Stuck => (exit_code::SUPERVISOR_LOST, "did not stop in time and was killed".into()),
-    };
-    let text = format!("the launcher's supervisor process {how}, and the job with it");
-    complain(&text);
-    complain_about_stuck(&swept.stuck);
-    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
-    if !names.is_empty() {
-        tell(&verdict::sweep(names.len(), &[], &names));
-    }
-    record.write_error(&text, status);
-    let result = serde_json::to_value(result::without_supervisor(launch, host, status, names.len()));
-    // What the supervisor hung at may be the log folder: this process is not to hang there as well.
-    let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
-    std::thread::spawn(move || {
-        let _ = done.send(journal::conclude(&folder, &result.unwrap_or_default()));
-    });
-    if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
-        warn!("result.json cannot be written: {}", logs::plain(&error));
-    }
-    status
+    node::carry_out(&launch, &Words { kind, gpus, circumstances }, leases, signals, record)
 }
 
 /// The program behind the ranks' `argv[0]`.
@@ -325,55 +246,47 @@ fn absolute(path: &str) -> Result<PathBuf, SpecError> {
     std::path::absolute(path).map_err(|e| SpecError::new("--log_dir", path, e.to_string(), "name a folder"))
 }
 
-/// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
-fn supervise(
-    launch: &Launch<'_>,
-    supervisor: &Supervisor,
-    signals: &Signals,
-    job: &Job<'_>,
-) -> Result<(i32, serde_json::Value), Refusal> {
-    let plan = launch.plan;
-    let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
-    info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
-    info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, job.kind));
-    let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
-    let host = &job.circumstances.host;
-    let argv = secret::words(job.argv.iter().map(|arg| arg.to_string_lossy()));
-    journal.write(What::JobStarted { job_id: id, host, ranks, supervisor: std::process::id(), argv });
-    if !job.gpus.is_empty() {
-        gpu_log::start(&launch.log_dir.join(format!("{id}.gpu.log")), &job.gpus);
-    }
-    let mut say = |note: &Note| notes::say(note, &launch.policy, &|local| plan.ranks[local].who());
-    let mut launched = run::launch::run(launch, supervisor, signals, journal, &mut say)
-        .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
-    let exit_status = exit_code::of(&launched.report);
-    launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
-    let verdict = verdict(launch, &launched, exit_status, &job.circumstances);
-    let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
-    let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
-    if let Err(error) = journal::conclude(&launch.log_dir, &result) {
-        warn!("result.json cannot be written: {}", logs::plain(&error));
-    }
-    let result = serde_json::to_value(result).unwrap_or_default();
-    if legacy::has_mapped(plan, exit_status) {
-        info!("the rank mapping is there; the job goes on by it");
-    } else {
-        conclude(launch, &launched, exit_status, &job.circumstances, verdict.as_ref());
-    }
-    Ok((exit_status, result))
-}
-
-/// What is said about a job.
-struct Job<'a> {
+/// What this door says about a job.
+struct Words<'a> {
     kind: &'a str,
-    argv: &'a [OsString],
     /// Whose log is kept.
     gpus: Vec<Device>,
     circumstances: Circumstances,
 }
 
+impl Door for Words<'_> {
+    fn circumstances(&self) -> &Circumstances {
+        &self.circumstances
+    }
+
+    fn begins(&self, launch: &Launch<'_>) {
+        let plan = launch.plan;
+        let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
+        info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
+        info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, self.kind));
+    }
+
+    fn runs(&self, launch: &Launch<'_>) {
+        if !self.gpus.is_empty() {
+            gpu_log::start(&launch.log_dir.join(format!("{}.gpu.log", launch.plan.job_id)), &self.gpus);
+        }
+    }
+
+    fn has_last_word(&self, launch: &Launch<'_>, status: i32) -> bool {
+        !legacy::has_mapped(launch.plan, status)
+    }
+
+    fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>) {
+        if legacy::has_mapped(launch.plan, status) {
+            info!("the rank mapping is there; the job goes on by it");
+        } else {
+            conclude(launch, launched, status, &self.circumstances, verdict);
+        }
+    }
+}
+
 /// Which logs the console shows, by number on this node, and what stands before their lines.
-fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<String>> {
+fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<(usize, Stream), Option<String>> {
     let all: Vec<Who> = plan.ranks.iter().map(plan::RankPlan::who).collect();
     let wanted: Vec<_> = spec.console.chosen(&all).into_iter().map(|local| (local, all[local])).collect();
     let prefix = match spec.console.prefix {
@@ -386,7 +299,8 @@ fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<usize, Option<S
     };
     // One rank alone, without a prefix, is shown byte for byte; of several only whole lines are.
     let raw = prefix == Prefix::None && wanted.len() < 2;
-    wanted.into_iter().map(|(local, who)| (local, (!raw).then(|| prefix.text(who, host)))).collect()
+    let lines = |who| (!raw).then(|| prefix.text(who, host));
+    wanted.into_iter().map(|(local, who)| ((local, Stream::Stdout), lines(who))).collect()
 }
 
 /// Its devices and, if not all are ranks, how many there are of what.

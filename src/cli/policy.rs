@@ -10,13 +10,13 @@ use tracing::warn;
 
 /// Of a checked request. `seed`: of the random part of the waits before restarts.
 pub fn policy(spec: &LaunchSpec, vars: &Vars, seed: u64) -> Policy {
-    Policy { grace: spec.grace, stop_by: stop_by(vars), restart: restart_policy(&spec.restarts, seed) }
+    Policy { grace: spec.grace, stop_by: stop_by(vars), restart: restart_policy(&spec.restarts, seed), forwards: false }
 }
 
 /// When Slurm will kill all of the job, on the clock of supervision: its KillWait, 30 s unless configured
 /// otherwise, after the end time that it tells (slurm.conf(5)), less a little. A time after which nothing
 /// could run any more is no end of this job: it was prolonged, or the variable is another job's.
-fn stop_by(vars: &Vars) -> Option<Duration> {
+pub(super) fn stop_by(vars: &Vars) -> Option<Duration> {
     let end: u64 = vars.get("SLURM_JOB_END_TIME")?.trim().parse().ok()?;
     let Some(left) = Duration::from_secs(end.saturating_add(28)).checked_sub(clock::wall()) else {
         warn!(

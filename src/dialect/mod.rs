@@ -7,6 +7,7 @@ pub mod paddle_ps;
 pub mod paddle_rpc;
 pub mod paddle_spawn;
 pub mod paddle_tuner;
+pub mod torch;
 
 use crate::model::{Endpoint, accelerator};
 use std::sync::Arc;
@@ -49,7 +50,7 @@ pub struct Identity {
 pub struct Variable {
     /// Its name; `{kind}` stands for gpu, xpu and so on.
     pub name: &'static str,
-    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), or several; in brackets, in which jobs alone:
+    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), `run`, or several; in brackets, in which jobs alone:
     /// `ps` and `rpc`, or `older ps` for those asked for in the older launcher's words.
     pub written_by: &'static str,
     /// What it means.
@@ -66,8 +67,8 @@ const fn var(name: &'static str, written_by: &'static str, meaning: &'static str
 pub const VARIABLES: &[Variable] = &[
     var(
         "CUDA_VISIBLE_DEVICES",
-        "launch, legacy, spawn",
-        "a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
+        "launch, legacy, spawn, run",
+        "run: this rank's one device with --virtual-local-rank, else as it was; a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),
     var("FLAGS_selected_accelerators", "legacy", "the same as FLAGS_selected_{kind}s", "0"),
@@ -83,7 +84,25 @@ pub const VARIABLES: &[Variable] = &[
         "interface that has this node's address; only on several nodes, and unless it is set",
         "eth0",
     ),
+    var("GROUP_RANK", "run", "this node's number", "0"),
+    var("GROUP_WORLD_SIZE", "run", "nodes in the job", "1"),
     var("HETER_DEVICE_TYPE", "launch (older ps)", "kind of device of this process's stage", "gpu"),
+    var(
+        "HIP_VISIBLE_DEVICES",
+        "run",
+        "the same as CUDA_VISIBLE_DEVICES; only with --virtual-local-rank where it was set",
+        "1",
+    ),
+    var("LOCAL_RANK", "run", "this rank's number on its node; 0 with --virtual-local-rank", "1"),
+    var("LOCAL_WORLD_SIZE", "run", "ranks on this node", "2"),
+    var("MASTER_ADDR", "run", "where the job's store listens", "localhost"),
+    var("MASTER_PORT", "run", "the port of the same", "40819"),
+    var(
+        "OMP_NUM_THREADS",
+        "run",
+        "CPUs that the launcher may use, shared out among its ranks; only with several and unless it is set",
+        "4",
+    ),
     var(
         "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
         "launch (older ps)",
@@ -203,28 +222,45 @@ pub const VARIABLES: &[Variable] = &[
     var("PADDLE_XCCL_BACKEND", "launch, legacy", "type of the custom device; only with one", "npu"),
     var("POD_IP", "launch (ps)", "where this process listens, with PADDLE_PORT", "127.0.0.1"),
     var("POD_NAME", "launch", "a random name of this node's launcher", "qkzvbd"),
+    var("RANK", "run", "this rank's number in the job", "1"),
     var(
         "RLAUNCH_EXPORTED",
-        "launch, legacy",
+        "launch, legacy, run",
         "which of the variables above a nested launcher has to ignore: name=hash, joined by commas",
         "PADDLE_MASTER=9f3b5c21",
     ),
     var(
         "RLAUNCH_OUTER_LOGS",
-        "launch, legacy",
+        "launch, legacy, run",
         "absolute folder of the logs, beside which a nested launcher puts its own",
         "/home/me/log",
     ),
     var(
         "RLAUNCH_JOB_KEY",
-        "launch, legacy, spawn",
+        "launch, legacy, spawn, run",
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",
     ),
+    var("ROLE_NAME", "run", "the value of --role", "default"),
+    var("ROLE_RANK", "run", "this rank's number among those of its role", "1"),
+    var("ROLE_WORLD_SIZE", "run", "ranks of its role", "2"),
     var("STAGE_ID", "launch (older ps)", "the stage of this process, from 1 on", "2"),
     var("STAGE_NUM", "launch (older ps)", "stages in the job", "3"),
+    var(
+        "TORCHELASTIC_ERROR_FILE",
+        "run",
+        "where @record writes what a rank dies of; empty with --log-dir /dev/null",
+        "/tmp/torchelastic_2kqj7vwx/none_p0qk3h1z/attempt_0/1/error.json",
+    ),
+    var("TORCHELASTIC_MAX_RESTARTS", "run", "the value of --max-restarts", "0"),
+    var("TORCHELASTIC_RESTART_COUNT", "run", "how many times all ranks were started again", "0"),
+    var("TORCHELASTIC_RUN_ID", "run", "the job's name", "none"),
+    var("TORCHELASTIC_SIGNALS_TO_HANDLE", "run", "the signals that stop the job", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
+    var("TORCHELASTIC_USE_AGENT_STORE", "run", "True: a store listens that no rank has to host", "True"),
+    var("TORCH_NCCL_ASYNC_ERROR_HANDLING", "run", "1 unless it is set", "1"),
     var("TRAINERS_NUM", "launch (older ps)", "the same as PADDLE_TRAINERS_NUM; only on PaddleCloud", "2"),
     var("TRAINING_ROLE", "launch (ps)", "PSERVER, TRAINER, COORDINATOR or HETER_TRAINER", "PSERVER"),
+    var("WORLD_SIZE", "run", "ranks in the job", "2"),
     var("XPU_VISIBLE_DEVICES", "launch (older ps)", "the same as CUDA_VISIBLE_DEVICES, for workers", "0"),
     var("http_proxy_original", "launch", "the value of http_proxy, which is taken away", "http://proxy:3128"),
     var("https_proxy_original", "launch", "the value of https_proxy, which is taken away", "http://proxy:3128"),
@@ -232,12 +268,23 @@ pub const VARIABLES: &[Variable] = &[
 
 /// Whether `name` is in the table.
 pub fn is_declared(name: &str) -> bool {
-    VARIABLES.iter().any(|v| match v.name.split_once("{kind}") {
-        None => v.name == name,
-        Some((head, tail)) => {
-            name.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail)).is_some_and(|kind| !kind.is_empty())
+    VARIABLES.iter().any(|variable| variable.is(name))
+}
+
+/// Whether it is one that Paddle's ranks are told.
+pub fn is_paddles(name: &str) -> bool {
+    VARIABLES.iter().any(|variable| variable.is(name) && variable.written_by != "run")
+}
+
+impl Variable {
+    fn is(&self, name: &str) -> bool {
+        match self.name.split_once("{kind}") {
+            None => self.name == name,
+            Some((head, tail)) => {
+                name.strip_prefix(head).and_then(|rest| rest.strip_suffix(tail)).is_some_and(|kind| !kind.is_empty())
+            }
         }
-    })
+    }
 }
 
 /// `docs/environment.md`, made from the table.

@@ -4,7 +4,9 @@
 
 pub mod annotation;
 pub mod blame;
+pub mod error_file;
 pub mod escape;
+pub mod failed;
 pub mod fault;
 pub mod gpu;
 pub mod lines;

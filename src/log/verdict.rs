@@ -125,13 +125,14 @@ pub fn render(verdict: &Verdict, style: Style) -> String {
     if let Outcome::Failed(culprit) = &verdict.outcome {
         block.culprit(culprit);
     }
-    block.victims(verdict);
-    block.sweeps(&verdict.swept);
-    let restarts = match verdict.restarts {
-        0 => String::new(),
-        n => format!(" after {}", counted(n as usize, "restart", "restarts")),
-    };
-    block.say("", &format!("exit status {}{restarts}", verdict.status));
+    block.aftermath(verdict);
+    block.text
+}
+
+/// What became of the others, what was swept, and the exit status: a sentence or more a line.
+pub fn aftermath(verdict: &Verdict) -> String {
+    let mut block = Block { text: String::new(), style: Style::default() };
+    block.aftermath(verdict);
     block.text
 }
 
@@ -194,6 +195,16 @@ impl Block {
         if let Some(log) = &culprit.log {
             self.line(&format!("  log: {}", plain(log.as_bytes())));
         }
+    }
+
+    fn aftermath(&mut self, verdict: &Verdict) {
+        self.victims(verdict);
+        self.sweeps(&verdict.swept);
+        let restarts = match verdict.restarts {
+            0 => String::new(),
+            n => format!(" after {}", counted(n as usize, "restart", "restarts")),
+        };
+        self.say("", &format!("exit status {}{restarts}", verdict.status));
     }
 
     fn blame(&mut self, blame: &Blame) {

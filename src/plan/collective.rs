@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
-use super::{HostFacts, Plan, RankPlan, command, surroundings};
+use super::{HostFacts, Output, Plan, RankPlan, command, surroundings};
 use crate::dialect::paddle_launch::Alike;
 use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
 use crate::model::Role;
@@ -60,7 +60,17 @@ pub fn plan(
         let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
-        Ok(RankPlan { role: Role::Trainer, rank, endpoint, binding, argv: argv.clone(), env, log, backup })
+        Ok(RankPlan {
+            role: Role::Trainer,
+            rank,
+            endpoint,
+            binding,
+            argv: argv.clone(),
+            env,
+            elastic: None,
+            output: Output::Together(log),
+            backup,
+        })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,

@@ -7,7 +7,7 @@ use super::machine::Ask;
 use super::mapping::{self, File, Machine};
 use super::nested::Hashes;
 use super::surroundings::{self, PROXIES};
-use super::{HostFacts, Plan, RankPlan, command};
+use super::{HostFacts, Output, Plan, RankPlan, command};
 use crate::dialect::paddle_legacy::{self, Identity, Mapping, Wanted, World};
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::endpoint::consecutive;
@@ -418,7 +418,17 @@ pub fn plan(
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let (endpoint, binding) = (Some(who.endpoint), who.binding);
         let log = format!("{}.{local_rank}", role.log());
-        Ok(RankPlan { role, rank, endpoint, binding, argv: argv.clone(), env, log, backup })
+        Ok(RankPlan {
+            role,
+            rank,
+            endpoint,
+            binding,
+            argv: argv.clone(),
+            env,
+            elastic: None,
+            output: Output::Together(log),
+            backup,
+        })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,

@@ -8,14 +8,17 @@ pub mod legacy;
 pub mod machine;
 pub mod mapping;
 pub mod nested;
+pub mod output;
 pub mod ps;
 pub mod spawn;
 pub mod surroundings;
+pub mod torchrun;
 pub mod tuner;
 pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::{Endpoint, EnvPatch, Role, Who};
+pub use output::{Output, PerAttempt, Sink, Stream};
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -47,8 +50,10 @@ pub struct RankPlan {
     pub argv: Arc<[OsString]>,
     /// What changes in its environment.
     pub env: EnvPatch,
-    /// Its log file's name within the log folder.
-    pub log: String,
+    /// What changes in it from one attempt to the next, if anything does.
+    pub elastic: Option<Elastic>,
+    /// Where its output goes.
+    pub output: Output,
     /// Variables too long for an environment, and the file that holds them instead.
     pub backup: Option<Backup>,
 }
@@ -58,6 +63,18 @@ impl RankPlan {
     pub fn who(&self) -> Who {
         Who { role: self.role, number: self.rank }
     }
+
+    /// The file of the log folder in which its last words of the first attempt are; empty if they are in none.
+    pub fn log(&self) -> String {
+        self.output.last_words(0).unwrap_or_default()
+    }
+}
+
+/// What a rank is told anew in every attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elastic {
+    /// Absolute path of the file in which it may say what it died of, if it may.
+    pub error_file: Option<PerAttempt>,
 }
 
 /// A file with variables that did not fit.

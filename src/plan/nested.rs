@@ -1,6 +1,6 @@
 //! A launcher inside a rank of another: it has to tell what the user says from what it inherits.
 
-use crate::dialect::is_declared;
+use crate::dialect::is_paddles;
 use crate::model::EnvPatch;
 use crate::spec::options::{OPTIONS, Vars};
 use std::collections::HashMap;
@@ -95,7 +95,8 @@ pub fn exported(env: &EnvPatch, vars: &Vars, hashes: &mut Hashes) -> String {
 
 /// What a launcher inside a rank may go by: which devices it sees, and what is rlaunch's own.
 fn is_apart(name: &str) -> bool {
-    ["_VISIBLE_DEVICES", "_original", "_IFNAME"].iter().any(|tail| name.ends_with(tail)) || name.starts_with("RLAUNCH_")
+    ["_VISIBLE_DEVICES", "_original", "_IFNAME", "OMP_NUM_THREADS"].iter().any(|tail| name.ends_with(tail))
+        || name.starts_with("RLAUNCH_")
 }
 
 fn push_entry(text: &mut String, name: &str, hash: u32) {
@@ -163,7 +164,7 @@ fn without_paddles_exports(mut own: Vars) -> (Vars, Option<Outer>) {
         return (own, None);
     };
     let (local_rank, log_dir) = (local_rank.parse().unwrap_or(0), Some(log_dir.clone()));
-    let dropped: Vec<String> = own.keys().filter(|name| is_declared(name) && !is_apart(name)).cloned().collect();
+    let dropped: Vec<String> = own.keys().filter(|name| is_paddles(name) && !is_apart(name)).cloned().collect();
     own.retain(|name, _| !dropped.contains(name));
     (own, Some(Outer { dropped, local_rank, log_dir }))
 }

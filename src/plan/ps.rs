@@ -2,7 +2,7 @@
 
 use super::cluster::{self, Addresses};
 use super::nested::Hashes;
-use super::{HostFacts, Plan, RankPlan, command, surroundings};
+use super::{HostFacts, Output, Plan, RankPlan, command, surroundings};
 use crate::dialect::{Binding, paddle_launch, paddle_ps};
 use crate::model::{Endpoint, EnvPatch, Role};
 use crate::spec::options::Vars;
@@ -121,7 +121,8 @@ pub fn plan(
             binding: job.binding(&seat),
             argv: argv.clone(),
             env,
-            log,
+            elastic: None,
+            output: Output::Together(log),
             backup,
         })
     };
@@ -153,7 +154,8 @@ pub fn as_told(
         binding: Binding::Cpu,
         argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
         env,
-        log: format!("{}.0", role.log()),
+        elastic: None,
+        output: Output::Together(format!("{}.0", role.log())),
         backup,
     };
     let pod = paddle_launch::Pod {

@@ -2,7 +2,7 @@
 
 use super::cluster::Cluster;
 use super::nested::Hashes;
-use super::{HostFacts, RankPlan, command, surroundings};
+use super::{HostFacts, Output, RankPlan, command, surroundings};
 use crate::dialect::{Binding, paddle_launch, paddle_tuner};
 use crate::model::{Endpoint, EnvPatch, Role};
 use crate::spec::options::Vars;
@@ -36,7 +36,8 @@ pub fn plan(
         binding: Binding::Cpu,
         argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
         env,
-        log: Role::Tuner.log().to_owned(),
+        elastic: None,
+        output: Output::Together(Role::Tuner.log().to_owned()),
         backup,
     })
 }

@@ -38,6 +38,19 @@ pub enum Shown {
     Nothing,
 }
 
+impl Shown {
+    /// What of two consoles' logs has been shown.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Shown::AllBut(here), Shown::AllBut(there)) => Shown::AllBut(here + there),
+            (Shown::Nothing, shown) | (shown, Shown::Nothing) => shown,
+            (Shown::AllBut(bytes), _) | (_, Shown::AllBut(bytes)) => Shown::AllBut(bytes),
+            (Shown::Abandoned, _) | (_, Shown::Abandoned) => Shown::Abandoned,
+            (Shown::All, Shown::All) => Shown::All,
+        }
+    }
+}
+
 /// One log that is followed.
 struct Source {
     file: File,

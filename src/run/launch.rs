@@ -7,7 +7,7 @@ use super::journal::{Journal, What};
 use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
-use crate::plan::{Plan, RankPlan};
+use crate::plan::{Plan, RankPlan, Stream};
 use crate::spec::rotation::Rotation;
 use crate::supervise::{Event, Note, Outcome, Part, Policy, Report};
 use crate::sys::cgroup::JobGroup;
@@ -23,10 +23,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 const SIGNALS: u64 = HOST_TOKENS;
-const GROWTH: u64 = HOST_TOKENS + 1;
-const CONSOLE: u64 = HOST_TOKENS + 2;
-const FRONT: u64 = HOST_TOKENS + 3;
-const REQUESTS: u64 = HOST_TOKENS + 4;
+const FRONT: u64 = HOST_TOKENS + 1;
+const REQUESTS: u64 = HOST_TOKENS + 2;
+/// Two for each stream: growth of a log, room on the console.
+const FOLLOWERS: u64 = HOST_TOKENS + 3;
 
 /// How long a console that takes nothing is waited for once all ranks have ended.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
@@ -47,8 +47,9 @@ pub struct Launch<'a> {
     pub log_overwrite: bool,
     /// How they are kept short, if they are.
     pub rotation: Option<Rotation>,
-    /// Local ranks whose logs the console shows, and what stands before their lines.
-    pub shown: BTreeMap<usize, Option<String>>,
+    /// Local ranks and the streams of theirs that the console shows, on the same stream of its own, and what stands
+    /// before their lines; `None`: shown byte for byte.
+    pub shown: BTreeMap<(usize, Stream), Option<String>>,
     /// Whether people want colours, where there is a terminal (NO_COLOR).
     pub colour: bool,
     /// How the job is stopped, and when the ranks are started again.
@@ -63,8 +64,17 @@ pub struct Launch<'a> {
     pub cgroup: Option<JobGroup>,
     /// A folder that is there while the job runs.
     pub temporary: Option<PathBuf>,
+    /// A folder that is kept only if the job does not end well.
+    pub disposable: Option<PathBuf>,
     /// Says that a process runs: its pid, and its local rank.
     pub announce: fn(i32, usize),
+}
+
+impl Launch<'_> {
+    /// The file in which a rank's last words of an attempt are, if they are in any.
+    pub fn last_words(&self, local_rank: usize, attempt: u32) -> Option<PathBuf> {
+        Some(self.log_dir.join(self.plan.ranks[local_rank].output.last_words(attempt)?))
+    }
 }
 
 /// What remains of a launch.
@@ -101,24 +111,28 @@ pub fn run(
     engine.poll().readable(&supervisor.front, FRONT)?;
     engine.poll().readable(&supervisor.requests, REQUESTS)?;
     let mut requests = Requests::default();
-    let console = Console::open(1).ok().filter(|_| !launch.shown.is_empty());
-    let follower =
-        console.and_then(|console| Follower::new(console, launch.colour, engine.poll(), (GROWTH, CONSOLE)).ok());
-    let mut ranks = Ranks::new(launch, follower, journal, say)?;
+    let followers = Stream::BOTH.map(|stream| {
+        let is_shown = launch.shown.keys().any(|(_, shown)| *shown == stream);
+        let console = Console::open(stream.descriptor()).ok().filter(|_| is_shown)?;
+        let at = 2 * stream.index() as u64;
+        Follower::new(console, launch.colour, engine.poll(), (FOLLOWERS + at, FOLLOWERS + at + 1)).ok()
+    });
+    let mut ranks = Ranks::new(launch, followers, journal, say)?;
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {
-        let busy = ranks.follower.as_ref().is_some_and(Follower::has_more);
-        let due = ranks.follower.as_ref().and_then(Follower::due).map(|at| at.saturating_sub(clock::now()));
+        let busy = ranks.followers.iter().flatten().any(Follower::has_more);
+        let due = ranks.followers.iter().flatten().filter_map(Follower::due).min();
+        let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
-        if let Some(follower) = &mut ranks.follower {
+        for follower in ranks.followers.iter_mut().flatten() {
             follower.show_held(engine.poll())?;
-            if busy {
+            if follower.has_more() {
                 follower.copy(engine.poll())?;
             }
         }
         for token in tokens {
-            match (token, &mut ranks.follower) {
-                (SIGNALS, _) => {
+            match token {
+                SIGNALS => {
                     for signal in signals.drain() {
                         if let Some(event) = requests.event(signal, Way::Directly, &launch.notify) {
                             ranks.journal.write(What::Signal { signal });
@@ -128,7 +142,7 @@ pub fn run(
                     // Ranks are collected by their pidfds; those that came from below them, here.
                     tree::reap_strays(|pid| engine.owns(pid));
                 }
-                (REQUESTS, _) => match supervisor.asked() {
+                REQUESTS => match supervisor.asked() {
                     Some(asked) => {
                         for signal in asked {
                             if let Some(event) = requests.event(signal, Way::Asked, &launch.notify) {
@@ -139,14 +153,17 @@ pub fn run(
                     }
                     None => engine.poll().forget(&supervisor.requests)?,
                 },
-                (FRONT, _) => {
+                FRONT => {
                     engine.poll().forget(&supervisor.front)?;
                     ranks.journal.write(What::FrontLost);
                     engine.send(Event::HostLost, &mut ranks)?;
                 }
-                (GROWTH, Some(follower)) => follower.grown(engine.poll())?,
-                (CONSOLE, Some(follower)) => follower.writable(engine.poll())?,
-                _ => {}
+                _ => {
+                    let at = token.saturating_sub(FOLLOWERS);
+                    if let Some(Some(follower)) = ranks.followers.get_mut(at as usize / 2) {
+                        if at % 2 == 0 { follower.grown(engine.poll())? } else { follower.writable(engine.poll())? }
+                    }
+                }
             }
         }
     }
@@ -157,10 +174,10 @@ pub fn run(
     let lost = engine.report().is_some_and(|report| report.outcome == Outcome::HostLost);
     let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
     let wake = [signals.as_fd(), supervisor.requests.as_fd()];
-    let shown = match &mut ranks.follower {
-        Some(follower) => follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?,
-        None => Shown::Nothing,
-    };
+    let mut shown = Shown::Nothing;
+    for follower in ranks.followers.iter_mut().flatten() {
+        shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?);
+    }
     ranks.settle_logs();
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
     let Ranks { processes, swept, journal, .. } = ranks;

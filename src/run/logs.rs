@@ -1,6 +1,6 @@
 //! The log folder and its files: 0600 in a 0700 folder, opened without following links.
 
-use crate::plan::{Backup, Plan};
+use crate::plan::{Backup, Output, Plan};
 use crate::spec::SpecError;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -60,7 +60,9 @@ pub fn open(path: &Path, overwrite: bool) -> io::Result<File> {
 /// Checks that every rank's log can be written, before any rank is started.
 pub fn check(plan: &Plan, folder: &Path) -> Result<(), SpecError> {
     for rank in &plan.ranks {
-        let path = folder.join(&rank.log);
+        // Those of an attempt are in a folder that is made for it.
+        let Output::Together(log) = &rank.output else { continue };
+        let path = folder.join(log);
         if let Err(error) = open(&path, false) {
             return Err(refused(&path, &error));
         }

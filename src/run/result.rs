@@ -115,7 +115,7 @@ pub fn sum_up<'a>(
             killed: end.killed,
             peak_memory_bytes: end.exit.map(|_| process.peak_memory),
             swept: launched.swept[local].len(),
-            log: launch.log_dir.join(&plan.log).display().to_string(),
+            log: launch.last_words(local, process.attempt).map_or(String::new(), |log| log.display().to_string()),
             environment: own.map(|(name, value)| (&**name, secret::value(name, value))).collect(),
         }
     };

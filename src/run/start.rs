@@ -6,11 +6,14 @@ use super::engine::{End, Host};
 use super::journal::{Journal, What};
 use super::launch::Launch;
 use super::logs;
+use super::output;
 use super::rotate::Rotation;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
+use crate::dialect::torch;
 use crate::log::lost_peer;
 use crate::model::{Exit, Who};
+use crate::plan::Output;
 use crate::supervise::{ChildId, Note, Part};
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
@@ -22,7 +25,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// How much of a log is looked at for what its rank died of.
@@ -63,8 +66,8 @@ pub struct Ranks<'a> {
     patience: Patience,
     /// What keeps the logs short, if that is wanted.
     rotation: Option<Rotation>,
-    /// What people see of the logs.
-    pub follower: Option<Follower>,
+    /// What people see of the logs, on stdout and on stderr.
+    pub followers: [Option<Follower>; 2],
     /// What is written down.
     pub journal: Journal,
     say: &'a mut dyn FnMut(&Note),
@@ -74,7 +77,7 @@ impl<'a> Ranks<'a> {
     /// Nobody is started yet.
     pub fn new(
         launch: &'a Launch<'a>,
-        follower: Option<Follower>,
+        followers: [Option<Follower>; 2],
         journal: Journal,
         say: &'a mut dyn FnMut(&Note),
     ) -> io::Result<Self> {
@@ -90,14 +93,10 @@ impl<'a> Ranks<'a> {
             just_swept: 0,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
-            follower,
+            followers,
             journal,
             say,
         })
-    }
-
-    fn log(&self, local_rank: usize) -> PathBuf {
-        self.launch.log_dir.join(&self.launch.plan.ranks[local_rank].log)
     }
 
     fn who(&self, id: ChildId) -> Who {
@@ -119,16 +118,22 @@ impl<'a> Ranks<'a> {
             let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
             name(&format!("{step}: {}{errno}", logs::plain(&error)))
         };
-        let path = self.log(id.local_rank);
         // What an earlier attempt wrote has been put aside.
         let overwrite = self.launch.log_overwrite && id.attempt == 0;
-        let log = logs::open(&path, overwrite).map_err(|e| in_step(&path.display().to_string(), e))?;
-        let log_start = log.metadata().map_or(0, |m| m.len());
-        let rotation = self.rotation.as_mut();
-        let short = rotation.map(|rotation| rotation.add(id.local_rank, &path, overwrite));
-        let short = short.transpose().map_err(|e| in_step("--log_max_size", e))?;
+        let opened = output::open(&self.launch.log_dir, rank, id.attempt, overwrite)
+            .map_err(|(path, e)| in_step(&path.display().to_string(), e))?;
+        let [stdout, stderr] = opened.descriptors();
+        let mut short = None;
+        if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
+            let added = rotation.add(id.local_rank, &log.path, overwrite);
+            short = Some(added.map_err(|e| in_step("--log_max_size", e))?);
+        }
         let end = self.lifeline.open_end().map_err(|e| in_step("lifeline", e))?;
         let mut env = rank.env.clone();
+        if let Some(elastic) = &rank.elastic {
+            let error_file = elastic.error_file.as_ref().map_or(String::new(), |path| path.at(id.attempt));
+            torch::write_attempt(id.attempt, &error_file, &mut env);
+        }
         env.set(sweep::KEY, sweep::key_of_rank(&self.launch.key, id.attempt, id.local_rank));
         let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
         let strings = |items: Vec<Vec<u8>>| spawn::c_strings(items).map_err(|e| name(&e.to_string()));
@@ -136,7 +141,7 @@ impl<'a> Ranks<'a> {
             program: c_path(&self.launch.program).map_err(|e| name(&e))?,
             argv: strings(rank.argv.iter().map(|a| a.clone().into_vec()).collect())?,
             envp: strings(env.collect())?,
-            stdio: [None, Some(log.as_raw_fd()), Some(log.as_raw_fd())],
+            stdio: [None, stdout, stderr],
             keep: Vec::new(),
             group: Group::Session,
             cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
@@ -148,13 +153,17 @@ impl<'a> Ranks<'a> {
             default_sigpipe: true,
         };
         let started = spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?;
+        let log_start = opened.written.first().map_or(0, |log| log.start);
         self.processes[id.local_rank] =
             Process { pid: Some(started.pid), attempt: id.attempt, log_start, ..Process::default() };
-        if let Some(follower) = &mut self.follower
-            && let Some(prefix) = self.launch.shown.get(&id.local_rank)
-        {
-            // A console that cannot follow shows nothing of it; the log has it all.
-            let _ = follower.follow(&path, log_start, short, prefix.clone());
+        for log in &opened.written {
+            if let Some(follower) = &mut self.followers[log.stream.index()]
+                && let Some(prefix) = self.launch.shown.get(&(id.local_rank, log.stream))
+            {
+                // A console that cannot follow shows nothing of it; the log has it all.
+                let short = short.clone().filter(|_| log.rotates);
+                let _ = follower.follow(&log.path, log.start, short, prefix.clone());
+            }
         }
         Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
     }
@@ -204,7 +213,8 @@ impl Host for Ranks<'_> {
         let log = self.rotation.as_ref().and_then(|rotation| rotation.log(id.local_rank));
         let start = log.map_or(start, |log| log.offset(start));
         // Only its last words: it may have lost a connection before, and got over it.
-        lost_peer(&logs::tail(&self.log(id.local_rank), start, LAST_WORDS)).is_some()
+        let last = self.launch.last_words(id.local_rank, id.attempt);
+        last.is_some_and(|log| lost_peer(&logs::tail(&log, start, LAST_WORDS)).is_some())
     }
 
     fn sweep(&mut self) {
@@ -212,9 +222,7 @@ impl Host for Ranks<'_> {
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::LAST).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
-        if let Some(follower) = &mut self.follower {
-            follower.all_ended();
-        }
+        self.followers.iter_mut().flatten().for_each(Follower::all_ended);
         self.settle_logs();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
         let ranks = &self.launch.plan.ranks;
@@ -223,8 +231,10 @@ impl Host for Ranks<'_> {
         // What has run first and well, as others ran after it, is not run again: its log stays.
         let began = (0..ranks.len()).any(|local| !is_first(local) && has_run(local));
         for local in (0..ranks.len()).filter(|&local| has_run(local) && !(began && is_first(local))) {
-            // Where it cannot be put aside, the next attempt appends to it.
-            let _ = logs::put_aside(&self.launch.log_dir, &ranks[local].log, attempt, backups);
+            if let Output::Together(log) = &ranks[local].output {
+                // Where it cannot be put aside, the next attempt appends to it.
+                let _ = logs::put_aside(&self.launch.log_dir, log, attempt, backups);
+            }
         }
         // What its processes have left there for each other is over, too.
         if let Some(folder) = &self.launch.temporary {

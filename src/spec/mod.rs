@@ -15,6 +15,7 @@ pub mod restarts;
 pub mod rotation;
 pub mod spawn;
 pub mod spawn_nodes;
+pub mod torchrun;
 pub mod tuner;
 
 use std::fmt;

@@ -51,6 +51,8 @@ pub struct Policy {
     pub stop_by: Option<Duration>,
     /// Restarts.
     pub restart: RestartPolicy,
+    /// Whether who is stopped by a signal from outside is sent that very signal; else SIGTERM, as for all other reasons.
+    pub forwards: bool,
 }
 
 impl Policy {
@@ -86,6 +88,7 @@ pub struct Supervisor {
     children: Vec<Child>,
     grace: Duration,
     stop_by: Option<Duration>,
+    forwards: bool,
     restarts: Restarts,
     /// The attempts that have been followed by another.
     attempts: Vec<AttemptReport>,
@@ -103,6 +106,7 @@ impl Supervisor {
             children: part::played(parts).map(Child::new).collect(),
             grace: policy.grace,
             stop_by: policy.stop_by,
+            forwards: policy.forwards,
             restarts: Restarts::new(policy.restart),
             attempts: Vec::new(),
         }
@@ -203,7 +207,7 @@ impl Supervisor {
         match self.phase {
             Phase::Running => self.go_on(now, effects),
             // A stop came while it was being started: it has to be told as well.
-            Phase::Stopping => self.send(id.local_rank, libc::SIGTERM, effects),
+            Phase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
             Phase::Killing => {
                 self.send(id.local_rank, libc::SIGKILL, effects);
                 self.timer.arm(now, KILL_PATIENCE);
@@ -298,10 +302,18 @@ impl Supervisor {
             let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));
             self.timer.arm(now, self.grace.min(most));
             for rank in self.living() {
-                self.send(rank, libc::SIGTERM, effects);
+                self.send(rank, self.stop_signal(), effects);
             }
         }
         self.settle(now, effects);
+    }
+
+    /// What a rank is asked to go with.
+    fn stop_signal(&self) -> i32 {
+        match self.reasons {
+            Some(Reasons { first: StopReason::Asked(signal), .. }) if self.forwards => signal,
+            _ => libc::SIGTERM,
+        }
     }
 
     fn kill(&mut self, now: Duration, effects: &mut Vec<Effect>) {

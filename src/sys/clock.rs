@@ -38,6 +38,11 @@ pub fn local_timestamp_with_slashes() -> String {
     format!("{}.{:03}", seconds(now, ['/', ' '], libc::localtime_r), now.subsec_millis())
 }
 
+/// A time of the wall clock in local time, as `2026-11-21_02:57:53`.
+pub fn local_seconds(time: Duration) -> String {
+    seconds(time, ['-', '_'], libc::localtime_r)
+}
+
 /// Date and time to the second, with these between the parts of the date and behind it.
 fn seconds(
     time: Duration,

@@ -94,7 +94,7 @@ impl World<'_> {
         let forced = self.stop_signals >= 2 || self.host_lost;
         let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
-        let done = matches!(first.cause, Cause::Done);
+        let (done, forwards) = (matches!(first.cause, Cause::Done), self.job.policy.forwards);
         assert!(!done || self.serves(id.local_rank) && self.is_done(), "told {id:?}, which is waited for");
         let sim = self.alive_sim(id);
         assert!(!sim.frozen, "signalled {id:?}, which is frozen");
@@ -105,7 +105,9 @@ impl World<'_> {
             sim.dies = on_kill.map(|after| (now + Duration::from_millis(after), Exit::Signal(9)));
             self.last_kill = awake;
         } else {
-            assert_eq!((signal, sim.told), (libc::SIGTERM, false), "told {id:?} twice");
+            let passed_on = forwards && matches!(first.cause, Cause::Asked);
+            let due = if passed_on { SIGNAL } else { libc::SIGTERM };
+            assert_eq!((signal, sim.told), (due, false), "told {id:?} twice, or by another signal");
             if let Some((after, exit)) = on_term {
                 let at = now + Duration::from_millis(after);
                 sim.dies = sim.dies.filter(|(dies, _)| *dies <= at).or(Some((at, exit)));

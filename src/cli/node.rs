@@ -1,0 +1,165 @@
+//! Running a plan on this node, whichever door it came in by: as front and supervisor, to the exit status.
+
+use super::conclude::{Circumstances, complain_about_stuck, verdict};
+use super::record::Record;
+use super::refusal::{Refusal, complain, tell, unmet};
+use super::{exit_code, notes};
+use crate::log::secret;
+use crate::log::verdict::{self, Style, Verdict, render};
+use crate::model::Exit;
+use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
+use crate::run::journal::{self, Journal, What};
+use crate::run::launch::{Launch, Launched};
+use crate::run::result;
+use crate::run::{self, logs, sweep, temporary};
+use crate::supervise::{Note, Outcome, Policy, Report};
+use crate::sys::ports::Lease;
+use crate::sys::process;
+use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
+use crossbeam_channel::bounded;
+use std::time::Duration;
+use tracing::warn;
+
+/// What one door says, and how it ends, where doors differ.
+pub trait Door {
+    /// What the end is explained with.
+    fn circumstances(&self) -> &Circumstances;
+    /// The job is about to begin.
+    fn begins(&self, launch: &Launch<'_>);
+    /// Its records are there; its ranks are next.
+    fn runs(&self, _launch: &Launch<'_>) {}
+    /// Something happens on the way down, or up again.
+    fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
+        notes::say(note, policy, &|local| launch.plan.ranks[local].who());
+    }
+    /// The exit status.
+    fn status(&self, report: &Report) -> i32 {
+        exit_code::of(report)
+    }
+    /// Whether whoever reads the record is told of this end: nothing of the job follows.
+    fn has_last_word(&self, _launch: &Launch<'_>, _status: i32) -> bool {
+        true
+    }
+    /// It has ended.
+    fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>);
+}
+
+/// Runs the job to its end and returns the exit status; in the supervisor, never.
+pub fn carry_out(
+    launch: &Launch<'_>,
+    door: &dyn Door,
+    leases: Vec<Lease>,
+    signals: &mut Signals,
+    record: &mut Record,
+) -> Result<i32, Refusal> {
+    if let Some(folder) = &launch.temporary {
+        temporary::make(folder).map_err(unmet)?;
+    }
+    match front::split(signals) {
+        Ok(Side::Front(front)) => Ok(watch(&front, signals, launch, &door.circumstances().host, record)),
+        Ok(Side::Supervisor(supervisor)) => process::end(|| {
+            if record.is_read() {
+                signals::let_through(&HELD_IN_FRONT);
+            }
+            let status = match supervise(launch, &supervisor, signals, door) {
+                // The second pass has the last word.
+                Ok((status, _)) if !door.has_last_word(launch, status) => status,
+                Ok((status, result)) => {
+                    record.write(&result);
+                    status
+                }
+                // Not a word of it in the record: the front ends what is left, and says how it ended.
+                Err(Refusal(text, exit_code::INTERNAL)) => {
+                    complain(&text);
+                    return exit_code::INTERNAL;
+                }
+                Err(refusal) => refusal.told(record),
+            };
+            // Before the report: what is PID 1 takes this process with it when it ends.
+            sweep::close(launch.cgroup.as_ref());
+            temporary::remove(launch.temporary.as_deref());
+            // The kernel may take its time to end this process, and the next job may want these ports.
+            drop(leases);
+            supervisor.report(status);
+            status
+        }),
+        Err(e) => {
+            temporary::remove(launch.temporary.as_deref());
+            Err(Refusal(format!("cannot start the supervisor: {}", logs::plain(&e)), exit_code::START_FAILED))
+        }
+    }
+}
+
+/// The front: what it has to say is said when the supervisor cannot.
+fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, record: &mut Record) -> i32 {
+    let (loss, swept) = match front.guard(signals, launch) {
+        Ok(Guarded::Status(status)) => return status,
+        Ok(Guarded::Lost(loss, swept)) => {
+            temporary::remove(launch.temporary.as_deref());
+            (loss, swept)
+        }
+        Err(error) => {
+            let text = format!("the launcher's front cannot watch: {error}");
+            return Refusal(text, exit_code::INTERNAL).told(record);
+        }
+    };
+    let (status, how) = match loss {
+        Loss::Ended(exit @ Exit::Code(exit_code::INTERNAL)) => (exit_code::INTERNAL, format!("had to give up, {exit}")),
+        Loss::Ended(exit) => (exit_code::SUPERVISOR_LOST, format!("ended by {exit}")),
+        Loss::Stuck => (exit_code::SUPERVISOR_LOST, "did not stop in time and was killed".into()),
+    };
+    let text = format!("the launcher's supervisor process {how}, and the job with it");
+    complain(&text);
+    complain_about_stuck(&swept.stuck);
+    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
+    if !names.is_empty() {
+        tell(&verdict::sweep(names.len(), &[], &names));
+    }
+    record.write_error(&text, status);
+    let result = serde_json::to_value(result::without_supervisor(launch, host, status, names.len()));
+    // What the supervisor hung at may be the log folder: this process is not to hang there as well.
+    let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
+    std::thread::spawn(move || {
+        let _ = done.send(journal::conclude(&folder, &result.unwrap_or_default()));
+    });
+    if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+    status
+}
+
+/// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
+fn supervise(
+    launch: &Launch<'_>,
+    supervisor: &Supervisor,
+    signals: &Signals,
+    door: &dyn Door,
+) -> Result<(i32, serde_json::Value), Refusal> {
+    let plan = launch.plan;
+    door.begins(launch);
+    let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
+    let host = &door.circumstances().host;
+    let argv = plan.ranks.first().map_or(&[][..], |rank| &rank.argv);
+    let argv = secret::words(argv.iter().map(|arg| arg.to_string_lossy()));
+    let (job_id, ranks) = (&plan.job_id, plan.ranks.len());
+    journal.write(What::JobStarted { job_id, host, ranks, supervisor: std::process::id(), argv });
+    door.runs(launch);
+    let mut say = |note: &Note| door.notes(note, &launch.policy, launch);
+    let mut launched = run::launch::run(launch, supervisor, signals, journal, &mut say)
+        .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
+    let exit_status = door.status(&launched.report);
+    launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
+    let verdict = verdict(launch, &launched, exit_status, door.circumstances());
+    let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
+    let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
+    let unneeded = launch.disposable.as_deref().filter(|_| launched.report.outcome == Outcome::Completed);
+    if unneeded.is_none()
+        && let Err(error) = journal::conclude(&launch.log_dir, &result)
+    {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+    let result = serde_json::to_value(result).unwrap_or_default();
+    door.ends(launch, &launched, exit_status, verdict.as_ref());
+    temporary::remove(unneeded);
+    Ok((exit_status, result))
+}

@@ -1,0 +1,235 @@
+//! This node's part of a job in torchrun's words: from a checked request to its exit status.
+
+use super::conclude::{Circumstances, complain_about_stuck};
+use super::node::{self, Door};
+use super::policy::stop_by;
+use super::record::Record;
+use super::refusal::{Refusal, complain, tell, unmet, usage};
+use super::{dry_run, exit_code, message, notes, torch_report};
+use crate::log::github_annotation;
+use crate::log::verdict::{Style, Verdict, render};
+use crate::model::Endpoint;
+use crate::plan::torchrun::{self as plan, Place};
+use crate::plan::{HostFacts, Plan};
+use crate::probe::memory::Memory;
+use crate::run::console::Shown;
+use crate::run::launch::{Launch, Launched};
+use crate::run::{logs, preflight, rotate, run_folder};
+use crate::spec::SpecError;
+use crate::spec::launch::DryRun;
+use crate::spec::options::Vars;
+use crate::spec::rotation::Rotation;
+use crate::spec::torchrun::{Meeting, Nproc, TorchScript, TorchSpec};
+use crate::supervise::{Note, Outcome, Policy, Report, RestartPolicy};
+use crate::sys::cgroup::JobGroup;
+use crate::sys::ports::Lease;
+use crate::sys::signals::{NOTIFY, Signals};
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use tracing::{info, warn};
+
+/// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short.
+const FDS_OF_WORKER: u64 = 6;
+
+/// Of a stream that is captured, about as much is kept: its end explains a failure.
+const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0 };
+
+/// Runs this node's part. `base`: this process's environment; `vars`: the same as text, without what an outer launcher
+/// put there; `error_file`: where this launcher itself is to say what it failed of, if anywhere.
+pub fn launch(
+    spec: &TorchSpec,
+    vars: &Vars,
+    base: Vec<(OsString, OsString)>,
+    python: &OsStr,
+    error_file: Option<PathBuf>,
+    signals: &mut Signals,
+    record: &mut Record,
+) -> Result<i32, Refusal> {
+    let workers = workers(spec)?;
+    let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
+    check_script(&spec.script).map_err(unmet)?;
+    let (place, leases) = meet(spec, workers)?;
+    let run_id = spec.run_id.clone().unwrap_or_else(uuid);
+    let folder = run_folder::of(&spec.log_dir, &run_id).map_err(unmet)?;
+    let facts = HostFacts {
+        python: vars.get("PYTHON_EXEC").filter(|exec| !exec.is_empty()).map_or(python.to_owned(), OsString::from),
+        log_dir: folder.text().map_err(unmet)?,
+        pod_name: String::new(),
+        temporary: String::new(),
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let threads = threads(spec, vars, workers);
+    let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads), &place);
+    let (plan, shown) = laid_out.map_err(usage)?;
+    let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
+    preflight::check_lengths(argv).map_err(unmet)?;
+    let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
+    let program = preflight::find_program(&argv[0], path).map_err(unmet)?;
+    match spec.dry_run {
+        Some(form) => {
+            let text = if form == DryRun::Json { dry_run::json(&plan) } else { dry_run::table(&plan) };
+            message::to_stdout(text.as_bytes());
+            return Ok(exit_code::OK);
+        }
+        None => folder.make().map_err(unmet)?,
+    }
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let handled: BTreeSet<i32> = spec.signals.iter().copied().collect();
+    for signal in &handled {
+        signals.also(*signal);
+    }
+    if let Some(threads) = threads {
+        info!("OMP_NUM_THREADS is {threads} for each of {workers} workers: the CPUs this launcher may use, shared out");
+    }
+    let launch = Launch {
+        plan: &plan,
+        program,
+        base,
+        log_dir: folder.run.clone(),
+        log_overwrite: false,
+        rotation: rotate::check(&folder.run).is_ok().then_some(CAPTURED),
+        shown,
+        colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
+        policy: policy(spec, vars),
+        notify: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
+        nofile,
+        cgroup: if vars.get("RLAUNCH_CGROUP").is_some_and(|v| v == "0") { None } else { JobGroup::find(&key) },
+        key,
+        temporary: None,
+        disposable: folder.disposable.clone(),
+        announce: |_, _| {},
+    };
+    let circumstances = Circumstances {
+        host,
+        memory: Memory::now(Path::new("/")),
+        colour: launch.colour && std::io::stderr().is_terminal(),
+        github: vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true"),
+        quiet: false,
+        older: false,
+    };
+    let words = Words { spec, title: plan::title(spec), error_file, circumstances };
+    node::carry_out(&launch, &words, leases, signals, record)
+}
+
+/// How many workers this node has.
+fn workers(spec: &TorchSpec) -> Result<usize, Refusal> {
+    match spec.nproc {
+        Nproc::Count(count) => Ok(count),
+        _ => Err(usage("--nproc-per-node: TODO")),
+    }
+}
+
+/// OMP_NUM_THREADS, where the launcher sets it: unless the user has, and not for one worker alone.
+fn threads(spec: &TorchSpec, vars: &Vars, workers: usize) -> Option<usize> {
+    if vars.contains_key("OMP_NUM_THREADS") || workers < 2 {
+        return None;
+    }
+    Some(if spec.omp_compat { 1 } else { 1 })
+}
+
+fn check_script(script: &TorchScript) -> Result<(), SpecError> {
+    let (TorchScript::Python(name) | TorchScript::RunPath(name)) = script else { return Ok(()) };
+    if Path::new(name).exists() {
+        return Ok(());
+    }
+    let hint = "check the path; options of the launcher go before the script";
+    Err(SpecError::new("training_script", name.to_string_lossy(), "does not exist", hint))
+}
+
+/// Finds this node's place in its job, and holds what ports it needs.
+fn meet(spec: &TorchSpec, workers: usize) -> Result<(Place, Vec<Lease>), Refusal> {
+    match &spec.meeting {
+        Meeting::Alone => {
+            let lease = preflight::any_port().map_err(unmet)?;
+            let host = spec.local_addr.as_deref().unwrap_or("localhost");
+            Ok((Place::alone(workers, Endpoint::new(host, lease.port())), vec![lease]))
+        }
+        Meeting::Static { host, port, .. } => {
+            let busy = |why| SpecError::new("--master-port", port.to_string(), why, "choose another, or leave it out");
+            let lease = Lease::fixed(*port).map_err(|error| unmet(busy(error.to_string())))?;
+            Ok((Place::alone(workers, Endpoint::new(host.as_str(), *port)), vec![lease]))
+        }
+    }
+}
+
+fn policy(spec: &TorchSpec, vars: &Vars) -> Policy {
+    let restart = RestartPolicy { max_restart: spec.max_restarts, ..RestartPolicy::default() };
+    Policy { grace: spec.shutdown_timeout, stop_by: stop_by(vars), restart, forwards: true }
+}
+
+/// A random UUID (version 4), as torchrun names a job that has no name.
+fn uuid() -> String {
+    let bits = fastrand::u128(..) & !(0xf000 << 64 | 0xc000 << 48) | 0x4000 << 64 | 0x8000 << 48;
+    let hex = format!("{bits:032x}");
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// What this door says about a job.
+struct Words<'a> {
+    spec: &'a TorchSpec,
+    title: String,
+    error_file: Option<PathBuf>,
+    circumstances: Circumstances,
+}
+
+impl Door for Words<'_> {
+    fn circumstances(&self) -> &Circumstances {
+        &self.circumstances
+    }
+
+    fn begins(&self, launch: &Launch<'_>) {
+        let Plan { ranks, nnodes, world_size, job_id, .. } = launch.plan;
+        let logs = launch.log_dir.display();
+        info!("{job_id}: {} worker(s) here, {world_size} on {nnodes} node(s), logs in {logs}", ranks.len());
+    }
+
+    fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
+        if let Note::Restarting { attempt, of, .. } = note {
+            let left = of.saturating_sub(*attempt);
+            warn!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
+        }
+        notes::say(note, policy, &|local| launch.plan.ranks[local].who());
+    }
+
+    fn status(&self, report: &Report) -> i32 {
+        match exit_code::of(report) {
+            exit_code::OK => exit_code::OK,
+            _ if self.spec.exit_code_compat => 1,
+            status => status,
+        }
+    }
+
+    fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>) {
+        complain_about_stuck(&launched.rest.stuck);
+        if let Shown::AllBut(bytes) = launched.shown {
+            warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
+        }
+        if logs::is_full(&launch.log_dir) {
+            warn!("the disk of {} is full: the workers' logs may lack what came last", launch.log_dir.display());
+        }
+        match &launched.report.outcome {
+            Outcome::Completed => info!("[{}] worker group successfully finished", self.spec.role),
+            Outcome::HostLost => complain("the launcher's front was killed; all ranks were killed with it"),
+            Outcome::NotStarted { local_rank } => {
+                let why = launched.report.ranks[*local_rank].not_started.as_deref();
+                complain(&format!("cannot start {}", why.unwrap_or_default()));
+            }
+            Outcome::Failed { .. } | Outcome::Stopped { .. } => {}
+        }
+        for swept in super::conclude::swept(launch, launched) {
+            if launched.report.outcome == Outcome::Completed {
+                tell(&crate::log::verdict::sweep(swept.count, swept.owner.as_slice(), &swept.names));
+            }
+        }
+        info!("Exit code {status}");
+        let Some(verdict) = verdict else { return };
+        if self.circumstances.github {
+            message::to_stdout(format!("{}\n", github_annotation(verdict)).as_bytes());
+        }
+        let report = torch_report::of(launch, launched, verdict, &self.title, self.error_file.as_deref());
+        let style = Style { colour: self.circumstances.colour };
+        message::to_stderr(report.unwrap_or_else(|| render(verdict, style)).as_bytes());
+    }
+}

@@ -1,0 +1,88 @@
+//! How a job in torchrun's words has failed: the report on stderr, and the launcher's own error file.
+
+use crate::log::error_file::{self, ErrorFile};
+use crate::log::failed::{Failure, report};
+use crate::log::verdict::{Outcome as Verdictum, Verdict};
+use crate::model::Exit;
+use crate::run::launch::{Launch, Launched};
+use crate::run::{logs, preflight};
+use crate::supervise::{Outcome, RankReport};
+use crate::sys::clock;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tracing::warn;
+
+/// The report of a job in which a worker has failed; `None` for other ends. The root cause is also written to `own`, the
+/// file in which this launcher is to say what it failed of.
+pub fn of(
+    launch: &Launch<'_>,
+    launched: &Launched,
+    verdict: &Verdict,
+    title: &str,
+    own: Option<&Path>,
+) -> Option<String> {
+    let (Outcome::Failed { culprit, exit }, Verdictum::Failed(known)) = (&launched.report.outcome, &verdict.outcome)
+    else {
+        return None;
+    };
+    let (root, said) = failure(launch, launched, *culprit, *exit);
+    if let Some(own) = own {
+        let data = match said {
+            Some(file) => error_file::passed_on(file.data, exit.returncode()),
+            None => {
+                let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
+                let seconds = i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX);
+                error_file::made(&message, &known.tail.lines.join("\n"), seconds, exit.returncode())
+            }
+        };
+        write(own, &data);
+    }
+    let ends = launched.report.ranks.iter().enumerate();
+    let of_itself = |end: &RankReport| !end.told && end.exit.is_some_and(|exit| !exit.is_success());
+    let others = ends.filter(|(local, end)| local != culprit && of_itself(end));
+    let others: Vec<Failure> =
+        others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
+    Some(report(title, &known.host, (&root, known), &others, verdict))
+}
+
+fn failure(launch: &Launch<'_>, launched: &Launched, local_rank: usize, exit: Exit) -> (Failure, Option<ErrorFile>) {
+    let process = &launched.processes[local_rank];
+    let (path, said) = match said(launch, local_rank, process.attempt) {
+        Some((path, said)) => (Some(path), Some(said)),
+        None => (None, None),
+    };
+    // The clock of supervision tells when it ended; the wall clock, what people call that.
+    let RankReport { started_at, lived, .. } = &launched.report.ranks[local_rank];
+    let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
+    let ago = clock::now().saturating_sub(ended);
+    let wall = clock::wall().saturating_sub(ago);
+    let failure = Failure {
+        rank: launch.plan.ranks[local_rank].rank,
+        local_rank,
+        pid: process.pid.unwrap_or(0).unsigned_abs(),
+        exit,
+        time: clock::local_seconds(wall),
+        said: path.zip(said.as_ref()).map(|(path, said)| (path.display().to_string(), said.text.clone())),
+    };
+    (failure, said)
+}
+
+/// The error file of a worker's attempt, if it wrote one that can be read.
+fn said(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf, ErrorFile)> {
+    let elastic = launch.plan.ranks[local_rank].elastic.as_ref()?;
+    let path = PathBuf::from(elastic.error_file.as_ref()?.at(attempt));
+    let text = preflight::read("error_file", path.to_str()?).ok()?;
+    match error_file::parse(text.as_bytes()) {
+        Some(said) => Some((path, said)),
+        None => {
+            warn!("{}: is no error file, and is ignored", path.display());
+            None
+        }
+    }
+}
+
+fn write(own: &Path, data: &Value) {
+    if let Err(error) = logs::replace(own, &format!("{data}\n")) {
+        warn!("TORCHELASTIC_ERROR_FILE {}: cannot be written: {}", own.display(), logs::plain(&error));
+    }
+}
