@@ -13,5 +13,6 @@ pub mod paddle;
 pub mod policy;
 pub mod record;
 pub mod refusal;
+pub mod torch_events;
 pub mod torch_node;
 pub mod torch_report;

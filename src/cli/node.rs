@@ -9,10 +9,10 @@ use crate::log::verdict::{self, Style, Verdict, render};
 use crate::model::Exit;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
-use crate::run::launch::{Launch, Launched};
+use crate::run::launch::{Launch, Launched, Listener};
 use crate::run::result;
 use crate::run::{self, logs, sweep, temporary};
-use crate::supervise::{Note, Outcome, Policy, Report};
+use crate::supervise::{ChildId, Note, Outcome, Policy, Report};
 use crate::sys::ports::Lease;
 use crate::sys::process;
 use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
@@ -28,6 +28,8 @@ pub trait Door {
     fn begins(&self, launch: &Launch<'_>);
     /// Its records are there; its ranks are next.
     fn runs(&self, _launch: &Launch<'_>) {}
+    /// A process runs.
+    fn started(&self, _id: ChildId, _pid: i32, _launch: &Launch<'_>) {}
     /// Something happens on the way down, or up again.
     fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
@@ -42,6 +44,22 @@ pub trait Door {
     }
     /// It has ended.
     fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>);
+}
+
+/// A door, and whose job it tells of.
+struct At<'a> {
+    door: &'a dyn Door,
+    launch: &'a Launch<'a>,
+}
+
+impl Listener for At<'_> {
+    fn started(&self, id: ChildId, pid: i32) {
+        self.door.started(id, pid, self.launch);
+    }
+
+    fn noted(&self, note: &Note) {
+        self.door.notes(note, &self.launch.policy, self.launch);
+    }
 }
 
 /// Runs the job to its end and returns the exit status; in the supervisor, never.
@@ -144,8 +162,7 @@ fn supervise(
     let (job_id, ranks) = (&plan.job_id, plan.ranks.len());
     journal.write(What::JobStarted { job_id, host, ranks, supervisor: std::process::id(), argv });
     door.runs(launch);
-    let mut say = |note: &Note| door.notes(note, &launch.policy, launch);
-    let mut launched = run::launch::run(launch, supervisor, signals, journal, &mut say)
+    let mut launched = run::launch::run(launch, supervisor, signals, journal, &At { door, launch })
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
     let exit_status = door.status(&launched.report);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });

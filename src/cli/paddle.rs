@@ -23,6 +23,7 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
+use crate::supervise::ChildId;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::console;
 use crate::sys::signals::{self, HELD_AT_START, NOTIFY, Signals};
@@ -206,6 +207,7 @@ fn launch_on_this_node(
         log_overwrite: spec.log_overwrite,
         rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
+        filters: Vec::new(),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy,
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),
@@ -214,7 +216,6 @@ fn launch_on_this_node(
         cgroup,
         temporary: has_folder.then(|| PathBuf::from(&facts.temporary)),
         disposable: None,
-        announce: if older { legacy::announce } else { |_, _| {} },
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     let colour = launch.colour && std::io::stderr().is_terminal();
@@ -264,6 +265,12 @@ impl Door for Words<'_> {
         let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
         info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
         info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, self.kind));
+    }
+
+    fn started(&self, id: ChildId, pid: i32, _launch: &Launch<'_>) {
+        if self.circumstances.older {
+            legacy::announce(pid, id.local_rank);
+        }
     }
 
     fn runs(&self, launch: &Launch<'_>) {

@@ -5,6 +5,7 @@ use super::node::{self, Door};
 use super::policy::stop_by;
 use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet, usage};
+use super::torch_events::Events;
 use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
@@ -19,15 +20,17 @@ use crate::spec::SpecError;
 use crate::spec::launch::DryRun;
 use crate::spec::options::Vars;
 use crate::spec::rotation::Rotation;
-use crate::spec::torchrun::{Meeting, Nproc, TorchScript, TorchSpec};
-use crate::supervise::{Note, Outcome, Policy, Report, RestartPolicy};
+use crate::spec::torchrun::{EventLog, Meeting, Nproc, TorchScript, TorchSpec};
+use crate::supervise::{ChildId, Note, Outcome, Policy, Report, RestartPolicy};
 use crate::sys::cgroup::JobGroup;
+use crate::sys::clock;
 use crate::sys::ports::Lease;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use tracing::{info, warn};
 
 /// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short.
@@ -47,6 +50,7 @@ pub fn launch(
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
+    let begun = clock::now();
     let workers = workers(spec)?;
     let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
@@ -91,6 +95,7 @@ pub fn launch(
         log_overwrite: false,
         rotation: rotate::check(&folder.run).is_ok().then_some(CAPTURED),
         shown,
+        filters: plan::filters(spec),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy: policy(spec, vars),
         notify: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
@@ -99,17 +104,19 @@ pub fn launch(
         key,
         temporary: None,
         disposable: folder.disposable.clone(),
-        announce: |_, _| {},
     };
     let circumstances = Circumstances {
-        host,
+        host: host.clone(),
         memory: Memory::now(Path::new("/")),
         colour: launch.colour && std::io::stderr().is_terminal(),
         github: vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true"),
         quiet: false,
         older: false,
     };
-    let words = Words { spec, title: plan::title(spec), error_file, circumstances };
+    let events = (spec.event_log == EventLog::Console)
+        .then(|| Events::new(spec, &run_id, &host, (place.node, place.nnodes), &launch.program));
+    let words =
+        Words { spec, title: plan::title(spec), error_file, circumstances, events, meeting: clock::now() - begun };
     node::carry_out(&launch, &words, leases, signals, record)
 }
 
@@ -172,6 +179,9 @@ struct Words<'a> {
     title: String,
     error_file: Option<PathBuf>,
     circumstances: Circumstances,
+    events: Option<Events<'a>>,
+    /// How long it took to find this node's place in the job.
+    meeting: Duration,
 }
 
 impl Door for Words<'_> {
@@ -185,9 +195,24 @@ impl Door for Words<'_> {
         info!("{job_id}: {} worker(s) here, {world_size} on {nnodes} node(s), logs in {logs}", ranks.len());
     }
 
+    fn runs(&self, _launch: &Launch<'_>) {
+        if let Some(events) = &self.events {
+            events.met(0, self.meeting);
+        }
+    }
+
+    fn started(&self, id: ChildId, pid: i32, launch: &Launch<'_>) {
+        if let Some(events) = &self.events {
+            events.started(pid, id, launch);
+        }
+    }
+
     fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
         if let Note::Restarting { attempt, of, .. } = note {
             let left = of.saturating_sub(*attempt);
+            if let Some(events) = &self.events {
+                events.met(*attempt, Duration::ZERO);
+            }
             warn!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
         }
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
@@ -224,6 +249,9 @@ impl Door for Words<'_> {
             }
         }
         info!("Exit code {status}");
+        if let Some(events) = &self.events {
+            events.ended(launch, launched, &|local| torch_report::data(launch, launched, local));
+        }
         let Some(verdict) = verdict else { return };
         if self.circumstances.github {
             message::to_stdout(format!("{}\n", github_annotation(verdict)).as_bytes());

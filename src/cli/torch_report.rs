@@ -8,7 +8,7 @@ use crate::run::launch::{Launch, Launched};
 use crate::run::{logs, preflight};
 use crate::supervise::{Outcome, RankReport};
 use crate::sys::clock;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tracing::warn;
 
@@ -43,6 +43,12 @@ pub fn of(
     let others: Vec<Failure> =
         others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
     Some(report(title, &known.host, (&root, known), &others, verdict))
+}
+
+/// What a worker wrote of its failure, for programs.
+pub fn data(launch: &Launch<'_>, launched: &Launched, local_rank: usize) -> Value {
+    let said = said(launch, local_rank, launched.processes[local_rank].attempt);
+    said.map_or_else(|| json!({"message": "<NONE>"}), |(_, said)| said.data)
 }
 
 fn failure(launch: &Launch<'_>, launched: &Launched, local_rank: usize, exit: Exit) -> (Failure, Option<ErrorFile>) {

@@ -18,7 +18,7 @@ pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::{Endpoint, EnvPatch, Role, Who};
-pub use output::{Output, PerAttempt, Sink, Stream};
+pub use output::{Filter, Output, PerAttempt, Sink, Stream};
 use std::ffi::OsString;
 use std::sync::Arc;
 

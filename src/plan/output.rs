@@ -80,6 +80,17 @@ impl Sink {
     }
 }
 
+/// A file that gets, of all ranks' lines of a stream that are shown, those with one of these texts in them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// Which stream.
+    pub stream: Stream,
+    /// The texts.
+    pub texts: Vec<String>,
+    /// The file, within the log folder.
+    pub file: PerAttempt,
+}
+
 /// Where the output of a rank goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {

@@ -1,7 +1,7 @@
 //! The workers of a job in torchrun's words: their commands, what they are told, where their output goes.
 
 use super::nested::Hashes;
-use super::{Elastic, HostFacts, Output, PerAttempt, Plan, RankPlan, Sink, Stream, surroundings};
+use super::{Elastic, Filter, HostFacts, Output, PerAttempt, Plan, RankPlan, Sink, Stream, surroundings};
 use crate::dialect::torch::{self, Group, Worker};
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::{Endpoint, EnvPatch, Role};
@@ -112,6 +112,15 @@ pub fn plan(
     let pod = paddle_launch::Pod { name: String::new(), log_dir: facts.log_dir.clone(), auto_cluster: false };
     let (nnodes, world_size, job_id) = (place.nnodes, place.world_size, run_id.to_owned());
     Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", servers_end: false }, shown))
+}
+
+/// The files for lines that somebody looks for.
+pub fn filters(spec: &TorchSpec) -> Vec<Filter> {
+    let texts = [&spec.duplicate_stdout_filters, &spec.duplicate_stderr_filters];
+    let wanted = Stream::BOTH.into_iter().zip(texts);
+    let wanted = wanted.filter(|(_, texts)| !texts.is_empty() && spec.log_dir != LogDir::Nowhere);
+    let file = |stream: Stream| PerAttempt::new("attempt_", format!("/filtered_{}", stream.log()));
+    wanted.map(|(stream, texts)| Filter { stream, texts: texts.clone(), file: file(stream) }).collect()
 }
 
 /// What is shown of a stream that a launcher reads.

@@ -99,6 +99,8 @@ pub struct Follower {
     watch: Option<GrowthWatch>,
     console: Console,
     colours: Colours,
+    /// Only lines with one of these in them are copied; none: all are.
+    only: Vec<Vec<u8>>,
     /// Read and not yet taken by the console.
     out: Vec<u8>,
     token: u64,
@@ -125,6 +127,7 @@ impl Follower {
             watch,
             console,
             colours,
+            only: Vec::new(),
             out: Vec::new(),
             token: tokens.1,
             blocked: false,
@@ -132,6 +135,11 @@ impl Follower {
             gone: false,
             more: false,
         })
+    }
+
+    /// Copies only lines with one of these texts in them.
+    pub fn only(self, texts: &[String]) -> Self {
+        Self { only: texts.iter().map(|text| text.clone().into_bytes()).collect(), ..self }
     }
 
     /// Follows the log at `path` from `offset` on. `prefix`: what stands before each line; without one, all
@@ -202,6 +210,7 @@ impl Follower {
         }
         for source in &mut self.sources {
             if source.held.is_some_and(|since| since.saturating_add(HELD) <= now)
+                && self.only.is_empty()
                 && let Some((prefix, lines)) = &mut source.lines
             {
                 source.held = None;
@@ -247,12 +256,17 @@ impl Follower {
                 continue;
             };
             self.passed_over += passed_over;
-            let (out, colours) = (&mut self.out, self.colours);
+            let (out, colours, only) = (&mut self.out, self.colours, &self.only);
             match &mut source.lines {
                 None => out.extend_from_slice(&buffer[..read]),
                 Some((prefix, lines)) => {
-                    lines.feed(&buffer[..read], |line| write_line(out, prefix, line, colours));
-                    source.held = lines.is_holding().then(|| source.held.unwrap_or_else(clock::now));
+                    lines.feed(&buffer[..read], |line| {
+                        if is_wanted(line, only) {
+                            write_line(out, prefix, line, colours);
+                        }
+                    });
+                    let holds = lines.is_holding() && only.is_empty();
+                    source.held = holds.then(|| source.held.unwrap_or_else(clock::now));
                 }
             }
             if read > 0 && !source.ended {
@@ -261,6 +275,7 @@ impl Follower {
             } else if read == 0 && source.ended {
                 if let Some((prefix, lines)) = &mut source.lines
                     && let Some(line) = lines.finish()
+                    && is_wanted(&line, only)
                 {
                     write_line(out, prefix, &line, colours);
                 }
@@ -339,4 +354,9 @@ impl Follower {
             }
         }
     }
+}
+
+/// Whether a line has one of these texts in it, or all lines are wanted.
+fn is_wanted(line: &[u8], only: &[Vec<u8>]) -> bool {
+    only.is_empty() || only.iter().any(|text| text.is_empty() || line.windows(text.len()).any(|part| part == text))
 }

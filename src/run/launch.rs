@@ -1,18 +1,17 @@
 //! Running a plan from the command line: signals, logs, console, and the engine between them.
 
-use super::console::{Follower, Shown};
+use super::console::Shown;
 use super::engine::{Engine, HOST_TOKENS};
 use super::front::Supervisor;
 use super::journal::{Journal, What};
 use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
-use crate::plan::{Plan, RankPlan, Stream};
+use crate::plan::{Filter, Plan, RankPlan, Stream};
 use crate::spec::rotation::Rotation;
-use crate::supervise::{Event, Note, Outcome, Part, Policy, Report};
+use crate::supervise::{ChildId, Event, Note, Outcome, Part, Policy, Report};
 use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
-use crate::sys::console::Console;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::tree;
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,6 +49,8 @@ pub struct Launch<'a> {
     /// Local ranks and the streams of theirs that the console shows, on the same stream of its own, and what stands
     /// before their lines; `None`: shown byte for byte.
     pub shown: BTreeMap<(usize, Stream), Option<String>>,
+    /// Files for the lines that somebody looks for.
+    pub filters: Vec<Filter>,
     /// Whether people want colours, where there is a terminal (NO_COLOR).
     pub colour: bool,
     /// How the job is stopped, and when the ranks are started again.
@@ -66,8 +67,6 @@ pub struct Launch<'a> {
     pub temporary: Option<PathBuf>,
     /// A folder that is kept only if the job does not end well.
     pub disposable: Option<PathBuf>,
-    /// Says that a process runs: its pid, and its local rank.
-    pub announce: fn(i32, usize),
 }
 
 impl Launch<'_> {
@@ -75,6 +74,14 @@ impl Launch<'_> {
     pub fn last_words(&self, local_rank: usize, attempt: u32) -> Option<PathBuf> {
         Some(self.log_dir.join(self.plan.ranks[local_rank].output.last_words(attempt)?))
     }
+}
+
+/// Who is told what happens while ranks run.
+pub trait Listener {
+    /// A process runs.
+    fn started(&self, id: ChildId, pid: i32);
+    /// Something happens on the way down, or up again.
+    fn noted(&self, note: &Note);
 }
 
 /// What remains of a launch.
@@ -93,13 +100,13 @@ pub struct Launched {
     pub journal: Journal,
 }
 
-/// Runs the plan to its end, once in the life of a process. `say` gets the notes.
+/// Runs the plan to its end, once in the life of a process.
 pub fn run(
     launch: &Launch<'_>,
     supervisor: &Supervisor,
     signals: &Signals,
     journal: Journal,
-    say: &mut dyn FnMut(&Note),
+    listener: &dyn Listener,
 ) -> io::Result<Launched> {
     let part = |rank: &RankPlan| match Part::of(rank.role) {
         Part::Server if launch.plan.servers_end => Part::Main,
@@ -111,20 +118,14 @@ pub fn run(
     engine.poll().readable(&supervisor.front, FRONT)?;
     engine.poll().readable(&supervisor.requests, REQUESTS)?;
     let mut requests = Requests::default();
-    let followers = Stream::BOTH.map(|stream| {
-        let is_shown = launch.shown.keys().any(|(_, shown)| *shown == stream);
-        let console = Console::open(stream.descriptor()).ok().filter(|_| is_shown)?;
-        let at = 2 * stream.index() as u64;
-        Follower::new(console, launch.colour, engine.poll(), (FOLLOWERS + at, FOLLOWERS + at + 1)).ok()
-    });
-    let mut ranks = Ranks::new(launch, followers, journal, say)?;
+    let mut ranks = Ranks::new(launch, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {
-        let busy = ranks.followers.iter().flatten().any(Follower::has_more);
-        let due = ranks.followers.iter().flatten().filter_map(Follower::due).min();
+        let busy = ranks.followers().any(|follower| follower.has_more());
+        let due = ranks.followers().filter_map(|follower| follower.due()).min();
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
-        for follower in ranks.followers.iter_mut().flatten() {
+        for follower in ranks.followers() {
             follower.show_held(engine.poll())?;
             if follower.has_more() {
                 follower.copy(engine.poll())?;
@@ -160,7 +161,7 @@ pub fn run(
                 }
                 _ => {
                     let at = token.saturating_sub(FOLLOWERS);
-                    if let Some(Some(follower)) = ranks.followers.get_mut(at as usize / 2) {
+                    if let Some(follower) = ranks.follower(at as usize / 2) {
                         if at % 2 == 0 { follower.grown(engine.poll())? } else { follower.writable(engine.poll())? }
                     }
                 }
@@ -175,7 +176,7 @@ pub fn run(
     let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
     let wake = [signals.as_fd(), supervisor.requests.as_fd()];
     let mut shown = Shown::Nothing;
-    for follower in ranks.followers.iter_mut().flatten() {
+    for follower in ranks.followers() {
         shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?);
     }
     ranks.settle_logs();

@@ -14,6 +14,7 @@ pub mod request;
 pub mod result;
 pub mod rotate;
 pub mod run_folder;
+pub mod screens;
 pub mod start;
 pub mod sweep;
 pub mod temporary;

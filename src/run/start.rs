@@ -4,10 +4,11 @@
 use super::console::Follower;
 use super::engine::{End, Host};
 use super::journal::{Journal, What};
-use super::launch::Launch;
+use super::launch::{Launch, Listener};
 use super::logs;
 use super::output;
 use super::rotate::Rotation;
+use super::screens::Screens;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
 use crate::dialect::torch;
@@ -18,6 +19,7 @@ use crate::supervise::{ChildId, Note, Part};
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
+use crate::sys::poll::Poll;
 use crate::sys::spawn::{self, Group, Start};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
@@ -66,20 +68,21 @@ pub struct Ranks<'a> {
     patience: Patience,
     /// What keeps the logs short, if that is wanted.
     rotation: Option<Rotation>,
-    /// What people see of the logs, on stdout and on stderr.
-    pub followers: [Option<Follower>; 2],
+    /// What people see of the logs, and files for lines that somebody looks for.
+    screens: Screens<'a>,
     /// What is written down.
     pub journal: Journal,
-    say: &'a mut dyn FnMut(&Note),
+    listener: &'a dyn Listener,
 }
 
 impl<'a> Ranks<'a> {
-    /// Nobody is started yet.
+    /// Nobody is started yet. `tokens`: the first of those in `poll` that are for the followers, two for each.
     pub fn new(
         launch: &'a Launch<'a>,
-        followers: [Option<Follower>; 2],
+        poll: Arc<Poll>,
+        tokens: u64,
         journal: Journal,
-        say: &'a mut dyn FnMut(&Note),
+        listener: &'a dyn Listener,
     ) -> io::Result<Self> {
         Ok(Self {
             launch,
@@ -93,10 +96,20 @@ impl<'a> Ranks<'a> {
             just_swept: 0,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
-            followers,
+            screens: Screens::new(launch, poll, tokens),
             journal,
-            say,
+            listener,
         })
+    }
+
+    /// What follows the logs.
+    pub fn followers(&mut self) -> impl Iterator<Item = &mut Follower> {
+        self.screens.followers()
+    }
+
+    /// One of these, by its number.
+    pub fn follower(&mut self, number: usize) -> Option<&mut Follower> {
+        self.screens.follower(number)
     }
 
     fn who(&self, id: ChildId) -> Who {
@@ -157,13 +170,7 @@ impl<'a> Ranks<'a> {
         self.processes[id.local_rank] =
             Process { pid: Some(started.pid), attempt: id.attempt, log_start, ..Process::default() };
         for log in &opened.written {
-            if let Some(follower) = &mut self.followers[log.stream.index()]
-                && let Some(prefix) = self.launch.shown.get(&(id.local_rank, log.stream))
-            {
-                // A console that cannot follow shows nothing of it; the log has it all.
-                let short = short.clone().filter(|_| log.rotates);
-                let _ = follower.follow(&log.path, log.start, short, prefix.clone());
-            }
+            self.screens.follow(id, log, short.as_ref());
         }
         Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
     }
@@ -173,7 +180,7 @@ impl Host for Ranks<'_> {
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let started = self.start_one(id);
         if let Ok(child) = &started {
-            (self.launch.announce)(child.pid(), id.local_rank);
+            self.listener.started(id, child.pid());
         }
         let (Who { role, number: rank }, attempt) = (self.who(id), id.attempt);
         self.journal.write(match &started {
@@ -222,7 +229,7 @@ impl Host for Ranks<'_> {
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::LAST).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
-        self.followers.iter_mut().flatten().for_each(Follower::all_ended);
+        self.screens.attempt_over();
         self.settle_logs();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
         let ranks = &self.launch.plan.ranks;
@@ -244,7 +251,7 @@ impl Host for Ranks<'_> {
 
     fn note(&mut self, note: Note) {
         self.journal.note(&note, |local| self.launch.plan.ranks[local].who());
-        (self.say)(&note);
+        self.listener.noted(&note);
     }
 }
 

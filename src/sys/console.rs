@@ -52,6 +52,11 @@ impl Console {
         }
     }
 
+    /// A file of ours instead of a console.
+    pub fn file(file: std::fs::File) -> Self {
+        Self { fd: file.into(), way: Way::File }
+    }
+
     /// Writes as much as goes without waiting; 0 when nothing goes now. An error means that nobody
     /// will ever read it again (the reader is gone, the disk is full).
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {

@@ -1,0 +1,132 @@
+//! `--event-log-handler console`: torchelastic's events, one JSON object a line on stderr.
+
+use super::message;
+use crate::run::launch::{Launch, Launched};
+use crate::spec::torchrun::TorchSpec;
+use crate::supervise::{ChildId, Outcome};
+use crate::sys::clock;
+use serde_json::{Value, json};
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+/// Tells what happens to one job.
+pub struct Events<'a> {
+    spec: &'a TorchSpec,
+    run_id: String,
+    host: String,
+    nnodes: usize,
+    node: usize,
+    /// The program of the workers, by its name alone.
+    entry_point: String,
+    attempt: Cell<u32>,
+    began: Duration,
+}
+
+impl<'a> Events<'a> {
+    /// Of this job; `program` is what its workers run. `node`: this one's number, and how many there are.
+    pub fn new(spec: &'a TorchSpec, run_id: &str, host: &str, (node, nnodes): (usize, usize), program: &Path) -> Self {
+        let entry_point = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let (run_id, host) = (run_id.to_owned(), host.to_owned());
+        Self { spec, run_id, host, nnodes, node, entry_point, attempt: Cell::new(0), began: clock::now() }
+    }
+
+    /// The nodes have found each other, which took this long, for one more attempt.
+    pub fn met(&self, attempt: u32, took: Duration) {
+        self.attempt.set(attempt);
+        let millis = took.as_secs_f64() * 1000.0;
+        for (state, millis) in [("RENDEZVOUS", millis), ("ASSIGN_WORKER_RANKS", 0.0)] {
+            let known = attempt > 0 || state != "RENDEZVOUS";
+            let size = if known { json!(self.nnodes) } else { Value::Null };
+            let details = json!({"group_world_size": size, "entry_point": self.entry_point});
+            let group_rank = if known { json!(self.node) } else { Value::Null };
+            self.tell(state, "AGENT", None, (group_rank, details), Value::Null, json!(millis));
+        }
+    }
+
+    /// A worker runs.
+    pub fn started(&self, pid: i32, id: ChildId, launch: &Launch<'_>) {
+        let worker = Worker { pid, rank: launch.plan.ranks[id.local_rank].rank, local_rank: id.local_rank, launch };
+        self.attempt.set(id.attempt);
+        self.worker("START", &worker, None, Value::Null);
+    }
+
+    /// The job has ended. `said`: what a worker wrote of its failure.
+    pub fn ended(&self, launch: &Launch<'_>, launched: &Launched, said: &dyn Fn(usize) -> Value) {
+        let well = launched.report.outcome == Outcome::Completed;
+        for (local_rank, end) in launched.report.ranks.iter().enumerate() {
+            let Some(pid) = launched.processes[local_rank].pid else { continue };
+            let worker = Worker { pid, rank: launch.plan.ranks[local_rank].rank, local_rank, launch };
+            let failed = end.exit.filter(|exit| !exit.is_success() && !end.told);
+            match failed {
+                _ if well => self.worker("SUCCEEDED", &worker, None, Value::Null),
+                None => self.worker("TERMINATED", &worker, None, Value::Null),
+                Some(exit) => {
+                    let raw = json!(said(local_rank).to_string());
+                    self.worker("FAILED", &worker, Some(exit.returncode()), raw);
+                }
+            }
+        }
+        let details = json!({"group_world_size": self.nnodes, "entry_point": self.entry_point});
+        let state = if well { "SUCCEEDED" } else { "FAILED" };
+        self.tell(state, "AGENT", None, (json!(self.node), details), Value::Null, Value::Null);
+    }
+
+    fn worker(&self, state: &str, worker: &Worker<'_>, code: Option<i32>, raw_error: Value) {
+        let told = |name: &str| -> Value {
+            worker.launch.plan.ranks[worker.local_rank].env.get(name).and_then(|text| text.parse::<u64>().ok()).into()
+        };
+        let details = json!({
+            "group_world_size": self.nnodes,
+            "entry_point": self.entry_point,
+            "local_rank": [worker.local_rank],
+            "role_rank": [told("ROLE_RANK")],
+            "role_world_size": [told("ROLE_WORLD_SIZE")],
+            "exit_code": [code],
+            "worker_pid": [code.map(|_| worker.pid)],
+        });
+        let who = Some((worker.rank, worker.pid));
+        self.tell(state, "WORKER", who, (json!(self.node), details), raw_error, Value::Null);
+    }
+
+    fn tell(
+        &self,
+        state: &str,
+        source: &str,
+        who: Option<(usize, i32)>,
+        (group_rank, details): (Value, Value),
+        raw_error: Value,
+        duration_ms: Value,
+    ) {
+        let running = matches!(state, "SUCCEEDED" | "FAILED" | "TERMINATED");
+        let seconds = if running { clock::now().saturating_sub(self.began).as_secs() } else { 0 };
+        let event = json!({
+            "name": format!("torchelastic.worker.status.{state}"),
+            "source": source,
+            "timestamp": 0,
+            "metadata": {
+                "run_id": self.run_id,
+                "global_rank": who.map(|(rank, _)| rank),
+                "group_rank": group_rank,
+                "worker_id": who.map(|(_, pid)| pid.to_string()),
+                "role": self.spec.role,
+                "hostname": self.host,
+                "state": state,
+                "total_run_time": seconds,
+                "rdzv_backend": self.spec.backend,
+                "raw_error": raw_error,
+                "metadata": details.to_string(),
+                "agent_restarts": self.attempt.get(),
+                "duration_ms": duration_ms,
+            },
+        });
+        message::to_stderr(format!("{event}\n").as_bytes());
+    }
+}
+
+struct Worker<'a> {
+    pid: i32,
+    rank: usize,
+    local_rank: usize,
+    launch: &'a Launch<'a>,
+}
