@@ -16,6 +16,7 @@
 //! | 3 | [`plan`] | who runs, where, with which devices and environment |
 //! | 4 | [`supervise`], [`log`] | what happens next; what is seen of it |
 //! | 5 | [`sys`], [`probe`] | the operating system (the only `unsafe`); facts of the machine |
+//! | 5 | [`rendezvous`] | where processes of a job meet: the server of torch's store |
 //! | 6 | [`run`] | the loop that acts; logs and console; checks before the start |
 //! | 7 | [`cli`] | the door for people |
 //! | 8 | `python` | the door for Python: one private module, `rlaunch._lib` |
@@ -28,6 +29,7 @@ pub mod plan;
 pub mod probe;
 #[cfg(feature = "python")]
 mod python;
+pub mod rendezvous;
 pub mod run;
 pub mod spec;
 pub mod supervise;

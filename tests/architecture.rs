@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A folder of `src` and its floor. A module uses strictly lower floors only.
-const FLOORS: [(&str, u8); 11] = [
+const FLOORS: [(&str, u8); 12] = [
     ("model", 0),
     ("dialect", 1),
     ("spec", 2),
@@ -14,6 +14,7 @@ const FLOORS: [(&str, u8); 11] = [
     ("log", 4),
     ("sys", 5),
     ("probe", 5),
+    ("rendezvous", 5),
     ("run", 6),
     ("cli", 7),
     ("python", 8),

@@ -7,6 +7,7 @@ mod errors;
 mod guardian;
 mod join;
 mod rank;
+mod store;
 mod wakeup;
 
 use pyo3::prelude::*;
@@ -41,6 +42,8 @@ mod lib {
     use super::join::Joiner;
     #[pymodule_export]
     use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank};
+    #[pymodule_export]
+    use super::store::TorchStore;
     #[pymodule_export]
     use super::wakeup::await_readable;
 

@@ -1,0 +1,56 @@
+//! The server of torch's store, without a job around it.
+
+use super::errors::os_error;
+use crate::rendezvous::torch_store::{Limits, Server, listen};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A server on a free port: of loopback, or of one address of this machine.
+#[pyclass(frozen, module = "rlaunch._lib")]
+pub struct TorchStore {
+    /// The port it listens on.
+    #[pyo3(get)]
+    port: u16,
+    server: Mutex<Option<Server>>,
+}
+
+impl TorchStore {
+    fn lock(&self) -> MutexGuard<'_, Option<Server>> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl TorchStore {
+    /// `port`: 0 for a free one. `limit`: bytes held at most, `connections`: clients at most; `None`: the defaults.
+    #[new]
+    #[pyo3(signature = (host=None, port=0, limit=None, connections=None))]
+    fn new(host: Option<&str>, port: u16, limit: Option<usize>, connections: Option<usize>) -> PyResult<Self> {
+        let listeners = match host {
+            None => listen::loopback(port),
+            Some(host) => {
+                let address: IpAddr = host.parse().map_err(|_| PyValueError::new_err("the host is no address"))?;
+                listen::on((address, port).into()).map(|listener| vec![listener])
+            }
+        }
+        .map_err(os_error)?;
+        let port = listeners[0].local_addr().map_err(os_error)?.port();
+        let mut limits = Limits::default();
+        limits.bytes = limit.unwrap_or(limits.bytes);
+        limits.connections = connections.unwrap_or(limits.connections);
+        let server = Server::start_with(listeners, limits, None).map_err(os_error)?;
+        Ok(Self { port, server: Mutex::new(Some(server)) })
+    }
+
+    /// Hangs up on everybody and forgets everything.
+    fn renew(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.lock().as_ref().map_or(Ok(()), Server::renew)).map_err(os_error)
+    }
+
+    /// Ends it. Doing it twice does nothing more.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.lock().take()));
+    }
+}

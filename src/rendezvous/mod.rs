@@ -1,0 +1,3 @@
+//! Floor 5: where processes of a job, and launchers of several nodes, meet.
+
+pub mod torch_store;

@@ -1,0 +1,384 @@
+//! The store's server: one thread, one epoll set. A slow, silent or half-open client stalls nobody, and one that
+//! breaks the rules is hung up on.
+
+use super::connection::{CHUNK, Connection};
+use super::frame::Request;
+use super::ledger::Ledger;
+use super::listen::BACKLOG;
+use super::state::{ClientId, Replies, Store};
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::time::{TimeSpec, TimeValLike};
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+/// What one server holds at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes: one half for what is stored, the other for what comes and goes.
+    pub bytes: usize,
+    /// Connections. When there are more, those that have made no request have to go.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    /// A quarter of this machine's memory, but 4 GiB at most, and three quarters of the descriptors that this
+    /// process may have now.
+    fn default() -> Self {
+        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = memory.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok());
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+        Self {
+            bytes: total.map_or(1 << 30, |kib| kib.saturating_mul(1024) / 4).clamp(256 << 20, 4 << 30),
+            connections: usize::try_from(files / 4 * 3).unwrap_or(usize::MAX).clamp(16, 1 << 16),
+        }
+    }
+}
+
+/// Told when a connection that has set a key with this beginning closes, with the key, for each such key. Not when
+/// the server closes all of them.
+#[derive(Clone, Debug)]
+pub struct Departures {
+    /// What the key begins with, as it is on the wire.
+    pub prefix: Vec<u8>,
+    /// Where the keys go.
+    pub keys: Sender<Vec<u8>>,
+}
+
+/// A running server. Dropping it ends it.
+#[derive(Debug)]
+pub struct Server {
+    orders: Sender<Order>,
+    bell: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Order {
+    Renew(Sender<io::Result<()>>),
+    Stop,
+}
+
+impl Server {
+    /// Serves on these sockets, with the default limits.
+    pub fn start(listeners: Vec<TcpListener>) -> io::Result<Self> {
+        Self::start_with(listeners, Limits::default(), None)
+    }
+
+    /// Serves on these sockets, in a thread that takes no signals.
+    pub fn start_with(listeners: Vec<TcpListener>, limits: Limits, departures: Option<Departures>) -> io::Result<Self> {
+        let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let (orders, received) = unbounded();
+        let mut hub = Hub::new(listeners, limits, departures, Arc::clone(&bell), received)?;
+        let signals = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        let thread = thread::Builder::new().name("torch-store".to_owned()).spawn(move || hub.run());
+        signals.thread_set_mask()?;
+        Ok(Self { orders, bell, thread: Some(thread?) })
+    }
+
+    /// Begins anew: closes all connections, also those that wait to be accepted, and forgets everything. When it
+    /// returns, whoever had connected before can neither see nor set anything any more.
+    pub fn renew(&self) -> io::Result<()> {
+        let (done, wait) = unbounded();
+        self.order(Order::Renew(done))?;
+        wait.recv().map_err(io::Error::other)?
+    }
+
+    fn order(&self, order: Order) -> io::Result<()> {
+        self.orders.send(order).map_err(|_| io::Error::other("the store's thread has ended"))?;
+        self.bell.write(1)?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let told = self.order(Order::Stop);
+        if let (Ok(()), Some(thread)) = (told, self.thread.take()) {
+            // It has no way to panic; if it did, there is nobody to tell.
+            drop(thread.join());
+        }
+    }
+}
+
+const BELL: u64 = 0;
+const TIMER: u64 = 1;
+const FIRST_LISTENER: u64 = 2;
+/// The first client's token. Tokens are not used again, so a late event is nobody else's.
+const FIRST_CLIENT: ClientId = 1 << 32;
+
+/// Connections accepted before others have their turn.
+const AT_ONCE: usize = 64;
+/// How long nobody is accepted after the system had no room for another connection.
+const PAUSE_MS: i64 = 100;
+
+struct Hub {
+    epoll: Epoll,
+    bell: Arc<EventFd>,
+    timer: TimerFd,
+    orders: Receiver<Order>,
+    listeners: Vec<TcpListener>,
+    paused: bool,
+    store: Store,
+    /// What is held for connections.
+    traffic: Ledger,
+    limits: Limits,
+    departures: Option<Departures>,
+    next: ClientId,
+    clients: HashMap<ClientId, Connection>,
+    /// Those that have made no request, the oldest first.
+    strangers: BTreeSet<ClientId>,
+    /// Those that have had replies from others' requests.
+    answered: BTreeSet<ClientId>,
+    chunk: Vec<u8>,
+}
+
+impl Hub {
+    fn new(
+        listeners: Vec<TcpListener>,
+        limits: Limits,
+        departures: Option<Departures>,
+        bell: Arc<EventFd>,
+        orders: Receiver<Order>,
+    ) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        epoll.add(&*bell, EpollEvent::new(EpollFlags::EPOLLIN, BELL))?;
+        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER))?;
+        for (token, listener) in (FIRST_LISTENER..).zip(&listeners) {
+            listener.set_nonblocking(true)?;
+            epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
+        }
+        Ok(Self {
+            epoll,
+            bell,
+            timer,
+            orders,
+            listeners,
+            paused: false,
+            store: Store::new(Ledger::new(limits.bytes / 2)),
+            traffic: Ledger::new(limits.bytes / 2),
+            limits,
+            departures,
+            next: FIRST_CLIENT,
+            clients: HashMap::new(),
+            strangers: BTreeSet::new(),
+            answered: BTreeSet::new(),
+            chunk: vec![0; CHUNK],
+        })
+    }
+
+    fn run(&mut self) {
+        loop {
+            let mut events = [EpollEvent::empty(); 256];
+            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(_) => return,
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    BELL => {
+                        let _ = self.bell.read();
+                        while let Ok(order) = self.orders.try_recv() {
+                            match order {
+                                Order::Stop => return,
+                                Order::Renew(done) => drop(done.send(self.renew())),
+                            }
+                        }
+                    }
+                    TIMER => {
+                        let _ = self.timer.wait();
+                        self.listen(true);
+                    }
+                    client @ FIRST_CLIENT.. => self.turn(client, event.events()),
+                    listener => self.accept((listener - FIRST_LISTENER) as usize),
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..AT_ONCE {
+            let full = self.clients.len() >= self.limits.connections;
+            if full && self.strangers.is_empty() {
+                return self.listen(false);
+            }
+            let Some(listener) = self.listeners.get(listener) else { return };
+            let socket = match listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                    Some(Errno::EAGAIN) => return,
+                    // That connection has gone already; there may be others.
+                    Some(Errno::ECONNABORTED | Errno::EINTR) => continue,
+                    // No descriptors, no memory: accepting again at once would come to the same.
+                    _ => return self.listen(false),
+                },
+            };
+            if let (true, Some(oldest)) = (full, self.strangers.first().copied()) {
+                self.close(oldest, true);
+            }
+            let client = self.next;
+            let Ok(connection) = Connection::new(socket) else { continue };
+            if self.epoll.add(&connection.socket, EpollEvent::new(EpollFlags::EPOLLIN, client)).is_err() {
+                continue;
+            }
+            self.next += 1;
+            self.clients.insert(client, connection);
+            self.strangers.insert(client);
+            // What it wants has mostly come with it, and then it is no stranger.
+            self.turn(client, EpollFlags::EPOLLIN);
+        }
+    }
+
+    /// Accepts connections, or none for a moment.
+    fn listen(&mut self, now: bool) {
+        if now != self.paused {
+            return;
+        }
+        if !now {
+            let pause = Expiration::OneShot(TimeSpec::milliseconds(PAUSE_MS));
+            if self.timer.set(pause, TimerSetTimeFlags::empty()).is_err() {
+                return;
+            }
+        }
+        let wanted = if now { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+        for (token, listener) in (FIRST_LISTENER..).zip(&self.listeners) {
+            let _ = self.epoll.modify(listener, &mut EpollEvent::new(wanted, token));
+        }
+        self.paused = !now;
+    }
+
+    /// A client's turn: something has come, or can be sent.
+    fn turn(&mut self, client: ClientId, events: EpollFlags) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            connection.deafen();
+        } else if events.contains(EpollFlags::EPOLLOUT) {
+            connection.write();
+        }
+        let mut stays = true;
+        if connection.wants().0 {
+            stays = connection.read(&mut self.chunk).unwrap_or(false);
+        }
+        stays &= self.requests(client);
+        if let Some(connection) = self.clients.get_mut(&client) {
+            connection.write();
+        }
+        while let Some(other) = self.answered.pop_first() {
+            if let Some(connection) = self.clients.get_mut(&other) {
+                connection.write();
+                self.settle(other);
+            }
+        }
+        if stays {
+            self.settle(client);
+        } else {
+            self.close(client, true);
+        }
+    }
+
+    /// Does what a client has asked for, as far as it takes the replies. Whether it may stay.
+    fn requests(&mut self, client: ClientId) -> bool {
+        let mut replies = Replies::new();
+        while let Some(connection) = self.clients.get_mut(&client) {
+            connection.leave_unread(false);
+            if !connection.may_go_on() {
+                connection.leave_unread(true);
+                return true;
+            }
+            let request = match connection.parser.next_request() {
+                Ok(Some(request)) => request,
+                Ok(None) => return true,
+                Err(_) => return false,
+            };
+            if !connection.greeted {
+                connection.greeted = true;
+                self.strangers.remove(&client);
+            }
+            if let (Some(departures), Request::Set { key, .. }) = (&self.departures, &request)
+                && key.starts_with(&departures.prefix)
+            {
+                connection.watched.insert(key.clone());
+            }
+            let done = self.store.handle(client, request, &mut replies);
+            for (to, piece) in replies.drain(..) {
+                if let Some(connection) = self.clients.get_mut(&to) {
+                    connection.push(piece);
+                    if to != client {
+                        self.answered.insert(to);
+                    }
+                }
+            }
+            if done.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Counts what is held for a client, and waits for what it waits for.
+    fn settle(&mut self, client: ClientId) {
+        let Some(connection) = self.clients.get_mut(&client) else { return };
+        let held = connection.held();
+        let before = std::mem::replace(&mut connection.counted, held);
+        let fits = self.traffic.turn(before, held).is_ok();
+        let wants = connection.wants();
+        if wants != connection.interest {
+            let mut flags = EpollFlags::empty();
+            flags.set(EpollFlags::EPOLLIN, wants.0);
+            flags.set(EpollFlags::EPOLLOUT, wants.1);
+            connection.interest = wants;
+            if self.epoll.modify(&connection.socket, &mut EpollEvent::new(flags, client)).is_err() {
+                return self.close(client, true);
+            }
+        }
+        if !fits {
+            let heaviest = self.clients.iter().max_by_key(|(_, connection)| connection.counted);
+            if let Some(heaviest) = heaviest.map(|(client, _)| *client) {
+                self.close(heaviest, true);
+            }
+        }
+    }
+
+    fn close(&mut self, client: ClientId, told: bool) {
+        let Some(connection) = self.clients.remove(&client) else { return };
+        self.traffic.give(connection.counted);
+        self.store.forget(client);
+        self.strangers.remove(&client);
+        if let (true, Some(departures)) = (told, &self.departures) {
+            for key in connection.watched {
+                drop(departures.keys.send(key)); // Nobody may want to know any more.
+            }
+        }
+    }
+
+    fn renew(&mut self) -> io::Result<()> {
+        let all: Vec<ClientId> = self.clients.keys().copied().collect();
+        all.into_iter().for_each(|client| self.close(client, false));
+        self.store.clear();
+        self.listen(true);
+        for listener in &self.listeners {
+            // Those who wait to be accepted; one more than fit, as the kernel counts.
+            for _ in 0..=BACKLOG {
+                match listener.accept() {
+                    Ok(_) => {}
+                    Err(error) => match error.raw_os_error().map(Errno::from_raw) {
+                        Some(Errno::EAGAIN) => break,
+                        Some(Errno::ECONNABORTED | Errno::EINTR) => {}
+                        _ => return Err(error),
+                    },
+                }
+            }
+        }
+        Ok(())
+    }
+}
