@@ -1,5 +1,6 @@
 //! Floor 3: who runs, where, with which environment. Pure: facts go in, a plan comes out.
 
+pub mod affinity;
 pub mod cluster;
 pub mod collective;
 pub mod command;
@@ -8,9 +9,11 @@ pub mod legacy;
 pub mod machine;
 pub mod mapping;
 pub mod nested;
+pub mod nproc;
 pub mod ps;
 pub mod spawn;
 pub mod surroundings;
+pub mod threads;
 pub mod tuner;
 pub mod visible;
 
