@@ -1,10 +1,11 @@
 //! Real children: what the kernel is asked to do for them, and that nobody else is ever hit.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
-use rlaunch::model::Exit;
+use rlaunch::model::{CpuSet, Exit};
 use rlaunch::run::console::Follower;
 use rlaunch::run::engine::{Engine, Host};
 use rlaunch::supervise::{ChildId, Event, Note, Outcome, Part, Policy, Report};
+use rlaunch::sys::affinity::{self, Mask};
 use rlaunch::sys::cgroup::{Folder, JobGroup};
 use rlaunch::sys::child::Child;
 use rlaunch::sys::console::Console;
@@ -34,6 +35,7 @@ fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, Scope)>) -> Star
         lifeline,
         mask: spawn::current_mask(),
         nofile: Some(77),
+        affinity: None,
         default_sigpipe: true,
     }
 }
@@ -93,6 +95,45 @@ fn a_program_that_cannot_run_names_the_step_and_the_errno() {
     wanted.stdio[1] = Some(9999);
     let error = spawn::start(&wanted).unwrap_err();
     assert_eq!((error.step, error.errno), ("dup2", libc::EBADF));
+}
+
+/// The CPUs that a child bound to these may run on, by its own words.
+fn allowed(cpus: Option<&CpuSet>, change: impl FnOnce(&mut Start)) -> String {
+    let (mut read, write) = pipe();
+    let mut wanted = shell("exec grep Cpus_allowed_list /proc/self/status", &write, None);
+    wanted.affinity = cpus.map(Mask::of);
+    change(&mut wanted);
+    let started = spawn::start(&wanted).unwrap();
+    drop(write);
+    if !wanted.detached {
+        ended(&Child::new(started.pid, started.pidfd, true));
+    }
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    text.trim_start_matches("Cpus_allowed_list:").trim().to_owned()
+}
+
+#[test]
+fn a_child_runs_on_the_cpus_it_is_bound_to() {
+    let ours = affinity::own().unwrap();
+    let one: CpuSet = ours.iter().next_back().into_iter().collect();
+    assert_eq!(allowed(Some(&one), |_| ()), one.to_string());
+    assert_eq!(allowed(Some(&one), |wanted| wanted.detached = true), one.to_string());
+    assert_eq!(allowed(Some(&ours), |_| ()), ours.to_string());
+    assert_eq!(affinity::own().unwrap(), ours, "the parent runs where it ran");
+    let listed = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let listed = listed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    assert_eq!(allowed(None, |_| ()), listed.trim());
+}
+
+#[test]
+fn a_binding_that_cannot_be_is_a_step_of_its_own() {
+    let (_read, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.affinity = Some(Mask::of(&[u16::MAX].into_iter().collect()));
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("affinity", libc::EINVAL));
+    assert!(error.to_string().starts_with("affinity: "), "{error}");
 }
 
 #[test]

@@ -49,7 +49,8 @@ impl Machine {
         known.unwrap_or_else(all).into_iter().collect()
     }
 
-    fn number(&self, device: &Device) -> Option<u32> {
+    /// The driver's number of the GPU that is meant, or that holds the MIG device that is.
+    pub fn number(&self, device: &Device) -> Option<u32> {
         let place = match device {
             Device::Index(index) => Some(*index as usize).filter(|index| *index < self.gpus.len()),
             _ => {

@@ -1,5 +1,6 @@
 //! Floor 3: who runs, where, with which environment. Pure: facts go in, a plan comes out.
 
+pub mod affinity;
 pub mod cluster;
 pub mod collective;
 pub mod command;
@@ -8,10 +9,12 @@ pub mod legacy;
 pub mod machine;
 pub mod mapping;
 pub mod nested;
+pub mod nproc;
 pub mod output;
 pub mod ps;
 pub mod spawn;
 pub mod surroundings;
+pub mod threads;
 pub mod torchrun;
 pub mod tuner;
 pub mod visible;

@@ -18,6 +18,16 @@ pub fn gpus() -> Vec<Gpu> {
     Nvml::init().map_or_else(|_| Vec::new(), |nvml| gpus_of(&nvml))
 }
 
+/// The same, each with its PCI address as Linux writes it (`0000:3b:00.0`), where the driver says.
+pub fn placed_gpus() -> Vec<(Gpu, Option<String>)> {
+    let Ok(nvml) = Nvml::init() else { return Vec::new() };
+    let place = |index: usize| {
+        let pci = nvml.device_by_index(u32::try_from(index).ok()?).and_then(|device| device.pci_info()).ok()?;
+        Some(format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device))
+    };
+    gpus_of(&nvml).into_iter().enumerate().map(|(index, gpu)| (gpu, place(index))).collect()
+}
+
 fn gpus_of(nvml: &Nvml) -> Vec<Gpu> {
     let count = nvml.device_count().unwrap_or(0);
     let gpu = |index| nvml.device_by_index(index).map_or_else(|_| Gpu::default(), |device| gpu(&device));

@@ -62,6 +62,7 @@ pub fn start_guardian(
         lifeline: None,
         mask: spawn::current_mask(),
         nofile: None,
+        affinity: None,
         default_sigpipe: true,
     };
     match py.detach(|| spawn::start(&start)) {

@@ -103,6 +103,7 @@ impl Nursery {
                 lifeline: Some((lifeline, Scope::Process)),
                 mask: spawn::current_mask(),
                 nofile: None,
+                affinity: None,
                 default_sigpipe: false,
             },
         )
@@ -139,6 +140,7 @@ impl Nursery {
                 lifeline: None,
                 mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_FRONT].concat()),
                 nofile: None,
+                affinity: None,
                 default_sigpipe: true,
             },
         )

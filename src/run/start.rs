@@ -163,6 +163,7 @@ impl<'a> Ranks<'a> {
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
             mask: self.mask,
             nofile: self.launch.nofile,
+            affinity: None,
             default_sigpipe: true,
         };
         let started = spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?;

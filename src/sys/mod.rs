@@ -1,5 +1,6 @@
 //! Floor 5: the operating system. The only folder with `unsafe`.
 
+pub mod affinity;
 pub mod cgroup;
 pub mod child;
 pub mod clock;

@@ -3,6 +3,7 @@
 //! fork's does. Between clone and exec nothing allocates, locks or logs: the child shares our memory
 //! and may only make async-signal-safe calls (signal-safety(7)).
 
+use super::affinity::Mask;
 use super::lifeline::{self, Scope};
 use super::{clone3, pidfd, signals};
 use std::ffi::{CString, NulError};
@@ -38,6 +39,8 @@ pub struct Start {
     pub mask: libc::sigset_t,
     /// The soft limit of open descriptors that the program starts with; `None` keeps ours.
     pub nofile: Option<u64>,
+    /// The CPUs that the program may run on; `None` keeps ours.
+    pub affinity: Option<Mask>,
     /// Whether SIGPIPE and SIGXFSZ, which Python ignores, get their default action back, as
     /// `subprocess` does for its children.
     pub default_sigpipe: bool,
@@ -80,7 +83,7 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-const STEPS: [&str; 11] = [
+const STEPS: [&str; 12] = [
     "clone",
     "setsid",
     "prctl(PR_SET_PDEATHSIG)",
@@ -92,6 +95,7 @@ const STEPS: [&str; 11] = [
     "execve",
     "setpgid",
     "chdir",
+    "affinity",
 ];
 
 /// Everything the child needs, and the two words in which it reports back.
@@ -349,6 +353,12 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
             limit.rlim_cur = soft.min(limit.rlim_max);
             if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
                 return (7, errno());
+            }
+        }
+        if let Some(mask) = &start.affinity {
+            let errno = mask.apply_raw();
+            if errno != 0 {
+                return (11, errno);
             }
         }
         libc::sigprocmask(libc::SIG_SETMASK, &start.mask, ptr::null_mut());

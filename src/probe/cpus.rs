@@ -1,0 +1,119 @@
+//! How much of the CPUs this process may use.
+
+use crate::model::CpuSet;
+use crate::plan::threads::{Cpus, Quota};
+use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
+
+/// What it may use, having `allowed` as its affinity mask. `root`: `/`, or a tree that stands for it.
+pub fn cpus(root: &Path, allowed: &CpuSet) -> Cpus {
+    Cpus { allowed: allowed.len(), quota: quota(root) }
+}
+
+/// The least quota of this process's cgroup and those above it, as far as they are shown: a container may see its own
+/// group at the top, under a path of the host's.
+pub fn quota(root: &Path) -> Option<Quota> {
+    let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let folders = groups.lines().flat_map(|line| folders(root, line));
+    let quotas = folders.filter_map(|folder| version_2(&folder).or_else(|| version_1(&folder)));
+    quotas.reduce(|least, other| if other.is_below(least) { other } else { least })
+}
+
+/// The folders that a line of /proc/self/cgroup stands for, from the process's own to the top.
+fn folders(root: &Path, line: &str) -> Vec<PathBuf> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else { return Vec::new() };
+    let tops: &[&str] = match controllers {
+        // With version 1 beside it, systemd mounts version 2 in a folder of its own.
+        "" => &["", "unified"],
+        _ if controllers.split(',').any(|controller| controller == "cpu") => &["cpu", "cpu,cpuacct", "cpuacct,cpu"],
+        _ => &[],
+    };
+    let below = |top: &&str| {
+        let top = root.join("sys/fs/cgroup").join(top);
+        let own = top.join(own.trim_start_matches('/'));
+        let shown = |folder: &&Path| folder.starts_with(&top);
+        own.ancestors().take_while(shown).map(Path::to_path_buf).collect::<Vec<_>>()
+    };
+    tops.iter().flat_map(below).collect()
+}
+
+fn version_2(folder: &Path) -> Option<Quota> {
+    let text = read_to_string(folder.join("cpu.max")).ok()?;
+    let (time, period) = text.trim().split_once(' ')?;
+    worth(time, period)
+}
+
+/// No quota is a time of -1.
+fn version_1(folder: &Path) -> Option<Quota> {
+    let read = |name| read_to_string(folder.join(name)).ok();
+    worth(&read("cpu.cfs_quota_us")?, &read("cpu.cfs_period_us")?)
+}
+
+fn worth(time: &str, period: &str) -> Option<Quota> {
+    let (time, period) = (time.trim().parse().ok()?, period.trim().parse().ok()?);
+    (period > 0).then_some(Quota { time, period })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(name: &str, files: &[(&str, &str)]) -> Option<(u64, u64)> {
+        let root = std::env::temp_dir().join(format!("rlaunch-cpus-{name}-{}", std::process::id()));
+        for (path, text) in files {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let found = cpus(&root, &CpuSet::parse("0-3").unwrap());
+        let _ = std::fs::remove_dir_all(&root);
+        assert_eq!(found.allowed, 4);
+        found.quota.map(|quota| (quota.time, quota.period))
+    }
+
+    const OWN: &str = "proc/self/cgroup";
+
+    #[test]
+    fn the_least_quota_on_the_way_up_counts() {
+        let files = [
+            (OWN, "0::/a/b/c\n"),
+            ("sys/fs/cgroup/a/cpu.max", "150000 50000\n"),
+            ("sys/fs/cgroup/a/b/cpu.max", "200000 100000\n"),
+            ("sys/fs/cgroup/a/b/c/cpu.max", "max 100000\n"),
+            ("sys/fs/cgroup/a/other/cpu.max", "1000 100000\n"),
+        ];
+        assert_eq!(of("2", &files), Some((200_000, 100_000)));
+        assert_eq!(of("2none", &[(OWN, "0::/a\n"), ("sys/fs/cgroup/a/cpu.max", "max 100000\n")]), None);
+    }
+
+    #[test]
+    fn a_container_sees_its_own_group_at_the_top() {
+        let files = [(OWN, "0::/docker/4f1c\n"), ("sys/fs/cgroup/cpu.max", "350000 100000\n")];
+        assert_eq!(of("container", &files), Some((350_000, 100_000)));
+    }
+
+    #[test]
+    fn version_1_has_two_files_and_says_minus_one() {
+        let files = [
+            (OWN, "4:cpu,cpuacct:/a\n3:cpuset:/s\n0::/u\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000\n"),
+            ("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000\n"),
+            ("sys/fs/cgroup/unified/u/cpu.max", "60000 100000\n"),
+            ("sys/fs/cgroup/cpuset/s/cpu.cfs_quota_us", "1\n"),
+            ("sys/fs/cgroup/cpuset/s/cpu.cfs_period_us", "100000\n"),
+        ];
+        assert_eq!(of("1", &files), Some((50_000, 100_000)));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_no_quota() {
+        assert_eq!(of("nothing", &[("proc/x", "")]), None);
+        for text in ["", "100000", "a b", "100000 0", "-5 100000", "99999999999999999999 1"] {
+            let files = [(OWN, "nonsense\n1:cpu\n0::/\n"), ("sys/fs/cgroup/cpu.max", text)];
+            assert_eq!(of("odd", &files), None, "{text}");
+        }
+    }
+}
