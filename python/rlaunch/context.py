@@ -29,7 +29,6 @@ class RanksContext:
         self.processes = processes
         self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
         self._outboxes = outboxes
-        self._ranks = [process._popen.rank for process in processes]
         self._leases = leases
         self._key: str | None = key
         for process, outbox in zip(processes, outboxes, strict=True):
@@ -77,7 +76,7 @@ class MultiprocessContext(RanksContext):
         self.error_queues = [RankQueue(outbox, ERROR, i) for i, outbox in enumerate(outboxes)]
         self.return_queues = [RankQueue(outbox, RESULT, i) for i, outbox in enumerate(outboxes)]
         self._failure: RankError | None = None
-        joiner = _lib.Joiner(self._ranks, grace)
+        joiner = _lib.Joiner([process._popen.rank for process in processes], grace)
         self._joiner: _lib.Joiner | None = joiner
         self._absorb(joiner)
 
