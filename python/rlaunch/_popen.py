@@ -22,12 +22,13 @@ from multiprocessing import (
 from typing import TYPE_CHECKING, Any
 
 from . import _lib
-from ._worker import open_log, taken_away
+from ._worker import open_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ._process import Birth, RankProcess
+    from ._worker import Told
 
 _nurseries: weakref.WeakSet[_lib.Nursery] = weakref.WeakSet()
 _leases: weakref.WeakSet[_lib.PortLeases] = weakref.WeakSet()
@@ -170,7 +171,7 @@ class SpawnPopen(Popen):
             if birth.log is not None:
                 output = open_log(birth.log)
             keep = [payload, tracker, *self._fds]
-            environ = _exec_environ(birth.environ)
+            environ = _exec_environ(birth.told)
             return birth.nursery.start(python, argv, environ, keep, output, end)
         finally:
             memory.close()
@@ -178,9 +179,8 @@ class SpawnPopen(Popen):
                 os.close(output)
 
 
-def _exec_environ(changes: dict[str, str]) -> list[bytes]:
-    away = taken_away(changes)
-    environ = {k: v for k, v in os.environ.items() if k not in away} | changes
+def _exec_environ(told: Told) -> list[bytes]:
+    environ = {k: v for k, v in os.environ.items() if k not in told.away} | told.environ
     return [os.fsencode(f"{k}={v}") for k, v in environ.items()]
 
 
@@ -222,8 +222,7 @@ class ForkServerPopen(Popen):
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
         import io
 
-        changes = dict(birth.environ)
-        away = taken_away(changes)
+        away, changes = birth.told.away, birth.told.environ
         code = f"import os; [os.environ.pop(n, None) for n in {away!r}]; os.environ.update({changes!r})"
         payload = io.BytesIO()
         _pickled_to(payload, self, process_obj, code)

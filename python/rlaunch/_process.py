@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from . import _lib
     from ._popen import Popen
+    from ._worker import Told
 
 
 class Birth:
@@ -22,16 +23,16 @@ class Birth:
     def __init__(
         self,
         nursery: _lib.Nursery,
-        leases: _lib.PortLeases,
+        leases: _lib.PortLeases | None,
         lifeline: Any,
-        environ: dict[str, str],
+        told: Told,
         log: str | None,
         backup: _lib.Descriptor | None,
     ) -> None:
         self.nursery = nursery
         self.leases = leases
         self.lifeline = lifeline
-        self.environ = environ
+        self.told = told
         self.log = log
         self.backup = backup
 

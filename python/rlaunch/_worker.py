@@ -25,6 +25,29 @@ def taken_away(environ: dict[str, str]) -> list[str]:
     return [*proxies, ENDPOINTS] if BACKUP in environ else proxies
 
 
+class Told:
+    """How a rank's environment differs from its parent's.
+
+    Attributes:
+        environ: the variables that it is told.
+        away: the names of those that it does not inherit.
+    """
+
+    def __init__(self, environ: dict[str, str], away: Iterable[str] = ()) -> None:
+        self.environ = environ
+        self.away = list(away)
+
+    def and_of(self, environ: dict[str, str]) -> Told:
+        """This, and these variables too."""
+        return Told({**self.environ, **environ}, self.away)
+
+    def take_effect(self) -> None:
+        """A rank that was not started by exec has its parent's environment until now."""
+        for name in self.away:
+            os.environ.pop(name, None)
+        os.environ.update(self.environ)
+
+
 class Lifeline:
     """A descriptor whose closing at the other end, by the parent's death, kills this rank."""
 
@@ -44,30 +67,33 @@ class Lifeline:
         _lib.arm_lifeline(self._fd)
 
 
+def enter(lifeline: Lifeline, told: Told) -> None:
+    """What a rank does first: from here on it dies with its parent, and can be found by its key."""
+    lifeline.arm()
+    _lib.mark_memory(told.environ["RLAUNCH_JOB_KEY"])
+
+
 def run(
     func: Callable[..., Any],
     args: Iterable[Any],
-    outbox: Outbox,
-    environ: dict[str, str],
     backend: str,
-    lifeline: Lifeline,
     log: str | None,
+    outbox: Outbox,
+    told: Told,
+    lifeline: Lifeline,
 ) -> None:
     """Runs ``func(*args)`` as a rank and hands over what it returns or raises."""
     try:
-        lifeline.arm()
-        _lib.mark_memory(environ["RLAUNCH_JOB_KEY"])
+        enter(lifeline, told)
         if log is not None:
             _write_to(log)
-        for name in taken_away(environ):
-            os.environ.pop(name, None)
-        _select_device(environ, backend)
+        _select_device(told.environ, backend)
         _forget_backup()
-        os.environ.update(environ)
+        told.take_effect()
         try:
             _put_result(outbox, func(*args))
         except Exception:
-            _put_error(outbox)
+            put_error(outbox)
             sys.exit(1)
     except KeyboardInterrupt:
         _die_of_interrupt()
@@ -79,7 +105,8 @@ def _put_result(outbox: Outbox, result: Any) -> None:
     outbox.put(RESULT, lambda file: ForkingPickler(file, -1).dump(result))
 
 
-def _put_error(outbox: Outbox) -> None:
+def put_error(outbox: Outbox) -> None:
+    """Hands over the traceback of the exception that is being handled."""
     import traceback
 
     text = traceback.format_exc().encode("utf-8", "backslashreplace")

@@ -16,7 +16,44 @@ if TYPE_CHECKING:
 _RULE = "-" * 46
 
 
-class MultiprocessContext:
+class RanksContext:
+    """The ranks of one start, while some of them live and when all have ended."""
+
+    def __init__(
+        self,
+        processes: list[RankProcess],
+        outboxes: list[Outbox],
+        leases: _lib.PortLeases | None,
+        key: str,
+    ) -> None:
+        self.processes = processes
+        self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
+        self._outboxes = outboxes
+        self._leases = leases
+        self._key: str | None = key
+        for process, outbox in zip(processes, outboxes, strict=True):
+            outbox.belongs_to(_EndOf(process))
+
+    def _settle(self, living: set[int]) -> None:
+        """Ranks that have ended are joined, and what they handed over is kept."""
+        for sentinel, rank in list(self.sentinels.items()):
+            if rank not in living and self.sentinels.pop(sentinel, None) is not None:
+                self._outboxes[rank].settle()
+                with contextlib.suppress(ValueError):  # Somebody has closed the process object.
+                    self.processes[rank].join(0)
+
+    def _conclude(self) -> None:
+        """Once all have ended: gives back what they needed, and ends what they have left."""
+        if self.sentinels:
+            return
+        if self._leases is not None:
+            self._leases.release()
+        key, self._key = self._key, None
+        if key is not None:
+            _sweep(key)
+
+
+class MultiprocessContext(RanksContext):
     """The ranks of one ``spawn``. Contract: ``paddle.distributed.spawn``'s context.
 
     Attributes:
@@ -35,17 +72,11 @@ class MultiprocessContext:
         grace: float,
         key: str,
     ) -> None:
-        self.processes = processes
+        super().__init__(processes, outboxes, leases, key)
         self.error_queues = [RankQueue(outbox, ERROR, i) for i, outbox in enumerate(outboxes)]
         self.return_queues = [RankQueue(outbox, RESULT, i) for i, outbox in enumerate(outboxes)]
-        self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
-        self._outboxes = outboxes
-        self._leases = leases
-        self._key: str | None = key
         self._failure: RankError | None = None
-        for process, outbox in zip(processes, outboxes, strict=True):
-            outbox.belongs_to(_EndOf(process))
-        joiner = _lib.Joiner([p._popen.rank for p in processes], grace)
+        joiner = _lib.Joiner([process._popen.rank for process in processes], grace)
         self._joiner: _lib.Joiner | None = joiner
         self._absorb(joiner)
 
@@ -63,7 +94,7 @@ class MultiprocessContext:
         joiner = self._joiner
         if joiner is not None and self.sentinels:
             try:
-                joiner.join(timeout, _say)
+                joiner.join(timeout, say)
             finally:
                 self._absorb(joiner)
         if self._failure is not None:
@@ -72,21 +103,13 @@ class MultiprocessContext:
 
     def _absorb(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
-        living = set(joiner.living())
-        for sentinel, rank in list(self.sentinels.items()):
-            if rank not in living and self.sentinels.pop(sentinel, None) is not None:
-                self._outboxes[rank].settle()
-                with contextlib.suppress(ValueError):  # Somebody has closed the process object.
-                    self.processes[rank].join(0)
+        self._settle(set(joiner.living()))
         failure = joiner.failure()
         if failure is not None:
             self._failure = self._describe(*failure)
         if not self.sentinels:
-            self._leases.release()
             self._joiner = None
-            key, self._key = self._key, None
-            if key is not None:
-                _sweep(key)
+        self._conclude()
 
     def _describe(self, rank: int, exitcode: int, how: str) -> RankError:
         traceback = self.error_queues[rank].peek()
@@ -101,7 +124,7 @@ def _sweep(key: str) -> None:
     line = _guardian.sweep(key)
     if line is not None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
-            _say(line)
+            say(line)
 
 
 def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
@@ -109,7 +132,7 @@ def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
     ranks = nursery.ranks()
     try:
         if ranks:
-            _lib.Joiner(ranks, grace).stop(_say)
+            _lib.Joiner(ranks, grace).stop(say)
     finally:
         # What the fork server may have started and not yet told us dies of its lifeline.
         nursery.abandon()
@@ -127,5 +150,6 @@ class _EndOf:
         return int(self._process.sentinel)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line for people."""
     print(line, file=sys.stderr, flush=True)

@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from ._failures import ChildFailedError as ChildFailedError
+    from ._failures import ProcessFailure as ProcessFailure
+    from ._record import record as record
     from .report import Report
+
+    _E = TypeVar("_E", bound=Exception)
+
+# Where torch has its classes of the same names as some here.
+TORCH_SPAWN = "torch.multiprocessing.spawn"
+TORCH_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
+
+
+def __getattr__(name: str) -> Any:
+    # Most programs need none of these, and what they import takes longer than all of rlaunch.
+    if name == "record":
+        from ._record import record
+
+        return record
+    if name in ("ChildFailedError", "ProcessFailure"):
+        from . import _failures
+
+        return getattr(_failures, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class RankError(Exception):
@@ -58,3 +84,86 @@ class LaunchError(RuntimeError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class ProcessException(Exception):
+    """A process of ``rlaunch.torch.start_processes`` failed. Contract: torch's of the same name.
+
+    Where ``torch.multiprocessing`` has been imported by the time it is raised, or unpickled, it is an
+    instance of torch's class too, so that ``except torch.multiprocessing.ProcessRaisedException`` has it.
+
+    Attributes:
+        msg: the text.
+        error_index: which process.
+        error_pid: its process id.
+    """
+
+    def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
+        # Not super(): torch's class may come next, and wants more.
+        Exception.__init__(self, msg)
+        self.msg = msg
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> Any:
+        return _again, (_own(type(self)), (self.msg, self.error_index, self.error_pid))
+
+
+class ProcessRaisedException(ProcessException):
+    """The process raised an exception; the text has its traceback."""
+
+
+class ProcessExitedException(ProcessException):
+    """The process ended by a signal, or with an exit code that is not 0.
+
+    Attributes:
+        exit_code: its exit code, or minus the number of the signal that ended it.
+        signal_name: that signal's name; None without one.
+    """
+
+    def __init__(
+        self, msg: str, error_index: int, error_pid: int, exit_code: int, signal_name: str | None = None
+    ) -> None:
+        ProcessException.__init__(self, msg, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+    def __reduce__(self) -> Any:
+        kind = _own(type(self))
+        return _again, (kind, (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name))
+
+
+# --- Classes that are a peer's too ----------------------------------------------------------------------
+
+_joint: dict[tuple[type, type], Any] = {}
+
+
+def counterpart(own: type[Exception], module: str) -> type[Exception] | None:
+    """The class of the same name in a peer's ``module``; None where that is not imported."""
+    theirs = getattr(sys.modules.get(module), own.__name__, None)
+    return theirs if isinstance(theirs, type) and issubclass(theirs, Exception) else None
+
+
+def peer_class(own: type[_E], module: str) -> type[_E]:
+    """A class that is ``own`` and its counterpart in a peer's ``module``; ``own`` where there is none."""
+    theirs = counterpart(own, module)
+    if theirs is None:
+        return own
+    if (own, theirs) not in _joint:
+        said = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        try:
+            made = type(own.__name__, (own, theirs), {**said, "_own": own})
+        except TypeError:  # A later torch's class may be laid out in another way.
+            made = own
+        _joint[own, theirs] = made
+    joint: type[_E] = _joint[own, theirs]
+    return joint
+
+
+def _own(kind: type[Exception]) -> type[Exception]:
+    """The class that a joint one was made of: joint ones are not to be found by name."""
+    return getattr(kind, "_own", kind)
+
+
+def _again(own: type[Exception], args: tuple[Any, ...]) -> Exception:
+    return peer_class(own, TORCH_SPAWN)(*args)

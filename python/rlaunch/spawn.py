@@ -76,79 +76,30 @@ def spawn(
     start_method = options.get("start_method")
     _options_valid_check(options)
     if start_method != "fork":
-        _check_main_is_imported()
+        check_main_is_imported()
     if nprocs == -1:
         nprocs = _get_default_nprocs()
     grace = _grace(options)
     environs, leases = _plan(nprocs, options)
     from . import _backup, _process
-    from .context import MultiprocessContext, end_ranks
+    from ._ranks import Ranks
+    from ._worker import Told, run, taken_away
+    from .context import MultiprocessContext
 
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
     environs, backup = _backup.set_aside(environs)
-    ranks = _Ranks(process_class, leases, backup, bool(daemon))
-    try:
+    with Ranks(process_class, bool(daemon), grace, leases, backup) as ranks:
         for environ, log in zip(environs, logs, strict=True):
-            ranks.start(func, args, environ, options["backend"], log)
+            told = Told(environ, taken_away(environ))
+            ranks.start(run, (func, args, options["backend"], log), told, log)
         context = MultiprocessContext(ranks.processes, ranks.outboxes, leases, grace, ranks.key)
         while join and not context.join():
             pass
-    except BaseException:
-        # First of all: what fails may well be for want of descriptors, and ending ranks takes some.
-        leases.release()
-        end_ranks(ranks.nursery, grace, ranks.key)
-        raise
-    ranks.nursery.forget()
     return context
 
 
-class _Ranks:
-    """Starts ranks, one after another."""
-
-    def __init__(
-        self, process_class: Any, leases: _lib.PortLeases, backup: _lib.Descriptor | None, daemon: bool
-    ) -> None:
-        from . import _guardian
-        from ._popen import hold, new_nursery
-
-        self._class = process_class
-        self._daemon = daemon
-        self.nursery = new_nursery()
-        self.key = _guardian.new_key()
-        self._leases = leases
-        self._backup = backup
-        hold(leases)
-        self.processes: list[Any] = []
-        self.outboxes: list[Any] = []
-
-    def start(self, func: Any, args: Any, environ: dict[str, str], backend: str, log: str | None) -> None:
-        from ._guardian import of_rank
-        from ._outbox import Outbox
-        from ._process import Birth
-        from ._worker import Lifeline, run
-
-        lifeline = Lifeline(-1)
-        environ = {**environ, **of_rank(self.key, len(self.processes))}
-        try:
-            outbox = Outbox()
-            process = self._class(target=run, args=(func, args, outbox, environ, backend, lifeline, log))
-            process.birth = Birth(self.nursery, self._leases, lifeline, environ, log, self._backup)
-            process.daemon = self._daemon
-            process.start()
-            del process.birth
-        except OSError as error:
-            rank = len(self.processes)
-            raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
-        except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11.
-                error.add_note(f"rank {len(self.processes)} could not be started")
-            raise
-        self.processes.append(process)
-        self.outboxes.append(outbox)
-
-
-def _check_main_is_imported() -> None:
+def check_main_is_imported() -> None:
     """Refuses to spawn while a rank still imports its main module: a script without a main guard.
 
     Raises:

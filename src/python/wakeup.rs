@@ -2,6 +2,8 @@
 //! given back here and not in Python, where a signal handler may raise between any two steps.
 
 use super::errors::os_error;
+use super::rank::seconds;
+use crate::sys::clock;
 use crate::sys::fd;
 use crate::sys::poll::Poll;
 use nix::errno::Errno;
@@ -10,6 +12,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// Readable once Python has a signal to handle; nothing off the main thread, where it never has.
 pub struct Wakeup(Option<Set>);
@@ -64,10 +67,12 @@ fn set(py: Python<'_>, fd: i32, warn_on_full_buffer: bool) -> PyResult<i32> {
     py.import("signal")?.call_method("set_wakeup_fd", (fd,), Some(&options))?.extract()
 }
 
-/// Waits until one of these descriptors is readable or has hung up, and returns those that are; a signal
-/// handler that raises ends the wait.
+/// Waits until one of these descriptors is readable or has hung up, for `timeout` seconds at most (None: for
+/// ever), and returns those that are; a signal handler that raises ends the wait.
 #[pyfunction]
-pub fn await_readable(py: Python<'_>, fds: Vec<i32>) -> PyResult<Vec<i32>> {
+#[pyo3(signature = (fds, timeout=None))]
+pub fn await_readable(py: Python<'_>, fds: Vec<i32>, timeout: Option<f64>) -> PyResult<Vec<i32>> {
+    let deadline = seconds(timeout).map(|t| clock::now().saturating_add(t));
     let poll = Poll::new().map_err(os_error)?;
     let wakeup = Wakeup::begin(py)?;
     let waited = (|| {
@@ -82,9 +87,10 @@ pub fn await_readable(py: Python<'_>, fds: Vec<i32>) -> PyResult<Vec<i32>> {
         loop {
             // For one that came before the bell was there.
             py.check_signals()?;
-            let tokens = py.detach(|| poll.wait(None)).map_err(os_error)?;
+            let left = deadline.map(|at| at.saturating_sub(clock::now()));
+            let tokens = py.detach(|| poll.wait(left)).map_err(os_error)?;
             let ready: Vec<i32> = tokens.iter().filter_map(|t| fds.get(usize::try_from(*t).ok()?).copied()).collect();
-            if !ready.is_empty() {
+            if !ready.is_empty() || left == Some(Duration::ZERO) {
                 return Ok(ready);
             }
         }

@@ -1,0 +1,141 @@
+"""For users of torch: what ``torch.multiprocessing`` has too. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .errors import ProcessException, ProcessExitedException, ProcessRaisedException
+
+TYPE_CHECKING = False  # Importing typing for this name takes longer than this module.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from ._launch_config import LaunchConfig
+    from ._outbox import Outbox
+    from ._torch_context import ProcessContext
+    from ._worker import Lifeline, Told
+
+__all__ = [
+    "LaunchConfig",
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "spawn",
+    "start_processes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # multiprocessing and dataclasses each take longer to import than all of this.
+    if name == "ProcessContext":
+        from ._torch_context import ProcessContext
+
+        return ProcessContext
+    if name == "LaunchConfig":
+        from ._launch_config import LaunchConfig
+
+        return LaunchConfig
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """``start_processes`` with the start method ``spawn``. Contract: ``torch.multiprocessing.spawn`` of 2.15.
+
+    Another ``start_method`` is a FutureWarning, and not used.
+    """
+    if start_method != "spawn":
+        import warnings
+
+        warnings.warn(
+            f"This method only supports start_method=spawn (got: {start_method}).\n"
+            "To use a different start_method use:\n\t\t rlaunch.torch.start_processes(...)",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return start_processes(fn, args, nprocs, join, daemon, start_method="spawn")
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str | None = "spawn",
+) -> ProcessContext | None:
+    """Runs ``fn(i, *args)`` in ``nprocs`` processes.
+
+    Contract: ``torch.multiprocessing.start_processes`` of 2.15.
+    No variable of any framework is set. Whatever happens to this process, its ranks and what they have
+    started end with it, by SIGKILL.
+
+    Args:
+        fn: what each rank runs; it is given its index first, 0 to ``nprocs`` - 1. With the start methods
+            ``spawn`` and ``forkserver`` it has to be defined at the top level of a module.
+        args: its further arguments; pickled, except with ``fork``.
+        nprocs: how many ranks. 0 or less: none.
+        join: whether to wait until all have ended. If that wait is interrupted (Ctrl-C), all are ended
+            first.
+        daemon: whether the ranks are daemonic processes, which may have no children of multiprocessing.
+        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default.
+            Ranks are started one after another: TORCH_MP_PARALLEL_START is ignored.
+
+    Returns:
+        None if ``join``, else the context, whose ``join()`` is to be called until it returns True.
+
+    Raises:
+        ProcessRaisedException: a rank raised (only if ``join``); with its traceback.
+        ProcessExitedException: a rank ended otherwise, and not with exit code 0 (only if ``join``).
+        ValueError: a start method that does not exist.
+        OSError: the system would not start a rank; those started before it have been ended.
+    """
+    if start_method != "fork":
+        from .spawn import check_main_is_imported
+
+        check_main_is_imported()
+    import multiprocessing
+
+    from ._process import process_class
+    from ._ranks import Ranks
+    from ._torch_context import PATIENCE, ProcessContext
+    from ._worker import Told
+
+    method = start_method or multiprocessing.get_start_method()
+    with Ranks(process_class(method), bool(daemon), PATIENCE) as ranks:
+        for index in range(nprocs):
+            ranks.start(_run, (fn, index, args), Told({}), None)
+        context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)
+        while join and not context.join():
+            pass
+    return None if join else context
+
+
+def _run(
+    fn: Callable[..., Any], i: int, args: Iterable[Any], outbox: Outbox, told: Told, lifeline: Lifeline
+) -> None:
+    """Runs ``fn(i, *args)`` as a rank, and hands over the traceback if it raises."""
+    from ._worker import enter, put_error
+
+    enter(lifeline, told)
+    told.take_effect()
+    parent = os.getppid()
+    try:
+        fn(i, *args)
+    except KeyboardInterrupt:
+        # Who has no parent any more has nobody to tell.
+        if os.getppid() == parent:
+            put_error(outbox)
+            sys.exit(130)
+    except Exception:
+        put_error(outbox)
+        sys.exit(1)
