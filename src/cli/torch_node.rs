@@ -9,10 +9,12 @@ use super::torch_events::Events;
 use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
-use crate::model::Endpoint;
+use crate::model::{CpuSet, Endpoint};
 use crate::plan::torchrun::{self as plan, Place};
-use crate::plan::{HostFacts, Plan};
+use crate::plan::{HostFacts, Plan, affinity, nproc};
 use crate::probe::memory::Memory;
+use crate::probe::{cpus, net, numa, torch};
+use crate::rendezvous::torch_store::listen;
 use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched};
 use crate::run::{logs, preflight, rotate, run_folder};
@@ -20,15 +22,17 @@ use crate::spec::SpecError;
 use crate::spec::launch::DryRun;
 use crate::spec::options::Vars;
 use crate::spec::rotation::Rotation;
-use crate::spec::torchrun::{EventLog, Meeting, Nproc, TorchScript, TorchSpec};
+use crate::spec::torchrun::{EventLog, Meeting, Nproc, Numa, TorchScript, TorchSpec};
 use crate::supervise::{ChildId, Note, Outcome, Policy, Report, RestartPolicy};
+use crate::sys::affinity as sys_affinity;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
 use crate::sys::ports::Lease;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tracing::{info, warn};
@@ -51,10 +55,11 @@ pub fn launch(
     record: &mut Record,
 ) -> Result<i32, Refusal> {
     let begun = clock::now();
-    let workers = workers(spec)?;
+    let allowed = sys_affinity::own().map_err(|e| unmet(format!("the CPUs of this process: {e}")))?;
+    let workers = workers(spec, vars, allowed.len())?;
     let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
-    let (place, leases) = meet(spec, workers)?;
+    let (place, leases, store) = meet(spec, workers)?;
     let run_id = spec.run_id.clone().unwrap_or_else(uuid);
     let folder = run_folder::of(&spec.log_dir, &run_id).map_err(unmet)?;
     let facts = HostFacts {
@@ -64,8 +69,9 @@ pub fn launch(
         temporary: String::new(),
     };
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
-    let threads = threads(spec, vars, workers);
-    let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads), &place);
+    let threads = threads(spec, vars, workers, &allowed);
+    let cpus = bound(spec, vars, workers, &allowed)?;
+    let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads, &cpus), &place);
     let (plan, shown) = laid_out.map_err(usage)?;
     let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
@@ -84,14 +90,12 @@ pub fn launch(
     for signal in &handled {
         signals.also(*signal);
     }
-    if let Some(threads) = threads {
-        info!("OMP_NUM_THREADS is {threads} for each of {workers} workers: the CPUs this launcher may use, shared out");
-    }
     let launch = Launch {
         plan: &plan,
         program,
         base,
         log_dir: folder.run.clone(),
+        store,
         log_overwrite: false,
         rotation: rotate::check(&folder.run).is_ok().then_some(CAPTURED),
         shown,
@@ -120,20 +124,50 @@ pub fn launch(
     node::carry_out(&launch, &words, leases, signals, record)
 }
 
-/// How many workers this node has.
-fn workers(spec: &TorchSpec) -> Result<usize, Refusal> {
-    match spec.nproc {
-        Nproc::Count(count) => Ok(count),
-        _ => Err(usage("--nproc-per-node: TODO")),
-    }
+/// How many workers this node has. `cpus`: how many it may use.
+fn workers(spec: &TorchSpec, vars: &Vars, cpus: usize) -> Result<usize, Refusal> {
+    let asked = match spec.nproc {
+        Nproc::Count(count) => nproc::Nproc::Number(count),
+        Nproc::Cpu => nproc::Nproc::Cpu,
+        Nproc::Gpu => nproc::Nproc::Gpu,
+        Nproc::Xpu => nproc::Nproc::Xpu,
+        Nproc::Auto => nproc::Nproc::Auto,
+    };
+    torch::count(asked, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(unmet)
 }
 
 /// OMP_NUM_THREADS, where the launcher sets it: unless the user has, and not for one worker alone.
-fn threads(spec: &TorchSpec, vars: &Vars, workers: usize) -> Option<usize> {
+fn threads(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> Option<usize> {
     if vars.contains_key("OMP_NUM_THREADS") || workers < 2 {
         return None;
     }
-    Some(if spec.omp_compat { 1 } else { 1 })
+    if spec.omp_compat {
+        return Some(1);
+    }
+    let cpus = cpus::cpus(Path::new("/"), allowed);
+    warn!("{}", cpus.note(workers));
+    Some(cpus.threads(workers))
+}
+
+/// The CPUs of each worker, if they are to be bound to any.
+fn bound(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> Result<Vec<CpuSet>, Refusal> {
+    let Some(kind) = spec.numa else { return Ok(Vec::new()) };
+    let kind = match kind {
+        Numa::Node => affinity::Kind::Node,
+        Numa::Socket => affinity::Kind::Socket,
+        Numa::Exclusive => affinity::Kind::Exclusive,
+        Numa::CoreComplex => affinity::Kind::CoreComplex,
+    };
+    let root = Path::new("/");
+    let devices = torch::accelerators(root, vars).map_err(usage)?;
+    let facts = numa::facts(root, allowed.clone(), &devices);
+    let bound = affinity::bind(kind, &facts, workers).map_err(unmet)?;
+    if spec.bind_report {
+        for (local_rank, bound) in bound.iter().enumerate() {
+            tell(&format!("local rank {local_rank} is bound to {bound}"));
+        }
+    }
+    Ok(bound.into_iter().map(|bound| bound.cpus).collect())
 }
 
 fn check_script(script: &TorchScript) -> Result<(), SpecError> {
@@ -145,20 +179,44 @@ fn check_script(script: &TorchScript) -> Result<(), SpecError> {
     Err(SpecError::new("training_script", name.to_string_lossy(), "does not exist", hint))
 }
 
-/// Finds this node's place in its job, and holds what ports it needs.
-fn meet(spec: &TorchSpec, workers: usize) -> Result<(Place, Vec<Lease>), Refusal> {
+/// This node's place in its job, the ports that it holds, and where its store listens, if it is here.
+type Met = (Place, Vec<Lease>, Vec<TcpListener>);
+
+/// Finds this node's place.
+fn meet(spec: &TorchSpec, workers: usize) -> Result<Met, Refusal> {
     match &spec.meeting {
         Meeting::Alone => {
             let lease = preflight::any_port().map_err(unmet)?;
             let host = spec.local_addr.as_deref().unwrap_or("localhost");
-            Ok((Place::alone(workers, Endpoint::new(host, lease.port())), vec![lease]))
+            let listeners = listen_on("--local-addr", host, lease.port())?;
+            Ok((Place::alone(workers, Endpoint::new(host, lease.port())), vec![lease], listeners))
         }
         Meeting::Static { host, port, .. } => {
             let busy = |why| SpecError::new("--master-port", port.to_string(), why, "choose another, or leave it out");
             let lease = Lease::fixed(*port).map_err(|error| unmet(busy(error.to_string())))?;
-            Ok((Place::alone(workers, Endpoint::new(host.as_str(), *port)), vec![lease]))
+            let listeners = listen_on("--master-addr", host, *port)?;
+            Ok((Place::alone(workers, Endpoint::new(host.as_str(), *port)), vec![lease], listeners))
         }
     }
+}
+
+/// Listens where `host` leads: on loopback alone, or on the addresses of that name.
+fn listen_on(field: &str, host: &str, port: u16) -> Result<Vec<TcpListener>, Refusal> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    // A machine may not know the name.
+    let bare = if bare == "localhost" { "127.0.0.1" } else { bare };
+    let addresses = bare.parse().map_or_else(|_| net::of(bare), |address| vec![address]);
+    let refuse = |why: String| {
+        unmet(SpecError::new(field, host, why, "give an address of this machine, or leave it out for loopback"))
+    };
+    if addresses.is_empty() {
+        return Err(refuse("is no name of any machine".into()));
+    }
+    if addresses.iter().all(IpAddr::is_loopback) {
+        return listen::loopback(port).map_err(|error| refuse(logs::plain(&error)));
+    }
+    let each = addresses.into_iter().map(|address| listen::on((address, port).into()));
+    each.collect::<io::Result<_>>().map_err(|error| refuse(format!("no port of it: {}", logs::plain(&error))))
 }
 
 fn policy(spec: &TorchSpec, vars: &Vars) -> Policy {

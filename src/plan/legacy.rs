@@ -425,6 +425,7 @@ pub fn plan(
             binding,
             argv: argv.clone(),
             env,
+            cpus: None,
             elastic: None,
             output: Output::Together(log),
             backup,

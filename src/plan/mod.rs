@@ -20,7 +20,7 @@ pub mod tuner;
 pub mod visible;
 
 use crate::dialect::{Binding, paddle_launch};
-use crate::model::{Endpoint, EnvPatch, Role, Who};
+use crate::model::{CpuSet, Endpoint, EnvPatch, Role, Who};
 pub use output::{Filter, Output, PerAttempt, Sink, Stream};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -53,6 +53,8 @@ pub struct RankPlan {
     pub argv: Arc<[OsString]>,
     /// What changes in its environment.
     pub env: EnvPatch,
+    /// The CPUs that it may run on, if not all of the launcher's.
+    pub cpus: Option<CpuSet>,
     /// What changes in it from one attempt to the next, if anything does.
     pub elastic: Option<Elastic>,
     /// Where its output goes.

@@ -4,7 +4,7 @@ use super::nested::Hashes;
 use super::{Elastic, Filter, HostFacts, Output, PerAttempt, Plan, RankPlan, Sink, Stream, surroundings};
 use crate::dialect::torch::{self, Group, Worker};
 use crate::dialect::{Binding, paddle_launch};
-use crate::model::{Endpoint, EnvPatch, Role};
+use crate::model::{CpuSet, Endpoint, EnvPatch, Role};
 use crate::spec::SpecError;
 use crate::spec::options::Vars;
 use crate::spec::torchrun::{Capture, LogDir, TorchScript, TorchSpec};
@@ -43,13 +43,13 @@ impl Place {
 pub type Shown = BTreeMap<(usize, Stream), Option<String>>;
 
 /// The plan for this node. `run_id`: the job's name; `workers`: how many on this node; `threads`: OMP_NUM_THREADS, if
-/// the launcher sets it; `host`: this machine's short name.
+/// the launcher sets it; `cpus`: those of each worker, if they are bound to any; `host`: this machine's short name.
 pub fn plan(
     spec: &TorchSpec,
     vars: &Vars,
     facts: &HostFacts,
     (run_id, host): (&str, &str),
-    (workers, threads): (usize, Option<usize>),
+    (workers, threads, cpus): (usize, Option<usize>, &[CpuSet]),
     place: &Place,
 ) -> Result<(Plan, Shown), SpecError> {
     let group = Group {
@@ -104,6 +104,7 @@ pub fn plan(
             binding: Binding::Cpu,
             argv: argv(spec, &facts.python, local_rank),
             env,
+            cpus: cpus.get(local_rank).cloned(),
             elastic: Some(Elastic { error_file }),
             output: Output::Apart(sinks),
             backup,

@@ -36,6 +36,7 @@ pub fn plan(
         binding: Binding::Cpu,
         argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
         env,
+        cpus: None,
         elastic: None,
         output: Output::Together(Role::Tuner.log().to_owned()),
         backup,

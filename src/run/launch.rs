@@ -17,6 +17,7 @@ use crate::sys::tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,6 +43,8 @@ pub struct Launch<'a> {
     pub base: Vec<(OsString, OsString)>,
     /// Folder of the logs.
     pub log_dir: PathBuf,
+    /// Where ranks find each other (torch's TCPStore), for the launcher to serve; anew in every attempt.
+    pub store: Vec<TcpListener>,
     /// Whether logs are emptied first.
     pub log_overwrite: bool,
     /// How they are kept short, if they are.

@@ -15,7 +15,9 @@ use crate::dialect::torch;
 use crate::log::lost_peer;
 use crate::model::{Exit, Who};
 use crate::plan::Output;
+use crate::rendezvous::torch_store::Server;
 use crate::supervise::{ChildId, Note, Part};
+use crate::sys::affinity::Mask;
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
@@ -25,10 +27,12 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::Arc;
+use tracing::warn;
 
 /// How much of a log is looked at for what its rank died of.
 pub const TAIL_BYTES: u64 = 64 * 1024;
@@ -66,6 +70,8 @@ pub struct Ranks<'a> {
     pub strays: Vec<Leftover>,
     just_swept: usize,
     patience: Patience,
+    /// Where ranks find each other, if the launcher serves it.
+    store: Option<Server>,
     /// What keeps the logs short, if that is wanted.
     rotation: Option<Rotation>,
     /// What people see of the logs, and files for lines that somebody looks for.
@@ -94,6 +100,7 @@ impl<'a> Ranks<'a> {
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
             just_swept: 0,
+            store: serve(&launch.store)?,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
             screens: Screens::new(launch, poll, tokens),
@@ -163,7 +170,7 @@ impl<'a> Ranks<'a> {
             lifeline: Some((end.as_raw_fd(), Scope::Group)),
             mask: self.mask,
             nofile: self.launch.nofile,
-            affinity: None,
+            affinity: rank.cpus.as_ref().map(Mask::of),
             default_sigpipe: true,
         };
         let started = spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?;
@@ -244,6 +251,10 @@ impl Host for Ranks<'_> {
                 let _ = logs::put_aside(&self.launch.log_dir, log, attempt, backups);
             }
         }
+        // What they have told each other is not for those that come.
+        if let Some(Err(error)) = self.store.as_ref().map(Server::renew) {
+            warn!("the store of the next attempt: {error}");
+        }
         // What its processes have left there for each other is over, too.
         if let Some(folder) = &self.launch.temporary {
             temporary::empty(folder);
@@ -254,6 +265,11 @@ impl Host for Ranks<'_> {
         self.journal.note(&note, |local| self.launch.plan.ranks[local].who());
         self.listener.noted(&note);
     }
+}
+
+fn serve(listeners: &[TcpListener]) -> io::Result<Option<Server>> {
+    let own = listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>()?;
+    if own.is_empty() { Ok(None) } else { Server::start(own).map(Some) }
 }
 
 fn c_path(path: &Path) -> Result<CString, String> {
