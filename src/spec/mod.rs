@@ -15,7 +15,6 @@ pub mod restarts;
 pub mod rotation;
 pub mod spawn;
 pub mod spawn_nodes;
-pub mod torchrun;
 pub mod tuner;
 
 use std::fmt;
