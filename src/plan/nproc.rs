@@ -4,6 +4,7 @@ use super::machine::Machine;
 use super::visible::{self, Device, List};
 use crate::spec::SpecError;
 use crate::spec::options::Vars;
+use crate::spec::spawn::python_int;
 use std::collections::BTreeSet;
 
 /// What was asked for.
@@ -38,10 +39,10 @@ impl Nproc {
             "cpu" => Ok(Self::Cpu),
             "gpu" => Ok(Self::Gpu),
             "xpu" => Ok(Self::Xpu),
-            _ => match integer(text) {
-                Some(0) => refuse("at least one process has to run".into()),
-                Some(number) => Ok(Self::Number(number)),
-                None => refuse(format!("Unsupported nproc_per_node value: {}", crate::spec::shown(text))),
+            _ => match python_int(text) {
+                Ok(number @ 1..) => Ok(Self::Number(usize::try_from(number).unwrap_or(usize::MAX))),
+                Ok(_) => refuse("at least one process has to run".into()),
+                Err(_) => refuse(format!("Unsupported nproc_per_node value: {}", crate::spec::shown(text))),
             },
         }
     }
@@ -66,19 +67,6 @@ impl Nproc {
             },
         }
     }
-}
-
-/// As Python's `int` reads a text of ASCII: blanks around it, a sign, single underscores between digits. What is below 0
-/// is 0, and what is too large the largest.
-fn integer(text: &str) -> Option<usize> {
-    let text = text.trim();
-    let (below, digits) = match text.strip_prefix('-') {
-        Some(digits) => (true, digits),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    let value = || if below { 0 } else { digits.replace('_', "").parse().unwrap_or(usize::MAX) };
-    digits.split('_').all(number).then(value)
 }
 
 /// The driver's numbers of the GPUs that a process started now would see, in its order. A list that the driver would

@@ -2,6 +2,7 @@
 //! what is in it. Python is called only on threads that Python called from, and waiting never holds
 //! its lock.
 
+mod affinity;
 mod descriptor;
 mod errors;
 mod guardian;
@@ -34,6 +35,8 @@ mod lib {
     use std::ffi::OsString;
     use std::path::Path;
 
+    #[pymodule_export]
+    use super::affinity::{bound_cpus, torch_devices};
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]

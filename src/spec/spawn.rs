@@ -120,7 +120,7 @@ fn gloo_only(options: &SpawnOptions, ips: &str, vars: &Vars) -> Result<(), Spawn
 
 /// Python's `int(text)` for ASCII digits: white space around, a sign, single underscores between digits.
 /// A number too large for us is the largest of its sign, which nothing accepts.
-pub(super) fn python_int(text: &str) -> Result<i64, SpawnError> {
+pub fn python_int(text: &str) -> Result<i64, SpawnError> {
     let bare = text.trim();
     let (sign, digits) = match bare.strip_prefix('-') {
         Some(rest) => (-1, rest),

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-# Four GPUs; of the seven MIG devices that the last one could have, two are there. The serial of GPU 1 and how
-# busy GPU 3 is are not known. With TELLS, whoever loads the library leaves a line in `loaded`, and whoever
-# initializes it one in `asked`.
+# Four GPUs; of the seven MIG devices that the last one could have, two are there. The serial of GPU 1,
+# where GPU 2 is and how busy GPU 3 is are not known. With TELLS, whoever loads the library leaves a line in
+# `loaded`, and whoever initializes it one in `asked`.
 FAKE = r"""
 #include <fcntl.h>
 #include <stdio.h>
@@ -71,6 +71,13 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     const char *form = number < 100 ? "GPU-a%lu-0000" : "MIG-b%lu-0000";
     snprintf(uuid, length, form, number < 100 ? number - 1 : number - 100);
     return OK;
+}
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char id_text[32]; };
+int nvmlDeviceGetPciInfo_v3(void *device, struct pci *pci) {
+    memset(pci, 0, sizeof *pci);
+    pci->bus = 0x1a + 0x40 * NUMBER(device);
+    snprintf(pci->id_text, sizeof pci->id_text, "00000000:%02X:00.0", pci->bus);
+    return NUMBER(device) == 2 ? NOT_SUPPORTED : OK;
 }
 int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     snprintf(version, length, VERSION);
