@@ -251,6 +251,18 @@ class Parent:
         return eventually(lambda: not self.marked(), 5)
 
 
+def wait_inside_join(pid: int, threads: int = 1) -> None:
+    """A signal that comes earlier would hit the program outside of join."""
+
+    def inside() -> bool:
+        # The function of the kernel that each thread waits in.
+        return (
+            sum("poll" in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/wchan")) == threads
+        )
+
+    assert eventually(inside)
+
+
 @contextlib.contextmanager
 def in_thread(body: Callable[[], object]) -> Iterator[threading.Thread]:
     thread = threading.Thread(target=body)

@@ -1,5 +1,5 @@
-"""``rlaunch.spawn`` interrupted at every line of its own: wherever a signal handler raises, from the first
-rank's start to the wait for the last one, no rank is left."""
+"""``rlaunch.spawn``, and the one after torch, interrupted at every line of their own: wherever a signal
+handler raises, from the first rank's start to the wait for the last one, no rank is left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import rlaunch
 from hardship import Parent, children, eventually, sleep_for_ever, spawn, state, tell, warm_up
+from rlaunch.torch import start_processes
 
 RLAUNCH = os.path.dirname(rlaunch.__file__)
 
@@ -49,7 +50,11 @@ def lasting(before: set[int]) -> list[Any]:
     return [(pid, state(pid)) for pid in children() - before]
 
 
-def interrupted_at_each_line(method: str, nprocs: int) -> None:
+def sleep_by_index(i: int) -> None:
+    sleep_for_ever()
+
+
+def interrupted_at_each_line(method: str, nprocs: int, after_torch: bool) -> None:
     """Up to the line that waits for the ranks: there the alarm is first."""
     warm_up(method)
     waiting = False
@@ -66,7 +71,10 @@ def interrupted_at_each_line(method: str, nprocs: int) -> None:
         signal.setitimer(signal.ITIMER_REAL, 2, 2)
         try:
             sys.settrace(wire)
-            spawn(sleep_for_ever, method, nprocs, grace=20)
+            if after_torch:
+                start_processes(sleep_by_index, nprocs=nprocs, start_method=method)
+            else:
+                spawn(sleep_for_ever, method, nprocs, grace=20)
         except Rang:
             pass
         finally:
@@ -82,9 +90,12 @@ def interrupted_at_each_line(method: str, nprocs: int) -> None:
     tell(["lines", nth])
 
 
-@pytest.mark.parametrize(("method", "nprocs"), [("spawn", 1), ("fork", 2), ("forkserver", 1)])
-def test_no_line_is_a_bad_one_for_an_interrupt(method: str, nprocs: int) -> None:
-    with Parent(interrupted_at_each_line, method, nprocs) as parent:
+@pytest.mark.parametrize(
+    ("method", "nprocs", "after_torch"),
+    [("spawn", 1, False), ("fork", 2, False), ("forkserver", 1, False), ("fork", 2, True)],
+)
+def test_no_line_is_a_bad_one_for_an_interrupt(method: str, nprocs: int, after_torch: bool) -> None:
+    with Parent(interrupted_at_each_line, method, nprocs, after_torch) as parent:
         told = [parent.heard()]
         while told[-1][0] != "lines":
             told.append(parent.heard())

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from multiprocessing import active_children, forkserver, get_context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from hardship import (
     alive,
     all_gone,
     deaf,
-    eventually,
     in_thread,
     join,
     results,
@@ -32,6 +30,7 @@ from hardship import (
     sleeper,
     spawn,
     tell,
+    wait_inside_join,
     warm_up,
 )
 
@@ -83,18 +82,6 @@ def busy_with_bystanders(method: str) -> None:
 def starting(method: str) -> None:
     """Is still starting ranks when the first speak up."""
     spawn(sleeper, method, 40, ("odd",))
-
-
-def wait_inside_join(pid: int, threads: int = 1) -> None:
-    """A signal that comes earlier would hit the program outside of join."""
-
-    def inside() -> bool:
-        # The function of the kernel that each thread waits in.
-        return (
-            sum("poll" in path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/wchan")) == threads
-        )
-
-    assert eventually(inside)
 
 
 def joined_parent(method: str, deaf_ranks: str, grace: float, **options: Any) -> Parent:
