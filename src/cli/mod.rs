@@ -1,6 +1,9 @@
 //! Floor 7: doors for people.
 
+pub mod argparse;
+pub mod command;
 pub mod conclude;
+pub mod door;
 pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;
@@ -12,3 +15,6 @@ pub mod paddle;
 pub mod policy;
 pub mod record;
 pub mod refusal;
+pub mod torch_grammar;
+pub mod torch_node;
+pub mod torchrun;
