@@ -2,11 +2,11 @@
 //! as long as they stay unique, `--opt=value` works, the last of several wins, and everything after
 //! the script is the script's.
 
-use super::exit_code;
+use super::{command, exit_code};
 use crate::spec::options::{HEADINGS, Kind, OPTIONS};
 use crate::spec::shown;
+use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Command};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
@@ -70,7 +70,7 @@ fn beginnings(name: &'static str) -> impl Iterator<Item = &'static str> {
 
 /// The options of the launcher for clap.
 pub fn command() -> Command {
-    let mut command = Command::new("rlaunch")
+    let command = Command::new("rlaunch")
         .bin_name("python -m rlaunch")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Starts and supervises the processes of a distributed training job on this machine.")
@@ -82,42 +82,14 @@ pub fn command() -> Command {
         .allow_external_subcommands(true)
         .external_subcommand_value_parser(clap::value_parser!(OsString))
         .disable_help_subcommand(true);
-    for opt in OPTIONS {
-        if let Some((heading, _)) = HEADINGS.iter().find(|(_, first)| *first == opt.name) {
-            command = command.next_help_heading(*heading);
-        }
-        let mut arg = Arg::new(opt.name).long(opt.name).help(help(opt));
+    command::with_options(command, OPTIONS, HEADINGS, |opt, mut arg| {
         if opt.name.contains('_') {
             arg = arg.alias(opt.name.replace('_', "-"));
         }
-        arg = arg.visible_aliases(opt.aliases.iter().copied());
-        arg = arg.aliases(std::iter::once(opt.name).chain(opt.aliases.iter().copied()).flat_map(beginnings));
-        if let Some(short) = opt.short {
-            arg = arg.short(short);
-        }
-        arg = match (opt.kind, opt.name) {
-            (Kind::Flag, _) => arg.action(ArgAction::SetTrue),
-            (_, "dry_run") => {
-                arg.num_args(0..=1).require_equals(true).default_missing_value("table").value_name("FORM")
-            }
-            (Kind::Int | Kind::Seconds, _) => arg.value_name("N"),
-            (Kind::Bool, _) => arg.value_name("BOOL"),
-            (Kind::Text, _) => arg.value_name("TEXT"),
-        };
-        command = command.arg(arg.allow_negative_numbers(opt.kind != Kind::Flag));
-    }
-    command
-}
-
-fn help(opt: &crate::spec::options::Opt) -> String {
-    let mut text = opt.help.to_owned();
-    if let Some(default) = opt.default {
-        text.push_str(&format!(" [default: {default}]"));
-    }
-    if !opt.env.is_empty() {
-        text.push_str(&format!(" [env: {}]", opt.env.join(", ")));
-    }
-    text
+        arg.visible_aliases(opt.aliases.iter().copied())
+            .aliases(std::iter::once(opt.name).chain(opt.aliases.iter().copied()).flat_map(beginnings))
+            .allow_negative_numbers(opt.kind != Kind::Flag)
+    })
 }
 
 /// Reads a command line, without its program name.
@@ -178,13 +150,9 @@ fn refuse(error: &clap::Error) -> Parsed {
     })
 }
 
-/// The option whose name is most like this one, if any is; never a name cut short.
+/// The option whose name is most like this one.
 fn nearest(name: &str) -> Option<&'static str> {
-    let wanted = name.trim_start_matches('-').replace('-', "_");
-    let names = OPTIONS.iter().flat_map(|opt| std::iter::once(&opt.name).chain(opt.aliases));
-    // A name that is part of another is nearer than one that only begins like it.
-    let alike = |option: &&'static str| strsim::jaro_winkler(&wanted, option) + f64::from(option.contains(&wanted));
-    names.copied().filter(|option| alike(option) > 0.8).max_by(|a, b| alike(a).total_cmp(&alike(b)))
+    command::nearest(name, OPTIONS.iter().flat_map(|opt| std::iter::once(&opt.name).chain(opt.aliases)).copied())
 }
 
 /// The options that a name cut short could stand for.

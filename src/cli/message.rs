@@ -1,5 +1,5 @@
 //! What the launcher itself says: on stderr, and never waiting long for whoever reads it. Log lines
-//! have the form `LAUNCH LEVEL time text`, which users' scripts match on.
+//! have the form of the launcher that is stood in for, which users' scripts match on.
 
 use crate::sys::clock;
 use crate::sys::console::Console;
@@ -51,7 +51,13 @@ impl io::Write for Stderr {
     }
 }
 
-struct Form;
+/// How a log line looks.
+enum Form {
+    /// `LAUNCH LEVEL time text`.
+    Paddle,
+    /// `W1121 02:08:43.498000 PID rlaunch] text`, each line of a text of several.
+    Torch,
+}
 
 struct Text(String);
 
@@ -77,13 +83,28 @@ where
         };
         let mut text = Text(String::new());
         event.record(&mut text);
-        writeln!(out, "LAUNCH {level} {} {}", clock::local_timestamp(), text.0)
+        match self {
+            Form::Paddle => writeln!(out, "LAUNCH {level} {} {}", clock::local_timestamp(), text.0),
+            Form::Torch => {
+                let head = format!("{}{} {}", &level[..1], clock::local_timestamp_as_glog(), std::process::id());
+                text.0.split('\n').try_for_each(|line| writeln!(out, "{head} rlaunch] {line}"))
+            }
+        }
     }
 }
 
-/// Runs `body` with log lines going to stderr from `level` on (`DEBUG` to `CRITICAL`; the launcher
-/// has nothing to say above ERROR, so CRITICAL keeps it quiet).
+/// Runs `body` with log lines in the form of Paddle's launcher going to stderr from `level` on (`DEBUG` to `CRITICAL`;
+/// the launcher has nothing to say above ERROR, so CRITICAL keeps it quiet).
 pub fn with_messages<T>(level: &str, body: impl FnOnce() -> T) -> T {
+    with(Form::Paddle, level, body)
+}
+
+/// The same in torch's form.
+pub fn with_torch_messages<T>(level: &str, body: impl FnOnce() -> T) -> T {
+    with(Form::Torch, level, body)
+}
+
+fn with<T>(form: Form, level: &str, body: impl FnOnce() -> T) -> T {
     let least = match level {
         "DEBUG" => LevelFilter::DEBUG,
         "INFO" => LevelFilter::INFO,
@@ -91,6 +112,6 @@ pub fn with_messages<T>(level: &str, body: impl FnOnce() -> T) -> T {
         "ERROR" => LevelFilter::ERROR,
         _ => LevelFilter::OFF,
     };
-    let subscriber = tracing_subscriber::fmt().event_format(Form).with_writer(|| Stderr).with_max_level(least);
+    let subscriber = tracing_subscriber::fmt().event_format(form).with_writer(|| Stderr).with_max_level(least);
     tracing::subscriber::with_default(subscriber.finish(), body)
 }

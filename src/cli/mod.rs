@@ -1,6 +1,9 @@
 //! Floor 7: doors for people.
 
+pub mod argparse;
+pub mod command;
 pub mod conclude;
+pub mod door;
 pub mod dry_run;
 pub mod exit_code;
 pub mod grammar;
@@ -14,5 +17,7 @@ pub mod policy;
 pub mod record;
 pub mod refusal;
 pub mod torch_events;
+pub mod torch_grammar;
 pub mod torch_node;
 pub mod torch_report;
+pub mod torchrun;

@@ -1,6 +1,7 @@
 //! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
 
 use super::conclude::{Circumstances, conclude};
+use super::door::{self, enter, print};
 use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
 use super::node::{self, Door};
@@ -25,12 +26,10 @@ use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
 use crate::supervise::ChildId;
 use crate::sys::cgroup::JobGroup;
-use crate::sys::console;
-use crate::sys::signals::{self, HELD_AT_START, NOTIFY, Signals};
+use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io::{IsTerminal, Write};
-use std::mem::ManuallyDrop;
+use std::io::IsTerminal;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use tracing::{debug, info, warn};
@@ -38,29 +37,7 @@ use tracing::{debug, info, warn};
 /// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is
 /// the interpreter for the ranks; `record` a descriptor for the end's record, or negative.
 pub fn main(args: &[OsString], python: &OsStr, record: RawFd) -> i32 {
-    console::fill_standard_descriptors();
-    let mut record = Record::take(record);
-    // Never given back: this process ends with the launcher, and a late Ctrl-C must not reach Python.
-    let mut signals = match Signals::install() {
-        Ok(signals) => ManuallyDrop::new(signals),
-        Err(error) => {
-            let text = format!("signal handlers cannot be installed: {error}");
-            return Refusal(text, exit_code::INTERNAL).told(&mut record);
-        }
-    };
-    if record.is_read() {
-        signals::let_through(&HELD_AT_START);
-    }
-    match prepared(args, python, &mut signals, &mut record) {
-        Ok(status) => status,
-        Err(refusal) => refusal.told(&mut record),
-    }
-}
-
-/// What was asked for, on stdout: its reader is waited for. `| head` may have gone already.
-fn print(text: &str) {
-    let mut out = std::io::stdout();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    enter(record, |signals, record| prepared(args, python, signals, record))
 }
 
 fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &mut Record) -> Result<i32, Refusal> {
@@ -78,12 +55,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
              for example: python -m rlaunch --nproc_per_node 2 train.py",
         ));
     }
-    let base: Vec<(OsString, OsString)> = std::env::vars_os().collect();
-    let unreadable = |name: &str| base.iter().any(|(n, value)| *n == *name && value.to_str().is_none());
-    if let Some(name) = options::OPTIONS.iter().flat_map(|opt| opt.env).find(|name| unreadable(name)) {
-        return Err(usage(format!("{name}: its value is not UTF-8; unset it, or set another")));
-    }
-    let all: Vars = base.iter().filter_map(|(n, v)| Some((n.to_str()?.to_owned(), v.to_str()?.to_owned()))).collect();
+    let (base, all) = door::environment(options::OPTIONS)?;
     let (vars, outer) = plan::nested::without_outer_exports(&all);
     let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
     let base: Vec<_> = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();

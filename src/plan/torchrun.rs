@@ -132,7 +132,11 @@ enum Lines {
 }
 
 fn sink(spec: &TorchSpec, stream: Stream, local_rank: usize) -> (Sink, Lines) {
-    let wanted = spec.streams.of(local_rank)[stream.index()];
+    let ways = spec.streams.of(local_rank);
+    let wanted = match stream {
+        Stream::Stdout => ways.stdout,
+        Stream::Stderr => ways.stderr,
+    };
     let hidden = spec.local_ranks_filter.as_ref().is_some_and(|shown| !shown.contains(&local_rank));
     let tail = format!("/{local_rank}/{}", stream.log());
     if (wanted.redirect || wanted.tee) && spec.log_dir != LogDir::Nowhere {

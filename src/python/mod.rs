@@ -8,22 +8,33 @@ mod errors;
 mod guardian;
 mod join;
 mod rank;
+mod run;
 mod store;
 mod wakeup;
 
+use crate::spec::options::Vars;
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// What is no UTF-8 is nothing of ours.
+fn texts(environ: BTreeMap<OsString, OsString>) -> Vars {
+    let text = |(n, v): (OsString, OsString)| Some((n.into_string().ok()?, v.into_string().ok()?));
+    environ.into_iter().filter_map(text).collect()
+}
 
 /// The native half of rlaunch.
 #[pymodule(name = "_lib", gil_used = true)]
 mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
+    use super::texts;
     use crate::cli::paddle;
     use crate::model::{Endpoint, EnvPatch};
     use crate::plan::{devices, spawn as plan};
     use crate::probe::{accelerators, net, nvml};
     use crate::run::preflight;
-    use crate::spec::options::{Kind, OPTIONS, Opt, Vars};
+    use crate::spec::options::{Kind, OPTIONS, Opt};
     use crate::spec::spawn::{self, Backend, SpawnError, SpawnOptions};
     use crate::spec::spawn_nodes::{self, Place};
     use crate::sys::lifeline;
@@ -45,6 +56,8 @@ mod lib {
     use super::join::Joiner;
     #[pymodule_export]
     use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank};
+    #[pymodule_export]
+    use super::run::{parse_run, run_completion, run_main, run_options};
     #[pymodule_export]
     use super::store::TorchStore;
     #[pymodule_export]
@@ -83,12 +96,6 @@ mod lib {
         let vars = texts(environ);
         let seen = py.detach(|| devices::seen(&vars, &accelerators::machine(Path::new("/"))));
         seen.map_err(|error| to_python(SpawnError::Value(error.to_string())))
-    }
-
-    /// What is no UTF-8 is nothing of ours.
-    fn texts(environ: BTreeMap<OsString, OsString>) -> Vars {
-        let text = |(n, v): (OsString, OsString)| Some((n.into_string().ok()?, v.into_string().ok()?));
-        environ.into_iter().filter_map(text).collect()
     }
 
     /// The addresses of this machine's interfaces, loopback last.

@@ -2,6 +2,7 @@
 //! the value, the reason and the way out.
 
 pub mod console;
+pub mod dialects;
 pub mod job;
 pub mod launch;
 pub mod legacy;
@@ -15,6 +16,7 @@ pub mod restarts;
 pub mod rotation;
 pub mod spawn;
 pub mod spawn_nodes;
+pub mod torchrun;
 pub mod tuner;
 
 use std::fmt;

@@ -22,7 +22,7 @@ pub fn check(values: &Values) -> Result<BTreeSet<i32>, SpecError> {
 }
 
 /// Why a launcher cannot take this signal, or would take it wrongly.
-fn unfit(signal: i32) -> Option<&'static str> {
+pub(super) fn unfit(signal: i32) -> Option<&'static str> {
     match signal {
         libc::SIGKILL | libc::SIGSTOP => Some("can be caught by no program"),
         // A handler that returns from these comes back to the same fault, for ever (signal(7)).

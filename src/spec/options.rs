@@ -30,7 +30,10 @@ pub struct Opt {
     pub short: Option<char>,
     /// The value's kind.
     pub kind: Kind,
-    /// The variables that override it, the last one that is set winning.
+    /// The only values there are; empty where there are others.
+    pub choices: &'static [&'static str],
+    /// Its variables, the last one that is set winning. They override the command line in Paddle's launcher and stand
+    /// for what it does not say in torch's.
     pub env: &'static [&'static str],
     /// The value when nothing is given; `None` when there is none.
     pub default: Option<&'static str>,
@@ -38,14 +41,15 @@ pub struct Opt {
     pub help: &'static str,
 }
 
-const fn opt(
+/// An option with neither other names nor a list of values.
+pub const fn opt(
     name: &'static str,
     kind: Kind,
     env: &'static [&'static str],
     default: Option<&'static str>,
     help: &'static str,
 ) -> Opt {
-    Opt { name, aliases: &[], short: None, kind, env, default, help }
+    Opt { name, aliases: &[], short: None, kind, choices: &[], env, default, help }
 }
 
 use Kind::{Bool, Flag, Int, Seconds, Text};
@@ -178,6 +182,17 @@ pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &Vars) -> Values {
         }
     }
     values
+}
+
+/// Merges the layers of another table: the command line beats a variable, which beats the default.
+pub fn prefer_flags(table: &'static [Opt], flags: &BTreeMap<&'static str, String>, vars: &Vars) -> Values {
+    let layered = |opt: &'static Opt| {
+        let flag = || Some(Value { text: flags.get(opt.name)?.clone(), source: Source::Flag });
+        let set = |var: &&'static str| Some(Value { text: vars.get(*var)?.clone(), source: Source::Env(var) });
+        let default = || Some(Value { text: opt.default?.into(), source: Source::Default });
+        flag().or_else(|| opt.env.iter().rev().find_map(set)).or_else(default).map(|value| (opt.name, value))
+    };
+    Values { map: table.iter().filter_map(layered).collect(), overridden: Vec::new() }
 }
 
 /// `y yes t true on 1` and `n no f false off 0`, in any case; `None` for anything else.

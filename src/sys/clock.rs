@@ -43,6 +43,15 @@ pub fn local_seconds(time: Duration) -> String {
     seconds(time, ['-', '_'], libc::localtime_r)
 }
 
+/// The same as Google's log lines begin: `1121 02:57:53.456789`.
+pub fn local_timestamp_as_glog() -> String {
+    let now = wall();
+    let text = seconds(now, ['-', ' '], libc::localtime_r);
+    let (date, time) = text.split_once(' ').unwrap_or_default();
+    let (_, day) = date.split_once('-').unwrap_or_default();
+    format!("{} {time}.{:06}", day.replace('-', ""), now.subsec_micros())
+}
+
 /// Date and time to the second, with these between the parts of the date and behind it.
 fn seconds(
     time: Duration,

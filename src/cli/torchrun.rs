@@ -1,0 +1,62 @@
+//! `python -m rlaunch.run`: the door that `torchrun` was.
+
+use super::door::{self, enter, print};
+use super::record::Record;
+use super::refusal::{Refusal, usage};
+use super::torch_grammar::{self, Parsed};
+use super::{exit_code, message, torch_node};
+use crate::plan::nested::without_outer_exports;
+use crate::spec::options::Source;
+use crate::spec::torchrun::{self, options};
+use crate::sys::signals::Signals;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use tracing::{debug, info, warn};
+
+/// Runs the launcher and returns its exit status. `args` come without the program's name; `python` is the interpreter
+/// for the ranks; `record` a descriptor for the end's record, or negative; `from_pet`: whether PET_ variables stand
+/// for what the command line does not say.
+pub fn main(args: &[OsString], python: &OsStr, record: RawFd, from_pet: bool) -> i32 {
+    enter(record, |signals, record| prepared(args, python, from_pet, signals, record))
+}
+
+fn prepared(
+    args: &[OsString],
+    python: &OsStr,
+    from_pet: bool,
+    signals: &mut Signals,
+    record: &mut Record,
+) -> Result<i32, Refusal> {
+    let (flags, rest) = match torch_grammar::parse(args) {
+        Parsed::Job(flags, rest) => (flags, rest),
+        Parsed::Print(text) => {
+            print(&text);
+            return Ok(exit_code::OK);
+        }
+        Parsed::Refused(text) => return Err(usage(text)),
+    };
+    if rest.is_empty() {
+        return Err(usage(torch_grammar::NO_SCRIPT));
+    }
+    let (base, all) = door::environment(if from_pet { options::OPTIONS } else { &[] })?;
+    let (vars, outer) = without_outer_exports(&all);
+    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
+    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    // Inside a worker of another launcher it is that worker's, which this launcher answers for.
+    let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let values = options::merge(&flags, &vars, from_pet);
+    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage)?;
+    message::with_torch_messages(&spec.log_level.clone(), || {
+        for warning in spec.warnings.drain(..) {
+            warn!("{warning}");
+        }
+        for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
+            debug!("{name}: {}", value.text);
+        }
+        if let Some(outer) = &outer {
+            info!("{outer}");
+        }
+        torch_node::launch(&spec, &vars, base, python, error_file, signals, record)
+    })
+}

@@ -1,0 +1,243 @@
+//! Nodes, and how they find each other.
+
+use super::read;
+use crate::spec::options::Values;
+use crate::spec::{SpecError, nodes, shown};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Where the nodes of a job meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Meeting {
+    /// Nowhere: this node is all there is, and takes a free port.
+    Alone,
+    /// At node 0's store.
+    Static {
+        /// Node 0's address; an IPv6 address without brackets.
+        host: String,
+        /// Its port; 0, a free one, only for one node.
+        port: u16,
+        /// This node's number.
+        node_rank: usize,
+        /// How long nodes wait for each other.
+        timeout: Duration,
+    },
+}
+
+/// What all of this comes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// The least and the most nodes.
+    pub nodes: (usize, usize),
+    /// Where they meet.
+    pub meeting: Meeting,
+    /// The job's name; `None`: a new one for each run.
+    pub run_id: Option<String>,
+    /// How they meet, as events name it.
+    pub backend: String,
+}
+
+/// Backends that rlaunch knows and has for one node alone.
+const DYNAMIC: [&str; 3] = ["c10d", "etcd-v2", "etcd"];
+/// Their options that are whole numbers of seconds or tries, for those but the older etcd.
+const WHOLE: [&str; 6] = [
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+];
+const DEFAULT_TIMEOUT: i64 = 900;
+const DEFAULT_PORT: &str = "29500";
+const WAY_OUT: &str = "give each node --rdzv-backend static with the same --nnodes, --master-addr and --master-port, \
+                       and its own --node-rank";
+
+/// Reads and checks it all. `said` gets what the user should know.
+pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Rendezvous, SpecError> {
+    let (min, max) = nodes(values)?;
+    let conf = conf(values)?;
+    let node_rank = read::whole(values, "node-rank")?.unwrap_or(0);
+    read::whole(values, "master-port")?;
+    let endpoint = values.text("rdzv-endpoint").unwrap_or("").trim();
+    let asked = values.text("rdzv-backend").unwrap_or("static");
+    let standalone = read::flag(values, "standalone")?;
+    // What torchrun does where nothing says how one node is to meet itself.
+    let plain = asked == "static" && endpoint.is_empty() && values.text("master-port").is_none() && max == 1;
+    let backend = if standalone || plain { "c10d" } else { asked };
+    if backend != "static" {
+        if node_rank != 0 {
+            said.push(format!(
+                "node_rank is only used for static rdzv_backend. It will be ignored for rdzv_backend={}.",
+                shown(backend)
+            ));
+        }
+        if values.given("master-addr").is_some() && endpoint.is_empty() && !standalone && !plain {
+            said.push(
+                "master_addr is only used for static rdzv_backend and when rdzv_endpoint is not specified.".into(),
+            );
+        }
+    }
+    let run_id = values.text("rdzv-id").unwrap_or("none").to_owned();
+    let run_id = (!standalone && !plain).then_some(run_id);
+    if run_id.as_ref().is_some_and(|id| id.contains('/')) {
+        return Err(values.error("rdzv-id", "cannot be part of a file name", "leave the / out"));
+    }
+    let meeting = match backend {
+        "static" => fixed(values, (min, max), node_rank, &conf)?,
+        known if DYNAMIC.contains(&known) => alone(values, (min, max), standalone, &conf)?,
+        other => {
+            let why = format!("The rendezvous backend '{}' is not registered", shown(other));
+            let hint = "rlaunch has static, and c10d, etcd and etcd-v2 for one node; plug-ins are Python code of torch";
+            return Err(values.error("rdzv-backend", &why, hint));
+        }
+    };
+    if run_id.is_some() && matches!(meeting, Meeting::Alone) && !endpoint.is_empty() {
+        let field = nodes::field(values, "rdzv-endpoint");
+        parse_endpoint(endpoint).map_err(|why| SpecError::new(field, endpoint, why, "give host:port"))?;
+    }
+    Ok(Rendezvous { nodes: (min, max), meeting, run_id, backend: backend.to_owned() })
+}
+
+/// `N` or `MIN:MAX`.
+fn nodes(values: &Values) -> Result<(usize, usize), SpecError> {
+    let text = values.text("nnodes").unwrap_or("1:1");
+    let (low, high) = text.split_once(':').unwrap_or((text, text));
+    let (Some(min), Some(max)) = (read::int(low), read::int(high)) else {
+        let why = format!("nnodes={} is not in \"MIN:MAX\" format", shown(text));
+        return Err(values.error("nnodes", &why, "give a number of nodes"));
+    };
+    if !(0 < min && min <= max) {
+        let why = format!("min_nodes must be > 0 and <= max_nodes, got min_nodes={min}, max_nodes={max}");
+        return Err(values.error("nnodes", &why, "give a number of nodes, 1 or more"));
+    }
+    let count = |n: i64| usize::try_from(n).ok().filter(|n| *n <= 1 << 20);
+    let (Some(min), Some(max)) = (count(min), count(max)) else {
+        return Err(values.error("nnodes", "is more nodes than there can be", "give a smaller number"));
+    };
+    Ok((min, max))
+}
+
+/// A job of this node alone.
+fn alone(
+    values: &Values,
+    (min, max): (usize, usize),
+    standalone: bool,
+    conf: &BTreeMap<String, String>,
+) -> Result<Meeting, SpecError> {
+    if standalone && max > 1 {
+        let why = "asks for several nodes, and --standalone is for one";
+        return Err(values.error("nnodes", why, "leave out one of them"));
+    }
+    if min < max {
+        return Err(elastic(values));
+    }
+    if max > 1 {
+        let why = "nodes that find each other are not in this version of rlaunch";
+        return Err(values.error("rdzv-backend", why, WAY_OUT));
+    }
+    for name in WHOLE {
+        if conf.get(name).is_some_and(|text| read::int(text).is_none()) {
+            let why = format!("The rendezvous configuration option '{name}' does not represent a valid integer value");
+            return Err(values.error("rdzv-conf", &why, "give a whole number"));
+        }
+    }
+    Ok(Meeting::Alone)
+}
+
+fn elastic(values: &Values) -> SpecError {
+    let why = "jobs that run on more or fewer nodes are not in this version of rlaunch";
+    values.error("nnodes", why, &format!("give one number of nodes; for several, {WAY_OUT}"))
+}
+
+/// A static rendezvous.
+fn fixed(
+    values: &Values,
+    (min, max): (usize, usize),
+    node_rank: i64,
+    conf: &BTreeMap<String, String>,
+) -> Result<Meeting, SpecError> {
+    if min < max {
+        return Err(elastic(values));
+    }
+    let endpoint = values.text("rdzv-endpoint").unwrap_or("").trim();
+    let (name, text) = if endpoint.is_empty() {
+        let name = if values.text("master-port").is_some() { "master-port" } else { "master-addr" };
+        let port = values.text("master-port").map_or(DEFAULT_PORT, str::trim);
+        (name, format!("{}:{port}", values.text("master-addr").unwrap_or("127.0.0.1")))
+    } else {
+        ("rdzv-endpoint", endpoint.to_owned())
+    };
+    let refuse = |why: String, hint: &str| values.error(name, &why, hint);
+    let (host, port) = parse_endpoint(&text).map_err(|why| refuse(why, "give host:port"))?;
+    let port = port.ok_or_else(|| {
+        refuse(format!("Port is absent in endpoint: {}", shown(&text)), "give host:port, or --master-port")
+    })?;
+    if port == 0 && max > 1 {
+        return Err(refuse("has port 0, which other nodes cannot find".into(), "give a port that is free on node 0"));
+    }
+    let place = usize::try_from(node_rank).ok().filter(|rank| *rank < max);
+    let node_rank = place.ok_or_else(|| {
+        let why = format!("is no node's number: there are {max} of them");
+        values.error("node-rank", &why, &format!("give a number from 0 to {}", max - 1))
+    })?;
+    let timeout = match conf.get("timeout").map(|text| read::int(text)) {
+        None => DEFAULT_TIMEOUT,
+        Some(Some(seconds)) if (0..=1_000_000_000).contains(&seconds) => seconds,
+        Some(_) => {
+            return Err(values.error("rdzv-conf", "has a timeout that is no number of seconds", "give 1 or more"));
+        }
+    };
+    Ok(Meeting::Static { host, port, node_rank, timeout: Duration::from_secs(timeout.unsigned_abs()) })
+}
+
+/// `KEY=VALUE` joined by commas. Keys that nobody knows are nobody's business.
+fn conf(values: &Values) -> Result<BTreeMap<String, String>, SpecError> {
+    let text = values.text("rdzv-conf").unwrap_or("").trim();
+    let refuse = |why: &str| Err(values.error("rdzv-conf", why, "give KEY=VALUE joined by commas"));
+    let mut conf = BTreeMap::new();
+    for pair in text.split(',').filter(|_| !text.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        match (key.trim(), value.trim()) {
+            ("", _) => {
+                return refuse(
+                    "The rendezvous configuration string must be in format <key1>=<value1>,...,<keyN>=<valueN>",
+                );
+            }
+            (key, "") => {
+                let key = shown(key);
+                return refuse(&format!("The rendezvous configuration option '{key}' must have a value specified"));
+            }
+            (key, value) => conf.insert(key.to_owned(), value.to_owned()),
+        };
+    }
+    Ok(conf)
+}
+
+/// Host and port, if it has one; or what is wrong with it.
+fn parse_endpoint(text: &str) -> Result<(String, Option<u16>), String> {
+    let bracketed = text.starts_with('[') && text.ends_with(']');
+    let (host, port) = match text.rsplit_once(':').filter(|_| !bracketed) {
+        Some((host, port)) => (host, Some(port)),
+        None => (text, None),
+    };
+    let digits = |port: &str| (1..=5).contains(&port.len()) && port.bytes().all(|b| b.is_ascii_digit());
+    let port = match port.map(|port| port.parse().ok().filter(|_| digits(port))) {
+        Some(None) => {
+            return Err(format!(
+                "The port number of the rendezvous endpoint '{}' must be an integer between 0 and 65536",
+                shown(text)
+            ));
+        }
+        port => port.flatten(),
+    };
+    let host = if host.len() > 2 { nodes::bare(host) } else { host };
+    if host.is_empty() || !host.chars().all(|c| c.is_alphanumeric() || "_.:-".contains(c)) {
+        return Err(format!(
+            "The hostname of the rendezvous endpoint '{}' must be a dot-separated list of labels, an IPv4 address, or \
+             an IPv6 address",
+            shown(text)
+        ));
+    }
+    Ok((host.to_owned(), port))
+}
