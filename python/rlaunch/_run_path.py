@@ -1,4 +1,4 @@
-"""``--run-path``: runs a script as ``runpy.run_path`` does, and writes what it raises to TORCHELASTIC_ERROR_FILE."""
+"""``--run-path``: runs a script as ``runpy.run_path`` does; what it raises is recorded as ``record`` does."""
 
 import runpy
 import sys

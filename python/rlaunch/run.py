@@ -46,14 +46,14 @@ def run(args: Namespace) -> None:
     of its own, as with ``rlaunch.launch``: that page says how output, signals and Ctrl-C are passed on.
 
     Raises:
-        WorkerError: a rank failed, or a signal stopped the job. Its ``report`` says all about it.
+        ChildFailedError: a rank failed; torch's class too, where its errors have been imported.
+        WorkerError: a signal stopped the job. Its ``report`` says all about it.
         LaunchError: the launcher could not do what was asked; its ``status`` is the exit status.
         OSError: the launcher could not be started.
     """
-    from .launch import _report, _run
+    from ._elastic import launched
 
-    argv = [os.fsencode(word) for word in [sys.executable, "-m", "rlaunch.run", *_words(args)]]
-    _report(*_run(argv, {**os.environ, "RLAUNCH_RUN_SPELT_OUT": "1"}, None))
+    launched(_words(args), args.training_script)
 
 
 def main(args: Sequence[str] | None = None) -> None:

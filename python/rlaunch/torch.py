@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from ._installation import Installation
     from ._launch_config import LaunchConfig
     from ._outbox import Outbox
     from ._torch_context import ProcessContext
@@ -23,8 +24,11 @@ __all__ = [
     "ProcessException",
     "ProcessExitedException",
     "ProcessRaisedException",
+    "elastic_launch",
+    "install",
     "spawn",
     "start_processes",
+    "uninstall",
 ]
 
 
@@ -39,6 +43,68 @@ def __getattr__(name: str) -> Any:
 
         return LaunchConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class elastic_launch:
+    """Runs a function, or a program, on ranks that are restarted together.
+
+    ``elastic_launch(config, entrypoint)(*args)``. Contract: ``torch.distributed.launcher.api`` of 2.15.
+
+    Args:
+        config: how; a ``LaunchConfig``, torch's own too.
+        entrypoint: a function, which is pickled for every rank (one that ranks cannot import by name, such
+            as a lambda, needs cloudpickle), or the name of a program. ``config.start_method`` is for torch:
+            each rank is a Python of its own.
+
+    Calling it returns what each rank of this machine has returned, by its global number; None for a program.
+
+    Raises:
+        ChildFailedError: a rank failed, and no restart is left; torch's class too, where that has been
+            imported.
+        WorkerError: a signal stopped the job.
+        LaunchError: the launcher could not do what was asked.
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        from ._elastic import elastic
+
+        return elastic(self._config, self._entrypoint, args)
+
+
+def install() -> Installation:
+    """Puts ``rlaunch.run`` under ``torch.distributed.run`` in this process, for programs that call that (as
+    ``accelerate launch`` does); imports torch if need be.
+
+    Calling it again changes nothing; what it returns then undoes nothing. What it returns may be used in a
+    ``with`` statement.
+
+    Raises:
+        ImportError: there is no torch.
+    """
+    global _current
+    from ._installation import Installation
+
+    if _current is not None and _current.stands:
+        return Installation([])
+    import torch.distributed.run
+
+    from . import run
+
+    _current = Installation((torch.distributed.run, name, getattr(run, name)) for name in run.__all__)
+    return _current
+
+
+def uninstall() -> None:
+    """Undoes ``install``."""
+    if _current is not None:
+        _current.uninstall()
+
+
+_current: Installation | None = None
 
 
 def spawn(
@@ -139,3 +205,9 @@ def _run(
     except Exception:
         put_error(outbox)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    from rlaunch._on_torch import main
+
+    main()

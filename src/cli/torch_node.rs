@@ -119,8 +119,9 @@ pub fn launch(
     };
     let events = (spec.event_log == EventLog::Console)
         .then(|| Events::new(spec, &run_id, &host, (place.node, place.nnodes), &launch.program));
-    let words =
-        Words { spec, title: plan::title(spec), error_file, circumstances, events, meeting: clock::now() - begun };
+    // `rlaunch.torch.elastic_launch` knows better what its ranks run.
+    let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
+    let words = Words { spec, title, error_file, circumstances, events, meeting: clock::now() - begun };
     node::carry_out(&launch, &words, leases, signals, record)
 }
 

@@ -42,7 +42,8 @@ fn prepared(
     let (base, all) = door::environment(if from_pet { options::OPTIONS } else { &[] })?;
     let (vars, outer) = without_outer_exports(&all);
     let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    let is_ours = |name: &OsStr| name == "RLAUNCH_TITLE" || dropped.iter().any(|d| *name == **d);
+    let base = base.into_iter().filter(|(name, _)| !is_ours(name)).collect();
     // Inside a worker of another launcher it is that worker's, which this launcher answers for.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let values = options::merge(&flags, &vars, from_pet);

@@ -1,0 +1,31 @@
+"""``python -m rlaunch.torch PROGRAM ARGS``: a Python program that calls torchrun, on rlaunch instead.
+
+``python -m rlaunch.torch accelerate launch --cpu --num_processes 2 train.py``
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import entry_points
+
+_USAGE = """\
+usage: python -m rlaunch.torch PROGRAM [ARGS]...
+
+Runs a Python program that calls torch.distributed.run (as `accelerate launch` does) with rlaunch.run in its place.
+PROGRAM is the name of a program that a Python package has installed, such as accelerate."""
+
+
+def main() -> None:
+    """Runs the program that ``sys.argv`` names."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        print(_USAGE)
+        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+    del sys.argv[0]
+    name = sys.argv[0]
+    (*_, found) = (None, *entry_points(group="console_scripts", name=name))
+    if found is None:
+        raise SystemExit(f"rlaunch: error: {name}: no installed Python package has a program of that name")
+    from . import torch
+
+    torch.install()
+    sys.exit(found.load()())
