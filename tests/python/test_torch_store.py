@@ -46,7 +46,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 def operations(a: Any, b: Any, late: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """What two clients ask, one thing after another; `late` asks in a thread while the next thing is asked."""
+    """What two clients ask, one thing after another; `late` asks in a thread while another thing is asked."""
     yield lambda: a.set("k", "v")
     yield lambda: b.get("k")
     yield lambda: (a.set("k", ""), b.get("k"))
@@ -101,14 +101,14 @@ def test_torchs_clients_get_what_they_get_of_torchs_own_server(server: _lib.Torc
     ours, theirs = outcomes(server.port), outcomes(own.port)
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         assert our == their, f"operation {number}"
-    assert sum(isinstance(each, tuple) and each[:1] == ("DistStoreError",) for each in ours) >= 3
+    assert sum(isinstance(each, tuple) and each[:1] == ("DistStoreError",) for each in ours) == 2
 
 
 def test_256_clients_meet(server: _lib.TorchStore) -> None:
     everybody = range(256)
     with ThreadPoolExecutor(len(everybody)) as threads:
-        # The constructor itself waits until all are there.
-        stores = list(threads.map(lambda _: client(server.port, world_size=256), everybody))
+        # One after another: many at once ask the system at once what their address is called.
+        stores = [client(server.port, world_size=256, wait_for_workers=False) for _ in everybody]
 
         def work(rank: int) -> int:
             store = stores[rank]
@@ -204,6 +204,7 @@ sys.stdin.readline()
 before = time.process_time()
 sys.stdin.readline()
 print(time.process_time() - before, flush=True)
+sys.stdin.readline()
 """
 
 
