@@ -48,11 +48,6 @@ impl Client {
                 },
                 Err(error) => error,
             };
-            // Whoever has no time left is told why it failed rather than that time is over.
-            let time = left()?;
-            if time.is_zero() {
-                return Err(io::Error::new(ErrorKind::TimedOut, format!("{host}:{port}: {failure}")));
-            }
             let mut rest = pause.mul_f64(0.5 + fastrand::f64());
             while !rest.is_zero() {
                 let slice = rest.min(left()?).min(SLICE);
@@ -61,6 +56,10 @@ impl Client {
                 }
                 ready(None, PollFlags::empty(), slice)?;
                 rest -= slice;
+            }
+            // It is said why it did not work, rather than that time is over.
+            if left()?.is_zero() {
+                return Err(io::Error::new(ErrorKind::TimedOut, format!("{host}:{port}: {failure}")));
             }
             pause = pause.mul_f64(1.5).min(LONGEST_PAUSE);
         }
