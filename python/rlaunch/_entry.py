@@ -36,9 +36,10 @@ def dump(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) -> None
     # As bytes: the type that it has refuses to be pickled outside of multiprocessing.
     told["authkey"] = bytes(told["authkey"])
     call = (entrypoint, tuple(args))
-    by_name = "init_main_from_path" in told or "init_main_from_name" in told
-    if not by_name:
-        by_name = getattr(entrypoint, "__module__", "__main__") != "__main__"
+    if not os.path.isfile(told.get("init_main_from_path", __file__)):
+        del told["init_main_from_path"]  # It came from stdin.
+    has_main = "init_main_from_path" in told or "init_main_from_name" in told
+    by_name = has_main or getattr(entrypoint, "__module__", "__main__") != "__main__"
     try:
         pickled = pickle.dumps(call) if by_name else _whole(call)
     except (pickle.PicklingError, AttributeError, TypeError):

@@ -117,8 +117,7 @@ def test_deaf_ranks_die_with_a_parent_that_is_killed(method: str) -> None:
 
 def test_an_interrupted_join_ends_the_ranks_and_is_no_success_later() -> None:
     with Parent(interrupted_parent, "fork") as parent:
-        parent.ranks(2)
-        assert parent.heard() == "started"
+        assert "started" in [parent.heard() for _ in range(3)]
         wait_inside_join(parent.process.pid)
         parent.process.send_signal(signal.SIGALRM)
         raised, codes, active = parent.heard()

@@ -61,3 +61,68 @@ def test_ranks_are_stopped_alike(answers: list[dict[str, Any]]) -> None:
     assert ours["grace over"] == theirs["grace over"]
     assert ours["grace over"][0][1] == [-9, 4]
     assert ours["grace over"][1] == [STOPPED, KILLED]
+
+
+# --- In a program that has imported torch -----------------------------------------------------------------
+
+PROGRAM = """
+import pickle, sys
+import torch
+import torch.multiprocessing as mp
+from rlaunch.errors import TORCH_ERRORS, ChildFailedError, ProcessFailure, peer_class, record
+from rlaunch.torch import start_processes
+
+def add(i, tensor):
+    tensor += 1
+    raise RuntimeError("enough")
+
+def leave(i):
+    sys.exit(3)
+
+def raised(method, function, *args):
+    try:
+        start_processes(function, args, start_method=method)
+    except (mp.ProcessRaisedException, mp.ProcessExitedException) as error:
+        return error
+
+def main():
+    from torch.distributed.elastic.multiprocessing import errors
+
+    tensor = torch.zeros(2).share_memory_()
+    for kind, error in (
+        (mp.ProcessRaisedException, raised("spawn", add, tensor)),
+        (mp.ProcessExitedException, raised("fork", leave)),
+    ):
+        assert isinstance(error, kind), error
+        again = pickle.loads(pickle.dumps(error))
+        assert isinstance(again, kind), again
+        assert (again.args, again.error_pid) == (error.args, error.error_pid)
+
+    failed = peer_class(ChildFailedError, TORCH_ERRORS)("job", {0: ProcessFailure(0, 1, 1, "")}, root=0)
+    assert isinstance(failed, errors.ChildFailedError)
+    assert str(pickle.loads(pickle.dumps(failed))) == str(failed)
+    handled = []
+
+    class Handler(errors.ErrorHandler):
+        def record_exception(self, error):
+            handled.append(error)
+
+    try:
+        record(main_of_a_rank, Handler())()
+    except ZeroDivisionError as error:
+        assert handled == [error]
+    print(tensor.tolist())
+
+def main_of_a_rank():
+    1 / 0
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_torchs_except_clauses_and_tensors_work(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1.0, 1.0]\n", done.stderr
