@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from oracle import SEED
-
 from rlaunch import _lib, run
 
 Case = tuple[list[str], dict[str, str]]
@@ -33,20 +32,30 @@ VALUES = {
     "numa-binding": ["node", "core-complex", "cores"],
     "redirects": MAPS,
     "tee": MAPS,
-    **dict.fromkeys(
-        """rdzv-endpoint rdzv-id rdzv-conf event-log-handler role log-dir log-line-prefix-template local-ranks-filter
-        duplicate-stdout-filters duplicate-stderr-filters master-addr local-addr logs-specs
-        signals-to-handle""".split(),
-        TEXTS,
-    ),
+    **dict.fromkeys(["rdzv-endpoint", "rdzv-id", "rdzv-conf", "event-log-handler", "role", "log-dir"], TEXTS),
+    **dict.fromkeys(["log-line-prefix-template", "local-ranks-filter", "master-addr", "local-addr"], TEXTS),
+    **dict.fromkeys(["duplicate-stdout-filters", "duplicate-stderr-filters", "logs-specs"], TEXTS),
+    "signals-to-handle": TEXTS,
 }
 FLAGS = ["standalone", "module", "no-python", "run-path", "virtual-local-rank"]
 SHORT = {"module": "m", "redirects": "r", "tee": "t"}
 NO_VARIABLE = ["logs-specs", "numa-binding"]
 SCRIPTS = ["t.py", "t.py", "t.py", "a b", "-1", "-", "--", "-- --role", "-- t.py --"]
-# After the script. A name cut short in several ways is an error even there for torchrun, of Pythons before 3.12.
+# After the script. Names cut short in several ways are errors there too, for argparse before Python 3.12.
 WORDS = ["--foo", "-x", "a", "--", "-m", "--role=b", "--nnodes", "", "--help", "-mt3", "x y"]
-WRONG = ["--nope", "-x", "--standalone=1", "-mx", "--r", "--nn=", "--tee", "-q3", "--use-env", "--rdzv", "-rm"]
+WRONG = [
+    "--nope",
+    "-x",
+    "--standalone=1",
+    "-mx",
+    "--r",
+    "--nn=",
+    "--tee",
+    "-q3",
+    "--use-env",
+    "--rdzv",
+    "-rm",
+]
 
 # The last two do not ask for it.
 HELP = ["-h", "--help", "--he t.py", "-mh", "--role a -h --tee 9", "--h --nnodes", "t.py -h", "--role --help"]
@@ -54,7 +63,8 @@ HELP = ["-h", "--help", "--he t.py", "-mh", "--role a -h --tee 9", "--h --nnodes
 
 def some_case(dice: random.Random) -> Case:
     args: list[str] = []
-    for name in dice.sample([*VALUES, *FLAGS], dice.choice([0, 1, 1, 2, 3, 4])):
+    names = dice.sample([*VALUES, *FLAGS], dice.choice([0, 1, 1, 2, 3, 4]))
+    for name in names:
         args += said(dice, name)
     if dice.random() < 0.1:
         args += ["--role", "first", dice.choice(["--role=second", "--rol=second"])]
@@ -66,7 +76,9 @@ def some_case(dice: random.Random) -> Case:
     environ = {}
     for name in dice.sample([*VALUES, *FLAGS], dice.choice([0, 0, 1, 2])):
         if name not in NO_VARIABLE:
-            values = ["0", "1", "2", "-1", " 1", "x"] if name in FLAGS else VALUES[name]
+            # torchrun refuses a bad one even where the command line has the flag; `-mt3` has --module.
+            bad = [] if name in [*names, "module"] else ["x"]
+            values = ["0", "1", "2", "-1", " 1", *bad] if name in FLAGS else VALUES[name]
             environ[f"PET_{name.upper().replace('-', '_')}"] = dice.choice(values)
     if dice.random() < 0.05:
         environ["PET_R"] = "3"
@@ -84,7 +96,9 @@ def said(dice: random.Random, name: str) -> list[str]:
     value = dice.choice(VALUES[name])
     if letter is None:
         return dice.choice([[word, value], [f"{word}={value}"]])
-    return dice.choice([[f"-{letter}", value], [f"-{letter}{value}"], [f"-{letter}={value}"], [f"-m{letter}{value}"]])
+    return dice.choice(
+        [[f"-{letter}", value], [f"-{letter}{value}"], [f"-{letter}={value}"], [f"-m{letter}{value}"]]
+    )
 
 
 def torchs(cases: list[Case]) -> list[dict[str, Any] | str]:
@@ -178,7 +192,12 @@ def test_tools_make_namespaces_of_their_own() -> None:
     """As accelerate does: unknown words, then attributes from elsewhere."""
     words = ["--training_script", "t.py", "--training_script_args", ["--lr", 1]]
     args, _ = run.get_args_parser().parse_known_args(words)  # type: ignore[arg-type]
-    args.nproc_per_node, args.master_port, args.training_script, args.training_script_args = "2", 7, "t.py", ["--lr", 1]
+    args.nproc_per_node, args.master_port, args.training_script, args.training_script_args = (
+        "2",
+        7,
+        "t.py",
+        ["--lr", 1],
+    )
     args.nnodes, args.module, args.log_dir = 1, False, None
     read = _lib.parse_run(run._words(args), {})
     assert (read["nproc_per_node"], read["master_port"], read["nnodes"]) == ("2", 7, "1")
@@ -201,7 +220,9 @@ def test_the_doors_refuse_alike(tmp_path: Path) -> None:
         assert ended.stderr.startswith(f"rlaunch: error: {why}")
         assert ended.stderr.count("\n") == 1
     for shell in ("bash", "zsh", "fish"):
-        script = subprocess.run([sys.executable, "-m", "rlaunch.run", "--print-completion", shell], capture_output=True)
+        script = subprocess.run(
+            [sys.executable, "-m", "rlaunch.run", "--print-completion", shell], capture_output=True
+        )
         assert script.returncode == 0
         assert b"nproc-per-node" in script.stdout
 
