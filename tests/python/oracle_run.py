@@ -1,7 +1,7 @@
 """The real parser of torchrun, in a process of its own: lines of JSON in and out.
 
-One thing about it is mended, as newer Pythons do: a name cut short that is the beginning of both spellings of one
-option stands for that option.
+One thing about it is mended, as in newer Pythons: a name cut short that is the beginning of both spellings
+of one option stands for that option.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line of ``python -m rlaunch.run`` against torchrun's own parser, and the Python door's namespaces."""
+"""The command line of ``python -m rlaunch.run`` against torchrun's, and the namespaces of its Python door."""
 
 from __future__ import annotations
 
