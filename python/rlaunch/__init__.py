@@ -12,8 +12,8 @@ import sys
 if sys.argv[:1] == ["-m"] and any(
     ("-m", name) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False) for name in ("rlaunch", "rlaunch.run")
 ):
-    # `python -m rlaunch`, or `rlaunch.run`, is beginning: a Ctrl-C now ends it, as later, without a traceback. Not by `signal`,
-    # whose import takes longer than all of rlaunch's.
+    # `python -m rlaunch`, or `rlaunch.run`, is beginning: a Ctrl-C now ends it, as later, without a
+    # traceback. Not by `signal`, whose import takes longer than all of rlaunch's.
     _signal = __import__("_signal")
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

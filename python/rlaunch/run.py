@@ -62,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def command() -> NoReturn:
-    """This process becomes the launcher, with the arguments of this program, and ends with its exit status."""
+    """This process becomes the launcher, with this program's arguments, and ends with its exit status."""
     # Set by `run` and `rlaunch.launch` alone, and not for the ranks.
     descriptor = os.environ.pop("RLAUNCH_RECORD_FD", "")
     record = int(descriptor) if descriptor.isascii() and descriptor.isdigit() and len(descriptor) < 10 else -1

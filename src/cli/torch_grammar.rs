@@ -58,7 +58,7 @@ fn command() -> Command {
     let command = Command::new(PROGRAM)
         .about("Starts and supervises the processes of a distributed training job on this machine, as torchrun does.")
         .override_usage("python -m rlaunch.run [OPTIONS] training_script [ARGS]...")
-        .after_help(exit_code::HELP)
+        .after_help(format!("{}\n  1        anything but 0 and 2, with --exit-code-compat", exit_code::HELP))
         .disable_help_flag(true)
         .disable_version_flag(true)
         .arg(Arg::new("training_script").value_hint(ValueHint::FilePath).help("What each rank runs"))
