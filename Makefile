@@ -40,9 +40,10 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py
 
-# Rust is checked while Python is installed; the tests in Python have the machine for themselves.
+# Rust is checked while pip works; the tests in Python have the machine for themselves. In this order cargo never waits
+# for cargo.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint-rust test-rust $(VENV)/built $(VENV)/torch
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/built $(VENV)/torch test-rust
 	@$(MAKE) --no-print-directory lint-python test-python
 
 lint: lint-rust lint-python
