@@ -6,7 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-rust test-python bench faults soak clean
+# Most tests in Python wait most of the time: more of them than there are cores.
+WORKERS ?= 4
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench faults soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -21,7 +23,13 @@ $(VENV)/installed: pyproject.toml
 	@command -v cargo >/dev/null || { echo "make: cargo is missing; install Rust 1.88 or later" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --group dev
+	$(BIN)/python -m pip install --quiet --no-warn-conflicts --group dev
+	touch $@
+
+# PyTorch, for tests alone. Pip believes that it lacks CUDA, and says so where it is not told to be silent.
+$(VENV)/torch: $(VENV)/installed tests/torch_cpu.py
+	$(BIN)/python -m pip install --quiet --no-deps --group torch
+	$(BIN)/python tests/torch_cpu.py
 	touch $@
 
 # The package itself, editable: only a change of Rust builds anything.
@@ -32,22 +40,30 @@ $(VENV)/built: $(VENV)/installed $(SOURCES)
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py
 
-test: lint test-rust test-python
+# Rust is checked while pip works; the tests in Python have the machine for themselves. In this order cargo never waits
+# for cargo.
+test:
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/built $(VENV)/torch test-rust
+	@$(MAKE) --no-print-directory lint-python test-python
 
-lint: $(VENV)/built
+lint: lint-rust lint-python
+
+lint-rust:
 	cargo fmt --check
 	cargo clippy --quiet --all-targets --locked -- -D warnings
 	cargo clippy --quiet --features python --locked -- -D warnings
+
+test-rust:
+	cargo test --locked
+
+lint-python: $(VENV)/built
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/ruff format --check python tests benches examples
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest rlaunch._lib
 
-test-rust:
-	cargo test --locked
-
-test-python: $(VENV)/built
-	$(BIN)/python -m pytest
+test-python: $(VENV)/built $(VENV)/torch
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
 # BENCH="--write docs/benchmarks.md": the results page too.

@@ -26,8 +26,18 @@ for number, action in LISTENED_TO.items():
         signal.signal(number, action)
 
 
+# The workers of pytest-xdist draw the same.
+os.environ["RLAUNCH_SEED"] = str(SEED)
+
+
 def pytest_report_header() -> str:
     return f"RLAUNCH_SEED={SEED}"
+
+
+@pytest.fixture
+def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pytest's, but short: of a path that is refused messages show the beginning."""
+    return tmp_path_factory.mktemp("t")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ LIMIT = 40.0
 # What would steer a launcher, or tell its ranks apart: no test inherits it from whoever runs the tests.
 STEERING = re.compile(
     r"(R?LAUNCH|PADDLE|FLAGS|POD|(CUDA|XPU|XPULINK|NVIDIA)_VISIBLE|TRAIN(ER|ING)_|DISTRIBUTED_|CUSTOM_DEVICE)"
-    r"|^(PORT_RANGE|WITH_COVERAGE|OMP_NUM_THREADS|https?_proxy)",
+    r"|^(PORT_RANGE|WITH_COVERAGE|OMP_NUM_THREADS|https?_proxy|COLUMNS)",
 )
 
 # A rank that says all it knows about itself, in seen.{rank}.json.
@@ -67,6 +67,20 @@ RANK = f"""
 import os, signal, sys, time
 rank = int(os.environ["PADDLE_TRAINER_ID"])
 {TALKING}"""
+
+# A rank with shared memory, which is left to its resource tracker. Where much else runs that takes longer to
+# start than a launcher waits; it runs once it is deaf to Ctrl-C.
+LEFT_TO_A_TRACKER = """
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+tell("ready", SharedMemory(create=True, size=4096).name)
+def deaf():
+    with open(f"/proc/{resource_tracker._resource_tracker._pid}/status") as file:
+        ignored = next(line for line in file if line.startswith("SigIgn:"))
+    return int(ignored.split()[1], 16) >> signal.SIGINT - 1 & 1
+while not deaf():
+    time.sleep(0.005)
+"""
 
 # Which attempt a rank belongs to, told by a file too.
 ATTEMPT = """
@@ -296,11 +310,19 @@ def unshare_users() -> None:
         raise OSError(ctypes.get_errno(), "unshare")
 
 
+def own_ports(first: int, count: int) -> range:
+    """Of `count` ports from `first` on, those of this worker of pytest-xdist; there are ten at most."""
+    part = count // 10
+    begin = first + part * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 10)
+    return range(begin, begin + part)
+
+
 def free_ports(count: int) -> int:
     """The first of `count` consecutive ports that nobody has; the kernel hands out higher ones itself."""
+    own = own_ports(20000, 10000)
     while True:
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            first = random.randrange(20000, 30000)
+            first = random.SystemRandom().choice(own[:-count])
             for port in range(first, first + count):
                 held.enter_context(socket.create_server(("", port), family=socket.AF_INET))
             return first

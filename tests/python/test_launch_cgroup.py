@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import LIMIT, Ended, Place, environment, marked, supervisor_of, until
+from launching import LEFT_TO_A_TRACKER, LIMIT, Ended, Place, environment, marked, supervisor_of, until
 
 WHERE = """
 def where(pid="self"):
@@ -262,13 +262,11 @@ os._exit(0)
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_tracker_has_its_time_in_a_cgroup_too(place: Place, code: int) -> None:
     """Also when somebody else is left: the memory is unlinked by the tracker, and not lost with it."""
-    place.script(f"""
-        import subprocess
-        from multiprocessing.shared_memory import SharedMemory
-        tell("ready", SharedMemory(create=True, size=4096).name)
-        subprocess.Popen(["sleep", "600"], start_new_session=True, env={{}})
-        os._exit({code})
-    """)
+    place.script(f"""{LEFT_TO_A_TRACKER}
+import subprocess
+subprocess.Popen(["sleep", "600"], start_new_session=True, env={{}})
+os._exit({code})
+""")
     ended = place.run("train.py")
     assert ended.status == code
     assert re.search(r"swept 1 leftover process of .*\(sleep\)", ended.stderr), ended.stderr

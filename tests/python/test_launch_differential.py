@@ -9,10 +9,11 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from launching import environment, free_ports
 from oracle import SEED, Oracle
 
-CASES = 250
+CASES, PARTS = 250, 5
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), or of one run alone.
 APART = ("RLAUNCH_", "POD_NAME", "PADDLE_LOG_DIR", "PADDLE_AUTO_CLUSTER")
@@ -58,9 +59,10 @@ def compared(env: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in env.items() if not name.startswith(APART)]
 
 
-def test_every_node_tells_its_ranks_what_paddles_launcher_tells_them(oracle: Oracle) -> None:
-    chance = random.Random(SEED)
-    for _ in range(CASES):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_node_tells_its_ranks_what_paddles_launcher_tells_them(oracle: Oracle, part: int) -> None:
+    chance = random.Random(f"{SEED}/{part}")
+    for _ in range(CASES // PARTS):
         argv, environ = drawn(chance)
         (theirs,) = oracle.ask(
             {"argv": argv, "environ": environment(**environ), "custom": [], "plugins": True}, "launch"

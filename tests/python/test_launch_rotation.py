@@ -59,20 +59,21 @@ def test_no_byte_is_lost_doubled_or_moved(where: Place) -> None:
 
 def test_what_is_shown_is_all_of_it(place: Place) -> None:
     """The console follows a log whose beginning goes away."""
-    # It writes on only once the console has caught up, which a slow machine's need not.
+    # It writes on only once the console has caught up, which a slow machine's need not; and no more at a time
+    # than is shown at one go: what is taken out before is in the log alone.
     place.script(
         """
-        for number in range(40):
-            print(f"{number:09d}" * (1 << 15), flush=True)
+        for number in range(160):
+            print(f"{number:09d}" * (1 << 12), flush=True)
             tell(f"written-{number}")
             await_file(f"read-{number}")
         """
     )
     with place.start("--nproc_per_node=1", SHORT, "--log_backups=1", "train.py") as launcher:
         assert launcher.stdout is not None
-        for number in range(40):
+        for number in range(160):
             line = launcher.stdout.readline()
-            assert line == b"%09d" % number * (1 << 15) + b"\n"
+            assert line == b"%09d" % number * (1 << 12) + b"\n"
             (place.folder / f"read-{number}").touch()
         ended = place.wait(launcher)
     assert (ended.status, ended.stdout) == (0, b""), ended.stderr

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import RANK, Ended, Place, await_gone, environment, gone, marked, supervisor_of, until
+from launching import (
+    LEFT_TO_A_TRACKER,
+    RANK,
+    Ended,
+    Place,
+    await_gone,
+    environment,
+    gone,
+    marked,
+    supervisor_of,
+    until,
+)
 
 # Six processes: a child, one with a session of its own, two orphans, and a daemon with a child.
 LEAVE = """
@@ -76,12 +87,7 @@ def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, m
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_resource_tracker_cleans_up_before_it_goes(place: Place, code: int) -> None:
     """Shared memory that a rank left is unlinked, and nothing is called a leftover."""
-    place.script(f"""
-        from multiprocessing.shared_memory import SharedMemory
-        tell("ready", SharedMemory(create=True, size=4096).name)
-        sys.stdout.flush()
-        os._exit({code})
-    """)
+    place.script(LEFT_TO_A_TRACKER + f"sys.stdout.flush()\nos._exit({code})\n")
     ended = place.run("train.py")
     assert ended.status == code
     assert said(ended) == []

@@ -12,7 +12,7 @@ import pytest
 import rlaunch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from launching import free_ports
+from launching import free_ports, own_ports
 from oracle import SEED, Answer, Oracle, ask_here, paddle_with, question, settled, without_ports
 
 
@@ -29,6 +29,9 @@ DEVICES = {
     "xccl": paddle_with(4, "npu:0"),
 }
 NODES = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::2", "node-b", "127.0.0.1"]
+# Where ports begin, and those of lists.
+PORT = own_ports(16000, 2000)[70]
+LISTED = PORT + 100
 
 
 # --- Where rlaunch differs from Paddle, on purpose -------------------------------------------------------
@@ -185,7 +188,7 @@ many = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 backends, numbers = st.sampled_from([*DEVICES]), st.sampled_from([1, 2, 2, 4])
-ports = [*[None, 16070] * 3, 0, -1, 65535, 70000]
+ports = [*[None, PORT] * 3, 0, -1, 65535, 70000]
 
 
 @seed(SEED)
@@ -212,9 +215,17 @@ def test_fixed_nodes(
 
 
 endpoints = st.sampled_from(
-    ["10.0.0.1:16071", "10.0.0.2:16072", "node-b:16073", "fd00::2:16074", "[::1]:16075", ":1", "x"]
+    [
+        f"10.0.0.1:{PORT + 1}",
+        f"10.0.0.2:{PORT + 2}",
+        f"node-b:{PORT + 3}",
+        f"fd00::2:{PORT + 4}",
+        f"[::1]:{PORT + 5}",
+        ":1",
+        "x",
+    ]
 )
-good = st.integers(2, 8).map(lambda n: ",".join(f"10.0.0.1:{16170 + i}" for i in range(n)))
+good = st.integers(2, 8).map(lambda n: ",".join(f"10.0.0.1:{LISTED + i}" for i in range(n)))
 
 
 @seed(SEED)
@@ -251,7 +262,7 @@ good = st.integers(2, 8).map(lambda n: ",".join(f"10.0.0.1:{16170 + i}" for i in
         {"PADDLE_TRAINERS_NUM": st.sampled_from(["2"] * 6 + ["3", "0", "1", "x"])},
         optional={
             "PADDLE_PORT": st.sampled_from(
-                ["16170", "16170", "16170", " 16_170", "16070", "0", "70000", "-5", "x", "", "1.5"]
+                [*[str(LISTED)] * 3, f" {LISTED:_}", str(PORT), "0", "70000", "-5", "x", "", "1.5"]
             ),
             "DISTRIBUTED_TRAINER_ENDPOINTS": st.one_of(
                 good, good, st.lists(endpoints, max_size=4).map(",".join)
@@ -278,7 +289,7 @@ def test_paddlecloud(
         ({"ips": "10.0.0.1,10.0.0.2", "print_config": True}, {}, ["127.0.1.1", "10.0.0.2"]),
         ({}, {**CLOUD_OF_TWO, "PADDLE_PORT": ""}, ["127.0.0.1"]),
         ({}, {**CLOUD_OF_TWO, "PADDLE_PORT": "9000", "TRAINER_PORTS_NUM": "1"}, ["127.0.0.1"]),
-        ({"started_port": 16070}, {**CLOUD_OF_TWO, "PADDLE_PORT": "16070"}, ["127.0.0.1"]),
+        ({"started_port": PORT}, {**CLOUD_OF_TWO, "PADDLE_PORT": str(PORT)}, ["127.0.0.1"]),
         ({}, {**CLOUD_OF_TWO, "PADDLE_TRAINER_ID": "-1"}, ["127.0.0.1"]),
         ({}, {**CLOUD_OF_TWO, "PADDLE_TRAINER_ID": "2"}, ["127.0.0.1"]),
     ],
@@ -295,7 +306,7 @@ def answer(
     options: dict[str, Any], environ: dict[str, str] | None = None, here: list[Any] | None = None
 ) -> Answer:
     asked = {
-        **question(1, {"backend": "nccl", "started_port": 16070, **options}, environ or {}),
+        **question(1, {"backend": "nccl", "started_port": PORT, **options}, environ or {}),
         "here": here,
     }
     (mine,) = settled(asked, lambda q: [ask_here(q, DEVICES["nccl"])])
@@ -361,21 +372,21 @@ def test_without_a_name_that_helps_the_machine_itself_is_asked() -> None:
 def test_ipv6_addresses_bare_or_in_brackets(ips: str, node_ip: str) -> None:
     # Unlike Paddle, whose fd00::1:6070 is not to be told from an address.
     env = told({"ips": ips, "node_ip": node_ip})
-    assert env["PADDLE_CURRENT_ENDPOINT"] == "[fd00::2]:16070"
-    assert env["PADDLE_TRAINER_ENDPOINTS"] == "[fd00::1]:16070,[fd00::2]:16070"
+    assert env["PADDLE_CURRENT_ENDPOINT"] == f"[fd00::2]:{PORT}"
+    assert env["PADDLE_TRAINER_ENDPOINTS"] == f"[fd00::1]:{PORT},[fd00::2]:{PORT}"
 
 
 def test_one_ipv6_address_in_brackets() -> None:
     for node_ip in (None, "::1", "[::1]"):
-        assert told({"ips": "[::1]", "node_ip": node_ip})["PADDLE_CURRENT_ENDPOINT"] == "[::1]:16070"
+        assert told({"ips": "[::1]", "node_ip": node_ip})["PADDLE_CURRENT_ENDPOINT"] == f"[::1]:{PORT}"
 
 
 def test_whitespace_around_the_addresses_of_the_platform_is_stripped() -> None:
     # Unlike Paddle, for which it is part of them.
     cloud = {**CLOUD_OF_TWO, "PADDLE_TRAINERS": "10.0.0.1, 10.0.0.2 ", "POD_IP": " 10.0.0.2"}
-    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.1:16070,10.0.0.2:16070"
-    cloud["DISTRIBUTED_TRAINER_ENDPOINTS"] = "10.0.0.1:1, 10.0.0.1:2, 10.0.0.2:16070, 10.0.0.2:3"
-    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == "10.0.0.1:1,10.0.0.2:16070"
+    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:{PORT},10.0.0.2:{PORT}"
+    cloud["DISTRIBUTED_TRAINER_ENDPOINTS"] = f"10.0.0.1:1, 10.0.0.1:2, 10.0.0.2:{PORT}, 10.0.0.2:3"
+    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:1,10.0.0.2:{PORT}"
 
 
 # --- Ports -----------------------------------------------------------------------------------------------
