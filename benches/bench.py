@@ -21,8 +21,9 @@ from pathlib import Path
 import end
 import output
 import planning
+import restart
 import start
-from contenders import LAUNCHERS
+from contenders import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
 from session import Session
 
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "start": start.measure_start,
     "crash": end.measure_crash,
     "idle": end.measure_idle,
+    "restart": restart.measure_restart,
     "output": output.measure_output,
     "stall": output.measure_stall,
     "lines": output.measure_lines,
@@ -51,7 +53,7 @@ rlaunch's figure must keep to; the bench fails when it does not.
 
 
 def about() -> str:
-    versions = [f"{it.title} {it.version or NOT_INSTALLED}" for it in LAUNCHERS]
+    versions = [f"{it.title} {it.version or NOT_INSTALLED}" for it in LAUNCHERS if it is not RUN]
     linux = platform.release().partition("-")[0]
     machine = [f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", f"Linux {linux}"]
     return ", ".join([*machine, f"Python {platform.python_version()}", *versions])

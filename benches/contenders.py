@@ -1,4 +1,4 @@
-"""The launchers that are compared: rlaunch and its rivals. A new one is an entry in LAUNCHERS."""
+"""The launchers that are compared: rlaunch by its two command lines, and its rivals. A new one is an entry in LAUNCHERS."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ class Launcher:
     options: Callable[[int, Path], list[str]]
     # For the lines of all ranks on the console, each behind a prefix; None: it cannot.
     shared_console: tuple[str, ...] | None = None
+    # One of rlaunch's two command lines: no rival.
+    ours: bool = False
 
     @property
     def python(self) -> str:
@@ -66,8 +68,9 @@ def torchrun_options(ranks: int, logs: Path) -> list[str]:
 
 
 RLAUNCH = Launcher(
-    "rlaunch", "rlaunch", "rlaunch", "rlaunch", paddle_options, ("--console_ranks=all", "--prefix=rank")
+    "rlaunch", "rlaunch", "rlaunch", "rlaunch", paddle_options, ("--console_ranks=all", "--prefix=rank"), True
 )
+RUN = Launcher("run", "rlaunch.run", "rlaunch.run", "rlaunch", torchrun_options, ("--tee=3",), True)
 PADDLE = Launcher("paddle", "Paddle", "paddle.distributed.launch", "paddlepaddle", paddle_options)
 TORCHRUN = Launcher("torchrun", "torchrun", "torch.distributed.run", "torch", torchrun_options, ("--tee=3",))
-LAUNCHERS = (RLAUNCH, PADDLE, TORCHRUN)
+LAUNCHERS = (RLAUNCH, RUN, PADDLE, TORCHRUN)

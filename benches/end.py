@@ -35,7 +35,7 @@ def measure_crash(session: Session) -> None:
         times: dict[str, list[float]] = {launcher.name: [] for launcher in present()}
         for turn in range(session.amount(100, 20)):
             for launcher in present():
-                if launcher is RLAUNCH or turn < session.amount(10, 2):
+                if launcher.ours or turn < session.amount(10, 2):
                     times[launcher.name].append(once(launcher, way))
         rows = {name: sorted(all_) for name, all_ in times.items()}
         medians: dict[str, Cell] = {name: statistics.median(all_) for name, all_ in rows.items()}

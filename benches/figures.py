@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from contenders import LAUNCHERS, RLAUNCH
+from contenders import LAUNCHERS, RLAUNCH, Launcher
 
 # A figure, or why there is none.
 Cell = float | str
@@ -50,26 +50,29 @@ class Row:
         """Every limit that rlaunch's figure is beyond, in words."""
         if self.promise is None:
             return
-        ours, about = self.cells[RLAUNCH.name], f"{self.promise.name}, {self.section}: {self.what}:"
+        for launcher in LAUNCHERS:
+            if launcher.ours and launcher.name in self.cells:
+                yield from self.broken_by(launcher, self.promise)
+
+    def broken_by(self, own: Launcher, promise: Promise) -> Iterator[str]:
+        """The same of one of rlaunch's command lines."""
+        whose = "" if own is RLAUNCH else f" {own.title}"
+        ours, about = self.cells[own.name], f"{promise.name}, {self.section}: {self.what}:{whose}"
         if isinstance(ours, str):
             yield f"{about} {ours}"
             return
-        seen, most, least = amount(ours, self.unit), self.promise.most, self.promise.least
+        seen, most, least = amount(ours, self.unit), promise.most, promise.least
         if most is not None and ours > most:
             yield f"{about} {seen}, promised at most {amount(most, self.unit)}"
         if least is not None and ours < least:
             yield f"{about} {seen}, promised at least {amount(least, self.unit)}"
-        if self.promise.times_less is not None:
+        if promise.times_less is not None:
             for launcher in LAUNCHERS:
                 theirs = self.cells.get(launcher.name)
-                if (
-                    launcher is not RLAUNCH
-                    and isinstance(theirs, float)
-                    and theirs < ours * self.promise.times_less
-                ):
+                if not launcher.ours and isinstance(theirs, float) and theirs < ours * promise.times_less:
                     yield (
                         f"{about} {theirs / ours:.1f} times less than {launcher.title}, "
-                        f"promised {self.promise.times_less:g} times"
+                        f"promised {promise.times_less:g} times"
                     )
 
     def texts(self) -> list[str]:
@@ -81,7 +84,7 @@ class Row:
             if cell is None:
                 cell = NOT_MEASURED if launcher.version else NOT_INSTALLED
             text = cell if isinstance(cell, str) else amount(cell, self.unit)
-            if launcher is not RLAUNCH and isinstance(cell, float) and isinstance(ours, float) and ours > 0:
+            if not launcher.ours and isinstance(cell, float) and isinstance(ours, float) and ours > 0:
                 text += f" ({cell / ours:.3g} x)"
             texts.append(text)
         return texts

@@ -222,7 +222,7 @@ def measure_lines(session: Session) -> None:
             end = time.monotonic()
             return 2 * count / (end - min(run.await_told("start")))
 
-    many = {it.name: session.amount(4_000_000, 1_000_000) if it is RLAUNCH else 400_000 for it in present()}
+    many = {it.name: session.amount(4_000_000, 1_000_000) if it.ours else 400_000 for it in present()}
     blocks = each(lambda it: rate(it, "blocks", many[it.name]))
     session.row("lines, 400 a write", blocks, "/s", Promise("V6", least=1e6))
     # What the ranks can write bounds this, not the launcher alone.

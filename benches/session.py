@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import LAUNCHERS, RLAUNCH, Launcher
+from contenders import LAUNCHERS, Launcher
 from figures import Cell, Figures, Promise, Row
 
 
@@ -33,7 +33,7 @@ class Session:
 
 def present() -> list[Launcher]:
     """Those that are installed, ours first."""
-    return [launcher for launcher in LAUNCHERS if launcher is RLAUNCH or launcher.version]
+    return [launcher for launcher in LAUNCHERS if launcher.ours or launcher.version]
 
 
 def each(measure: Callable[[Launcher], Cell], launchers: Iterable[Launcher] | None = None) -> dict[str, Cell]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contenders import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN, environment
+from contenders import LAUNCHERS, PADDLE, RLAUNCH, RUN, TORCHRUN, environment
 from figures import Cell, Promise
 from running import answer, succeed
 from session import Session, each, present
@@ -55,7 +55,10 @@ def measure_import(session: Session) -> None:
 
     session.row(
         "import over bare Python",
-        each(lambda it: over_bare(it.name, it.python, 20 if it is RLAUNCH else session.amount(4, 1))),
+        each(
+            lambda it: over_bare(it.name, it.python, 20 if it is RLAUNCH else session.amount(4, 1)),
+            [it for it in present() if it is not RUN],
+        ),
         "ms",
     )
     alone: float = answer([RLAUNCH.python, "-c", ALONE, str(session.folder)])
@@ -82,7 +85,7 @@ def measure_launch(session: Session) -> None:
         for turn in range(session.amount(10, 3)):
             floor.append(timed(lambda n=ranks: bare(n, script)))  # type: ignore[misc]
             for launcher in present():
-                if launcher is RLAUNCH or turn < session.amount(4, 1):
+                if launcher.ours or turn < session.amount(4, 1):
                     command = launcher.command(ranks, session.folder / launcher.name, str(script))
                     times[launcher.name].append(timed(lambda c=command: succeed(c)))  # type: ignore[misc]
         base = statistics.median(floor)
@@ -121,7 +124,7 @@ def measure_spawn(session: Session) -> None:
         times: list[float] = answer(command)
         return statistics.median(times) * 1000
 
-    both = [launcher for launcher in present() if launcher is not TORCHRUN]
+    both = [launcher for launcher in present() if launcher in (RLAUNCH, PADDLE)]
     for method in ("spawn", "forkserver", "fork"):
         for ranks in (2, 8):
             turns = {RLAUNCH.name: session.amount(7, 3), PADDLE.name: session.amount(3, 1)}
@@ -169,5 +172,5 @@ def measure_start(session: Session) -> None:
         figures = answer([RLAUNCH.python, str(script), str(gib)])
         size = "small" if gib == 0 else f"{gib} GiB"
         for ranks in (8, 256):
-            cells = {launcher.name: figures[f"{launcher.name}{ranks}"] for launcher in LAUNCHERS}
+            cells = {it.name: figures[f"{it.name}{ranks}"] for it in LAUNCHERS if it is not RUN}
             session.row(f"a rank of {ranks}, {size} parent", cells, "ms", Promise("V4", most=0.5))

@@ -54,12 +54,24 @@ def test_a_promise_may_be_broken_in_more_than_one_way() -> None:
 
 
 def test_a_rival_has_a_ratio_only_where_both_have_a_figure() -> None:
-    assert len(LAUNCHERS) == 3
-    assert row(2.0, None, paddle=5.0, torchrun="stalls").texts() == ["2 ms", "5 ms (2.5 x)", "stalls"]
-    assert row(0.0, None, paddle=5.0, torchrun=1.0).texts() == ["0 ms", "5 ms", "1 ms"]
+    assert len(LAUNCHERS) == 4
+    assert row(2.0, None, run=3.0, paddle=5.0, torchrun="stalls").texts() == [
+        "2 ms",
+        "3 ms",
+        "5 ms (2.5 x)",
+        "stalls",
+    ]
+    assert row(0.0, None, run=3.0, paddle=5.0, torchrun=1.0).texts() == ["0 ms", "3 ms", "5 ms", "1 ms"]
 
 
 def test_a_rival_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PADDLE.__dict__, "version", None)
     monkeypatch.setitem(TORCHRUN.__dict__, "version", "2.0")
-    assert row(2.0, None).texts() == ["2 ms", "not installed", "-"]
+    assert row(2.0, None, run=2.0).texts() == ["2 ms", "2 ms", "not installed", "-"]
+
+
+def test_both_command_lines_keep_the_promises() -> None:
+    promise = Promise("V3", most=15)
+    assert list(row(15.0, promise, run=15.0).broken()) == []
+    (broken,) = row(15.0, promise, run=16.0).broken()
+    assert broken == "V3, crash: p50: rlaunch.run 16 ms, promised at most 15 ms"

@@ -1,0 +1,68 @@
+"""Restarts: how soon all ranks are there again after one has died, and how many restarts of a gloo job succeed."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+
+from contenders import RUN, TORCHRUN, Launcher
+from figures import Cell
+from running import Run
+from session import Session, each
+
+RESTARTED = """
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if rank == 1:
+        wait_for("up.0")
+        tell("death", time.monotonic())
+        os._exit(3)
+    tell("up", "")
+    time.sleep(60)
+tell("again", time.monotonic())
+"""
+
+# Rank 1 dies after a collective; the group that comes next has to meet anew.
+GLOO = """
+import datetime
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=40))
+total = torch.ones(1)
+dist.all_reduce(total)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
+    os._exit(3)
+dist.all_reduce(total)
+dist.destroy_process_group()
+"""
+
+
+def measure_restart(session: Session) -> None:
+    """`--max-restarts 1` of two ranks: rank 1 dies in the first attempt. torchrun leaves its store as it is."""
+    both = [it for it in (RUN, TORCHRUN) if it.version]
+
+    def again(launcher: Launcher) -> float:
+        with Run(launcher, session.folder, RESTARTED, options=["--max-restarts", "1"]) as run:
+            all_there = max(run.await_told("again"))
+            return (all_there - run.await_told("death", [1])[0]) * 1000
+
+    turns = session.amount(10, 2)
+    session.row(
+        f"from the death of a rank to all ranks again, p50 of {turns}",
+        each(lambda it: statistics.median(again(it) for _ in range(turns)), both),
+        "ms",
+    )
+
+    def succeeds(launcher: Launcher) -> bool:
+        options = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "1"]
+        with Run(launcher, session.folder, GLOO, options=options) as run:
+            try:
+                return run.process.wait(90) == 0
+            except subprocess.TimeoutExpired:
+                return False
+
+    def rate(launcher: Launcher) -> Cell:
+        tried = session.amount(20, 3) if launcher.ours else session.amount(10, 2)
+        return f"{sum(succeeds(launcher) for _ in range(tried))} of {tried}"
+
+    session.row("restarts of a gloo job that succeed", each(rate, both), "")
