@@ -1,4 +1,7 @@
-"""The launchers that are compared: rlaunch by its two command lines, and its rivals. A new one is an entry in LAUNCHERS."""
+"""The launchers that are compared: rlaunch by its two command lines, and its rivals.
+
+A new one is an entry in LAUNCHERS.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from contenders import RLAUNCH, TORCHRUN, Launcher
+from contenders import TORCHRUN, Launcher
 from figures import Cell, Promise
 from running import Late, Run, scheduled, ticks
 from session import Session, each, present

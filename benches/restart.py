@@ -1,4 +1,4 @@
-"""Restarts: how soon all ranks are there again after one has died, and how many restarts of a gloo job succeed."""
+"""Restarts: how soon all ranks are there again, and how many restarts of a gloo job succeed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ dist.destroy_process_group()
 
 
 def measure_restart(session: Session) -> None:
-    """`--max-restarts 1` of two ranks: rank 1 dies in the first attempt. torchrun leaves its store as it is."""
+    """`--max-restarts 1` of two ranks, of which one dies in the first attempt."""
     both = [it for it in (RUN, TORCHRUN) if it.version]
 
     def again(launcher: Launcher) -> float:
