@@ -1,12 +1,12 @@
 """Recognise handwritten digits, trained with torch's DistributedDataParallel.
 
-The images are the real 8x8 scans that scikit-learn bundles, so nothing is downloaded. Start it with one process per
-rank:
+The images are the real 8x8 scans that scikit-learn bundles, so nothing is downloaded. Start it with one
+process per rank:
 
     python -m rlaunch.run --nproc-per-node 2 torch_digits.py
 
-or with torchrun, which it was written for: nothing in it knows of rlaunch. Each rank learns from its own half of the
-images; torch averages the gradients, so the replicas stay identical, which the script checks.
+or with torchrun, which it was written for: nothing in it knows of rlaunch. Each rank learns from its own half
+of the images; torch averages the gradients, so the replicas stay identical, which the script checks.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def checksum(model: nn.Module) -> int:
 
 
 def train(epochs: int, batch_size: int = 32, lr: float = 8e-3, seed: int = 0) -> dict[str, object]:
-    """Trains on this rank's share; its losses, one per step, the accuracy on the test images and the checksum."""
+    """Trains on this rank's share; its losses (one a step), the accuracy on the test images, the checksum."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed)

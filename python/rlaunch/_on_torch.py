@@ -11,7 +11,8 @@ from importlib.metadata import entry_points
 _USAGE = """\
 usage: python -m rlaunch.torch PROGRAM [ARGS]...
 
-Runs a Python program that calls torch.distributed.run (as `accelerate launch` does) with rlaunch.run in its place.
+Runs a Python program that calls torch.distributed.run, as `accelerate launch` does, with rlaunch.run in its
+place.
 PROGRAM is the name of a program that a Python package has installed, such as accelerate."""
 
 

@@ -1,4 +1,4 @@
-"""``rlaunch.torch.elastic_launch``: functions and programs on ranks, by torch's configuration. Imports no torch."""
+"""``rlaunch.torch.elastic_launch``: functions and programs on ranks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from launching import environment
-
 from rlaunch.errors import ChildFailedError, LaunchError
 from rlaunch.torch import LaunchConfig, elastic_launch
 
