@@ -5,11 +5,14 @@
 
 use super::frame::Request;
 use super::ledger::{Full, Ledger, OVERHEAD, Value};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Who asks. Never used again for another.
 pub type ClientId = u64;
+
+/// When somebody began to wait, counted in waits.
+type Turn = u64;
 
 /// A name. Shared by all who wait for it.
 type Key = Arc<[u8]>;
@@ -72,9 +75,10 @@ pub struct Store {
     /// None is empty.
     queues: HashMap<Key, VecDeque<Value>>,
     /// Who waits for a key, the longest first.
-    waits: HashMap<Key, Vec<ClientId>>,
+    waits: HashMap<Key, BTreeMap<Turn, ClientId>>,
     /// What a waiting client still lacks; never nothing.
-    lacking: HashMap<ClientId, HashSet<Key>>,
+    lacking: HashMap<ClientId, (Turn, HashSet<Key>)>,
+    turn: Turn,
     ledger: Ledger,
 }
 
@@ -87,6 +91,7 @@ impl Store {
             queues: HashMap::new(),
             waits: HashMap::new(),
             lacking: HashMap::new(),
+            turn: 0,
             ledger,
         }
     }
@@ -96,7 +101,7 @@ impl Store {
         let ledger = self.ledger.clone();
         let cost = |key: &Key| key.len() + OVERHEAD;
         let named = self.keys.keys().chain(self.queues.keys()).map(cost).sum::<usize>();
-        let awaited = self.lacking.values().flatten().map(cost).sum::<usize>();
+        let awaited = self.lacking.values().flat_map(|(_, keys)| keys).map(cost).sum::<usize>();
         ledger.give(named + awaited);
         *self = Self::new(ledger);
     }
@@ -217,10 +222,11 @@ impl Store {
 
     /// Drops what a client waits for: it has gone, or waits no more.
     pub fn forget(&mut self, client: ClientId) {
-        for key in self.lacking.remove(&client).unwrap_or_default() {
+        let (turn, keys) = self.lacking.remove(&client).unwrap_or_default();
+        for key in keys {
             self.ledger.give(key.len() + OVERHEAD);
             if let Some(waiting) = self.waits.get_mut(&key) {
-                waiting.retain(|other| *other != client);
+                waiting.remove(&turn);
                 if waiting.is_empty() {
                     self.waits.remove(&key);
                 }
@@ -268,39 +274,37 @@ impl Store {
 
     fn wait(&mut self, client: ClientId, lacking: HashSet<Key>) -> Result<(), Full> {
         self.ledger.take(lacking.iter().map(|key| key.len() + OVERHEAD).sum())?;
+        self.turn += 1;
         for key in &lacking {
-            self.waits.entry(Arc::clone(key)).or_default().push(client);
+            self.waits.entry(Arc::clone(key)).or_default().insert(self.turn, client);
         }
-        self.lacking.insert(client, lacking);
+        self.lacking.insert(client, (self.turn, lacking));
         Ok(())
     }
 
     /// A key is there: nobody lacks it any more.
     fn wake(&mut self, key: &[u8], replies: &mut Replies) {
-        for client in self.waits.remove(key).unwrap_or_default() {
+        for client in self.waits.remove(key).unwrap_or_default().into_values() {
             self.got(client, key, replies);
         }
     }
 
     /// A value has been put into a queue: the first who lacks nothing else may have it.
     fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
-        let Some(waiting) = self.waits.get_mut(key) else { return };
-        let mut left = std::mem::take(waiting).into_iter();
-        for client in left.by_ref() {
-            if self.got(client, key, replies) {
+        let Some((key, mut waiting)) = self.waits.remove_entry(key) else { return };
+        while let Some((_, client)) = waiting.pop_first() {
+            if self.got(client, &key, replies) {
                 break;
             }
         }
-        let left: Vec<ClientId> = left.collect();
-        match self.waits.get_mut(key) {
-            Some(waiting) if !left.is_empty() => *waiting = left,
-            _ => drop(self.waits.remove(key)),
+        if !waiting.is_empty() {
+            self.waits.insert(key, waiting);
         }
     }
 
     /// Whether this was all that the client lacked.
     fn got(&mut self, client: ClientId, key: &[u8], replies: &mut Replies) -> bool {
-        let Some(lacking) = self.lacking.get_mut(&client) else { return false };
+        let Some((_, lacking)) = self.lacking.get_mut(&client) else { return false };
         if lacking.remove(key) {
             self.ledger.give(key.len() + OVERHEAD);
         }
