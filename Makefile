@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
+# Rustdoc would look for make's jobserver, which is for makes alone.
+CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
 # Most tests in Python wait most of the time: more of them than there are cores.
 WORKERS ?= 4
@@ -43,18 +45,18 @@ demo: $(VENV)/built
 # Rust is checked while pip works; the tests in Python have the machine for themselves. In this order cargo never waits
 # for cargo.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/built $(VENV)/torch test-rust
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/torch $(VENV)/built test-rust
 	@$(MAKE) --no-print-directory lint-python test-python
 
 lint: lint-rust lint-python
 
 lint-rust:
-	cargo fmt --check
-	cargo clippy --quiet --all-targets --locked -- -D warnings
-	cargo clippy --quiet --features python --locked -- -D warnings
+	$(CARGO) fmt --check
+	$(CARGO) clippy --quiet --all-targets --locked -- -D warnings
+	$(CARGO) clippy --quiet --features python --locked -- -D warnings
 
 test-rust:
-	cargo test --locked
+	$(CARGO) test --locked
 
 lint-python: $(VENV)/built
 	$(BIN)/ruff check python tests benches examples
