@@ -1,7 +1,8 @@
-"""Real torchrun, asked many command lines: each runs in a child forked from one process that has imported torch.
+"""Real torchrun, for many command lines: each in a child forked from one process that has imported torch.
 
-Reads a list of questions as JSON from stdin (``name``, ``argv``, ``env``, ``cwd``) and writes a line of JSON with a
-name and an exit status, negative for a signal, as each ends. A line's output is in ``out`` and ``err`` in its ``cwd``.
+Reads a list of questions as JSON from stdin (``name``, ``argv``, ``env``, ``cwd``) and writes a line of JSON
+with a name and an exit status, negative for a signal, as each ends. What a line writes is in ``out`` and
+``err`` in its ``cwd``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m rlaunch.run`` beside real torchrun: the same command lines, and all that can be seen of each."""
+"""``python -m rlaunch.run`` beside real torchrun: the same command lines, and all that is seen of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any
 
 import pytest
 from launching import environment
-from torch_differences import DIFFERENCES, Difference
+from rlaunch import _lib
+from torch_differences import DIFFERENCES
 from torch_lines import ALSO_PLAIN, JOB, LINES, Line
 
 pytestmark = pytest.mark.timeout(900)
 
 ORACLE = [sys.executable, str(Path(__file__).with_name("oracle_torchrun.py"))]
+DOCS = Path(__file__).parents[2] / "docs" / "differences.md"
 # Lines that run at once, of each launcher.
 WIDTH = 2
 LIMIT = 170
@@ -154,7 +155,8 @@ class Side:
                 about["of it: worker_pid"] = [type(pid).__name__ for pid in about["of it: worker_pid"]]
             if about["raw_error"]:
                 about["raw_error"] = json.loads(TIMESTAMP.sub('"T": 0', about["raw_error"]))
-            key = f"event {about['state']} of {event['source']} {about['global_rank']} in {about['agent_restarts']}"
+            who = f"{event['source']} {about['global_rank']} in {about['agent_restarts']}"
+            key = f"event {about['state']} of {who}"
             assert key not in events
             events[key] = json.loads(self.plain(json.dumps(about)))
         return events
@@ -173,10 +175,11 @@ Sides = dict[str, dict[str, Side]]
 
 
 @pytest.fixture(scope="module")
-def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Sides:
     """Each line that is to be compared, run by both launchers and, for some, by torchrun in two ways."""
-    wanted = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
-    names = [name for name in LINES if name in wanted]
+    users = [item for item in request.session.items if "sides" in getattr(item, "fixturenames", ())]
+    wanted = {item.callspec.params["name"] if hasattr(item, "callspec") else "all" for item in users}
+    names = [name for name in LINES if name in wanted or "all" in wanted]
     folder = tmp_path_factory.mktemp("lines")
 
     def made(module: str, kind: str, of: list[str]) -> dict[str, Side]:
@@ -195,7 +198,7 @@ def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert oracle.returncode == 0
     for answer in map(json.loads, answers.splitlines()):
         forked[answer["name"]].status = answer["status"]
-    yield {"theirs": {**plain, **forked}, "plain": plain, "ours": ours}
+    return {"theirs": {**plain, **forked}, "plain": plain, "ours": ours}
 
 
 def unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -270,9 +273,30 @@ def test_the_forked_torchrun_is_torchrun(name: str, sides: Sides) -> None:
     assert unlike(plain.told(), forked.told()) == {}
 
 
+def test_each_option_is_in_a_line_in_each_spelling() -> None:
+    said = " ".join(line.words for line in LINES.values())
+    for option in _lib.run_options({}):
+        if not option["ours"]:
+            for spelling in {option["name"], option["attribute"]}:
+                assert re.search(rf"--{spelling}\b(?![-_])", said), spelling
+            variable = f"PET_{option['attribute'].upper()}"
+            without = option["name"] in ("logs-specs", "numa-binding", "print-completion")
+            assert without or any(variable in line.env for line in LINES.values()), variable
+
+
 def test_each_difference_is_in_the_docs_and_in_a_line() -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "differences.md").read_text()
+    section = DOCS.read_text().partition("## `python -m rlaunch.run`")[2].partition("\n## ")[0]
+    rows = {row.split(" | ")[0] for row in re.findall(r"^\| (.*) \|$", section, re.MULTILINE)}
+    assert rows == {"what", *(difference.what for difference in DIFFERENCES.values())}
     for name, difference in DIFFERENCES.items():
-        assert isinstance(difference, Difference)
-        assert f"| {difference.what} |" in docs, name
         assert difference.everywhere or any(name in line.differs for line in LINES.values()), name
+
+
+def test_what_any_line_may_show_is_shown_by_some(sides: Sides) -> None:
+    shown = set()
+    for name, ours in sides["ours"].items():
+        found = unlike(sides["theirs"][name].told(), ours.told())
+        shown |= {explained(key, pair, LINES[name]) for key, pair in found.items()}
+    everywhere = {name for name, difference in DIFFERENCES.items() if difference.everywhere}
+    # Machines with few CPUs, or with a name that is localhost, do not show these.
+    assert everywhere - {name for name, _ in filter(None, shown)} <= {"threads", "address", "host"}

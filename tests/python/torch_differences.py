@@ -1,4 +1,4 @@
-"""Where ``rlaunch.run`` differs from torchrun on purpose, each told by both sides. docs/differences.md has them too."""
+"""Where ``rlaunch.run`` differs from torchrun on purpose, by what each does; docs/differences.md says so."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def refused(seen: Any, line: Line) -> bool:
     return seen == line.status and seen in (2, 66) and bool(line.says)
 
 
+def hides(line: Line) -> bool:
+    """Whether there are workers that the console does not show."""
+    return re.search("local.ranks.filter", f"{line.words} {line.env}", re.IGNORECASE) is not None
+
+
 def often(what: str, key: str, theirs: Is, ours: Is) -> Difference:
     return Difference(what, (Seen(key, theirs, ours),), everywhere=True)
 
@@ -90,6 +95,12 @@ DIFFERENCES = {
         f"{WORKER} files",
         exactly([0, 1, 2]),
         lambda seen, _: len(seen) == 4 and seen[:3] == [0, 1, 2],
+    ),
+    "captured": often(
+        "a worker's stderr",
+        f"{WORKER} descriptor 2",
+        lambda seen, line: seen == "HERE/err" or seen == "/dev/null" and hides(line),
+        lambda seen, _: re.search(r"/rlaunch/attempt_\d/\d/stderr\.log$", seen) is not None,
     ),
     "absolute": often(
         "`--log-dir` that is relative",

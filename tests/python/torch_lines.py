@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # What the workers run. Words of its own among its arguments: `do:exit:RANK:CODE`, `do:kill:RANK:SIGNAL`,
-# `do:record:RANK:TEXT`, `do:signal:RANK:SIGNAL` (to the launcher), each with `:ATTEMPT` behind it (0), by which a job
-# ends once all workers have told who they are; and `do:bytes`.
+# `do:record:RANK:TEXT`, `do:signal:RANK:SIGNAL` (to the launcher), each with `:ATTEMPT` behind it (0), by
+# which a job ends once all workers have told who they are; and `do:bytes`.
 JOB = r"""
 import contextlib, json, os, signal, sys, time, traceback
 
@@ -35,7 +35,8 @@ def open_files():
 about = {
     "env": env, "argv": sys.argv, "command": sys.orig_argv, "cwd": os.getcwd(), "main": __name__,
     "leads": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()], "files": sorted(open_files()),
-    "stdin": os.path.realpath("/proc/self/fd/0"), "package": __package__ or "",
+    "package": __package__ or "",
+    **{f"descriptor {number}": os.path.realpath(f"/proc/self/fd/{number}") for number in range(3)},
 }
 with open(f"part.{attempt}.{rank}", "w") as file:
     json.dump(about, file)
@@ -86,6 +87,7 @@ class Line:
 
 TWO = "--nproc-per-node 2"
 LOGS = f"{TWO} --log-dir logs"
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def fails(words: str, says: str | tuple[str, str], status: int = 2, **more: object) -> Line:
@@ -101,10 +103,12 @@ LINES: dict[str, Line] = {
     "underscores": Line("--nproc_per_node=2 job.py"),
     "three": Line("--nproc-per-node=3 job.py"),
     "cpu": Line("--nproc-per-node cpu job.py"),
-    "auto": Line("--nproc-per-node auto job.py"),
+    "auto": Line("--nproc-per-node auto job.py", NO_GPU),
     "PET_NPROC_PER_NODE": Line("job.py", {"PET_NPROC_PER_NODE": "2"}),
     "the option beats the variable": Line("--nproc-per-node 1 job.py", {"PET_NPROC_PER_NODE": "2"}),
-    "no gpu": fails("--nproc-per-node gpu job.py", ("Cuda is not available.", "--nproc-per-node"), 66),
+    "no gpu": fails(
+        "--nproc-per-node gpu job.py", ("Cuda is not available.", "--nproc-per-node"), 66, env=NO_GPU
+    ),
     "no xpu": fails("--nproc-per-node xpu job.py", ("Xpu is not available.", "--nproc-per-node"), 66),
     "a number with blanks": Line("--nproc-per-node ' +2 ' job.py"),
     "no number of workers": fails("--nproc-per-node two job.py", "Unsupported nproc_per_node value: two"),
@@ -165,6 +169,7 @@ LINES: dict[str, Line] = {
     "a flag with a value": fails("--standalone=1 job.py", "--standalone"),
     "help": Line("--help"),
     "completion": Line("--print-completion bash", differs=("completion",)),
+    "print_completion": Line("--print_completion=zsh", differs=("completion",)),
     "completion of no shell": fails("--print-completion no", "invalid choice: 'no'"),
     # --- rendezvous
     "standalone": Line("--standalone job.py"),
@@ -220,6 +225,7 @@ LINES: dict[str, Line] = {
     "node 1 of one": Line("--node_rank 1 job.py"),
     "a node's number that is none": fails("--node-rank x job.py", "invalid int value: 'x'"),
     "own address": Line("--local-addr 127.0.0.1 job.py"),
+    "local_addr": Line("--local_addr=localhost job.py"),
     "PET_LOCAL_ADDR": Line(
         "--rdzv-backend c10d --rdzv-endpoint localhost:0 job.py", {"PET_LOCAL_ADDR": "127.0.0.1"}
     ),
@@ -248,7 +254,7 @@ LINES: dict[str, Line] = {
     "PET_SIGNALS_TO_HANDLE": Line("job.py", {"PET_SIGNALS_TO_HANDLE": "SIGTERM"}),
     "a signal that is none": Line("--signals_to_handle SIGTERM,SIGNOT job.py", differs=("inductor",)),
     "no signals": Line("--signals-to-handle= job.py", differs=("inductor",)),
-    "binding without a device": Line("--numa-binding node job.py", differs=("binding",)),
+    "binding without a device": Line("--numa-binding node job.py", NO_GPU, differs=("binding",)),
     "binding that is none": fails("--numa_binding no job.py", "invalid choice: 'no'"),
     "monitor interval": Line("--monitor-interval 0.05 job.py"),
     "PET_MONITOR_INTERVAL": Line("job.py", {"PET_MONITOR_INTERVAL": "0.05"}),
@@ -285,7 +291,7 @@ LINES: dict[str, Line] = {
     "a template": Line(
         f"{LOGS} -t 3 --log-line-prefix-template '<${{role_name}}/${{local_rank}}/${{rank}}/$x>' job.py"
     ),
-    "log_line_prefix_template": Line(f"-t 3 --log_line_prefix_template=${{hostname}}$$ job.py"),
+    "log_line_prefix_template": Line("-t 3 --log_line_prefix_template=${hostname}$$ job.py"),
     "PET_LOG_LINE_PREFIX_TEMPLATE": Line("-t 1 job.py", {"PET_LOG_LINE_PREFIX_TEMPLATE": "p${rank} "}),
     "its other variable": Line("-t 1 job.py", {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "t${rank} "}),
     "a filter": Line(f"{LOGS} -t 3 --local-ranks-filter 1 job.py"),
@@ -301,10 +307,13 @@ LINES: dict[str, Line] = {
     "lines of both": Line(
         f"{LOGS} -t 3 --duplicate_stdout_filters 'pear,, plum,nothing' --duplicate_stderr_filters=0.0 job.py"
     ),
+    "lines of stderr": Line(f"{LOGS} -t 0:3 --duplicate-stderr-filters 'apple,pear' job.py"),
+    "PET_DUPLICATE_STDOUT_FILTERS": Line(f"{LOGS} -t 3 job.py", {"PET_DUPLICATE_STDOUT_FILTERS": "pear"}),
     "PET_DUPLICATE_STDERR_FILTERS": Line(f"{LOGS} -t 2 job.py", {"PET_DUPLICATE_STDERR_FILTERS": "apple"}),
     "lines of no tee": Line(f"{LOGS} -r 3 --duplicate-stdout-filters apple job.py"),
     "bytes on the console": Line(f"{LOGS} -t 3 job.py do:bytes", differs=("bytes",)),
     "logs specs": fails("--logs-specs no job.py", "torchrun.logs_specs[no]"),
+    "logs_specs": fails("--logs_specs=no job.py", "torchrun.logs_specs[no]"),
     "events": Line(f"{TWO} --event-log-handler console job.py"),
     "event_log_handler": Line("--event_log_handler null job.py"),
     "PET_EVENT_LOG_HANDLER": Line("job.py", {"PET_EVENT_LOG_HANDLER": "console"}),
