@@ -99,7 +99,7 @@ DIFFERENCES = {
     "captured": often(
         "a worker's stderr",
         f"{WORKER} descriptor 2",
-        lambda seen, line: seen == "HERE/err" or seen == "/dev/null" and hides(line),
+        lambda seen, line: seen == "HERE/err" or (seen == "/dev/null" and hides(line)),
         lambda seen, _: re.search(r"/rlaunch/attempt_\d/\d/stderr\.log$", seen) is not None,
     ),
     "absolute": often(
