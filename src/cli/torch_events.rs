@@ -35,8 +35,9 @@ impl<'a> Events<'a> {
     pub fn met(&self, attempt: u32, took: Duration) {
         self.attempt.set(attempt);
         let millis = took.as_secs_f64() * 1000.0;
+        // Torchelastic tells both of what it knew before them.
+        let known = attempt > 0;
         for (state, millis) in [("RENDEZVOUS", millis), ("ASSIGN_WORKER_RANKS", 0.0)] {
-            let known = attempt > 0 || state != "RENDEZVOUS";
             let size = if known { json!(self.nnodes) } else { Value::Null };
             let details = json!({"group_world_size": size, "entry_point": self.entry_point});
             let group_rank = if known { json!(self.node) } else { Value::Null };

@@ -173,7 +173,8 @@ fn bound(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> Res
 
 fn check_script(script: &TorchScript) -> Result<(), SpecError> {
     let (TorchScript::Python(name) | TorchScript::RunPath(name)) = script else { return Ok(()) };
-    if Path::new(name).exists() {
+    // A `$` may stand for the number of each worker.
+    if Path::new(name).exists() || name.as_encoded_bytes().contains(&b'$') {
         return Ok(());
     }
     let hint = "check the path; options of the launcher go before the script";

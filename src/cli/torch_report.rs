@@ -1,5 +1,6 @@
 //! How a job in torchrun's words has failed: the report on stderr, and the launcher's own error file.
 
+use super::refusal::Refusal;
 use crate::log::error_file::{self, ErrorFile};
 use crate::log::failed::{Failure, report};
 use crate::log::verdict::{Outcome as Verdictum, Verdict};
@@ -31,8 +32,7 @@ pub fn of(
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
             None => {
                 let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
-                let seconds = i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX);
-                error_file::made(&message, &known.tail.lines.join("\n"), seconds, exit.returncode())
+                error_file::made(&message, &known.tail.lines.join("\n"), wall_seconds(), exit.returncode())
             }
         };
         write(own, &data);
@@ -43,6 +43,11 @@ pub fn of(
     let others: Vec<Failure> =
         others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
     Some(report(title, &known.host, (&root, known), &others, verdict))
+}
+
+/// Writes to `own` why nothing was started.
+pub fn refused(own: &Path, refusal: &Refusal) {
+    write(own, &error_file::made(&refusal.0, "", wall_seconds(), 0));
 }
 
 /// What a worker wrote of its failure, for programs.
@@ -85,6 +90,10 @@ fn said(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf
             None
         }
     }
+}
+
+fn wall_seconds() -> i64 {
+    i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
 fn write(own: &Path, data: &Value) {

@@ -4,7 +4,7 @@ use super::door::{self, enter, print};
 use super::record::Record;
 use super::refusal::{Refusal, usage};
 use super::torch_grammar::{self, Parsed};
-use super::{exit_code, message, torch_node};
+use super::{exit_code, message, torch_node, torch_report};
 use crate::plan::nested::without_outer_exports;
 use crate::spec::options::Source;
 use crate::spec::torchrun::{self, options};
@@ -47,7 +47,12 @@ fn prepared(
     // Inside a worker of another launcher it is that worker's, which this launcher answers for.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let values = options::merge(&flags, &vars, from_pet);
-    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage)?;
+    let refused = |refusal: &Refusal| {
+        if let Some(own) = &error_file {
+            torch_report::refused(own, refusal);
+        }
+    };
+    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage).inspect_err(refused)?;
     message::with_torch_messages(&spec.log_level.clone(), || {
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
@@ -58,6 +63,6 @@ fn prepared(
         if let Some(outer) = &outer {
             info!("{outer}");
         }
-        torch_node::launch(&spec, &vars, base, python, error_file, signals, record)
+        torch_node::launch(&spec, &vars, base, python, error_file.clone(), signals, record).inspect_err(refused)
     })
 }

@@ -60,15 +60,15 @@ impl<'a> Screens<'a> {
     /// Follows a file that a rank writes to, if it is shown. A console that cannot follow shows nothing of it; the log
     /// has it all.
     pub fn follow(&mut self, id: ChildId, log: &Written, short: Option<&Arc<Log>>) {
+        self.open_filters(id.attempt);
         let Some(prefix) = self.launch.shown.get(&(id.local_rank, log.stream)) else { return };
         let short = short.filter(|_| log.rotates);
         if let Some(console) = &mut self.followers[log.stream.index()] {
             let _ = console.follow(&log.path, log.start, short.cloned(), prefix.clone());
         }
-        if log.rotates || self.launch.filters.is_empty() {
+        if log.rotates {
             return;
         }
-        self.open_filters(id.attempt);
         for (number, _) in self.launch.filters.iter().enumerate().filter(|(_, filter)| filter.stream == log.stream) {
             if let Some(file) = &mut self.followers[2 + number] {
                 let _ = file.follow(&log.path, log.start, None, Some(prefix.clone().unwrap_or_default()));
@@ -77,7 +77,7 @@ impl<'a> Screens<'a> {
     }
 
     fn open_filters(&mut self, attempt: u32) {
-        if self.attempt == Some(attempt) {
+        if self.attempt == Some(attempt) || self.launch.filters.is_empty() {
             return;
         }
         self.attempt = Some(attempt);
