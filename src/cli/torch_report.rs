@@ -31,8 +31,7 @@ pub fn of(
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
             None => {
                 let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
-                let seconds = i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX);
-                error_file::made(&message, &known.tail.lines.join("\n"), seconds, exit.returncode())
+                error_file::made(&message, &known.tail.lines.join("\n"), now(), exit.returncode())
             }
         };
         write(own, &data);
@@ -43,6 +42,17 @@ pub fn of(
     let others: Vec<Failure> =
         others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
     Some(report(title, &known.host, (&root, known), &others, verdict))
+}
+
+/// What this launcher itself failed of, for its own error file, in the words of an exception.
+pub fn of_itself(own: Option<&Path>, message: &str) {
+    if let Some(own) = own {
+        write(own, &error_file::made(message, message, now(), 0));
+    }
+}
+
+fn now() -> i64 {
+    i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
 /// What a worker wrote of its failure, for programs.

@@ -4,7 +4,7 @@ use super::door::{self, enter, print};
 use super::record::Record;
 use super::refusal::{Refusal, usage};
 use super::torch_grammar::{self, Parsed};
-use super::{exit_code, message, torch_node};
+use super::{exit_code, message, torch_node, torch_report};
 use crate::plan::nested::without_outer_exports;
 use crate::spec::options::Source;
 use crate::spec::torchrun::{self, options};
@@ -46,7 +46,11 @@ fn prepared(
     // Inside a worker of another launcher it is that worker's, which this launcher answers for.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let values = options::merge(&flags, &vars, from_pet);
-    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage)?;
+    let refused = |refusal: Refusal| {
+        torch_report::of_itself(error_file.as_deref(), &format!("RuntimeError: {}", refusal.0));
+        refusal
+    };
+    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage).map_err(&refused)?;
     message::with_torch_messages(&spec.log_level.clone(), || {
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
@@ -57,6 +61,6 @@ fn prepared(
         if let Some(outer) = &outer {
             info!("{outer}");
         }
-        torch_node::launch(&spec, &vars, base, python, error_file, signals, record)
+        torch_node::launch(&spec, &vars, base, python, error_file.as_deref(), signals, record).map_err(&refused)
     })
 }

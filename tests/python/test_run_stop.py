@@ -22,6 +22,8 @@ names = ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"]
 who = "rank"
 def heard(number, _):
     tell(f"{who}-{signal.Signals(number).name}")
+    if who == "rank":
+        await_file(f"child-{signal.Signals(number).name}.{rank}")
     if signal.Signals(number).name not in os.environ.get("DEAF", "").split(","):
         os._exit(0)
 for name in names:
