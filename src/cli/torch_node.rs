@@ -42,7 +42,7 @@ use tracing::{info, warn};
 const FDS_OF_WORKER: u64 = 6;
 
 /// Of a stream that is captured, about as much is kept: its end explains a failure.
-const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0 };
+const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0, until_shown: true };
 
 /// Runs this node's part. `base`: this process's environment; `vars`: the same as text, without what an outer launcher
 /// put there; `error_file`: where this launcher itself is to say what it failed of, if anywhere.

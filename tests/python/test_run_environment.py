@@ -94,7 +94,9 @@ def test_ranks_are_told_what_torchrun_tells_them(
 ) -> None:
     port = str(free_ports(1))
     # Python may change LC_CTYPE of an environment without a locale.
-    env = place.environment(**{"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": None, "CUDA_VISIBLE_DEVICES": None, **given})
+    env = place.environment(
+        **{"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": None, "CUDA_VISIBLE_DEVICES": None, **given}
+    )
     log_dir = ["--log-dir=LOGS"] if not any("log-dir" in option for option in options) else []
     script = [str(place.folder)] if "--run-path" in options else []
     (place.folder / "tell.py").write_text(TELL)

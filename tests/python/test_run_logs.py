@@ -292,9 +292,78 @@ def test_the_stderr_of_several_ranks_is_passed_on_in_whole_lines(place: TorchPla
     assert sorted(ended.stderr.splitlines()) == expected
 
 
+WRITE = """
+def write(mebibytes):
+    chunk = (b"x" * 63 + b"\\n") * 16384
+    for _ in range(mebibytes):
+        left = chunk
+        while left:
+            left = left[os.write(2, left) :]
+"""
+
+
+def test_captured_lines_wait_for_a_console_that_is_slow(place: TorchPlace) -> None:
+    place.script(WRITE + "write(90)\ntell('done')")
+    with place.start("train.py") as launcher:
+        until((place.folder / "done.0").exists, "the rank's end")
+        assert launcher.stderr is not None
+        lines = sum(1 for line in launcher.stderr if line == b"x" * 63 + b"\n")
+        assert launcher.wait(40) == 0
+    assert lines == 90 * 16384
+
+
+def test_captured_lines_that_were_shown_are_not_kept(place: TorchPlace) -> None:
+    place.script(WRITE + "write(70)\nawait_file('go')\nwrite(70)\nawait_file('end')")
+    with place.start("--log-dir=log", "train.py") as launcher:
+        assert launcher.stderr is not None
+        left = 70 << 20
+        while left:
+            left -= len(launcher.stderr.read1(left))  # type: ignore[attr-defined]
+        (place.folder / "go").touch()
+        left = 70 << 20
+        while left:
+            left -= len(launcher.stderr.read1(left))  # type: ignore[attr-defined]
+        log = place.run_folder() / "rlaunch/attempt_0/0/stderr.log"
+        until(lambda: log.stat().st_blocks * 512 < 100 << 20, "a short log")
+        (place.folder / "end").touch()
+        assert place.wait(launcher).status == 0
+
+
+def test_what_no_console_took_is_kept(place: TorchPlace) -> None:
+    place.script("os.write(2, b'line\\n' * 100000)")
+    read, write = os.pipe()
+    with os.fdopen(read, "rb"), os.fdopen(write, "wb") as full:
+        assert place.run("train.py", stderr=full).status == 0
+    (kept,) = (place.folder / "tmp").glob("torchelastic_*/*/rlaunch/attempt_0/0/stderr.log")
+    assert kept.read_bytes() == b"line\n" * 100000
+
+
+def test_a_rank_that_is_not_shown_is_explained_all_the_same(place: TorchPlace) -> None:
+    place.script("""
+        print("not shown", file=sys.stderr)
+        if rank == 1:
+            raise ValueError("from behind")
+        sleep()
+    """)
+    ended = place.run("--nproc-per-node=2", "--omp-compat", "--local-ranks-filter=0", "train.py")
+    assert ended.status == 1
+    before, _, report = ended.stderr.partition("train.py FAILED")
+    assert "from behind" not in before
+    assert "exception : ValueError: from behind" in report
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_standard_descriptors_do_no_harm(place: TorchPlace, closed: tuple[int, ...]) -> None:
+    place.script(SPEAK + "tell('fds', sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:3])")
+    ended = place.run("-t3", "--log-dir=log", "train.py", preexec_fn=lambda: [os.close(fd) for fd in closed])
+    assert ended.status == 0
+    assert place.text("fds.0") == "[0, 1, 2]"
+    assert (place.run_folder() / "attempt_0/0/stdout.log").read_text() == "out 0\n"
+    assert ended.stdout == (b"" if 1 in closed else b"[default0]:out 0\n")
+
+
 def test_what_is_not_captured_is_the_launchers_own(place: TorchPlace) -> None:
     place.script("""
-        about = os.fstat(2)
         tell("same", [os.fstat(fd).st_ino for fd in (1, 2)])
         sys.exit(4)
     """)

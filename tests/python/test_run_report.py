@@ -272,7 +272,9 @@ def test_the_result_is_written_down_for_programs(place: TorchPlace) -> None:
 def test_github_is_told_where_it_failed(place: TorchPlace) -> None:
     place.script("raise ValueError('x')")
     ended = place.run("train.py", env=place.environment(GITHUB_ACTIONS="true"))
-    assert re.search(rb"^::error title=rank 0 failed.*,file=.*/train\.py,line=\d+.*::.*ValueError: x", ended.stdout, re.M)
+    assert re.search(
+        rb"^::error title=rank 0 failed.*,file=.*/train\.py,line=\d+.*::.*ValueError: x", ended.stdout, re.M
+    )
 
 
 @pytest.mark.parametrize(
