@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import resource
@@ -295,5 +296,21 @@ def test_a_plan_starts_nothing_and_leaves_nothing(place: TorchPlace, form: str) 
     assert place.names() == before
     assert list((place.folder / "tmp").iterdir()) == []
     text = ended.stdout.decode()
-    for word in ("train.py", "--lr", "RANK", "MASTER_PORT"):
+    for word in ("train.py", "--lr", "RANK", "MASTER_PORT", "attempt_0/1/stderr.log"):
         assert word in text
+
+
+def test_a_plan_tells_what_differs_by_rank(place: TorchPlace) -> None:
+    options = ["--nproc-per-node=2", "--numa-binding=node", "--pass-local-rank", "-r3"]
+    table = place.well(*options, "--dry-run", place.script("pass"), "at-${local_rank}").stdout.decode()
+    allowed = sorted(os.sched_getaffinity(0))
+    plan = json.loads(place.well(*options, "--dry-run=json", "train.py", "at-${local_rank}").stdout)
+    for local_rank, rank in enumerate(plan["ranks"]):
+        own = ["-u", "train.py", f"--local-rank={local_rank}", f"at-{local_rank}"]
+        assert rank["argv"][1:] == own
+        assert re.search(rf"^command of rank {local_rank} .* {' '.join(own)}$", table, re.M)
+        assert cpus(rank["cpus"]) <= set(allowed)
+        assert rank["log"].endswith(f"/attempt_0/{local_rank}/stderr.log")
+        assert re.search(
+            rf"^{local_rank} +cpu {rank['cpus']} +attempt_0/{local_rank}/stderr.log$", table, re.M
+        )
