@@ -27,6 +27,9 @@ struct Row<'a> {
     local_rank: usize,
     endpoint: Option<String>,
     devices: Option<&'a str>,
+    /// The CPUs that it is bound to, if it is to any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpus: Option<String>,
     log: String,
     argv: Vec<Cow<'a, str>>,
     #[serde(rename = "env", serialize_with = "as_map")]
@@ -82,6 +85,7 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
                 Binding::Cpu => None,
                 Binding::Selected { indices, .. } => Some(indices),
             },
+            cpus: r.cpus.as_ref().map(ToString::to_string),
             log: format!("{}/{}", plan.pod.log_dir, r.log()),
             argv: r.argv.iter().map(|arg| arg.to_string_lossy()).collect(),
             in_order: r.env.vars(),
@@ -111,9 +115,10 @@ pub fn table(plan: &Plan) -> String {
     let mut text = format!("job {}: {}, logs in {}\n\n", plan.job_id, size(plan), plan.pod.log_dir);
     let cells: Vec<[String; 4]> = std::iter::once(["rank", "devices", "endpoint", "log"].map(str::to_owned))
         .chain(rows.iter().map(|r| {
-            let log = r.log.rsplit('/').next().unwrap_or("").to_owned();
+            let log = r.log[plan.pod.log_dir.len()..].trim_start_matches('/').to_owned();
             let who = if r.role == Role::Trainer.to_string() { r.rank.to_string() } else { r.name() };
-            [who, r.devices.unwrap_or("cpu").to_owned(), r.endpoint.clone().unwrap_or_default(), log]
+            let cpus = r.cpus.as_ref().map_or("cpu".to_owned(), |cpus| format!("cpu {cpus}"));
+            [who, r.devices.map_or(cpus, str::to_owned), r.endpoint.clone().unwrap_or_default(), log]
         }))
         .collect();
     let width = |column: usize| cells.iter().map(|row| row[column].len()).max().unwrap_or(0);
@@ -123,7 +128,14 @@ pub fn table(plan: &Plan) -> String {
         text.push('\n');
     }
     if let Some(first) = rows.first() {
-        text.push_str(&format!("\ncommand   {}\n", shell_line(&first.argv)));
+        text.push('\n');
+        if rows.iter().all(|row| row.argv == first.argv) {
+            text.push_str(&format!("command   {}\n", shell_line(&first.argv)));
+        } else {
+            for row in &rows {
+                text.push_str(&format!("command of {}   {}\n", row.name(), shell_line(&row.argv)));
+            }
+        }
         text.push_str("\nvariables of every rank\n");
         let shared = |name: &str, value: &str| rows.iter().all(|r| r.env.get(name) == Some(&value));
         for (name, value) in first.env.iter().filter(|(n, v)| shared(n, v)) {

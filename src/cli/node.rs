@@ -7,6 +7,7 @@ use super::{exit_code, notes};
 use crate::log::secret;
 use crate::log::verdict::{self, Style, Verdict, render};
 use crate::model::Exit;
+use crate::run::console::Shown;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Listener};
@@ -169,7 +170,8 @@ fn supervise(
     let verdict = verdict(launch, &launched, exit_status, door.circumstances());
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
     let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
-    let unneeded = launch.disposable.as_deref().filter(|_| launched.report.outcome == Outcome::Completed);
+    let is_all_said = !matches!(launched.shown, Shown::AllBut(_)) && launched.report.outcome == Outcome::Completed;
+    let unneeded = launch.disposable.as_deref().filter(|_| is_all_said);
     if unneeded.is_none()
         && let Err(error) = journal::conclude(&launch.log_dir, &result)
     {

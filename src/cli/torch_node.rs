@@ -33,7 +33,8 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::net::{IpAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::os::unix::process::parent_id;
+use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -41,7 +42,7 @@ use tracing::{info, warn};
 const FDS_OF_WORKER: u64 = 6;
 
 /// Of a stream that is captured, about as much is kept: its end explains a failure.
-const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0 };
+const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0, until_shown: true };
 
 /// Runs this node's part. `base`: this process's environment; `vars`: the same as text, without what an outer launcher
 /// put there; `error_file`: where this launcher itself is to say what it failed of, if anywhere.
@@ -50,7 +51,7 @@ pub fn launch(
     vars: &Vars,
     base: Vec<(OsString, OsString)>,
     python: &OsStr,
-    error_file: Option<PathBuf>,
+    error_file: Option<&Path>,
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -237,7 +238,7 @@ fn uuid() -> String {
 struct Words<'a> {
     spec: &'a TorchSpec,
     title: String,
-    error_file: Option<PathBuf>,
+    error_file: Option<&'a Path>,
     circumstances: Circumstances,
     events: Option<Events<'a>>,
     /// How long it took to find this node's place in the job.
@@ -287,6 +288,7 @@ impl Door for Words<'_> {
     }
 
     fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>) {
+        let own = self.error_file;
         complain_about_stuck(&launched.rest.stuck);
         if let Shown::AllBut(bytes) = launched.shown {
             warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
@@ -299,9 +301,16 @@ impl Door for Words<'_> {
             Outcome::HostLost => complain("the launcher's front was killed; all ranks were killed with it"),
             Outcome::NotStarted { local_rank } => {
                 let why = launched.report.ranks[*local_rank].not_started.as_deref();
-                complain(&format!("cannot start {}", why.unwrap_or_default()));
+                let why = format!("cannot start {}", why.unwrap_or_default());
+                complain(&why);
+                torch_report::of_itself(own, &format!("RuntimeError: {why}"));
             }
-            Outcome::Failed { .. } | Outcome::Stopped { .. } => {}
+            Outcome::Stopped { signal } => {
+                // This is the supervisor: signals are the front's.
+                let text = format!("SignalException: Process {} got signal: {signal}", parent_id());
+                torch_report::of_itself(own, &text);
+            }
+            Outcome::Failed { .. } => {}
         }
         for swept in super::conclude::swept(launch, launched) {
             if launched.report.outcome == Outcome::Completed {
@@ -316,7 +325,7 @@ impl Door for Words<'_> {
         if self.circumstances.github {
             message::to_stdout(format!("{}\n", github_annotation(verdict)).as_bytes());
         }
-        let report = torch_report::of(launch, launched, verdict, &self.title, self.error_file.as_deref());
+        let report = torch_report::of(launch, launched, verdict, &self.title, own);
         let style = Style { colour: self.circumstances.colour };
         message::to_stderr(report.unwrap_or_else(|| render(verdict, style)).as_bytes());
     }

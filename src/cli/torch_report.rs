@@ -1,6 +1,5 @@
 //! How a job in torchrun's words has failed: the report on stderr, and the launcher's own error file.
 
-use super::refusal::Refusal;
 use crate::log::error_file::{self, ErrorFile};
 use crate::log::failed::{Failure, report};
 use crate::log::verdict::{Outcome as Verdictum, Verdict};
@@ -32,7 +31,7 @@ pub fn of(
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
             None => {
                 let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
-                error_file::made(&message, &known.tail.lines.join("\n"), wall_seconds(), exit.returncode())
+                error_file::made(&message, &known.tail.lines.join("\n"), now(), exit.returncode())
             }
         };
         write(own, &data);
@@ -45,9 +44,15 @@ pub fn of(
     Some(report(title, &known.host, (&root, known), &others, verdict))
 }
 
-/// Writes to `own` why nothing was started.
-pub fn refused(own: &Path, refusal: &Refusal) {
-    write(own, &error_file::made(&refusal.0, "", wall_seconds(), 0));
+/// What this launcher itself failed of, for its own error file, in the words of an exception.
+pub fn of_itself(own: Option<&Path>, message: &str) {
+    if let Some(own) = own {
+        write(own, &error_file::made(message, message, now(), 0));
+    }
+}
+
+fn now() -> i64 {
+    i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
 /// What a worker wrote of its failure, for programs.
@@ -90,10 +95,6 @@ fn said(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf
             None
         }
     }
-}
-
-fn wall_seconds() -> i64 {
-    i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
 fn write(own: &Path, data: &Value) {

@@ -47,12 +47,11 @@ fn prepared(
     // Inside a worker of another launcher it is that worker's, which this launcher answers for.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let values = options::merge(&flags, &vars, from_pet);
-    let refused = |refusal: &Refusal| {
-        if let Some(own) = &error_file {
-            torch_report::refused(own, refusal);
-        }
+    let refused = |refusal: Refusal| {
+        torch_report::of_itself(error_file.as_deref(), &format!("RuntimeError: {}", refusal.0));
+        refusal
     };
-    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage).inspect_err(refused)?;
+    let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage).map_err(&refused)?;
     message::with_torch_messages(&spec.log_level.clone(), || {
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
@@ -63,6 +62,6 @@ fn prepared(
         if let Some(outer) = &outer {
             info!("{outer}");
         }
-        torch_node::launch(&spec, &vars, base, python, error_file.clone(), signals, record).inspect_err(refused)
+        torch_node::launch(&spec, &vars, base, python, error_file.as_deref(), signals, record).map_err(&refused)
     })
 }

@@ -69,6 +69,13 @@ struct Source {
 }
 
 impl Source {
+    /// Nobody is shown what is left of it.
+    fn let_go(&self) {
+        if let Some(log) = &self.short {
+            log.shown_no_more();
+        }
+    }
+
     fn left(&self) -> u64 {
         let offset = self.short.as_ref().map_or(self.offset, |log| log.offset(self.offset));
         self.file.metadata().map_or(0, |m| m.len().saturating_sub(offset))
@@ -158,6 +165,9 @@ impl Follower {
         }
         let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
         let lines = prefix.map(|prefix| (prefix, Splitter::new()));
+        if let Some(log) = &short {
+            log.shown_from(offset);
+        }
         self.sources.push(Source { file, offset, short, watched, grown: true, ended: false, lines, held: None });
         // What its rank has written before it was watched, nobody tells of.
         self.more = true;
@@ -292,6 +302,7 @@ impl Follower {
 
     fn unwatch(&mut self, at: usize) {
         let source = self.sources.remove(at);
+        source.let_go();
         // Two attempts may have written to one file, which is watched once (inotify(7)).
         let shared = self.sources.iter().any(|other| other.watched == source.watched);
         if let (Some(watch), Some(watched), false) = (&self.watch, source.watched, shared) {
@@ -311,6 +322,7 @@ impl Follower {
                 // The reader is gone (`| head`): the job goes on, its log has it all.
                 Err(_) => {
                     self.gone = true;
+                    self.sources.iter().for_each(Source::let_go);
                     return Ok(false);
                 }
             }

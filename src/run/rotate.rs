@@ -35,6 +35,7 @@ pub struct Log {
     state: Mutex<State>,
     /// It is written no more.
     closed: AtomicBool,
+    until_shown: bool,
 }
 
 #[derive(Debug)]
@@ -47,6 +48,8 @@ struct State {
     hollow: u64,
     /// How large it may become before it is looked at again.
     limit: u64,
+    /// From this place on it is still to be shown, and stays until then.
+    unread: Option<u64>,
 }
 
 impl State {
@@ -71,11 +74,24 @@ impl Log {
     /// Reads from `file`, which is this log, at a place that it moves on. What has been taken out before it
     /// could be read is passed over.
     pub fn read_at(&self, file: &File, buffer: &mut [u8], place: &mut u64) -> io::Result<usize> {
-        let state = self.state();
+        let mut state = self.state();
         *place = (*place).max(state.taken + state.hollow);
         let read = file.read_at(buffer, *place - state.taken)?;
         *place += read as u64;
+        if let Some(unread) = &mut state.unread {
+            *unread = *place;
+        }
         Ok(read)
+    }
+
+    /// It is read from this place on by who shows it.
+    pub fn shown_from(&self, place: u64) {
+        self.state().unread = self.until_shown.then_some(place);
+    }
+
+    /// It is shown no more.
+    pub fn shown_no_more(&self) {
+        self.state().unread = None;
     }
 
     /// Where in the file a place is now.
@@ -130,8 +146,9 @@ impl Rotation {
             (1..=self.spec.backups).map(|n| numbered(path, n)).for_each(|old| drop(std::fs::remove_file(old)));
         }
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
-        let state = State { file, taken: 0, hollow: 0, limit: self.spec.max_size };
-        let log = Arc::new(Log { path: path.to_owned(), state: Mutex::new(state), closed: AtomicBool::new(false) });
+        let state = Mutex::new(State { file, taken: 0, hollow: 0, limit: self.spec.max_size, unread: None });
+        let (closed, until_shown) = (AtomicBool::new(false), self.spec.until_shown);
+        let log = Arc::new(Log { path: path.to_owned(), state, closed, until_shown });
         self.logs[local_rank] = Some(log.clone());
         let _ = self.new.send(log.clone());
         self.bell.write(1)?;
@@ -225,7 +242,8 @@ impl Rotator {
         // The limit holds again once the older part is gone. A full disk: tried again when as much has come.
         state.limit += self.spec.max_size;
         let block = state.file.metadata().map_or(4096, |m| m.blksize().max(1));
-        let range = state.hollow..(size - TAIL_BYTES.min(size)) / block * block;
+        let unread = state.unread.map_or(u64::MAX, |place| place.saturating_sub(state.taken));
+        let range = state.hollow..(size - TAIL_BYTES.min(size)).min(unread) / block * block;
         let Ok(file) = state.file.try_clone() else { return };
         drop(state);
         let wanted = || !self.over.load(Ordering::Relaxed) && !log.closed.load(Ordering::Relaxed);

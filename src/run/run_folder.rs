@@ -4,6 +4,7 @@
 use super::logs::plain;
 use crate::spec::SpecError;
 use crate::spec::torchrun::LogDir;
+use nix::unistd::{AccessFlags, access};
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -39,14 +40,23 @@ pub fn of(log_dir: &LogDir, run_id: &str) -> Result<RunFolder, SpecError> {
             Ok(RunFolder { run: path.join(name), disposable: None })
         }
         LogDir::Temporary => {
-            let own = absolute(std::env::temp_dir().join(format!("torchelastic_{}", random())))?;
+            let own = absolute(temporary_files().join(format!("torchelastic_{}", random())))?;
             Ok(RunFolder { run: own.join(name), disposable: Some(own) })
         }
         LogDir::Nowhere => {
-            let own = absolute(std::env::temp_dir().join(format!("rlaunch_{}", random())))?;
+            let own = absolute(temporary_files().join(format!("rlaunch_{}", random())))?;
             Ok(RunFolder { run: own.clone(), disposable: Some(own) })
         }
     }
+}
+
+/// The folder for temporary files as Python's `tempfile` finds it: TMPDIR may name one that another machine has.
+fn temporary_files() -> PathBuf {
+    let named = ["TMPDIR", "TEMP", "TMP"].into_iter().filter_map(std::env::var_os).filter(|path| !path.is_empty());
+    let usual = ["/tmp", "/var/tmp", "/usr/tmp", "."].map(PathBuf::from);
+    let may_be_used =
+        |folder: &PathBuf| folder.is_dir() && access(folder, AccessFlags::W_OK | AccessFlags::X_OK).is_ok();
+    named.map(PathBuf::from).chain(usual).find(may_be_used).unwrap_or_else(std::env::temp_dir)
 }
 
 /// Eight characters of those that Python's `tempfile` uses.

@@ -10,6 +10,8 @@ pub struct Rotation {
     pub max_size: u64,
     /// How many older parts of it are kept.
     pub backups: u32,
+    /// Whether what people have not been shown yet stays: nowhere else is it.
+    pub until_shown: bool,
 }
 
 /// So that the end of a log, by which a failure is explained, is always in it.
@@ -23,7 +25,7 @@ pub fn check(values: &Values) -> Result<Option<Rotation>, SpecError> {
     };
     let Some(text) = values.text("log_max_size").filter(|text| !text.trim().is_empty()) else { return Ok(None) };
     match bytes(text) {
-        Some(max_size) if max_size >= LEAST => Ok(Some(Rotation { max_size, backups })),
+        Some(max_size) if max_size >= LEAST => Ok(Some(Rotation { max_size, backups, until_shown: false })),
         Some(_) => Err(values.error("log_max_size", "is too short for a log", "give 1M or more")),
         None => {
             Err(values.error("log_max_size", "is no size", "give bytes, or a number with K, M, G or T, such as 100M"))
