@@ -47,7 +47,16 @@ impl Cluster {
         let endpoints: Arc<[Endpoint]> = nodes.iter().flat_map(of).collect();
         let list = Endpoint::join(&endpoints).into();
         let first_rank = nodes[..own].iter().map(|node| node.ports.len()).sum();
-        Self { nodes: nodes.into(), own, first_rank, endpoints, list, master: None, servers: Servers::default(), interface: None }
+        Self {
+            nodes: nodes.into(),
+            own,
+            first_rank,
+            endpoints,
+            list,
+            master: None,
+            servers: Servers::default(),
+            interface: None,
+        }
     }
 
     /// A node that is alone.

@@ -40,7 +40,14 @@ impl Servers {
 
     /// Tells a rank of them that is `who` in Paddle's words, on the node of this number. `run_id` and `max_restarts` as
     /// torchrun has them.
-    pub fn write(&self, who: &Identity, node: usize, (run_id, max_restarts): (&str, u32), vars: &Vars, env: &mut EnvPatch) {
+    pub fn write(
+        &self,
+        who: &Identity,
+        node: usize,
+        (run_id, max_restarts): (&str, u32),
+        vars: &Vars,
+        env: &mut EnvPatch,
+    ) {
         let size = who.endpoints.len();
         if let Some(master) = &self.torch {
             let worker = Worker {
