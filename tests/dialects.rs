@@ -5,9 +5,17 @@ use proptest::prelude::*;
 use rlaunch::dialect::paddle_ps::{Form, Gloo, Heter, PsIdentity, Stage};
 use rlaunch::dialect::torch::{Group, Worker};
 use rlaunch::dialect::{
-    Binding, Identity, document, is_declared, paddle_launch, paddle_ps, paddle_rpc, paddle_spawn, torch,
+    Binding, Identity, document, is_declared, is_paddles, jax, paddle_launch, paddle_ps, paddle_rpc, paddle_spawn,
+    torch,
 };
 use rlaunch::model::{Endpoint, EnvPatch, Role};
+use rlaunch::plan::cluster::Cluster;
+use rlaunch::plan::devices::Share;
+use rlaunch::plan::dialects::{Beside, Paddle, Servers, misses};
+use rlaunch::plan::{cluster::Node, spawn};
+use rlaunch::spec::dialects::{Dialect, read};
+use rlaunch::spec::options::Vars;
+use std::collections::BTreeSet;
 
 fn identity() -> impl Strategy<Value = Identity> {
     let binding = prop_oneof![
@@ -146,6 +154,151 @@ proptest! {
         torch::write_attempt(1, "/log/attempt_1/0/error.json", &mut env);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(torch::read(&lookup(&env)), Some((worker, group)));
+    }
+}
+
+fn process() -> impl Strategy<Value = jax::Process> {
+    let endpoint = ("localhost|10\\.0\\.0\\.1|fe80::1", 1u16..).prop_map(|(host, port)| Endpoint::new(host, port));
+    let optional = (prop::option::of(endpoint.clone()), prop::option::of("[0-9](,[0-9])?"));
+    (0..99usize, 1..99usize, 0..9usize, endpoint, optional).prop_map(
+        |(id, count, local_id, coordinator, (bind, devices))| jax::Process {
+            id,
+            count,
+            local_id,
+            coordinator,
+            bind,
+            devices,
+        },
+    )
+}
+
+fn dialects() -> impl Strategy<Value = BTreeSet<Dialect>> {
+    let each = prop::sample::select(vec![Dialect::Paddle, Dialect::Torch, Dialect::Jax]);
+    prop::collection::btree_set(each, 1..4)
+}
+
+proptest! {
+    #[test]
+    fn jax_reads_what_it_writes(who in process()) {
+        let mut env = EnvPatch::new();
+        jax::write(&who, &mut env);
+        prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name) && !is_paddles(name)));
+        prop_assert_eq!(jax::read(&lookup(&env)), Some(who));
+    }
+
+    /// Under Paddle's door and `spawn`.
+    #[test]
+    fn all_dialects_tell_a_rank_the_same(who in identity(), dialects in dialects(), ports in any::<[u16; 2]>()) {
+        let servers = Servers::at(&dialects, "127.0.0.1", ports);
+        let mut env = EnvPatch::new();
+        servers.write(&who, 0, ("job", 2), &Vars::new(), &mut env);
+        prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name) && !is_paddles(name)));
+        let of_torch = torch::read(&lookup(&env));
+        prop_assert_eq!(of_torch.is_some(), dialects.contains(&Dialect::Torch));
+        if let Some((worker, group)) = of_torch {
+            prop_assert_eq!((worker.rank, worker.world_size), (who.rank, who.endpoints.len()));
+            prop_assert_eq!((worker.local_rank, worker.local_size), (who.local_rank, who.local_size));
+            prop_assert_eq!((group.master.port, group.agent_store, group.max_restarts), (ports[0], false, 2));
+        }
+        let of_jax = jax::read(&lookup(&env));
+        prop_assert_eq!(of_jax.is_some(), dialects.contains(&Dialect::Jax));
+        if let Some(process) = of_jax {
+            prop_assert_eq!((process.id, process.count), (who.rank, who.endpoints.len()));
+            prop_assert_eq!(process.coordinator.port, ports[1]);
+            prop_assert_eq!(process.bind.as_ref(), Some(&process.coordinator));
+            let selected = match &who.binding {
+                Binding::Selected { kind, indices } if kind == "gpu" => Some(indices.clone()),
+                _ => None,
+            };
+            prop_assert_eq!(process.devices, selected);
+        }
+    }
+
+    /// Under torch's door.
+    #[test]
+    fn a_worker_is_told_the_same_in_paddles_and_jaxs_words(
+        (mut worker, _) in worker(),
+        list in endpoints(1),
+        gpus in 0..3usize,
+        index: prop::sample::Index,
+    ) {
+        (worker.world_size, worker.rank, worker.nnodes) = (list.len(), index.index(list.len()), 1);
+        let paddle = Paddle {
+            endpoints: list.clone().into(),
+            master: Endpoint::new("127.0.0.1", 5),
+            devices: ("gpu".into(), gpus),
+            pod: "abcdef".into(),
+        };
+        let beside = Beside { paddle: Some(paddle), jax: Some(Endpoint::new("127.0.0.1", 7)) };
+        let mut env = EnvPatch::new();
+        beside.write(&worker, "/log", &Vars::new(), &mut env);
+        let (who, pod) = paddle_launch::read(&lookup(&env)).unwrap();
+        prop_assert_eq!((who.rank, who.local_rank, &who.endpoints[..]), (worker.rank, worker.local_rank, &list[..]));
+        prop_assert_eq!((pod.name.as_str(), pod.log_dir.as_str()), ("abcdef", "/log"));
+        prop_assert_eq!(who.binding == Binding::Cpu, worker.local_size > gpus);
+        let process = jax::read(&lookup(&env)).unwrap();
+        prop_assert_eq!((process.id, process.count, process.local_id), (worker.rank, list.len(), worker.local_rank));
+    }
+
+    #[test]
+    fn several_nodes_come_to_the_same_servers(dialects in dialects(), own in 0..2usize, ranks in 1..4u16) {
+        let ports = |first: u16| (first..first + ranks).collect();
+        let nodes = vec![Node { host: "a".into(), ports: ports(6070) }, Node { host: "b".into(), ports: ports(7000) }];
+        let from = ("--ips".to_owned(), "a,b".to_owned());
+        let cluster = Cluster::new(nodes, own).with_servers(&dialects, &from).unwrap();
+        let expected = Servers::at(&dialects, "a", [6070 + ranks, 6071 + ranks]);
+        prop_assert_eq!(&cluster.servers, &expected);
+        prop_assert_eq!(spawn::servers(&dialects, &cluster.endpoints, usize::from(ranks)).unwrap(), expected);
+        let full = vec![Node { host: "a".into(), ports: vec![65534] }];
+        let refused = Cluster::new(full, 0).with_servers(&dialects, &from).is_err();
+        prop_assert_eq!(refused, dialects.iter().any(|dialect| *dialect != Dialect::Paddle));
+    }
+}
+
+#[test]
+fn what_the_user_has_set_for_jax_stays() {
+    let names = ["JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"];
+    let vars: Vars = names.iter().map(|name| (name.to_string(), "own".to_owned())).collect();
+    let who = Identity {
+        rank: 0,
+        local_rank: 0,
+        local_size: 1,
+        nnodes: 1,
+        endpoints: [Endpoint::new("127.0.0.1", 1)].into(),
+        master: None,
+        binding: Binding::Selected { kind: "gpu".into(), indices: "3".into() },
+    };
+    let servers = Servers::at(&[Dialect::Jax].into(), "127.0.0.1", [1, 2]);
+    let told = |vars: &Vars, who: &Identity| {
+        let mut env = EnvPatch::new();
+        servers.write(who, 0, ("job", 0), vars, &mut env);
+        names.map(|name| env.get(name).map(str::to_owned))
+    };
+    assert_eq!(told(&vars, &who), [None, None]);
+    assert_eq!(told(&Vars::new(), &who), [Some("127.0.0.1:2".into()), Some("3".into())]);
+    // Where others have to reach it, it listens on all addresses.
+    let of_two = Identity { nnodes: 2, ..who };
+    assert_eq!(told(&Vars::new(), &of_two)[0], None);
+}
+
+#[test]
+fn it_is_said_where_torchs_scripts_would_take_another_gpu() {
+    let share = |indices: &str| Share {
+        binding: Binding::Selected { kind: "gpu".into(), indices: indices.into() },
+        lists: EnvPatch::new(),
+    };
+    let torch = BTreeSet::from([Dialect::Torch]);
+    assert_eq!(misses(&torch, &[share("0"), share("1")]), None);
+    let said = misses(&torch, &[share("0"), share("3")]).unwrap();
+    assert!(said.contains("local rank 1 is given 3"), "{said}");
+    assert_eq!(misses(&[Dialect::Paddle, Dialect::Jax].into(), &[share("3")]), None);
+}
+
+#[test]
+fn names_of_frameworks_are_read_in_any_case_and_order() {
+    assert_eq!(read(" Jax,paddle,jax"), Some([Dialect::Paddle, Dialect::Jax].into()));
+    for text in ["", "jax,", "mpi", "paddle torch"] {
+        assert_eq!(read(text), None, "{text}");
     }
 }
 

@@ -18,7 +18,7 @@ def set_aside(environs: list[dict[str, str]]) -> tuple[list[dict[str, str]], _li
     It is a piece of memory that is named by this process's descriptor, so nothing is left behind, and
     nobody else's processes can read it.
     """
-    endpoints = environs[0][ENDPOINTS] if environs else ""
+    endpoints = environs[0].get(ENDPOINTS, "") if environs else ""
     if len(f"{ENDPOINTS}={endpoints}".encode()) < _TOO_LONG:
         return environs, None
     import json

@@ -3,10 +3,13 @@
 Drop-in for ``paddle.distributed.ParallelEnv``, ``get_rank``, ``get_world_size`` and
 ``init_parallel_env`` that needs no framework: only ``os`` and ``sys`` are imported.
 
-Two dialects are understood:
+Three dialects are understood:
 
 * **Paddle's**, when ``PADDLE_TRAINER_ID`` or ``PADDLE_TRAINERS_NUM`` is set, and when nothing is set;
-* **torch's**, when neither of them is set and ``RANK`` or ``WORLD_SIZE`` is.
+* **torch's**, when neither of them is set and ``RANK`` or ``WORLD_SIZE`` is;
+* **jax's**, when none of these four is set and ``JAX_PROCESS_ID`` and ``JAX_NUM_PROCESSES`` are, which
+  rlaunch writes with ``--dialect jax``: rank and world size are theirs, ``local_rank`` is
+  ``OMPI_COMM_WORLD_LOCAL_RANK``, else the rank; all else is as in Paddle's, and 0 or empty there.
 
 The dialect is chosen as a whole, never variable by variable: with ``PADDLE_TRAINER_ID=1`` and
 ``WORLD_SIZE=4`` alone the world size is 1, as it is for Paddle.
@@ -75,9 +78,10 @@ class ParallelEnv:
 
     def __init__(self) -> None:
         torch = _speaks_torch()
-        self._rank = _rank(torch)
-        self._world_size = _world_size(torch)
-        self._local_rank = _integer("LOCAL_RANK", self._rank) if torch else self._rank
+        self._rank = _rank()
+        self._world_size = _world_size()
+        local = "LOCAL_RANK" if torch else "OMPI_COMM_WORLD_LOCAL_RANK" if _speaks_jax() else None
+        self._local_rank = self._rank if local is None else _integer(local, self._rank)
         self._pg_timeout = _integer("PADDLE_PG_TIMEOUT", 1800000)
         self._device_type, self._device_flag = _device_flag(torch)
         master = _master_endpoint() if torch else ""
@@ -101,7 +105,8 @@ class ParallelEnv:
     @property
     def local_rank(self) -> int:
         """``int``: in Paddle's dialect **the same as** :attr:`rank`, so global, as in Paddle, where it
-        is an alias; in torch's dialect ``LOCAL_RANK``, the number on this node (without it, the rank).
+        is an alias; in torch's dialect ``LOCAL_RANK``, and in jax's ``OMPI_COMM_WORLD_LOCAL_RANK``, the
+        number on this node (without it, the rank).
         """
         return self._local_rank
 
@@ -175,7 +180,7 @@ def get_rank(group: object = None) -> int:
     Meets ``paddle.distributed.get_rank``, except that the environment is read at each call.
     """
     if group is None:
-        return _rank(_speaks_torch())
+        return _rank()
     return _ask_group(group, "get_rank", ("rank",))
 
 
@@ -196,7 +201,7 @@ def get_world_size(group: object = None) -> int:
     Meets ``paddle.distributed.get_world_size``, except that the environment is read at each call.
     """
     if group is None:
-        return _world_size(_speaks_torch())
+        return _world_size()
     return _ask_group(group, "get_world_size", ("world_size", "nranks", "size"))
 
 
@@ -242,9 +247,9 @@ def init_parallel_env(nccl_config: object = None) -> Any:
 
 def _init_paddle(speaks_torch: bool, nccl_config: object) -> Any:
     # Paddle would take this process for the only one, warn, and train every rank on its own.
-    if speaks_torch and _world_size(True) > 1:
+    if speaks_torch and _world_size() > 1:
         raise RuntimeError(
-            f"the job has {_world_size(True)} processes by torch's WORLD_SIZE, but paddle is imported and "
+            f"the job has {_world_size()} processes by torch's WORLD_SIZE, but paddle is imported and "
             "reads PADDLE_TRAINER_ID and PADDLE_TRAINERS_NUM, which are not set: start it with "
             "`python -m rlaunch`, or unset RANK and WORLD_SIZE to run one process"
         )
@@ -289,12 +294,21 @@ def _speaks_torch() -> bool:
     return not _speaks_paddle() and ("RANK" in os.environ or "WORLD_SIZE" in os.environ)
 
 
-def _rank(torch: bool) -> int:
-    return _integer("RANK" if torch else "PADDLE_TRAINER_ID", 0)
+def _speaks_jax() -> bool:
+    jaxs = "JAX_PROCESS_ID" in os.environ and "JAX_NUM_PROCESSES" in os.environ
+    return jaxs and not _speaks_paddle() and not _speaks_torch()
 
 
-def _world_size(torch: bool) -> int:
-    return _integer("WORLD_SIZE" if torch else "PADDLE_TRAINERS_NUM", 1)
+def _rank() -> int:
+    if _speaks_jax():
+        return _integer("JAX_PROCESS_ID", 0)
+    return _integer("RANK" if _speaks_torch() else "PADDLE_TRAINER_ID", 0)
+
+
+def _world_size() -> int:
+    if _speaks_jax():
+        return _integer("JAX_NUM_PROCESSES", 1)
+    return _integer("WORLD_SIZE" if _speaks_torch() else "PADDLE_TRAINERS_NUM", 1)
 
 
 def _nrings() -> int:

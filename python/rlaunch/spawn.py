@@ -53,8 +53,11 @@ def spawn(
             this node is; default: the one that this machine has), ``started_port`` (port of each node's
             first rank, 1 to 65535; default 6070 on several nodes, else free ports), ``use_paddlecloud``
             (whether PaddleCloud's variables say all this; default: whether they are set). Extensions of
-            rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10) and
-            ``log_dir`` (a folder; local rank i then writes to ``workerlog.i`` there).
+            rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10),
+            ``log_dir`` (a folder; local rank i then writes to ``workerlog.i`` there) and ``dialect`` (the
+            frameworks whose variables the ranks get, ``"paddle"``, ``"torch"``, ``"jax"`` joined by commas;
+            default ``"paddle"``). On several nodes rank 0 listens for torch on the port behind those of the
+            first node's ranks and for jax on the next one; the same ``dialect`` is given on each node.
 
     With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
     ``ips`` and ``nprocs``: each starts its own ``nprocs`` ranks, numbered node after node as listed. No

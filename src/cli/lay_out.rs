@@ -7,7 +7,7 @@ use crate::plan::devices::{self, Visible};
 use crate::plan::machine::Ask;
 use crate::plan::ps::{self, Devices};
 use crate::plan::visible::Device;
-use crate::plan::{HostFacts, Plan, collective, tuner};
+use crate::plan::{HostFacts, Plan, collective, dialects, tuner};
 use crate::probe::accelerators;
 use crate::run::preflight;
 use crate::spec::job::Job;
@@ -65,6 +65,9 @@ fn alike(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, ask: Ask<'_>) -> Res
     let nofile = preflight::make_room("--nproc_per_node", ranks, preflight::FDS_OF_LAUNCH).map_err(unmet)?;
     let (shares, warnings) = devices::share(spec, &visible, ask).map_err(usage)?;
     for warning in warnings {
+        warn!("{warning}");
+    }
+    if let Some(warning) = dialects::misses(&spec.dialects, &shares) {
         warn!("{warning}");
     }
     preflight::check_script(&spec.script).map_err(unmet)?;

@@ -10,15 +10,17 @@ use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
 use crate::model::{CpuSet, Endpoint};
+use crate::plan::dialects::{Beside, Paddle};
 use crate::plan::torchrun::{self as plan, Place};
-use crate::plan::{HostFacts, Plan, affinity, nproc};
+use crate::plan::{HostFacts, Plan, affinity, devices, nproc};
 use crate::probe::memory::Memory;
-use crate::probe::{cpus, net, numa, torch};
+use crate::probe::{accelerators, cpus, net, numa, torch};
 use crate::rendezvous::torch_store::listen;
 use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched};
 use crate::run::{logs, preflight, rotate, run_folder};
 use crate::spec::SpecError;
+use crate::spec::dialects::Dialect;
 use crate::spec::launch::DryRun;
 use crate::spec::options::Vars;
 use crate::spec::rotation::Rotation;
@@ -38,8 +40,8 @@ use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short.
-const FDS_OF_WORKER: u64 = 6;
+/// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short, its port in Paddle's words.
+const FDS_OF_WORKER: u64 = 7;
 
 /// Of a stream that is captured, about as much is kept: its end explains a failure.
 const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0, until_shown: true };
@@ -60,7 +62,10 @@ pub fn launch(
     let workers = workers(spec, vars, allowed.len())?;
     let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
-    let (place, leases, store) = meet(spec, workers)?;
+    let (mut place, mut leases, store) = meet(spec, workers)?;
+    let (beside, more) = beside(spec, vars, &place)?;
+    place.beside = beside;
+    leases.extend(more);
     let run_id = spec.run_id.clone().unwrap_or_else(uuid);
     let folder = run_folder::of(&spec.log_dir, &run_id).map_err(unmet)?;
     let facts = HostFacts {
@@ -96,7 +101,8 @@ pub fn launch(
         program,
         base,
         log_dir: folder.run.clone(),
-        store,
+        // Who is not told of it needs none.
+        store: if spec.dialects.contains(&Dialect::Torch) { store } else { Vec::new() },
         log_overwrite: false,
         rotation: rotate::check(&folder.run).is_ok().then_some(CAPTURED),
         shown,
@@ -201,6 +207,29 @@ fn meet(spec: &TorchSpec, workers: usize) -> Result<Met, Refusal> {
             Ok((Place::alone(workers, Endpoint::new(host.as_str(), *port)), vec![lease], listeners))
         }
     }
+}
+
+/// What the workers are told for other frameworks than torch, and the ports of it. They listen on this node.
+fn beside(spec: &TorchSpec, vars: &Vars, place: &Place) -> Result<(Beside, Vec<Lease>), Refusal> {
+    let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
+    let asked = |dialect| spec.dialects.contains(&dialect);
+    let (mut beside, mut leases) = (Beside::default(), Vec::new());
+    let mut port = || -> Result<Endpoint, Refusal> {
+        let lease = preflight::any_port().map_err(unmet)?;
+        let endpoint = Endpoint::new(host, lease.port());
+        leases.push(lease);
+        Ok(endpoint)
+    };
+    if asked(Dialect::Paddle) {
+        let (kind, count) = devices::seen(vars, &accelerators::machine(Path::new("/"))).map_err(usage)?;
+        let endpoints = (0..place.world_size).map(|_| port()).collect::<Result<_, _>>()?;
+        let pod = (0..6).map(|_| fastrand::lowercase()).collect();
+        beside.paddle = Some(Paddle { endpoints, master: port()?, devices: (kind.to_owned(), count), pod });
+    }
+    if asked(Dialect::Jax) {
+        beside.jax = Some(port()?);
+    }
+    Ok((beside, leases))
 }
 
 /// Listens where `host` leads: on loopback alone, or on the addresses of that name.

@@ -1,6 +1,7 @@
 //! Floor 1: how each framework tells a process who it is. One file a dialect; `VARIABLES` is the one
 //! table of every variable that rlaunch writes, from which `docs/environment.md` comes.
 
+pub mod jax;
 pub mod paddle_launch;
 pub mod paddle_legacy;
 pub mod paddle_ps;
@@ -50,7 +51,8 @@ pub struct Identity {
 pub struct Variable {
     /// Its name; `{kind}` stands for gpu, xpu and so on.
     pub name: &'static str,
-    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), `run`, or several; in brackets, in which jobs alone:
+    /// Who writes it: `spawn`, `launch`, `legacy` (launch with `--legacy`), `run`, or several, each for the framework that is its
+    /// default; `jax`, each of them that is asked for jax's; in brackets, in which jobs alone:
     /// `ps` and `rpc`, or `older ps` for those asked for in the older launcher's words.
     pub written_by: &'static str,
     /// What it means.
@@ -93,10 +95,29 @@ pub const VARIABLES: &[Variable] = &[
         "the same as CUDA_VISIBLE_DEVICES; only with --virtual-local-rank where it was set",
         "1",
     ),
+    var("JAX_COORDINATOR_ADDRESS", "jax", "where process 0's coordinator listens", "127.0.0.1:40821"),
+    var(
+        "JAX_COORDINATOR_BIND_ADDRESS",
+        "jax",
+        "the same on one node, so that it listens on loopback alone; only there, and unless it is set",
+        "127.0.0.1:40821",
+    ),
+    var(
+        "JAX_LOCAL_DEVICE_IDS",
+        "jax",
+        "devices of this rank, as indices into what is visible; only with devices, and unless it is set",
+        "0",
+    ),
+    var("JAX_NUM_PROCESSES", "jax", "ranks in the job; scripts read it, jax does not", "2"),
+    var("JAX_PROCESS_ID", "jax", "this rank's number in the job; scripts read it, jax does not", "1"),
     var("LOCAL_RANK", "run", "this rank's number on its node; 0 with --virtual-local-rank", "1"),
     var("LOCAL_WORLD_SIZE", "run", "ranks on this node", "2"),
     var("MASTER_ADDR", "run", "where the job's store listens", "localhost"),
     var("MASTER_PORT", "run", "the port of the same", "40819"),
+    var("OMPI_COMM_WORLD_LOCAL_RANK", "jax", "this rank's number on its node, as jax reads it", "1"),
+    var("OMPI_COMM_WORLD_RANK", "jax", "this rank's number in the job, as jax reads it", "1"),
+    var("OMPI_COMM_WORLD_SIZE", "jax", "ranks in the job, as jax reads it", "2"),
+    var("OMPI_MCA_orte_hnp_uri", "jax", "by which jax knows that the three before are there", "rlaunch"),
     var(
         "OMP_NUM_THREADS",
         "run",
@@ -273,7 +294,7 @@ pub fn is_declared(name: &str) -> bool {
 
 /// Whether it is one that Paddle's ranks are told.
 pub fn is_paddles(name: &str) -> bool {
-    VARIABLES.iter().any(|variable| variable.is(name) && variable.written_by != "run")
+    VARIABLES.iter().any(|variable| variable.is(name) && !matches!(variable.written_by, "run" | "jax"))
 }
 
 impl Variable {
@@ -291,6 +312,8 @@ impl Variable {
 pub fn document() -> String {
     let mut text = String::from(
         "# Variables that rlaunch writes\n\nMade from `src/dialect/mod.rs` by its test; do not edit.\n\n\
+         `spawn`, `launch` and `legacy` stand for Paddle's variables and `run` for torch's, as each of them writes them unless \
+         `--dialect` says otherwise; `jax`: any of them with `--dialect jax` (see [dialects.md](dialects.md)).\n\n\
          | variable | written by | meaning | example |\n|---|---|---|---|\n",
     );
     for v in VARIABLES {

@@ -1,10 +1,13 @@
 //! The nodes of a job with all their ports, and which of them this is.
 
+use super::dialects::Servers;
 use crate::model::Endpoint;
 use crate::model::endpoint::consecutive;
 use crate::spec::SpecError;
+use crate::spec::dialects::Dialect;
 use crate::spec::nodes::{Fixed, Host, HostPorts, same};
 use core::net::IpAddr;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One node.
@@ -31,6 +34,8 @@ pub struct Cluster {
     pub list: Arc<str>,
     /// Where rank 0's store listens, if that is no rank's endpoint.
     pub master: Option<Endpoint>,
+    /// Where rank 0 listens for frameworks other than Paddle.
+    pub servers: Servers,
     /// The interface that has this node's address, if that is known and other nodes are reached by it.
     pub interface: Option<String>,
 }
@@ -42,7 +47,16 @@ impl Cluster {
         let endpoints: Arc<[Endpoint]> = nodes.iter().flat_map(of).collect();
         let list = Endpoint::join(&endpoints).into();
         let first_rank = nodes[..own].iter().map(|node| node.ports.len()).sum();
-        Self { nodes: nodes.into(), own, first_rank, endpoints, list, master: None, interface: None }
+        Self {
+            nodes: nodes.into(),
+            own,
+            first_rank,
+            endpoints,
+            list,
+            master: None,
+            servers: Servers::default(),
+            interface: None,
+        }
     }
 
     /// A node that is alone.
@@ -69,14 +83,28 @@ pub struct Addresses<'a> {
 
 impl Cluster {
     /// Gives the store a port of its own, behind those of the first node's ranks, whose endpoints are taken.
-    pub fn with_master_apart(mut self, (field, value): &(String, String)) -> Result<Self, SpecError> {
-        let Some(first) = self.nodes.first() else { return Ok(self) };
-        let Some(port) = first.ports.iter().max().map_or(Some(0), |last| last.checked_add(1)) else {
-            let why = format!("leaves no port above 65535 for the store on {}", first.host);
-            return Err(SpecError::new(field, value, why, "give lower ports"));
-        };
-        self.master = Some(Endpoint::new(&first.host, port));
+    pub fn with_master_apart(mut self, from: &(String, String)) -> Result<Self, SpecError> {
+        self.master = Some(self.behind(1, from)?);
         Ok(self)
+    }
+
+    /// Gives the servers of other frameworks ports of their own, behind those of the first node's ranks: torch's the
+    /// first, jax's the second, whichever of them there are.
+    pub fn with_servers(mut self, dialects: &BTreeSet<Dialect>, from: &(String, String)) -> Result<Self, SpecError> {
+        if Servers::ports_needed(dialects) > 0 {
+            let (torch, jax) = (self.behind(1, from)?, self.behind(2, from)?);
+            self.servers = Servers::at(dialects, &torch.host, [torch.port, jax.port]);
+        }
+        Ok(self)
+    }
+
+    fn behind(&self, steps: u16, (field, value): &(String, String)) -> Result<Endpoint, SpecError> {
+        let first = &self.nodes[0];
+        let last = first.ports.iter().max().copied().unwrap_or(0);
+        last.checked_add(steps).map(|port| Endpoint::new(&first.host, port)).ok_or_else(|| {
+            let why = format!("leaves no port below 65536 for the store on {}", first.host);
+            SpecError::new(field, value, why, "give lower ports")
+        })
     }
 }
 

@@ -3,10 +3,11 @@
 use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
-use super::{HostFacts, Output, Plan, RankPlan, command, surroundings};
+use super::{Elastic, HostFacts, Output, Plan, RankPlan, command, surroundings};
 use crate::dialect::paddle_launch::Alike;
 use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
 use crate::model::Role;
+use crate::spec::dialects::Dialect;
 use crate::spec::job::Job;
 use crate::spec::options::Vars;
 use crate::spec::{LaunchSpec, SpecError};
@@ -46,12 +47,15 @@ pub fn plan(
                 env.extend(&paddle_rpc::write(&identity, &pod));
                 rank
             }
+            _ if !spec.dialects.contains(&Dialect::Paddle) => local_rank,
             _ => {
                 let alike = alike.get_or_insert_with(|| Alike::of(&identity, &pod, &cluster.list));
                 paddle_launch::write(&identity, alike, &mut env);
                 local_rank
             }
         };
+        let attempts = (spec.job_id.as_str(), spec.restarts.max_restart);
+        cluster.servers.write(&identity, cluster.own, attempts, vars, &mut env);
         if let Some(tuning) = &spec.tuning {
             paddle_tuner::write_to_rank(&tuning.path, &mut env);
         }
@@ -68,7 +72,7 @@ pub fn plan(
             argv: argv.clone(),
             env,
             cpus: None,
-            elastic: None,
+            elastic: cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None }),
             output: Output::Together(log),
             backup,
         })

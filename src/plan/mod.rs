@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod collective;
 pub mod command;
 pub mod devices;
+pub mod dialects;
 pub mod legacy;
 pub mod machine;
 pub mod mapping;

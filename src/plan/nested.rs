@@ -33,10 +33,11 @@ impl Hashes {
 }
 
 /// Options of how a job is laid out, by whose variables a launcher inside a rank would lay out its own.
-const LAYOUT: [&str; 16] = [
+const LAYOUT: [&str; 17] = [
     "nproc_per_node",
     "devices",
     "run_mode",
+    "dialect",
     "job_id",
     "auto_parallel_config",
     "log_dir",

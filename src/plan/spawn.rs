@@ -2,13 +2,16 @@
 //! and order of checks as `paddle.distributed.spawn` has them, because users' tests match on them.
 
 use super::devices::Share;
+use super::dialects::Servers;
 use super::machine::Ask;
 use super::visible::{self, Device, List, joined};
-use crate::dialect::{Binding, Identity, paddle_spawn};
+use crate::dialect::{Binding, Identity, paddle_spawn, torch};
 use crate::model::accelerator::{CUSTOM, Custom};
 use crate::model::{Endpoint, EnvPatch};
+use crate::spec::dialects::Dialect;
 use crate::spec::options::Vars;
 use crate::spec::spawn::{Backend, SpawnError, SpawnOptions};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// How many devices of a kind there are, asked only when no visible list says.
@@ -133,11 +136,29 @@ fn explicit_devices(
     Ok(chosen)
 }
 
+/// Where servers of other frameworks than Paddle listen on several nodes: on the first, behind its ranks' ports.
+pub fn servers(dialects: &BTreeSet<Dialect>, endpoints: &[Endpoint], nprocs: usize) -> Result<Servers, SpawnError> {
+    let Some(first) = endpoints.first().filter(|_| Servers::ports_needed(dialects) > 0) else {
+        return Ok(Servers::default());
+    };
+    let last = endpoints.iter().take(nprocs).map(|endpoint| endpoint.port).max().unwrap_or(0);
+    match (last.checked_add(1), last.checked_add(2)) {
+        (Some(torch), Some(jax)) => Ok(Servers::at(dialects, &first.host, [torch, jax])),
+        _ => Err(SpawnError::Runtime(format!("no port below 65536 is left above {last} for what `dialect` needs"))),
+    }
+}
+
 /// What each rank of this node is told. `endpoints`: of all ranks, by rank; this node's first rank is number `first`.
-pub fn environments(endpoints: &[Endpoint], first: usize, shares: &[Share]) -> Vec<EnvPatch> {
+pub fn environments(
+    endpoints: &[Endpoint],
+    first: usize,
+    shares: &[Share],
+    (dialects, servers): (&BTreeSet<Dialect>, &Servers),
+    vars: &Vars,
+) -> Vec<EnvPatch> {
     let endpoints: Arc<[_]> = endpoints.into();
     let told = |(local_rank, share): (usize, &Share)| {
-        let mut env = paddle_spawn::write(&Identity {
+        let who = Identity {
             rank: first + local_rank,
             local_rank,
             local_size: shares.len(),
@@ -145,8 +166,14 @@ pub fn environments(endpoints: &[Endpoint], first: usize, shares: &[Share]) -> V
             endpoints: endpoints.clone(),
             master: None,
             binding: share.binding.clone(),
-        });
+        };
+        let is_paddles = dialects.contains(&Dialect::Paddle);
+        let mut env = if is_paddles { paddle_spawn::write(&who) } else { EnvPatch::new() };
         env.extend(&share.lists);
+        servers.write(&who, first / shares.len(), ("none", 0), vars, &mut env);
+        if servers.torch.is_some() {
+            torch::write_attempt(0, "", &mut env);
+        }
         env
     };
     shares.iter().enumerate().map(told).collect()

@@ -1,11 +1,13 @@
 //! The workers of a job in torchrun's words: their commands, what they are told, where their output goes.
 
+use super::dialects::{self, Beside};
 use super::nested::Hashes;
 use super::{Elastic, Filter, HostFacts, Output, PerAttempt, Plan, RankPlan, Sink, Stream, surroundings};
 use crate::dialect::torch::{self, Group, Worker};
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::{CpuSet, Endpoint, EnvPatch, Role};
 use crate::spec::SpecError;
+use crate::spec::dialects::Dialect;
 use crate::spec::options::Vars;
 use crate::spec::torchrun::{Capture, LogDir, TorchScript, TorchSpec};
 use std::collections::BTreeMap;
@@ -30,12 +32,23 @@ pub struct Place {
     pub role_size: usize,
     /// Where the store listens.
     pub master: Endpoint,
+    /// What the workers are told for other frameworks.
+    pub beside: Beside,
 }
 
 impl Place {
     /// Of a node that is alone.
     pub fn alone(workers: usize, master: Endpoint) -> Self {
-        Self { node: 0, nnodes: 1, first_rank: 0, world_size: workers, first_role_rank: 0, role_size: workers, master }
+        Self {
+            node: 0,
+            nnodes: 1,
+            first_rank: 0,
+            world_size: workers,
+            first_role_rank: 0,
+            role_size: workers,
+            master,
+            beside: Beside::default(),
+        }
     }
 }
 
@@ -59,7 +72,7 @@ pub fn plan(
         role: spec.role.clone(),
         max_restarts: spec.max_restarts,
         signals: spec.signals_text.clone(),
-        async_error_handling: vars.get("TORCH_NCCL_ASYNC_ERROR_HANDLING").map_or("1", String::as_str).to_owned(),
+        async_error_handling: dialects::async_error_handling(vars),
     };
     let (mut shown, mut hashes) = (Shown::new(), Hashes::default());
     let mut ranks = Vec::with_capacity(workers);
@@ -76,7 +89,10 @@ pub fn plan(
             virtual_local_rank: spec.virtual_local_rank,
         };
         let mut env = EnvPatch::new();
-        torch::write(&worker, &group, &mut env);
+        if spec.dialects.contains(&Dialect::Torch) {
+            torch::write(&worker, &group, &mut env);
+        }
+        place.beside.write(&worker, &facts.log_dir, vars, &mut env);
         if let Some(threads) = threads {
             env.set("OMP_NUM_THREADS", threads.to_string());
         }

@@ -31,6 +31,7 @@ mod lib {
     use super::texts;
     use crate::cli::paddle;
     use crate::model::{Endpoint, EnvPatch};
+    use crate::plan::dialects::{Servers, misses};
     use crate::plan::{devices, spawn as plan};
     use crate::probe::{accelerators, net, nvml};
     use crate::run::preflight;
@@ -167,9 +168,11 @@ mod lib {
                 Some(value) if !value.is_none() => Some(value.is_truthy()?),
                 _ => None,
             },
+            dialect: option(options, "dialect")?,
         };
         let vars = texts(environ);
         let backend = spawn::check(&given, &vars).map_err(to_python)?;
+        let dialects = spawn::dialects(&given).map_err(to_python)?;
         let nprocs = usize::try_from(nprocs.extract::<i64>()?).unwrap_or(0);
         py.detach(|| {
             // Before anything is made for each rank: the number may be absurd.
@@ -188,24 +191,32 @@ mod lib {
             };
             let shares = plan::bind(backend, nprocs, &given, &vars, custom.as_deref(), &count)?;
             let nodes = spawn_nodes::locate(backend, &given, &vars, nprocs, &here)?;
-            let (leases, endpoints, first) = match nodes.place {
+            let (leases, endpoints, first, servers) = match nodes.place {
                 Place::Fixed { endpoints, first } => {
+                    let servers = plan::servers(&dialects, &endpoints, nprocs)?;
                     let own = endpoints[first..].iter().take(nprocs).map(|endpoint| endpoint.port);
-                    (preflight::each(own).map_err(SpawnError::Runtime)?, endpoints, first)
+                    let own = own.chain(servers.ports().filter(|_| first == 0));
+                    (preflight::each(own).map_err(SpawnError::Runtime)?, endpoints, first, servers)
                 }
                 Place::Free { host } => {
-                    let leases: Vec<Lease> = (0..nprocs)
+                    let more = Servers::ports_needed(&dialects);
+                    let leases: Vec<Lease> = (0..nprocs + more)
                         .map(|_| Lease::any())
                         .collect::<Result<_, _>>()
                         .map_err(|e| SpawnError::Runtime(format!("no free port for {nprocs} ranks: {e}")))?;
-                    let endpoints = leases.iter().map(|lease| Endpoint::new(&host, lease.port())).collect();
-                    (leases, endpoints, 0)
+                    let mut endpoints: Vec<_> = leases.iter().map(|lease| Endpoint::new(&host, lease.port())).collect();
+                    let servers = match &endpoints.split_off(nprocs)[..] {
+                        [torch, jax] => Servers::at(&dialects, &host, [torch.port, jax.port]),
+                        _ => Servers::default(),
+                    };
+                    (leases, endpoints, 0, servers)
                 }
             };
-            let environments = plan::environments(&endpoints, first, &shares);
+            let environments = plan::environments(&endpoints, first, &shares, (&dialects, &servers), &vars);
             let row = |env: EnvPatch| env.vars().iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
             let rows = environments.into_iter().map(row).collect();
-            let warnings = plan::misread(backend, &vars).into_iter().chain(nodes.warnings).collect();
+            let warnings = plan::misread(backend, &vars).into_iter().chain(nodes.warnings);
+            let warnings = warnings.chain(misses(&dialects, &shares)).collect();
             Ok((rows, PortLeases::new(leases), nodes.node_ip, warnings))
         })
         .map_err(to_python)

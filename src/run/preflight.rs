@@ -2,6 +2,7 @@
 
 use crate::model::endpoint;
 use crate::plan::cluster::{self, Addresses, Cluster};
+use crate::plan::dialects::Servers;
 use crate::plan::ps::{self, Layout};
 use crate::probe::net;
 use crate::spec::job::Job;
@@ -133,29 +134,37 @@ pub fn cluster(spec: &LaunchSpec, ranks: usize) -> Result<(Cluster, Vec<Lease>),
             if spec.job == Job::Rpc {
                 cluster = cluster.with_master_apart(&list.from)?;
             }
+            cluster = cluster.with_servers(&spec.dialects, &list.from)?;
             let busy = |why: String| SpecError::new(&list.ports_from, "", why, "choose others, the same on each node");
-            let master = cluster.master.iter().filter(|_| cluster.own == 0).map(|master| &master.port);
-            let ports = cluster.own_ports().iter().chain(master);
-            let held = ports.map(|port| Lease::fixed(*port).map_err(|e| busy(e.to_string())));
+            let master = cluster.master.iter().map(|master| master.port);
+            let first = master.chain(cluster.servers.ports()).filter(|_| cluster.own == 0);
+            let ports = cluster.own_ports().iter().copied().chain(first);
+            let held = ports.map(|port| Lease::fixed(port).map_err(|e| busy(e.to_string())));
             let held = held.collect::<Result<_, _>>()?;
             Ok((cluster, held))
         }
         Nodes::One { host, ports } => {
+            let more = Servers::ports_needed(&spec.dialects);
             let held = match *ports {
-                Ports::Range { low, high } => free(low, high, ranks + 1)?,
+                Ports::Range { low, high } => free(low, high, ranks + 1 + more)?,
                 Ports::Fixed { first, low, high } => {
                     let field = "FLAGS_FIXED_PORT";
                     let hint = "choose another, or leave it out for free ports";
                     let of_ranks =
                         consecutive(first, ranks).map_err(|why| SpecError::new(field, first.to_string(), why, hint))?;
-                    let mut held = free(low, high, 1)?;
+                    let mut held = free(low, high, 1 + more)?;
                     held.extend(of_ranks);
                     held
                 }
             };
             let mut ports: Vec<u16> = held.iter().map(Lease::port).collect();
             let master = ports.remove(0);
-            Ok((Cluster::alone(host, ports, Some(master)), held))
+            let of_ranks = ports.split_off(more);
+            let mut cluster = Cluster::alone(host, of_ranks, Some(master));
+            if let [torch, jax] = ports[..] {
+                cluster.servers = Servers::at(&spec.dialects, host, [torch, jax]);
+            }
+            Ok((cluster, held))
         }
     }
 }

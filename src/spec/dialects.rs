@@ -18,11 +18,26 @@ pub enum Dialect {
 /// Their names.
 pub const NAMES: [(&str, Dialect); 3] = [("paddle", Dialect::Paddle), ("torch", Dialect::Torch), ("jax", Dialect::Jax)];
 
-/// Reads and checks the option `dialect`: names joined by commas.
-pub fn check(values: &Values) -> Result<BTreeSet<Dialect>, SpecError> {
+/// What is wrong with a list of which a name is none of them.
+pub const UNKNOWN: &str = "names no framework that rlaunch knows";
+/// The way out.
+pub const HINT: &str = "give paddle, torch or jax, joined by commas";
+
+/// Reads names joined by commas.
+pub fn read(text: &str) -> Option<BTreeSet<Dialect>> {
     let named = |word: &str| NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(word.trim())).map(|(_, one)| *one);
-    let words = values.text("dialect").unwrap_or("").split(',');
-    words.map(named).collect::<Option<_>>().ok_or_else(|| {
-        values.error("dialect", "names no framework that rlaunch knows", "give paddle, torch or jax, joined by commas")
-    })
+    text.split(',').map(named).collect()
+}
+
+/// Reads and checks the option `dialect`.
+pub fn check(values: &Values) -> Result<BTreeSet<Dialect>, SpecError> {
+    read(values.text("dialect").unwrap_or("")).ok_or_else(|| values.error("dialect", UNKNOWN, HINT))
+}
+
+/// The same for a kind of job that only Paddle has words for.
+pub fn only_paddle(values: &Values, kind: &str) -> Result<(), SpecError> {
+    if check(values)? == BTreeSet::from([Dialect::Paddle]) {
+        return Ok(());
+    }
+    Err(values.error("dialect", &format!("{kind} have Paddle's variables alone"), "leave it out, or give paddle"))
 }

@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::console::{self, ConsoleSpec};
+use super::dialects::{self, Dialect};
 use super::job::{self, Job};
 use super::nodes::{self, Nodes};
 use super::notify;
@@ -72,6 +73,8 @@ pub struct LaunchSpec {
     pub nodes: Nodes,
     /// Folder of the logs, as given.
     pub log_dir: String,
+    /// Whose variables the ranks get.
+    pub dialects: BTreeSet<Dialect>,
     /// Whether logs are emptied first.
     pub log_overwrite: bool,
     /// How logs are kept short, if they are.
@@ -119,6 +122,13 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     let older = matches!(job, Job::Legacy(_));
     if job != Job::Collective && values.given("auto_parallel_config").is_some() {
         return Err(values.error("auto_parallel_config", "is for collective jobs alone", "leave it out"));
+    }
+    match job {
+        Job::Collective if values.given("auto_parallel_config").is_none() => {}
+        Job::Collective => dialects::only_paddle(values, "jobs with --auto_parallel_config")?,
+        Job::Legacy(_) => dialects::only_paddle(values, "jobs of the older launcher (--legacy)")?,
+        Job::Ps(_) => dialects::only_paddle(values, "parameter servers")?,
+        Job::Rpc => dialects::only_paddle(values, "jobs of --run_mode rpc")?,
     }
     let (name, args) = rest.split_first().ok_or_else(|| {
         SpecError::new("training_script", "", "is missing", "give the script to run after the options")
@@ -183,6 +193,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         devices: devices(values)?,
         nodes,
         log_dir,
+        dialects: dialects::check(values)?,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
         rotation: rotation::check(values)?,
         gpu_log: values.bool("enable_gpu_log")?.unwrap_or(true),

@@ -63,6 +63,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("no_python", Flag, &[], None, "The script is a program of its own, not run by Python"),
     opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "Kind of job: collective, ps (parameter servers), ps-heter (those with later stages) or rpc [default: by the other options, else collective]"),
     opt("job_id", Text, &["PADDLE_JOB_ID"], Some("default"), "The job's name, used in file names"),
+    opt("dialect", Text, &["RLAUNCH_DIALECT"], Some("paddle"), "Frameworks whose variables the ranks get: paddle, torch, jax, joined by commas"),
     opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "JSON file of automatic parallelism: runs the script as its tuner, then as the job"),
     opt("auto_cluster_config", Bool, &["PADDLE_AUTO_CLUSTER"], None, "Passed to the ranks as PADDLE_AUTO_CLUSTER, 0 or 1"),
     opt("dry_run", Text, &[], None, "Print the plan as a table (or =json) and start nothing"),

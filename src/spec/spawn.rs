@@ -1,6 +1,8 @@
 //! What `rlaunch.spawn` was asked to do, checked in the order that `paddle.distributed.spawn` has.
 
+use super::dialects::{self, Dialect};
 use super::options::Vars;
+use std::collections::BTreeSet;
 use thiserror::Error;
 
 /// An error of `spawn`, by the type of Python exception that the contract names.
@@ -60,6 +62,8 @@ pub struct SpawnOptions {
     pub node_ip: Option<String>,
     /// `use_paddlecloud`: given and not None.
     pub use_paddlecloud: Option<bool>,
+    /// `dialect`.
+    pub dialect: Option<String>,
 }
 
 impl SpawnOptions {
@@ -85,6 +89,13 @@ pub fn check_backend(name: &str) -> Result<(), SpawnError> {
 /// The addresses that were asked for.
 pub(super) fn ips(options: &SpawnOptions) -> &str {
     options.ips.as_deref().or(options.cluster_node_ips.as_deref()).unwrap_or("127.0.0.1")
+}
+
+/// Whose variables the ranks get: Paddle's, unless `dialect` says otherwise.
+pub fn dialects(options: &SpawnOptions) -> Result<BTreeSet<Dialect>, SpawnError> {
+    let text = options.dialect.as_deref().unwrap_or("paddle");
+    let refuse = || SpawnError::Value(format!("dialect {text:?} {}; {}", dialects::UNKNOWN, dialects::HINT));
+    dialects::read(text).ok_or_else(refuse)
 }
 
 /// The first checks: the backend, and what gloo cannot do.
@@ -138,7 +149,7 @@ pub fn check_option_name(name: &str) -> Result<bool, SpawnError> {
     match name {
         "start_method" | "ips" | "gpus" | "xpus" | "print_config" | "backend" => Ok(false),
         // Extensions of rlaunch.
-        "grace" | "log_dir" => Ok(false),
+        "dialect" | "grace" | "log_dir" => Ok(false),
         "selected_devices" | "started_port" | "cluster_node_ips" | "node_ip" | "use_paddlecloud" => Ok(true),
         _ => Err(SpawnError::Value(format!(
             "The config option ({name}) of `paddle.distributed.spawn` is not supported."
