@@ -30,12 +30,30 @@ pub struct Place {
     pub role_size: usize,
     /// Where the store listens.
     pub master: Endpoint,
+    /// The interface that leads to the other nodes, if it is known and not loopback.
+    pub interface: Option<String>,
 }
 
 impl Place {
     /// Of a node that is alone.
     pub fn alone(workers: usize, master: Endpoint) -> Self {
-        Self { node: 0, nnodes: 1, first_rank: 0, world_size: workers, first_role_rank: 0, role_size: workers, master }
+        Self {
+            node: 0,
+            nnodes: 1,
+            first_rank: 0,
+            world_size: workers,
+            first_role_rank: 0,
+            role_size: workers,
+            master,
+            interface: None,
+        }
+    }
+
+    /// Of one among nodes that are all alike.
+    pub fn among_alike(workers: usize, (node, nnodes): (usize, usize), master: Endpoint) -> Self {
+        let (first_rank, world_size) = (node * workers, nnodes * workers);
+        let alone = Self::alone(workers, master);
+        Self { node, nnodes, first_rank, world_size, first_role_rank: first_rank, role_size: world_size, ..alone }
     }
 }
 
@@ -79,6 +97,17 @@ pub fn plan(
         torch::write(&worker, &group, &mut env);
         if let Some(threads) = threads {
             env.set("OMP_NUM_THREADS", threads.to_string());
+        }
+        if let Some(interface) = &place.interface {
+            // Both look for one by themselves, and may find one that the other nodes cannot reach. To NCCL a bare name
+            // would be the beginning of any.
+            for (name, value) in
+                [("GLOO_SOCKET_IFNAME", interface.clone()), ("NCCL_SOCKET_IFNAME", format!("={interface}"))]
+            {
+                if !vars.contains_key(name) {
+                    env.set(name, value);
+                }
+            }
         }
         if spec.virtual_local_rank {
             see_one_device(local_rank, vars, &mut env)?;

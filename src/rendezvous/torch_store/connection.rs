@@ -5,7 +5,7 @@ use super::frame::Parser;
 use super::ledger::OVERHEAD;
 use super::state::Piece;
 use nix::sys::socket::{setsockopt, sockopt};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 
@@ -27,8 +27,8 @@ pub struct Connection {
     pub parser: Parser,
     /// Whether it has made a request.
     pub greeted: bool,
-    /// The keys it has set whose setters' departures are told.
-    pub watched: HashSet<Vec<u8>>,
+    /// Whether it has touched a watched key.
+    pub watched: bool,
     /// What the ledger has counted for it.
     pub counted: usize,
     /// What epoll waits for now: to read, to write.
@@ -58,7 +58,7 @@ impl Connection {
             socket,
             parser: Parser::default(),
             greeted: false,
-            watched: HashSet::new(),
+            watched: false,
             counted: 0,
             interest: (true, false),
             outbox: VecDeque::new(),
@@ -154,7 +154,7 @@ impl Connection {
 
     /// Bytes that are held for it alone.
     pub fn held(&self) -> usize {
-        COST + self.parser.held() + self.own + self.watched.iter().map(|key| key.len() + OVERHEAD).sum::<usize>()
+        COST + self.parser.held() + self.own
     }
 }
 
