@@ -48,8 +48,9 @@ impl From<Refusal> for Unmet {
     }
 }
 
-/// How often whoever watches is told who is waited for.
+/// How often whoever watches is told who is waited for; the first time is sooner.
 const EVERY: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(2);
 
 /// Finds this node's place, which has `workers` workers.
 pub fn meet(spec: &TorchSpec, workers: usize, signals: &Signals) -> Result<Met, Unmet> {
@@ -128,9 +129,9 @@ impl Wait<'_> {
         let failed = |error| self.ended(&error, "node 0's store");
         let mut nodes = Nodes::serve(listeners, run_id, self.nnodes, left).map_err(failed)?;
         nodes.come(info, left).map_err(failed)?;
-        let mut told = clock::now();
+        let mut next = clock::now() + SOON;
         loop {
-            let round = (told + EVERY).saturating_sub(clock::now());
+            let round = next.saturating_sub(clock::now());
             for change in nodes.hear(round, left).map_err(failed)? {
                 if let Change::Twice(node) = change {
                     let why = format!("two launchers say that they are node {node}");
@@ -149,10 +150,10 @@ impl Wait<'_> {
                             time by --rdzv-conf timeout=SECONDS";
                 return Err(refused(&format!("{why}: {} waited; {hint}", named(&here(self.nnodes, &missing)))));
             }
-            if clock::now() >= told + EVERY {
-                told = clock::now();
+            if clock::now() >= next {
+                next = clock::now() + EVERY;
                 let here = named(&here(self.nnodes, &missing));
-                let left = self.until.saturating_sub(told).as_secs();
+                let left = self.until.saturating_sub(clock::now()).as_secs();
                 tell(&format!("waiting for {}; here: {here}; {left} s left", named(&missing)));
             }
         }
@@ -163,10 +164,10 @@ impl Wait<'_> {
         let (host, port) = (self.host, self.port);
         let at = format!("node 0's store at {}", Endpoint::new(host, port));
         let failed = |error| self.ended(&error, &at);
-        let told = Cell::new(clock::now());
+        let next = Cell::new(clock::now() + SOON);
         let left: Left<'_> = &mut || {
-            if clock::now() >= told.get() + EVERY {
-                told.set(clock::now());
+            if clock::now() >= next.get() {
+                next.set(clock::now() + EVERY);
                 tell(&format!("waiting for {at}; {} s left", self.until.saturating_sub(clock::now()).as_secs()));
             }
             self.left()
@@ -178,10 +179,11 @@ impl Wait<'_> {
                 format!("--node-rank {node}: another launcher is node {node} of this job, or the job runs already");
             return Err(refused(&format!("{why}; give each its own --node-rank")));
         }
+        let mut round = SOON;
         loop {
-            match nodes.numbers(EVERY, left).map_err(failed)? {
+            match nodes.numbers(round, left).map_err(failed)? {
                 Some(Ok(numbers)) => return Ok((nodes, numbers)),
-                Some(Err(why)) => return Err(refused(&format!("node 0 gives this node no numbers: {why}"))),
+                Some(Err(why)) => return Err(refused(&format!("node 0 has given up: {why}"))),
                 None => {}
             }
             let missing = nodes.said_missing(left).map_err(failed)?;
@@ -191,6 +193,7 @@ impl Wait<'_> {
                 return Err(refused(&format!("{missing} did not come within {} s", self.timeout.as_secs())));
             }
             tell(&format!("waiting for {missing}; {} s left", left.as_secs()));
+            round = EVERY;
         }
     }
 

@@ -263,7 +263,7 @@ impl Door for Words<'_> {
                 complain(&format!("cannot start {}", why.unwrap_or_default()));
             }
             Outcome::Stopped { .. } if launched.parting == Parting::StoreGone => {
-                complain("node 0's store went away, and the workers of this node were stopped: its launcher has ended");
+                complain("node 0's store has gone, so the workers of this node were stopped");
             }
             Outcome::Failed { .. } | Outcome::Stopped { .. } => {}
         }

@@ -29,15 +29,20 @@ pub enum Parting {
     FrontLost,
 }
 
-/// How often whoever watches is told that others are waited for.
-const EVERY: Duration = Duration::from_secs(10);
+/// After which whoever watches is told that others are waited for.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Takes in what has happened; whether the store has gone.
 pub fn heard(nodes: &mut Nodes) -> bool {
     let mut gone = false;
     for told in nodes.turn() {
         match told {
-            Told::StoreGone => gone = true,
+            Told::StoreGone => {
+                warn!(
+                    "node 0's store has gone, because its launcher has ended or is lost; the workers here have to stop"
+                );
+                gone = true;
+            }
             Told::Lost(node, Some(why)) => warn!("node {node} has failed: {why}"),
             Told::Lost(node, None) => warn!("node {node} is lost: its launcher has gone before its workers had ended"),
         }
@@ -62,7 +67,7 @@ pub fn await_others(
     poll.readable(signals, SIGNALS)?;
     poll.readable(&supervisor.front, FRONT)?;
     poll.readable(&supervisor.requests, REQUESTS)?;
-    let mut next = clock::now() + EVERY;
+    let mut next = clock::now() + SOON;
     loop {
         heard(nodes);
         let others = nodes.at_work();
@@ -72,7 +77,6 @@ pub fn await_others(
         }
         if clock::now() >= next {
             warn!("the workers of this node have ended well; it serves the store until {} has ended", named(&others));
-            // Once is enough for people; who has to know whom is waited for asks with a signal.
             next = Duration::MAX;
         }
         let tokens = poll.wait((next != Duration::MAX).then(|| next.saturating_sub(clock::now())))?;

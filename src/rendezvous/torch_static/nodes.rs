@@ -303,3 +303,84 @@ fn capped<'a>(time: Duration, left: Left<'a>) -> impl FnMut() -> io::Result<Dura
         Ok(left()?.min(SLICE * slices.min(1) as u32))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use crate::rendezvous::torch_store::listen;
+    use std::thread;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn info(workers: usize) -> Info {
+        Info { role: "default".into(), workers }
+    }
+
+    fn other(port: u16, node: usize) -> Nodes {
+        Nodes::reach(("127.0.0.1", port), "run", (node, 2), &mut patience(LONG)).unwrap()
+    }
+
+    fn met(zero: &mut Nodes) -> Numbers {
+        loop {
+            zero.hear(Duration::from_secs(1), &mut patience(LONG)).unwrap();
+            if let Some(numbers) = zero.give_out(&mut patience(LONG)).unwrap() {
+                return numbers;
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_meet_and_part() {
+        let listeners = listen::loopback(0).unwrap();
+        let port = listeners[0].local_addr().unwrap().port();
+        let mut zero = Nodes::serve(listeners, "run", 2, &mut patience(LONG)).unwrap();
+        assert!(zero.come(&info(2), &mut patience(LONG)).unwrap());
+        assert_eq!(zero.missing(), [0, 1], "nothing is heard yet");
+        let (rests, goes_on) = bounded(1);
+        let one = thread::spawn(move || {
+            let mut one = other(port, 1);
+            assert!(one.come(&info(3), &mut patience(LONG)).unwrap());
+            goes_on.recv().unwrap();
+            // While the store rests this has no answer.
+            let numbers = one.numbers(LONG, &mut patience(LONG)).unwrap().unwrap().unwrap();
+            assert!(!one.ended_well());
+            numbers
+        });
+        let own = met(&mut zero);
+        rests.send(()).unwrap();
+        zero.go_on().unwrap();
+        let others = one.join().unwrap();
+        assert_eq!((own.first_rank, others.first_rank), (0, 2));
+        assert_eq!((own.world_size, others.world_size), (5, 5));
+        assert!(zero.ended_well());
+        let left: Left<'_> = &mut patience(LONG);
+        while !zero.at_work().is_empty() {
+            wait(zero.as_fd(), PollFlags::POLLIN, left).unwrap();
+            assert_eq!(zero.turn(), []);
+        }
+        zero.release();
+    }
+
+    #[test]
+    fn who_comes_too_late_with_a_number_is_told() {
+        let listeners = listen::loopback(0).unwrap();
+        let port = listeners[0].local_addr().unwrap().port();
+        let mut zero = Nodes::serve(listeners, "run", 2, &mut patience(LONG)).unwrap();
+        zero.come(&info(1), &mut patience(LONG)).unwrap();
+        let mut one = other(port, 1);
+        assert!(one.come(&info(1), &mut patience(LONG)).unwrap());
+        met(&mut zero);
+        zero.go_on().unwrap();
+        assert!(!other(port, 1).come(&info(1), &mut patience(LONG)).unwrap());
+        one.failed("rank 1: exit code 3");
+        drop(one);
+        let left: Left<'_> = &mut patience(LONG);
+        let mut told = Vec::new();
+        while told.is_empty() {
+            wait(zero.as_fd(), PollFlags::POLLIN, left).unwrap();
+            told = zero.turn();
+        }
+        assert_eq!(told, [Told::Lost(1, Some("rank 1: exit code 3".into()))]);
+    }
+}

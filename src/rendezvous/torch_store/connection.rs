@@ -46,13 +46,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A new one. It is noticed within a minute and a half if the other machine is lost without a word.
+    /// A new one. It is noticed within half a minute if the other machine is lost without a word.
     pub fn new(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         setsockopt(&socket, sockopt::KeepAlive, &true)?;
-        setsockopt(&socket, sockopt::TcpKeepIdle, &30)?;
-        setsockopt(&socket, sockopt::TcpKeepInterval, &15)?;
+        setsockopt(&socket, sockopt::TcpKeepIdle, &10)?;
+        setsockopt(&socket, sockopt::TcpKeepInterval, &5)?;
         setsockopt(&socket, sockopt::TcpKeepCount, &4)?;
         Ok(Self {
             socket,
