@@ -11,6 +11,7 @@ use crate::run::launch::{Launch, Launched};
 use crate::run::logs;
 use crate::run::start::TAIL_BYTES;
 use crate::run::sweep::Leftover;
+use crate::run::together::Parting;
 use crate::supervise::{Outcome, RankReport};
 use crate::sys::tree;
 use std::path::Path;
@@ -142,6 +143,9 @@ pub fn verdict(
     circumstances: &Circumstances,
 ) -> Option<Verdict> {
     let report = &launched.report;
+    if launched.parting == Parting::StoreGone && matches!(report.outcome, Outcome::Stopped { .. }) {
+        return None;
+    }
     let outcome = match &report.outcome {
         // One line has said it.
         Outcome::Completed | Outcome::HostLost | Outcome::NotStarted { .. } => return None,

@@ -1,5 +1,7 @@
 //! Exit statuses of `python -m rlaunch`. Documented in its help and in the README.
 
+use crate::run::launch::Launched;
+use crate::run::together::Parting;
 use crate::supervise::{Outcome, Report};
 
 /// Every rank ended well.
@@ -16,6 +18,12 @@ pub const START_FAILED: i32 = 71;
 /// The process that supervises the ranks was killed.
 pub const SUPERVISOR_LOST: i32 = 72;
 
+/// The nodes of the job did not find each other.
+pub const RENDEZVOUS: i32 = 73;
+
+/// Node 0's store went away while ranks ran on another node.
+pub const STORE_LOST: i32 = 74;
+
 /// The table that `--help` shows.
 pub const HELP: &str = "\
 Exit status:
@@ -26,7 +34,19 @@ Exit status:
   66       the script, the log folder, a port or a limit is not as the job needs it
   70       an error of the launcher itself
   71       the system would not start a rank
-  72       something killed the launcher's supervisor process";
+  72       something killed the launcher's supervisor process
+  73       the nodes of the job did not find each other (rlaunch.run)
+  74       node 0's store went away while ranks ran on another node (rlaunch.run)";
+
+/// The exit status of a job that has run.
+pub fn after(launched: &Launched) -> i32 {
+    match (launched.parting, &launched.report.outcome) {
+        (Parting::StoreGone, Outcome::Stopped { .. }) => STORE_LOST,
+        (Parting::Stopped(signal), _) => 128 + signal,
+        (Parting::FrontLost, _) => 128 + libc::SIGKILL,
+        _ => of(&launched.report),
+    }
+}
 
 /// The exit status for a report.
 pub fn of(report: &Report) -> i32 {

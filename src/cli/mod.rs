@@ -18,6 +18,7 @@ pub mod record;
 pub mod refusal;
 pub mod torch_events;
 pub mod torch_grammar;
+pub mod torch_meeting;
 pub mod torch_node;
 pub mod torch_report;
 pub mod torchrun;

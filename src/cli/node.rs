@@ -7,13 +7,14 @@ use super::{exit_code, notes};
 use crate::log::secret;
 use crate::log::verdict::{self, Style, Verdict, render};
 use crate::model::Exit;
+use crate::rendezvous::torch_static::Nodes;
 use crate::run::console::Shown;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Listener};
 use crate::run::result;
 use crate::run::{self, logs, sweep, temporary};
-use crate::supervise::{ChildId, Note, Outcome, Policy, Report};
+use crate::supervise::{ChildId, Note, Policy};
 use crate::sys::ports::Lease;
 use crate::sys::process;
 use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
@@ -36,8 +37,8 @@ pub trait Door {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }
     /// The exit status.
-    fn status(&self, report: &Report) -> i32 {
-        exit_code::of(report)
+    fn status(&self, launched: &Launched) -> i32 {
+        exit_code::after(launched)
     }
     /// Whether whoever reads the record is told of this end: nothing of the job follows.
     fn has_last_word(&self, _launch: &Launch<'_>, _status: i32) -> bool {
@@ -67,7 +68,7 @@ impl Listener for At<'_> {
 pub fn carry_out(
     launch: &Launch<'_>,
     door: &dyn Door,
-    leases: Vec<Lease>,
+    (leases, nodes): (Vec<Lease>, Option<Nodes>),
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -75,12 +76,16 @@ pub fn carry_out(
         temporary::make(folder).map_err(unmet)?;
     }
     match front::split(signals) {
-        Ok(Side::Front(front)) => Ok(watch(&front, signals, launch, &door.circumstances().host, record)),
+        Ok(Side::Front(front)) => {
+            // The store is the supervisor's: nobody must take this process for it.
+            drop(nodes);
+            Ok(watch(&front, signals, launch, &door.circumstances().host, record))
+        }
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
             if record.is_read() {
                 signals::let_through(&HELD_IN_FRONT);
             }
-            let status = match supervise(launch, &supervisor, signals, door) {
+            let status = match supervise(launch, nodes, &supervisor, signals, door) {
                 // The second pass has the last word.
                 Ok((status, _)) if !door.has_last_word(launch, status) => status,
                 Ok((status, result)) => {
@@ -150,6 +155,7 @@ fn watch(front: &Front, signals: &Signals, launch: &Launch<'_>, host: &str, reco
 /// The supervisor: runs the ranks to their end. Returns the exit status, and what `result.json` holds.
 fn supervise(
     launch: &Launch<'_>,
+    nodes: Option<Nodes>,
     supervisor: &Supervisor,
     signals: &Signals,
     door: &dyn Door,
@@ -163,14 +169,14 @@ fn supervise(
     let (job_id, ranks) = (&plan.job_id, plan.ranks.len());
     journal.write(What::JobStarted { job_id, host, ranks, supervisor: std::process::id(), argv });
     door.runs(launch);
-    let mut launched = run::launch::run(launch, supervisor, signals, journal, &At { door, launch })
+    let mut launched = run::launch::run(launch, nodes, supervisor, signals, journal, &At { door, launch })
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
-    let exit_status = door.status(&launched.report);
-    launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
+    let exit_status = door.status(&launched);
+    launched.journal.write(What::JobEnded { outcome: result::outcome(&launched), exit_status });
     let verdict = verdict(launch, &launched, exit_status, door.circumstances());
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
     let result = result::sum_up(launch, &launched, host, exit_status, text.as_deref());
-    let is_all_said = !matches!(launched.shown, Shown::AllBut(_)) && launched.report.outcome == Outcome::Completed;
+    let is_all_said = !matches!(launched.shown, Shown::AllBut(_)) && exit_status == exit_code::OK;
     let unneeded = launch.disposable.as_deref().filter(|_| is_all_said);
     if unneeded.is_none()
         && let Err(error) = journal::conclude(&launch.log_dir, &result)

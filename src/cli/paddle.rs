@@ -198,7 +198,7 @@ fn launch_on_this_node(
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
-    node::carry_out(&launch, &Words { kind, gpus, circumstances }, leases, signals, record)
+    node::carry_out(&launch, &Words { kind, gpus, circumstances }, (leases, None), signals, record)
 }
 
 /// The program behind the ranks' `argv[0]`.

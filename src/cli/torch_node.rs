@@ -6,6 +6,7 @@ use super::policy::stop_by;
 use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet, usage};
 use super::torch_events::Events;
+use super::torch_meeting::{self, Met, Unmet};
 use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
@@ -14,18 +15,18 @@ use crate::plan::dialects::{Beside, Paddle};
 use crate::plan::torchrun::{self as plan, Place};
 use crate::plan::{HostFacts, Plan, affinity, devices, nproc};
 use crate::probe::memory::Memory;
-use crate::probe::{accelerators, cpus, net, numa, torch};
-use crate::rendezvous::torch_store::listen;
+use crate::probe::{accelerators, cpus, numa, torch};
 use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched};
+use crate::run::together::Parting;
 use crate::run::{logs, preflight, rotate, run_folder};
 use crate::spec::SpecError;
 use crate::spec::dialects::Dialect;
 use crate::spec::launch::DryRun;
 use crate::spec::options::Vars;
 use crate::spec::rotation::Rotation;
-use crate::spec::torchrun::{EventLog, Meeting, Nproc, Numa, TorchScript, TorchSpec};
-use crate::supervise::{ChildId, Note, Outcome, Policy, Report, RestartPolicy};
+use crate::spec::torchrun::{EventLog, Nproc, Numa, TorchScript, TorchSpec};
+use crate::supervise::{ChildId, Note, Outcome, Policy, RestartPolicy};
 use crate::sys::affinity as sys_affinity;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
@@ -33,8 +34,7 @@ use crate::sys::ports::Lease;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, IsTerminal};
-use std::net::{IpAddr, TcpListener};
+use std::io::IsTerminal;
 use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::time::Duration;
@@ -62,7 +62,11 @@ pub fn launch(
     let workers = workers(spec, vars, allowed.len())?;
     let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
-    let (mut place, mut leases, store) = meet(spec, workers)?;
+    let Met { mut place, mut leases, store, nodes } = match torch_meeting::meet(spec, workers, signals) {
+        Ok(met) => met,
+        Err(Unmet::Refused(refusal)) => return Err(refusal),
+        Err(Unmet::Stopped(signal)) => return Ok(128 + signal),
+    };
     let (beside, more) = beside(spec, vars, &place)?;
     place.beside = beside;
     leases.extend(more);
@@ -129,7 +133,7 @@ pub fn launch(
     // `rlaunch.torch.elastic_launch` knows better what its ranks run.
     let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
     let words = Words { spec, title, error_file, circumstances, events, meeting: clock::now() - begun };
-    node::carry_out(&launch, &words, leases, signals, record)
+    node::carry_out(&launch, &words, (leases, nodes), signals, record)
 }
 
 /// How many workers this node has. `cpus`: how many it may use.
@@ -188,31 +192,14 @@ fn check_script(script: &TorchScript) -> Result<(), SpecError> {
     Err(SpecError::new("training_script", name.to_string_lossy(), "does not exist", hint))
 }
 
-/// This node's place in its job, the ports that it holds, and where its store listens, if it is here.
-type Met = (Place, Vec<Lease>, Vec<TcpListener>);
-
-/// Finds this node's place.
-fn meet(spec: &TorchSpec, workers: usize) -> Result<Met, Refusal> {
-    match &spec.meeting {
-        Meeting::Alone => {
-            let lease = preflight::any_port().map_err(unmet)?;
-            let host = spec.local_addr.as_deref().unwrap_or("localhost");
-            let listeners = listen_on("--local-addr", host, lease.port())?;
-            Ok((Place::alone(workers, Endpoint::new(host, lease.port())), vec![lease], listeners))
-        }
-        Meeting::Static { host, port, .. } => {
-            let busy = |why| SpecError::new("--master-port", port.to_string(), why, "choose another, or leave it out");
-            let lease = Lease::fixed(*port).map_err(|error| unmet(busy(error.to_string())))?;
-            let listeners = listen_on("--master-addr", host, *port)?;
-            Ok((Place::alone(workers, Endpoint::new(host.as_str(), *port)), vec![lease], listeners))
-        }
-    }
-}
-
 /// What the workers are told for other frameworks than torch, and the ports of it. They listen on this node.
 fn beside(spec: &TorchSpec, vars: &Vars, place: &Place) -> Result<(Beside, Vec<Lease>), Refusal> {
     let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
     let asked = |dialect| spec.dialects.contains(&dialect);
+    if place.nnodes > 1 && (asked(Dialect::Paddle) || asked(Dialect::Jax)) {
+        let hint = "leave it out, or name the nodes to python -m rlaunch by --ips, which tells its ranks all of these";
+        return Err(usage(SpecError::new("--dialect", "", "on several nodes there is torch alone here", hint)));
+    }
     let (mut beside, mut leases) = (Beside::default(), Vec::new());
     let mut port = || -> Result<Endpoint, Refusal> {
         let lease = preflight::any_port().map_err(unmet)?;
@@ -230,25 +217,6 @@ fn beside(spec: &TorchSpec, vars: &Vars, place: &Place) -> Result<(Beside, Vec<L
         beside.jax = Some(port()?);
     }
     Ok((beside, leases))
-}
-
-/// Listens where `host` leads: on loopback alone, or on the addresses of that name.
-fn listen_on(field: &str, host: &str, port: u16) -> Result<Vec<TcpListener>, Refusal> {
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    // A machine may not know the name.
-    let bare = if bare == "localhost" { "127.0.0.1" } else { bare };
-    let addresses = bare.parse().map_or_else(|_| net::of(bare), |address| vec![address]);
-    let refuse = |why: String| {
-        unmet(SpecError::new(field, host, why, "give an address of this machine, or leave it out for loopback"))
-    };
-    if addresses.is_empty() {
-        return Err(refuse("is no name of any machine".into()));
-    }
-    if addresses.iter().all(IpAddr::is_loopback) {
-        return listen::loopback(port).map_err(|error| refuse(logs::plain(&error)));
-    }
-    let each = addresses.into_iter().map(|address| listen::on((address, port).into()));
-    each.collect::<io::Result<_>>().map_err(|error| refuse(format!("no port of it: {}", logs::plain(&error))))
 }
 
 fn policy(spec: &TorchSpec, vars: &Vars) -> Policy {
@@ -308,8 +276,8 @@ impl Door for Words<'_> {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }
 
-    fn status(&self, report: &Report) -> i32 {
-        match exit_code::of(report) {
+    fn status(&self, launched: &Launched) -> i32 {
+        match exit_code::after(launched) {
             exit_code::OK => exit_code::OK,
             _ if self.spec.exit_code_compat => 1,
             status => status,
@@ -332,6 +300,11 @@ impl Door for Words<'_> {
                 let why = launched.report.ranks[*local_rank].not_started.as_deref();
                 let why = format!("cannot start {}", why.unwrap_or_default());
                 complain(&why);
+                torch_report::of_itself(own, &format!("RuntimeError: {why}"));
+            }
+            Outcome::Stopped { .. } if launched.parting == Parting::StoreGone => {
+                let why = "node 0's store has gone, so the workers of this node were stopped";
+                complain(why);
                 torch_report::of_itself(own, &format!("RuntimeError: {why}"));
             }
             Outcome::Stopped { signal } => {

@@ -34,6 +34,8 @@ pub struct Place {
     pub master: Endpoint,
     /// What the workers are told for other frameworks.
     pub beside: Beside,
+    /// The interface that leads to the other nodes, if it is known and not loopback.
+    pub interface: Option<String>,
 }
 
 impl Place {
@@ -48,7 +50,15 @@ impl Place {
             role_size: workers,
             master,
             beside: Beside::default(),
+            interface: None,
         }
+    }
+
+    /// Of one among nodes that are all alike.
+    pub fn among_alike(workers: usize, (node, nnodes): (usize, usize), master: Endpoint) -> Self {
+        let (first_rank, world_size) = (node * workers, nnodes * workers);
+        let alone = Self::alone(workers, master);
+        Self { node, nnodes, first_rank, world_size, first_role_rank: first_rank, role_size: world_size, ..alone }
     }
 }
 
@@ -95,6 +105,17 @@ pub fn plan(
         place.beside.write(&worker, &facts.log_dir, vars, &mut env);
         if let Some(threads) = threads {
             env.set("OMP_NUM_THREADS", threads.to_string());
+        }
+        if let Some(interface) = &place.interface {
+            // Both look for one by themselves, and may find one that the other nodes cannot reach. To NCCL a bare name
+            // would be the beginning of any.
+            for (name, value) in
+                [("GLOO_SOCKET_IFNAME", interface.clone()), ("NCCL_SOCKET_IFNAME", format!("={interface}"))]
+            {
+                if !vars.contains_key(name) {
+                    env.set(name, value);
+                }
+            }
         }
         if spec.virtual_local_rank {
             see_one_device(local_rank, vars, &mut env)?;

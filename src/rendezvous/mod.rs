@@ -1,3 +1,4 @@
 //! Floor 5: where processes of a job, and launchers of several nodes, meet.
 
+pub mod torch_static;
 pub mod torch_store;

@@ -7,7 +7,10 @@ use super::journal::{Journal, What};
 use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
+use super::together::{self, Parting};
+use crate::model::exit::signal_label;
 use crate::plan::{Filter, Plan, RankPlan, Stream};
+use crate::rendezvous::torch_static::Nodes;
 use crate::spec::rotation::Rotation;
 use crate::supervise::{ChildId, Event, Note, Outcome, Part, Policy, Report};
 use crate::sys::cgroup::JobGroup;
@@ -25,8 +28,9 @@ use std::time::Duration;
 const SIGNALS: u64 = HOST_TOKENS;
 const FRONT: u64 = HOST_TOKENS + 1;
 const REQUESTS: u64 = HOST_TOKENS + 2;
+const NODES: u64 = HOST_TOKENS + 3;
 /// Two for each stream: growth of a log, room on the console.
-const FOLLOWERS: u64 = HOST_TOKENS + 3;
+const FOLLOWERS: u64 = HOST_TOKENS + 4;
 
 /// How long a console that takes nothing is waited for once all ranks have ended.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
@@ -99,28 +103,35 @@ pub struct Launched {
     pub shown: Shown,
     /// What else was below the supervisor, in the end and between attempts.
     pub rest: Swept,
+    /// How this node parted from the others.
+    pub parting: Parting,
     /// Where the end is written down.
     pub journal: Journal,
 }
 
-/// Runs the plan to its end, once in the life of a process.
+/// Runs the plan to its end, once in the life of a process. `nodes`: the others, where there are any.
 pub fn run(
     launch: &Launch<'_>,
+    mut nodes: Option<Nodes>,
     supervisor: &Supervisor,
     signals: &Signals,
     journal: Journal,
     listener: &dyn Listener,
 ) -> io::Result<Launched> {
-    let part = |rank: &RankPlan| match Part::of(rank.role) {
+    let role = |rank: &RankPlan| match Part::of(rank.role) {
         Part::Server if launch.plan.servers_end => Part::Main,
         part => part,
     };
-    let parts: Vec<Part> = launch.plan.ranks.iter().map(part).collect();
+    let parts: Vec<Part> = launch.plan.ranks.iter().map(role).collect();
     let mut engine = Engine::new(&parts, launch.policy.clone())?;
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(&supervisor.front, FRONT)?;
     engine.poll().readable(&supervisor.requests, REQUESTS)?;
-    let mut requests = Requests::default();
+    let (mut requests, mut parting) = (Requests::default(), Parting::Well);
+    if let Some(nodes) = &mut nodes {
+        nodes.go_on()?;
+        engine.poll().readable(&*nodes, NODES)?;
+    }
     let mut ranks = Ranks::new(launch, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {
@@ -162,6 +173,17 @@ pub fn run(
                     ranks.journal.write(What::FrontLost);
                     engine.send(Event::HostLost, &mut ranks)?;
                 }
+                NODES => {
+                    if let Some(nodes) = &mut nodes
+                        && together::heard(nodes)
+                    {
+                        engine.poll().forget(&*nodes)?;
+                        if !engine.is_stopping() {
+                            parting = Parting::StoreGone;
+                            engine.send(Event::Stop(libc::SIGTERM), &mut ranks)?;
+                        }
+                    }
+                }
                 _ => {
                     let at = token.saturating_sub(FOLLOWERS);
                     if let Some(follower) = ranks.follower(at as usize / 2) {
@@ -175,6 +197,7 @@ pub fn run(
     rest.killed.append(&mut ranks.strays);
     let stop = |signal: &i32| STOP.contains(signal) && !launch.notify.contains(signal);
     let mut impatient = || signals.drain().iter().any(stop) || supervisor.asked().is_none_or(|s| s.iter().any(stop));
+    let waits = nodes.as_mut().is_some_and(|nodes| part(nodes, engine.report(), launch));
     let lost = engine.report().is_some_and(|report| report.outcome == Outcome::HostLost);
     let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
     let wake = [signals.as_fd(), supervisor.requests.as_fd()];
@@ -183,7 +206,25 @@ pub fn run(
         shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?);
     }
     ranks.settle_logs();
+    if let Some(nodes) = nodes.as_mut().filter(|_| waits) {
+        parting = together::await_others(nodes, supervisor, signals, &mut requests, &launch.notify)?;
+    }
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
     let Ranks { processes, swept, journal, .. } = ranks;
-    Ok(Launched { report, processes, swept, shown, rest, journal })
+    Ok(Launched { report, processes, swept, shown, rest, parting, journal })
+}
+
+/// Tells the others how it has ended here. Whether they are to be waited for.
+fn part(nodes: &mut Nodes, report: Option<&Report>, launch: &Launch<'_>) -> bool {
+    let why = match report.map(|report| &report.outcome) {
+        Some(Outcome::Completed) => return nodes.ended_well(),
+        Some(Outcome::Failed { culprit, exit }) => format!("{}: {exit}", launch.plan.ranks[*culprit].who()),
+        Some(Outcome::NotStarted { local_rank }) => {
+            format!("{} could not be started", launch.plan.ranks[*local_rank].who())
+        }
+        Some(Outcome::Stopped { signal }) => format!("stopped by {}", signal_label(*signal)),
+        Some(Outcome::HostLost) | None => return false,
+    };
+    nodes.failed(&why);
+    false
 }

@@ -18,3 +18,4 @@ pub mod screens;
 pub mod start;
 pub mod sweep;
 pub mod temporary;
+pub mod together;

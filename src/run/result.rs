@@ -3,6 +3,7 @@
 use super::journal::{Ending, VERSION};
 use super::launch::{Launch, Launched};
 use super::sweep::Leftover;
+use super::together::Parting;
 use crate::log::secret;
 use crate::model::Role;
 use crate::plan::RankPlan;
@@ -66,7 +67,16 @@ struct Rank<'a> {
 }
 
 /// The one word for how a job ended.
-pub fn outcome(outcome: &Outcome) -> &'static str {
+pub fn outcome(launched: &Launched) -> &'static str {
+    match (launched.parting, &launched.report.outcome) {
+        (Parting::StoreGone, Outcome::Stopped { .. }) => "store_lost",
+        (Parting::Stopped(_), _) => "stopped",
+        (Parting::FrontLost, _) => "front_lost",
+        (_, outcome) => of(outcome),
+    }
+}
+
+fn of(outcome: &Outcome) -> &'static str {
     match outcome {
         Outcome::Completed => "completed",
         Outcome::Failed { .. } => "failed",
@@ -128,7 +138,7 @@ pub fn sum_up<'a>(
         version: VERSION,
         job_id: &launch.plan.job_id,
         host,
-        outcome: outcome(&report.outcome),
+        outcome: outcome(launched),
         culprit: culprit.map(|who| who.number),
         culprit_role: culprit.map(|who| who.role),
         exit_status,

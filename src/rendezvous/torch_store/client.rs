@@ -3,9 +3,11 @@
 use super::frame::{MAX_VALUE, Request, greeting};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, socket, sockopt};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, connect, getsockopt, setsockopt, socket, sockopt,
+};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
@@ -102,7 +104,17 @@ impl Client {
         }
         let socket = TcpStream::from(fd);
         socket.set_nodelay(true)?;
+        // A machine that is lost without a word is noticed within half a minute.
+        setsockopt(&socket, sockopt::KeepAlive, &true)?;
+        setsockopt(&socket, sockopt::TcpKeepIdle, &10)?;
+        setsockopt(&socket, sockopt::TcpKeepInterval, &5)?;
+        setsockopt(&socket, sockopt::TcpKeepCount, &4)?;
         Ok(socket)
+    }
+
+    /// This machine's address towards the store.
+    pub fn local_address(&self) -> io::Result<IpAddr> {
+        Ok(self.socket.local_addr()?.ip())
     }
 
     /// Sets a key.
@@ -127,6 +139,12 @@ impl Client {
     pub fn add(&mut self, key: &[u8], amount: i64, left: Left<'_>) -> io::Result<i64> {
         self.send(&Request::Add { key: key.to_vec(), amount }.encode(), left)?;
         Ok(i64::from_le_bytes(self.take(left)?))
+    }
+
+    /// Takes a key away, if it is there.
+    pub fn delete(&mut self, key: &[u8], left: Left<'_>) -> io::Result<()> {
+        self.send(&Request::Delete(key.to_vec()).encode(), left)?;
+        self.take::<8>(left).map(drop)
     }
 
     /// Whether all keys are there.
@@ -191,12 +209,19 @@ impl Client {
     }
 }
 
+impl AsFd for Client {
+    /// Readable, while nothing is asked: the store has hung up.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
 fn owned(keys: &[&[u8]]) -> Vec<Vec<u8>> {
     keys.iter().map(|key| key.to_vec()).collect()
 }
 
 /// Waits for a descriptor for as long as the caller wants.
-fn wait(fd: BorrowedFd<'_>, flags: PollFlags, left: Left<'_>) -> io::Result<()> {
+pub fn wait(fd: BorrowedFd<'_>, flags: PollFlags, left: Left<'_>) -> io::Result<()> {
     loop {
         let time = left()?;
         if time.is_zero() {

@@ -5,7 +5,7 @@ use super::frame::Parser;
 use super::ledger::OVERHEAD;
 use super::state::Piece;
 use nix::sys::socket::{setsockopt, sockopt};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 
@@ -27,8 +27,8 @@ pub struct Connection {
     pub parser: Parser,
     /// Whether it has made a request.
     pub greeted: bool,
-    /// The keys it has set whose setters' departures are told.
-    pub watched: HashSet<Vec<u8>>,
+    /// Whether it has touched a watched key.
+    pub watched: bool,
     /// What the ledger has counted for it.
     pub counted: usize,
     /// What epoll waits for now: to read, to write.
@@ -46,19 +46,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A new one. It is noticed within a minute and a half if the other machine is lost without a word.
+    /// A new one. It is noticed within half a minute if the other machine is lost without a word.
     pub fn new(socket: TcpStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         setsockopt(&socket, sockopt::KeepAlive, &true)?;
-        setsockopt(&socket, sockopt::TcpKeepIdle, &30)?;
-        setsockopt(&socket, sockopt::TcpKeepInterval, &15)?;
+        setsockopt(&socket, sockopt::TcpKeepIdle, &10)?;
+        setsockopt(&socket, sockopt::TcpKeepInterval, &5)?;
         setsockopt(&socket, sockopt::TcpKeepCount, &4)?;
         Ok(Self {
             socket,
             parser: Parser::default(),
             greeted: false,
-            watched: HashSet::new(),
+            watched: false,
             counted: 0,
             interest: (true, false),
             outbox: VecDeque::new(),
@@ -154,7 +154,7 @@ impl Connection {
 
     /// Bytes that are held for it alone.
     pub fn held(&self) -> usize {
-        COST + self.parser.held() + self.own + self.watched.iter().map(|key| key.len() + OVERHEAD).sum::<usize>()
+        COST + self.parser.held() + self.own
     }
 }
 

@@ -13,4 +13,5 @@ pub mod server;
 pub mod state;
 
 pub use client::Client;
-pub use server::{Departures, Limits, Server};
+pub use server::{Limits, News, Paused, Server, Watch};
+pub use state::ClientId;

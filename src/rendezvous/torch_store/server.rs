@@ -44,14 +44,54 @@ impl Default for Limits {
     }
 }
 
-/// Told when a connection that has set a key with this beginning closes, with the key, for each such key. Not when
-/// the server closes all of them.
+/// What is told of the keys that begin in a certain way. Nobody who sends more of it than is taken is waited for: what
+/// there is no room for is not told.
 #[derive(Clone, Debug)]
-pub struct Departures {
-    /// What the key begins with, as it is on the wire.
+pub struct Watch {
+    /// What the keys begin with, as they are on the wire.
     pub prefix: Vec<u8>,
-    /// Where the keys go.
-    pub keys: Sender<Vec<u8>>,
+    /// Where the news goes.
+    pub news: Sender<News>,
+    /// Rung after each.
+    pub bell: Arc<EventFd>,
+}
+
+/// Something has happened to a watched key.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum News {
+    /// A client has set it, or added to it, to which there is no value.
+    Touched {
+        /// Who.
+        client: ClientId,
+        /// The key, without the watched beginning.
+        key: Vec<u8>,
+        /// The value; nothing but its length if it is long.
+        value: Vec<u8>,
+    },
+    /// The connection of a client that has touched one has closed. Not told when the server closes all of them.
+    Left(ClientId),
+}
+
+/// Values up to this long are told.
+const TOLD: usize = 1024;
+
+impl Watch {
+    fn see(&self, client: ClientId, request: &Request) -> bool {
+        let (key, value) = match request {
+            Request::Set { key, value } => (key, value.as_slice()),
+            Request::Add { key, .. } => (key, &[][..]),
+            _ => return false,
+        };
+        let Some(key) = key.strip_prefix(self.prefix.as_slice()) else { return false };
+        let value = if value.len() > TOLD { Vec::new() } else { value.to_vec() };
+        self.tell(News::Touched { client, key: key.to_vec(), value });
+        true
+    }
+
+    fn tell(&self, news: News) {
+        let _ = self.news.try_send(news);
+        let _ = self.bell.write(1);
+    }
 }
 
 /// A running server. Dropping it ends it.
@@ -59,9 +99,18 @@ pub struct Departures {
 pub struct Server {
     orders: Sender<Order>,
     bell: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Hub>>,
 }
 
+/// A server that does nothing until it goes on: its clients wait. It has no thread, so a process that forks has it
+/// twice; only one of the two may go on, and the other has to drop it.
+pub struct Paused {
+    orders: Sender<Order>,
+    bell: Arc<EventFd>,
+    hub: Hub,
+}
+
+#[derive(Debug)]
 enum Order {
     Renew(Sender<io::Result<()>>),
     Stop,
@@ -74,14 +123,19 @@ impl Server {
     }
 
     /// Serves on these sockets, in a thread that takes no signals.
-    pub fn start_with(listeners: Vec<TcpListener>, limits: Limits, departures: Option<Departures>) -> io::Result<Self> {
+    pub fn start_with(listeners: Vec<TcpListener>, limits: Limits, watch: Option<Watch>) -> io::Result<Self> {
         let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let (orders, received) = unbounded();
-        let mut hub = Hub::new(listeners, limits, departures, Arc::clone(&bell), received)?;
-        let signals = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let thread = thread::Builder::new().name("torch-store".to_owned()).spawn(move || hub.run());
-        signals.thread_set_mask()?;
-        Ok(Self { orders, bell, thread: Some(thread?) })
+        let hub = Hub::new(listeners, limits, watch, Arc::clone(&bell), received)?;
+        Paused { orders, bell, hub }.go_on()
+    }
+
+    /// Lets it rest; with all that it knows, and its connections.
+    pub fn pause(mut self) -> io::Result<Paused> {
+        self.order(Order::Stop)?;
+        let ended = || io::Error::other("the store's thread has ended");
+        let hub = self.thread.take().ok_or_else(ended)?.join().map_err(|_| ended())?;
+        Ok(Paused { orders: self.orders.clone(), bell: Arc::clone(&self.bell), hub })
     }
 
     /// Begins anew: closes all connections, also those that wait to be accepted, and forgets everything. When it
@@ -101,11 +155,26 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let told = self.order(Order::Stop);
-        if let (Ok(()), Some(thread)) = (told, self.thread.take()) {
+        let Some(thread) = self.thread.take() else { return };
+        if self.order(Order::Stop).is_ok() {
             // It has no way to panic; if it did, there is nobody to tell.
             drop(thread.join());
         }
+    }
+}
+
+impl Paused {
+    /// Serves on, in a thread that takes no signals.
+    pub fn go_on(self) -> io::Result<Server> {
+        let Self { orders, bell, mut hub } = self;
+        let signals = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        let run = move || {
+            hub.run();
+            hub
+        };
+        let thread = thread::Builder::new().name("torch-store".to_owned()).spawn(run);
+        signals.thread_set_mask()?;
+        Ok(Server { orders, bell, thread: Some(thread?) })
     }
 }
 
@@ -120,6 +189,7 @@ const AT_ONCE: usize = 64;
 /// How long nobody is accepted after the system had no room for another connection.
 const PAUSE_MS: i64 = 100;
 
+#[derive(Debug)]
 struct Hub {
     epoll: Epoll,
     bell: Arc<EventFd>,
@@ -131,7 +201,7 @@ struct Hub {
     /// What is held for connections.
     traffic: Ledger,
     limits: Limits,
-    departures: Option<Departures>,
+    watch: Option<Watch>,
     next: ClientId,
     clients: HashMap<ClientId, Connection>,
     /// Those that have made no request, the oldest first.
@@ -145,7 +215,7 @@ impl Hub {
     fn new(
         listeners: Vec<TcpListener>,
         limits: Limits,
-        departures: Option<Departures>,
+        watch: Option<Watch>,
         bell: Arc<EventFd>,
         orders: Receiver<Order>,
     ) -> io::Result<Self> {
@@ -167,7 +237,7 @@ impl Hub {
             store: Store::new(Ledger::new(limits.bytes / 2)),
             traffic: Ledger::new(limits.bytes / 2),
             limits,
-            departures,
+            watch,
             next: FIRST_CLIENT,
             clients: HashMap::new(),
             strangers: BTreeSet::new(),
@@ -304,10 +374,8 @@ impl Hub {
                 connection.greeted = true;
                 self.strangers.remove(&client);
             }
-            if let (Some(departures), Request::Set { key, .. }) = (&self.departures, &request)
-                && key.starts_with(&departures.prefix)
-            {
-                connection.watched.insert(key.clone());
+            if let Some(watch) = &self.watch {
+                connection.watched |= watch.see(client, &request);
             }
             let done = self.store.handle(client, request, &mut replies);
             for (to, piece) in replies.drain(..) {
@@ -354,10 +422,8 @@ impl Hub {
         self.traffic.give(connection.counted);
         self.store.forget(client);
         self.strangers.remove(&client);
-        if let (true, Some(departures)) = (told, &self.departures) {
-            for key in connection.watched {
-                drop(departures.keys.send(key)); // Nobody may want to know any more.
-            }
+        if let (true, true, Some(watch)) = (told, connection.watched, &self.watch) {
+            watch.tell(News::Left(client));
         }
     }
 
