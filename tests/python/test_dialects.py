@@ -121,6 +121,29 @@ def test_real_torch_meets_at_rank_0s_own_store_under_paddles_door(tmp_path: Path
     assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
 
 
+PADDLE = """
+import json
+import os
+from pathlib import Path
+
+import paddle
+from paddle import distributed
+
+distributed.init_parallel_env()
+mine = paddle.to_tensor([distributed.get_rank() + 1])
+distributed.all_reduce(mine)
+said = [distributed.get_rank(), distributed.get_world_size(), mine.tolist()[0]]
+Path(f"told.{os.environ['RANK']}").write_text(json.dumps(said))
+"""
+
+
+def test_real_paddle_meets_under_torchs_door(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PADDLE)
+    ended = run(tmp_path, doors("torch", "--dialect", "paddle,torch", "train.py"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
+
+
 ALL = """
 import json
 import os
