@@ -2,7 +2,7 @@
 //!
 //! Of jax's own variables it reads the coordinator's address (JAX_COORDINATOR_ADDRESS), where the coordinator listens
 //! (JAX_COORDINATOR_BIND_ADDRESS) and the devices (JAX_LOCAL_DEVICE_IDS). How many processes there are and which of them
-//! this is it takes from the first cluster that it finds (jax/_src/clusters, jax 0.4.30 to 0.10.2); Open MPI's comes
+//! this is it takes from the first cluster that it finds (jax/_src/clusters, in jax 0.4.30 and 0.10.2); Open MPI's comes
 //! before Slurm's, and is known by OMPI_MCA_orte_hnp_uri being there. So the numbers are told in Open MPI's words, and in
 //! JAX_NUM_PROCESSES and JAX_PROCESS_ID too, which scripts read and jax does not.
 

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Place, environment
+from launching import Place, environment, free_ports
 
 # jax and torch take seconds to be imported, and on a busy machine many.
 pytestmark = pytest.mark.timeout(400)
@@ -108,7 +108,7 @@ from torch import distributed
 distributed.init_process_group("gloo")
 mine = torch.tensor([int(os.environ["PADDLE_TRAINER_ID"]) + 1])
 distributed.all_reduce(mine)
-said = [distributed.get_rank(), distributed.get_world_size(), int(mine), distributed.is_torchelastic_launched()]
+said = [distributed.get_rank(), distributed.get_world_size(), int(mine)]
 distributed.destroy_process_group()
 Path(f"told.{os.environ['PADDLE_TRAINER_ID']}").write_text(json.dumps(said))
 """
@@ -118,7 +118,30 @@ def test_real_torch_meets_at_rank_0s_own_store_under_paddles_door(tmp_path: Path
     (tmp_path / "train.py").write_text(TORCH)
     ended = run(tmp_path, doors("paddle", "--dialect", "paddle,torch", "train.py"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert told(tmp_path) == [[0, 2, 3, True], [1, 2, 3, True]]
+    assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
+
+
+PADDLE = """
+import json
+import os
+from pathlib import Path
+
+import paddle
+from paddle import distributed
+
+distributed.init_parallel_env()
+mine = paddle.to_tensor([distributed.get_rank() + 1])
+distributed.all_reduce(mine)
+said = [distributed.get_rank(), distributed.get_world_size(), mine.tolist()[0]]
+Path(f"told.{os.environ['RANK']}").write_text(json.dumps(said))
+"""
+
+
+def test_real_paddle_meets_under_torchs_door(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PADDLE)
+    ended = run(tmp_path, doors("torch", "--dialect", "paddle,torch", "train.py"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
 
 
 ALL = """
@@ -142,7 +165,7 @@ Start = Callable[[str], list[dict[str, str]]]
 
 
 @pytest.fixture(params=["torch", "paddle", "spawn"])
-def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     """Runs two ranks with these dialects; their environments."""
     (tmp_path / "train.py").write_text(ALL)
     (tmp_path / "program.py").write_text(SPAWN_ALL)
@@ -155,7 +178,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return told(tmp_path)
 
-    yield started
+    return started
 
 
 def ports(environ: Mapping[str, str]) -> list[str]:
@@ -234,3 +257,24 @@ def test_a_launcher_in_a_rank_has_a_dialect_of_its_own(place: Place) -> None:
     assert ended.status == 0, ended.stderr
     nothing = dict.fromkeys(("RANK", "MASTER_PORT", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK"))
     assert json.loads(place.text("inner.0")) == {**nothing, "PADDLE_TRAINERS_NUM": "1"}
+
+
+def test_fixed_ports_of_other_frameworks_are_behind_those_of_the_ranks(place: Place) -> None:
+    first = free_ports(4)
+    command = ("--ips=127.0.0.1", f"--start_port={first}", "--nproc_per_node=2", "--dialect=paddle,torch,jax")
+    for seen in place.tell(*command, env=surroundings()):
+        assert ports(seen["env"]) == [str(first), str(first + 1), str(first + 3), str(first + 2)]
+
+
+def test_another_attempt_has_the_same_ports_and_knows_its_number(place: Place) -> None:
+    script = place.script(
+        """
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        tell("attempt-" + attempt, os.environ["MASTER_PORT"] + " " + os.environ["JAX_COORDINATOR_ADDRESS"])
+        sys.exit(attempt == "0")
+        """
+    )
+    command = ("--dialect=paddle,torch,jax", "--max_restart=1", "--restart_delay=0", script)
+    ended = place.run(*command, env=surroundings())
+    assert ended.status == 0, ended.stderr
+    assert place.text("attempt-0.0") == place.text("attempt-1.0")

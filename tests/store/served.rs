@@ -1,13 +1,16 @@
 //! The server and the client over real sockets.
 
 use crossbeam_channel::unbounded;
+use nix::sys::eventfd::EventFd;
 use rlaunch::rendezvous::torch_store::client::{Client, wire_key};
 use rlaunch::rendezvous::torch_store::frame::{Request, greeting};
-use rlaunch::rendezvous::torch_store::{Departures, Limits, Server, listen};
+use rlaunch::rendezvous::torch_store::server::{News, Watch};
+use rlaunch::rendezvous::torch_store::{Limits, Server, listen};
 use rlaunch::sys::clock;
 use rlaunch::sys::ports::Lease;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -158,23 +161,30 @@ fn a_client_that_reads_nothing_stalls_nobody_and_gets_all_in_the_end() {
 }
 
 #[test]
-fn who_goes_is_named_by_the_keys_he_has_set() {
+fn who_goes_is_named_and_which_keys_he_has_touched() {
     let listeners = listen::loopback(0).unwrap();
     let port = listeners[0].local_addr().unwrap().port();
-    let (keys, gone) = unbounded();
-    let departures = Departures { prefix: b"/none/node/".to_vec(), keys };
-    let server = Server::start_with(listeners, Limits::default(), Some(departures)).unwrap();
+    let (news, told) = unbounded();
+    let watch = Watch { prefix: b"/none/node/".to_vec(), news, bell: Arc::new(EventFd::new().unwrap()) };
+    let server = Server::start_with(listeners, Limits::default(), Some(watch)).unwrap();
     let time = &mut within(PATIENCE);
     let (mut one, mut two) = (client(port), client(port));
-    one.set(b"/none/node/1", b"", time).unwrap();
+    one.set(b"/none/node/1", b"here", time).unwrap();
     one.set(b"/none/other", b"", time).unwrap();
-    two.set(b"/none/node/2", b"", time).unwrap();
+    let News::Touched { client: first, key, value } = told.recv_timeout(PATIENCE).unwrap() else { panic!("who left?") };
+    assert_eq!((key, value), (b"1".to_vec(), b"here".to_vec()));
+    two.add(b"/none/node/2", 1, time).unwrap();
+    let News::Touched { client: second, key, value } = told.recv_timeout(PATIENCE).unwrap() else {
+        panic!("who left?")
+    };
+    assert_eq!((key, value), (b"2".to_vec(), b"".to_vec()));
+    assert_ne!(first, second);
     drop(one);
-    assert_eq!(gone.recv_timeout(PATIENCE).unwrap(), b"/none/node/1");
+    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), News::Left(first));
     assert!(two.check(&[b"/none/node/1"], time).unwrap(), "the key stays");
     server.renew().unwrap();
     drop(server);
-    assert!(gone.recv().is_err(), "renewing and ending is no departure");
+    assert!(told.recv().is_err(), "renewing and ending is no departure");
 }
 
 #[test]
