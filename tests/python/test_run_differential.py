@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import environment
+from launching import environment, free_ports
 from rlaunch import _lib
 from torch_differences import DIFFERENCES
 from torch_lines import ALSO_PLAIN, JOB, LINES, Line
@@ -58,8 +57,7 @@ class Side:
         ):
             (self.folder / name).write_text(f'#!/bin/sh\n{text} "$@"\n')
             (self.folder / name).chmod(0o755)
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            self.port = found.getsockname()[1]
+        self.port = free_ports(1)
 
     @property
     def line(self) -> Line:
@@ -88,7 +86,8 @@ class Side:
             launcher = subprocess.Popen(
                 command, env=self.env(), cwd=self.folder, start_new_session=True, **streams
             )
-            (self.folder / "launcher.pid").write_text(str(launcher.pid))
+            (self.folder / "pid").write_text(str(launcher.pid))
+            (self.folder / "pid").rename(self.folder / "launcher.pid")
             try:
                 self.status = launcher.wait(LIMIT)
             finally:
@@ -192,10 +191,11 @@ def sides(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         [*ORACLE, str(WIDTH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
     )
     with ThreadPoolExecutor(WIDTH) as pool:
-        for side in [*plain.values(), *ours.values()]:
-            pool.submit(side.run)
+        runs = [pool.submit(side.run) for side in [*plain.values(), *ours.values()]]
         answers, _ = oracle.communicate(json.dumps([side.question() for side in forked.values()]))
     assert oracle.returncode == 0
+    for run in runs:
+        run.result()
     for answer in map(json.loads, answers.splitlines()):
         forked[answer["name"]].status = answer["status"]
     return {"theirs": {**plain, **forked}, "plain": plain, "ours": ours}

@@ -127,6 +127,15 @@ DIFFERENCES = {
     "maps beyond 9": accepted("`--redirects 10:3`, `--tee 10:3`", 1),
     "abbreviations": accepted("`--nproc=2`", 2),
     "binding": accepted("`--numa-binding` without an accelerator", 1),
+    "lines without logs": accepted("`--duplicate-stdout-filters` and the like with `--log-dir /dev/null`", 1),
+    "filter without logs": Difference(
+        "`--local-ranks-filter` with `--log-dir /dev/null`",
+        (
+            Seen(r"out: say out 0\.0 .*", exactly(1), NOTHING),
+            Seen(r"err: say err 0\.0 .*", exactly(1), NOTHING),
+            Seen("worker 0.0: descriptor 1", exactly("HERE/out"), exactly("/dev/null")),
+        ),
+    ),
     "completion": Difference("`--print-completion`", (Seen("status", exactly(1), exactly(0)),)),
     "run path": Difference(
         "`--run-path`",

@@ -45,7 +45,8 @@ os.rename(f"part.{attempt}.{rank}", f"seen.{attempt}.{rank}.json")
 for what, who, how, *_ in ends:
     if int(who) != rank:
         continue
-    while not all(os.path.exists(f"seen.{attempt}.{other}.json") for other in range(size)):
+    awaited = ["launcher.pid", *(f"seen.{attempt}.{other}.json" for other in range(size))]
+    while not all(map(os.path.exists, awaited)):
         time.sleep(0.005)
     if what == "exit":
         sys.exit(int(how))
@@ -267,6 +268,13 @@ LINES: dict[str, Line] = {
     "log_dir": Line(f"{TWO} --log_dir=a/b/logs -r 3 job.py"),
     "PET_LOG_DIR": Line("-r 1 job.py", {"PET_LOG_DIR": "{here}/logs"}),
     "no log folder": Line(f"{TWO} --log-dir /dev/null -t 3 job.py"),
+    "no log folder and a filter": Line(
+        f"{TWO} --log-dir /dev/null --local-ranks-filter 1 job.py", differs=("filter without logs",)
+    ),
+    "no log folder and lines of it": Line(
+        f"{TWO} --log-dir /dev/null --duplicate-stdout-filters apple -t 3 job.py",
+        differs=("lines without logs",),
+    ),
     "an empty name of it": Line("--log-dir= -r 3 job.py"),
     "a file is there": fails("--log-dir job.py job.py", "job.py is a file", 66),
     "redirect stdout": Line(f"{LOGS} -r 1 job.py"),
@@ -353,7 +361,7 @@ LINES: dict[str, Line] = {
         f"{TWO} --signals-to-handle SIGUSR1 job.py do:signal:1:SIGUSR1", status=138
     ),
     "its own error file": Line(
-        f"{TWO} job.py do:record:1:boom", {"TORCHELASTIC_ERROR_FILE": "{here}/own.json"}, status=1
+        f"{TWO} job.py do:record:0:boom", {"TORCHELASTIC_ERROR_FILE": "{here}/own.json"}, status=1
     ),
     "of a worker that says nothing": Line(
         "job.py do:exit:0:4",
