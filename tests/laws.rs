@@ -178,7 +178,7 @@ fn the_histories_hold_what_they_are_for() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = std::collections::BTreeMap::new();
     let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
-    for _ in 0..2000 {
+    for _ in 0..3000 {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
         parts::what_it_holds(&job, &world, &mut note);
@@ -196,6 +196,8 @@ fn the_histories_hold_what_they_are_for() {
         note("several ends just before a stop", at_a_stop && !job.happens_first);
         note("several ends just after a stop", at_a_stop && job.happens_first);
         note("a wait that begins asleep", waits_asleep);
+        let asked = notes.iter().any(|n| matches!(n, Note::Stopping { living, .. } if !living.is_empty()));
+        note("a signal that is passed on", asked && job.policy.forwards);
         note("a second signal", notes.iter().any(|n| matches!(n, Note::Forced { .. })));
         note("someone who cannot be killed", notes.iter().any(|n| matches!(n, Note::Unkillable { .. })));
         let report = report.unwrap();

@@ -1,4 +1,4 @@
-"""Several nodes that meet at node 0's store: who gets which number, what is said when one is missing or lost."""
+"""Several nodes that meet at node 0's store: their numbers, and what is said of those missing or lost."""
 
 from __future__ import annotations
 
@@ -285,7 +285,8 @@ def test_a_lost_node_is_named_and_waited_for_no_longer(place: TorchPlace, three:
 
 @pytest.mark.parametrize("how", ["killed", "failed", "stopped"])
 def test_without_node_0_the_others_stop_at_once(place: TorchPlace, three: list[Host], how: str) -> None:
-    body = "tell('ready')\nif rank == 0 and sys.argv[1] == 'failed':\n    await_file('ready.1')\n    sys.exit(9)\nsleep()"
+    fail = "if rank == 0 and sys.argv[1] == 'failed': await_file('ready.1'); sys.exit(9)"
+    body = f"tell('ready')\n{fail}\nsleep()"
     script = place.script(body)
     with Job(place, three[:2]) as job:
         zero, one = job.node(0, script, how), job.node(1, script, how)
@@ -307,7 +308,8 @@ def test_without_node_0_the_others_stop_at_once(place: TorchPlace, three: list[H
 
 def test_a_link_that_breaks_is_a_lost_node_for_both(place: TorchPlace) -> None:
     script = place.script("tell('ready')\nif rank == 1: sleep()")
-    cut = "from pyroute2 import IPRoute as R; r = R(); r.link('set', index=r.link_lookup(ifname='wire')[0], state='down')"
+    cut = "import pyroute2\nnet = pyroute2.IPRoute()\n(wire,) = net.link_lookup(ifname='wire')\n"
+    cut += "net.link('set', index=wire, state='down')"
     with hosts(2) as two, Job(place, two) as job:
         zero, one = job.node(0, script), job.node(1, script)
         await_line(zero.stderr, b"serves the store until node 1")

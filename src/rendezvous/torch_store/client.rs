@@ -19,7 +19,7 @@ pub type Left<'a> = &'a mut dyn FnMut() -> io::Result<Duration>;
 const SLICE: Duration = Duration::from_millis(100);
 /// The first pause between two tries to connect, and the longest; each is half as long again as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 /// How long a server may take to say that a wait is given up.
 const CANCEL: Duration = Duration::from_secs(5);
 
