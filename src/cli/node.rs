@@ -35,6 +35,10 @@ pub trait Door {
     fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }
+    /// The local rank that failed first, where that is not the one that ended first.
+    fn failed_first(&self, _launch: &Launch<'_>, _launched: &Launched) -> Option<usize> {
+        None
+    }
     /// The exit status.
     fn status(&self, report: &Report) -> i32 {
         exit_code::of(report)
@@ -165,7 +169,7 @@ fn supervise(
     door.runs(launch);
     let mut launched = run::launch::run(launch, supervisor, signals, journal, &At { door, launch })
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
-    let exit_status = door.status(&launched.report);
+    let exit_status = status(launch, &mut launched, door);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched.report.outcome), exit_status });
     let verdict = verdict(launch, &launched, exit_status, door.circumstances());
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
@@ -181,4 +185,14 @@ fn supervise(
     door.ends(launch, &launched, exit_status, verdict.as_ref());
     temporary::remove(unneeded);
     Ok((exit_status, result))
+}
+
+/// Puts the blame right, and returns the exit status. Who was already ending when it was told to stop has none of its
+/// own: then it is that of who ended first.
+fn status(launch: &Launch<'_>, launched: &mut Launched, door: &dyn Door) -> i32 {
+    let observed = door.status(&launched.report);
+    let first = door.failed_first(launch, launched).and_then(|local| Some((local, launched.report.ranks[local].exit?)));
+    let Some((culprit, exit)) = first else { return observed };
+    launched.report.outcome = Outcome::Failed { culprit, exit };
+    if launched.report.ranks[culprit].told { observed } else { door.status(&launched.report) }
 }

@@ -277,6 +277,10 @@ impl Door for Words<'_> {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }
 
+    fn failed_first(&self, launch: &Launch<'_>, launched: &Launched) -> Option<usize> {
+        torch_report::failed_first(launch, launched)
+    }
+
     fn status(&self, report: &Report) -> i32 {
         match exit_code::of(report) {
             exit_code::OK => exit_code::OK,

@@ -207,6 +207,38 @@ def test_nothing_outlives_a_launcher_that_is_killed(place: TorchPlace, mark: str
     assert ended.status == (-signal.SIGKILL if victim == "front" else 72)
 
 
+NESTED = f"""
+if len(sys.argv) == 1:
+    inner = ["-m", "rlaunch.run", "--nproc-per-node=2", "train.py", "inner"]
+    os.execv(sys.executable, [sys.executable, *inner])
+{LISTEN}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_reaches_the_ranks_of_a_launch_inside_a_rank(
+    place: TorchPlace, mark: str, number: int
+) -> None:
+    place.script(NESTED)
+    with place.start("train.py", env=place.environment(MARK=mark)) as launcher:
+        place.ready(2)
+        launcher.send_signal(number)
+        assert Place.wait(launcher).status == 128 + number
+    heard = {f"rank-{signal.Signals(number).name}.{rank}" for rank in (0, 1)}
+    assert heard <= place.names()
+    assert marked(mark) == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed_with_another_inside_it(
+    place: TorchPlace, mark: str
+) -> None:
+    place.script(NESTED)
+    with place.start("train.py", env=place.environment(MARK=mark)) as launcher:
+        place.ready(2)
+        launcher.kill()
+        until(lambda: not marked(mark), "the end of all", 10)
+
+
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(6)", "os.kill(os.getpid(), signal.SIGSEGV)"])
 def test_what_a_rank_leaves_is_swept_and_named(place: TorchPlace, mark: str, end: str) -> None:
     place.script(
