@@ -189,7 +189,16 @@ fn culprit_of(
     let bytes = last_bytes(launch, launched, local);
     let mut tail = tail::tail(&bytes, tail::Limits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
-    let killed = exit == Exit::Signal(libc::SIGKILL);
+    // Only who had said what it fails of is to blame though it was told to stop.
+    let explanation = if launched.report.ranks[local].told {
+        Some(
+            "it had failed, and said so in its error file, before any other ended; it was still ending then".to_owned(),
+        )
+    } else if exit == Exit::Signal(libc::SIGKILL) {
+        Some(Memory::now(Path::new("/")).explain(&circumstances.memory))
+    } else {
+        None
+    };
     Culprit {
         who: rank.who(),
         local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
@@ -201,7 +210,7 @@ fn culprit_of(
         log: launch.last_words(local, process.attempt).map(|log| log.display().to_string()),
         blame: blame(&bytes, exit),
         lost_peer: lost_peer(&bytes),
-        explanation: killed.then(|| Memory::now(Path::new("/")).explain(&circumstances.memory)),
+        explanation,
         tail,
     }
 }

@@ -14,7 +14,7 @@ use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Listener};
 use crate::run::result;
 use crate::run::{self, logs, sweep, temporary};
-use crate::supervise::{ChildId, Note, Policy};
+use crate::supervise::{ChildId, Note, Outcome, Policy};
 use crate::sys::ports::Lease;
 use crate::sys::process;
 use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
@@ -35,6 +35,10 @@ pub trait Door {
     /// Something happens on the way down, or up again.
     fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
+    }
+    /// The local rank that failed first, where that is not the one that ended first.
+    fn failed_first(&self, _launch: &Launch<'_>, _launched: &Launched) -> Option<usize> {
+        None
     }
     /// The exit status.
     fn status(&self, launched: &Launched) -> i32 {
@@ -171,7 +175,7 @@ fn supervise(
     door.runs(launch);
     let mut launched = run::launch::run(launch, nodes, supervisor, signals, journal, &At { door, launch })
         .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
-    let exit_status = door.status(&launched);
+    let exit_status = status(launch, &mut launched, door);
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched), exit_status });
     let verdict = verdict(launch, &launched, exit_status, door.circumstances());
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
@@ -187,4 +191,14 @@ fn supervise(
     door.ends(launch, &launched, exit_status, verdict.as_ref());
     temporary::remove(unneeded);
     Ok((exit_status, result))
+}
+
+/// Puts the blame right, and returns the exit status. Who was already ending when it was told to stop has none of its
+/// own: then it is that of who ended first.
+fn status(launch: &Launch<'_>, launched: &mut Launched, door: &dyn Door) -> i32 {
+    let observed = door.status(launched);
+    let first = door.failed_first(launch, launched).and_then(|local| Some((local, launched.report.ranks[local].exit?)));
+    let Some((culprit, exit)) = first else { return observed };
+    launched.report.outcome = Outcome::Failed { culprit, exit };
+    if launched.report.ranks[culprit].told { observed } else { door.status(launched) }
 }

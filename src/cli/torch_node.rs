@@ -276,6 +276,10 @@ impl Door for Words<'_> {
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }
 
+    fn failed_first(&self, launch: &Launch<'_>, launched: &Launched) -> Option<usize> {
+        torch_report::failed_first(launch, launched)
+    }
+
     fn status(&self, launched: &Launched) -> i32 {
         match exit_code::after(launched) {
             exit_code::OK => exit_code::OK,

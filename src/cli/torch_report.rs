@@ -10,6 +10,7 @@ use crate::supervise::{Outcome, RankReport};
 use crate::sys::clock;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use tracing::warn;
 
 /// The report of a job in which a worker has failed; `None` for other ends. The root cause is also written to `own`, the
@@ -55,6 +56,37 @@ fn now() -> i64 {
     i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
 }
 
+/// How much earlier than the clock says a file may seem to be written: the kernel stamps files by its ticks.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The worker that failed first, where that is not the one that ended first: after it has written its error file it may
+/// take seconds to end, and by then those that lost their connection to it are gone.
+pub fn failed_first(launch: &Launch<'_>, launched: &Launched) -> Option<usize> {
+    let Outcome::Failed { culprit, .. } = launched.report.outcome else { return None };
+    let attempt = launched.processes[culprit].attempt;
+    let failed = |local: usize| {
+        let exit = launched.report.ranks[local].exit;
+        launched.processes[local].attempt == attempt && exit.is_some_and(|exit| !exit.is_success())
+    };
+    let wrote = |local: usize| {
+        let path = launch.plan.ranks[local].elastic.as_ref()?.error_file.as_ref()?.at(attempt);
+        let at = std::fs::symlink_metadata(path).ok()?.modified().ok()?;
+        at.duration_since(SystemTime::UNIX_EPOCH).ok()
+    };
+    let others = (0..launch.plan.ranks.len()).filter(|local| *local != culprit && failed(*local));
+    let (at, first) = others.filter_map(|local| Some((wrote(local)?, local))).min()?;
+    let before = wrote(culprit).unwrap_or_else(|| ended(launched, culprit).saturating_sub(TICK));
+    (at < before && said(launch, first, attempt).is_some()).then_some(first)
+}
+
+/// When a worker ended, by the wall clock.
+fn ended(launched: &Launched, local_rank: usize) -> Duration {
+    // The clock of supervision tells when it ended; the wall clock, what people call that.
+    let RankReport { started_at, lived, .. } = &launched.report.ranks[local_rank];
+    let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
+    clock::wall().saturating_sub(clock::now().saturating_sub(ended))
+}
+
 /// What a worker wrote of its failure, for programs.
 pub fn data(launch: &Launch<'_>, launched: &Launched, local_rank: usize) -> Value {
     let said = said(launch, local_rank, launched.processes[local_rank].attempt);
@@ -67,17 +99,12 @@ fn failure(launch: &Launch<'_>, launched: &Launched, local_rank: usize, exit: Ex
         Some((path, said)) => (Some(path), Some(said)),
         None => (None, None),
     };
-    // The clock of supervision tells when it ended; the wall clock, what people call that.
-    let RankReport { started_at, lived, .. } = &launched.report.ranks[local_rank];
-    let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
-    let ago = clock::now().saturating_sub(ended);
-    let wall = clock::wall().saturating_sub(ago);
     let failure = Failure {
         rank: launch.plan.ranks[local_rank].rank,
         local_rank,
         pid: process.pid.unwrap_or(0).unsigned_abs(),
         exit,
-        time: clock::local_seconds(wall),
+        time: clock::local_seconds(ended(launched, local_rank)),
         said: path.zip(said.as_ref()).map(|(path, said)| (path.display().to_string(), said.text.clone())),
     };
     (failure, said)

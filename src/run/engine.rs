@@ -6,7 +6,7 @@ use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, Super
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -16,6 +16,11 @@ use std::time::Duration;
 pub trait Host {
     /// Starts a child. The error is text for people.
     fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
+    /// Whether somebody else in the process group of a child, which was asked to stop and has ended, is still at it, and
+    /// is to have the time that the child had: a shell dies of a signal at once, the program that it ran saves its work.
+    fn lingers(&self, _pid: i32) -> bool {
+        false
+    }
     /// A child that leads a session has ended.
     fn ended(&mut self, _end: &End<'_>) {}
     /// Its status has been collected.
@@ -42,6 +47,9 @@ pub struct End<'a> {
     pub ranks: &'a [i32],
 }
 
+/// How often the group of a child that has ended is looked at.
+const AGAIN: Duration = Duration::from_millis(5);
+
 /// Tokens of the host's own descriptors start here; below are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
 
@@ -52,8 +60,12 @@ pub struct Engine {
     children: Vec<Option<Arc<Child>>>,
     /// The attempt that they belong to.
     attempt: u32,
+    /// Those that were asked to stop.
+    asked: HashSet<ChildId>,
     /// Those that were sent SIGKILL.
     killed: HashSet<ChildId>,
+    /// Local ranks that have ended, and whose group has not.
+    lingering: BTreeSet<usize>,
     report: Option<Report>,
 }
 
@@ -65,7 +77,9 @@ impl Engine {
             supervisor: Supervisor::new(parts, policy),
             children: vec![None; parts.len()],
             attempt: 0,
+            asked: HashSet::new(),
             killed: HashSet::new(),
+            lingering: BTreeSet::new(),
             report: None,
         })
     }
@@ -78,8 +92,16 @@ impl Engine {
         }
         let supervisor = Supervisor::adopting(children.len(), policy, clock::now());
         let children = children.into_iter().map(Some).collect();
-        let killed = HashSet::new();
-        Ok(Self { poll: Arc::new(poll), supervisor, children, attempt: 0, killed, report: None })
+        Ok(Self {
+            poll: Arc::new(poll),
+            supervisor,
+            children,
+            attempt: 0,
+            asked: HashSet::new(),
+            killed: HashSet::new(),
+            lingering: BTreeSet::new(),
+            report: None,
+        })
     }
 
     /// The set the engine waits on; the host adds its own descriptors to it.
@@ -115,8 +137,10 @@ impl Engine {
     /// Waits for `limit` at most until something happens, and acts on it. Returns those tokens of the
     /// host's that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
-        let timeout = [limit, self.time_left()].into_iter().flatten().min();
+        let again = (!self.lingering.is_empty()).then_some(AGAIN);
+        let timeout = [limit, self.time_left(), again].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
+        tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.collect(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {
             // A rank that fails because its peer is gone may be seen before that peer, which died first.
@@ -160,14 +184,24 @@ impl Engine {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(None) };
         let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
+            if self.asked.contains(&id) && !self.killed.contains(&id) && host.lingers(child.pid()) {
+                if self.lingering.insert(rank) {
+                    self.poll.forget(child.as_fd())?;
+                }
+                return Ok(None);
+            }
             let ranks: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
             host.ended(&End { id, pid: child.pid(), killed: self.killed.contains(&id), ranks: &ranks });
         }
         let Some(exit) = child.try_exit()? else { return Ok(None) };
-        self.poll.forget(child.as_fd())?;
+        self.forget(rank, &child)?;
         self.children[rank] = None;
         host.collected(id, &child, exit);
         Ok(Some((id, exit)))
+    }
+
+    fn forget(&mut self, rank: usize, child: &Child) -> io::Result<()> {
+        if self.lingering.remove(&rank) { Ok(()) } else { self.poll.forget(child.as_fd()) }
     }
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {
@@ -191,6 +225,8 @@ impl Engine {
                 Effect::Kill { child, signal } => {
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
+                    } else {
+                        self.asked.insert(child);
                     }
                     self.signal(child, |c| c.signal(signal));
                 }
@@ -199,7 +235,7 @@ impl Engine {
                 Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
                 Effect::Abandon(id) => {
                     if let Some(child) = self.children.get_mut(id.local_rank).and_then(Option::take) {
-                        self.poll.forget(child.as_fd())?;
+                        self.forget(id.local_rank, &child)?;
                     }
                 }
                 Effect::Sweep => host.sweep(),

@@ -198,6 +198,10 @@ impl Host for Ranks<'_> {
         started
     }
 
+    fn lingers(&self, pid: i32) -> bool {
+        self.launch.policy.forwards && sweep::is_group_alive(pid)
+    }
+
     fn ended(&mut self, end: &End<'_>) {
         let key = sweep::key_of_rank(&self.launch.key, end.id.attempt, end.id.local_rank);
         // If nobody can be looked for now, the sweep of the whole job finds them.

@@ -51,6 +51,12 @@ fn this() -> i32 {
     std::process::id() as i32
 }
 
+/// Whether anybody below this process is in this process group and does not just end.
+pub fn is_group_alive(group: i32) -> bool {
+    let of_group = |stat: Stat| stat.group == group && stat.is_alive();
+    tree::below(this()).into_iter().any(|pid| Stat::of(pid).is_some_and(of_group))
+}
+
 /// The value of `KEY` for one rank.
 pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
     format!("{key}/{attempt}/{local_rank}")

@@ -195,6 +195,61 @@ def test_a_victim_that_ends_first_is_not_the_culprit(place: TorchPlace) -> None:
     assert "rank 0" in rest
 
 
+def test_who_failed_first_is_to_blame_though_it_took_longest_to_end(place: TorchPlace) -> None:
+    place.script("""
+        import atexit
+        from rlaunch.errors import record
+
+        @record
+        def main():
+            if rank == 0:
+                atexit.register(sleep)
+                raise ValueError("the cause")
+            await_file(os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/error", "/0/error"))
+            time.sleep(0.1)
+            os._exit(4)
+
+        main()
+    """)
+    env = place.environment(TORCHELASTIC_ERROR_FILE=str(place.folder / "own.json"))
+    ended = place.run("--nproc-per-node=2", "--log-dir=log", "train.py", env=env)
+    # Its own end was the launcher's doing.
+    assert ended.status == 4
+    _, others, root, rest = report(ended.stderr)
+    known = fields(root)
+    assert (known["rank"], known["exception"]) == ("0 (local_rank: 0)", "ValueError: the cause")
+    assert "said so in its error file" in known["cause"]
+    assert fields(others)["rank"] == "1 (local_rank: 1)"
+    assert "rank 1 failed too, with exit code 4" in rest
+    assert json.loads(place.text("own.json"))["message"]["message"] == "ValueError: the cause"
+    assert place.result_of_run()["culprit"] == 0
+
+
+def test_an_error_that_the_stop_itself_brought_about_is_no_cause(place: TorchPlace) -> None:
+    place.script("""
+        from rlaunch.errors import record
+
+        def stop(*_):
+            raise RuntimeError("told to stop")
+
+        @record
+        def main():
+            signal.signal(signal.SIGTERM, stop)
+            tell("here")
+            if rank == 1:
+                await_file("here.0")
+                os._exit(5)
+            sleep()
+
+        main()
+    """)
+    ended = place.run("--nproc-per-node=2", "--log-dir=log", "train.py")
+    assert (place.run_folder() / "attempt_0/0/error.json").exists()
+    assert ended.status == 5
+    assert fields(report(ended.stderr)[2])["rank"] == "1 (local_rank: 1)"
+    assert report(ended.stderr)[1] == "  <NO_OTHER_FAILURES>"
+
+
 @pytest.mark.parametrize(
     ("words", "title"),
     [
@@ -241,6 +296,29 @@ def test_the_launchers_own_error_file_of_a_rank_that_wrote_none(place: TorchPlac
     assert (message["message"], message["errorCode"]) == ("OSError: disk on fire", 1)
     assert "Traceback (most recent call last)" in message["extraInfo"]["py_callstack"]
     assert re.fullmatch(r"\d{10}", message["extraInfo"]["timestamp"])
+
+
+def test_what_the_launcher_itself_failed_of_is_in_its_own_error_file(place: TorchPlace) -> None:
+    env = place.environment(TORCHELASTIC_ERROR_FILE=str(place.folder / "own.json"))
+
+    def said() -> str:
+        message = json.loads(place.text("own.json"))["message"]
+        assert message["extraInfo"].keys() == {"py_callstack", "timestamp"}
+        assert "errorCode" not in message
+        return str(message["message"])
+
+    assert place.run("none.py", env=env).status == 66
+    assert "none.py" in said()
+    place.script("#!/no/such/interpreter", "broken.sh")
+    (place.folder / "broken.sh").chmod(0o755)
+    assert place.run("--no-python", "./broken.sh", env=env).status == 71
+    assert "cannot start rank 0" in said()
+    place.script("tell('ready', os.getpid()); sleep()")
+    with place.start("train.py", env=env) as launcher:
+        place.ready(1)
+        launcher.terminate()
+        assert place.wait(launcher).status == 143
+    assert said() == f"SignalException: Process {launcher.pid} got signal: 15"
 
 
 def test_the_launchers_own_error_file_is_left_alone_by_a_good_end(place: TorchPlace) -> None:

@@ -63,6 +63,7 @@ def test_a_failed_job_is_started_again_until_it_ends_well(place: TorchPlace) -> 
         tell(f"told-{attempt}", json.dumps(told))
         if attempt < 2:
             if rank == 1:
+                await_file(f"told-{attempt}.0")
                 sys.exit(f"attempt {attempt} fails")
             sleep()
     """)

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -205,6 +206,78 @@ def test_nothing_outlives_a_launcher_that_is_killed(place: TorchPlace, mark: str
         ended = Place.wait(launcher)
     await_gone(*escaped)
     assert ended.status == (-signal.SIGKILL if victim == "front" else 72)
+
+
+WRAPPED = """
+def save(*_):
+    tell("asked")
+    await_file("go")
+    tell("saved")
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+tell("ready", os.getpid())
+sleep()
+"""
+
+
+@pytest.mark.parametrize("ends", ["saved", "late", "second"])
+def test_what_a_shell_script_runs_has_the_time_that_the_script_has(
+    place: TorchPlace, mark: str, ends: str
+) -> None:
+    """A shell dies of SIGTERM at once."""
+    place.script(WRAPPED)
+    place.script(f'"{sys.executable}" train.py\necho not reached', "wrap.sh")
+    words = ["--no-python", "/bin/sh", "wrap.sh"]
+    grace = "--shutdown-timeout=1" if ends == "late" else "--shutdown-timeout=60"
+    with place.start(grace, *words, env=place.environment(MARK=mark)) as launcher:
+        (program,) = place.ready(1)
+        shell = program.parent()
+        assert shell is not None
+        launcher.terminate()
+        until((place.folder / "asked.0").exists, "the request")
+        until(lambda: gone(shell), "the shell's end")
+        if ends == "saved":
+            (place.folder / "go").touch()
+        if ends == "second":
+            launcher.terminate()
+        ended = Place.wait(launcher)
+    assert (ended.status, ended.stdout) == (143, b"")
+    assert ("saved.0" in place.names()) == (ends == "saved")
+    assert ("sending SIGKILL" in ended.stderr) == (ends != "saved")
+    assert marked(mark) == []
+
+
+NESTED = f"""
+if len(sys.argv) == 1:
+    inner = ["-m", "rlaunch.run", "--nproc-per-node=2", "train.py", "inner"]
+    os.execv(sys.executable, [sys.executable, *inner])
+{LISTEN}
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_reaches_the_ranks_of_a_launch_inside_a_rank(
+    place: TorchPlace, mark: str, number: int
+) -> None:
+    place.script(NESTED)
+    with place.start("train.py", env=place.environment(MARK=mark)) as launcher:
+        place.ready(2)
+        launcher.send_signal(number)
+        assert Place.wait(launcher).status == 128 + number
+    heard = {f"rank-{signal.Signals(number).name}.{rank}" for rank in (0, 1)}
+    assert heard <= place.names()
+    assert marked(mark) == []
+
+
+def test_nothing_outlives_a_launcher_that_is_killed_with_another_inside_it(
+    place: TorchPlace, mark: str
+) -> None:
+    place.script(NESTED)
+    with place.start("train.py", env=place.environment(MARK=mark)) as launcher:
+        place.ready(2)
+        launcher.kill()
+        until(lambda: not marked(mark), "the end of all", 10)
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(6)", "os.kill(os.getpid(), signal.SIGSEGV)"])
