@@ -197,6 +197,13 @@ pub fn run(
     rest.killed.append(&mut ranks.strays);
     let stop = |signal: &i32| STOP.contains(signal) && !launch.notify.contains(signal);
     let mut impatient = || signals.drain().iter().any(stop) || supervisor.asked().is_none_or(|s| s.iter().any(stop));
+    // Whose peers have gone may fail before that is seen here.
+    if let Some(nodes) = &mut nodes
+        && parting == Parting::Well
+        && engine.poll().wait(Some(Duration::ZERO))?.contains(&NODES)
+    {
+        together::heard(nodes);
+    }
     let waits = nodes.as_mut().is_some_and(|nodes| part(nodes, engine.report(), launch));
     let lost = engine.report().is_some_and(|report| report.outcome == Outcome::HostLost);
     let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };

@@ -38,9 +38,7 @@ pub fn heard(nodes: &mut Nodes) -> bool {
     for told in nodes.turn() {
         match told {
             Told::StoreGone => {
-                warn!(
-                    "node 0's store has gone, because its launcher has ended or is lost; the workers here have to stop"
-                );
+                warn!("node 0's store has gone, because its launcher has ended or is lost; this node cannot go on");
                 gone = true;
             }
             Told::Lost(node, Some(why)) => warn!("node {node} has failed: {why}"),
