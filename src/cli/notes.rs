@@ -41,9 +41,8 @@ fn line(note: &Note, grace: f64, who: &dyn Fn(usize) -> Who) -> String {
             format!("{} do not end after SIGKILL and are left behind", names(living))
         }
         Note::Restarting { attempt, of, culprit, exit, delay } => {
-            let delay = delay.as_secs_f64();
-            let culprit = who(*culprit);
-            format!("{culprit} ended first, with {exit}; restart {attempt} (at most {of}) in {delay:.1} s")
+            let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
+            format!("{} ended first, with {exit}; restart {attempt} (at most {of}) {wait}", who(*culprit))
         }
         Note::NotRestarting { why } => format!("no restart: {}", why_not(*why)),
     }

@@ -72,8 +72,10 @@ fn command() -> Command {
         );
     let command = command::with_options(command, OWN, &[], |_, arg| arg);
     command::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
-        [] => arg,
-        choices => arg.value_parser(PossibleValuesParser::new(choices)).hide_possible_values(true).value_name("CHOICE"),
+        [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
+        // No file's name.
+        [] => arg.value_hint(ValueHint::Other),
+        choices => arg.value_parser(PossibleValuesParser::new(choices)).value_name("CHOICE"),
     })
 }
 

@@ -82,13 +82,14 @@ pub fn launch(
     let threads = threads(spec, vars, workers, &allowed);
     let cpus = bound(spec, vars, workers, &allowed)?;
     let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads, &cpus), &place);
-    let (plan, shown) = laid_out.map_err(usage)?;
+    let (mut plan, shown) = laid_out.map_err(usage)?;
     let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
     let program = preflight::find_program(&argv[0], path).map_err(unmet)?;
     match spec.dry_run {
         Some(form) => {
+            plan.ranks.iter_mut().for_each(|rank| rank.env = rank.env_of(0));
             let text = if form == DryRun::Json { dry_run::json(&plan) } else { dry_run::table(&plan) };
             message::to_stdout(text.as_bytes());
             return Ok(exit_code::OK);

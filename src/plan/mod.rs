@@ -20,7 +20,7 @@ pub mod torchrun;
 pub mod tuner;
 pub mod visible;
 
-use crate::dialect::{Binding, paddle_launch};
+use crate::dialect::{Binding, paddle_launch, torch};
 use crate::model::{CpuSet, Endpoint, EnvPatch, Role, Who};
 pub use output::{Filter, Output, PerAttempt, Sink, Stream};
 use std::ffi::OsString;
@@ -68,6 +68,16 @@ impl RankPlan {
     /// What people call it.
     pub fn who(&self) -> Who {
         Who { role: self.role, number: self.rank }
+    }
+
+    /// What changes in its environment in this attempt.
+    pub fn env_of(&self, attempt: u32) -> EnvPatch {
+        let mut env = self.env.clone();
+        if let Some(elastic) = &self.elastic {
+            let error_file = elastic.error_file.as_ref().map_or(String::new(), |path| path.at(attempt));
+            torch::write_attempt(attempt, &error_file, &mut env);
+        }
+        env
     }
 
     /// The file of the log folder in which its last words of the first attempt are; empty if they are in none.

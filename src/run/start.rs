@@ -11,7 +11,6 @@ use super::rotate::Rotation;
 use super::screens::Screens;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
-use crate::dialect::torch;
 use crate::log::lost_peer;
 use crate::model::{Exit, Who};
 use crate::plan::Output;
@@ -149,11 +148,7 @@ impl<'a> Ranks<'a> {
             short = Some(added.map_err(|e| in_step("--log_max_size", e))?);
         }
         let end = self.lifeline.open_end().map_err(|e| in_step("lifeline", e))?;
-        let mut env = rank.env.clone();
-        if let Some(elastic) = &rank.elastic {
-            let error_file = elastic.error_file.as_ref().map_or(String::new(), |path| path.at(id.attempt));
-            torch::write_attempt(id.attempt, &error_file, &mut env);
-        }
+        let mut env = rank.env_of(id.attempt);
         env.set(sweep::KEY, sweep::key_of_rank(&self.launch.key, id.attempt, id.local_rank));
         let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
         let strings = |items: Vec<Vec<u8>>| spawn::c_strings(items).map_err(|e| name(&e.to_string()));

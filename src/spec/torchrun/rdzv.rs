@@ -169,7 +169,12 @@ fn fixed(
         ("rdzv-endpoint", endpoint.to_owned())
     };
     let refuse = |why: String, hint: &str| values.error(name, &why, hint);
-    let (host, port) = parse_endpoint(&text).map_err(|why| refuse(why, "give host:port"))?;
+    let hint = match name {
+        "master-port" => "give a port from 1 to 65535",
+        "master-addr" => "give a name or an address",
+        _ => "give host:port",
+    };
+    let (host, port) = parse_endpoint(&text).map_err(|why| refuse(why, hint))?;
     let port = port.ok_or_else(|| {
         refuse(format!("Port is absent in endpoint: {}", shown(&text)), "give host:port, or --master-port")
     })?;
