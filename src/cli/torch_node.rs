@@ -96,6 +96,7 @@ pub fn launch(
         }
         None => folder.make().map_err(unmet)?,
     }
+    logs::write_backups(&plan).map_err(|error| unmet(format!("{}: {}", facts.log_dir, logs::plain(&error))))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let handled: BTreeSet<i32> = spec.signals.iter().copied().collect();
     for signal in &handled {
@@ -185,8 +186,8 @@ fn bound(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> Res
 
 fn check_script(script: &TorchScript) -> Result<(), SpecError> {
     let (TorchScript::Python(name) | TorchScript::RunPath(name)) = script else { return Ok(()) };
-    // A `$` may stand for the number of each worker.
-    if Path::new(name).exists() || name.as_encoded_bytes().contains(&b'$') {
+    // Python reads `-` from stdin, and a `$` may stand for the number of each worker.
+    if name == "-" || Path::new(name).exists() || name.as_encoded_bytes().contains(&b'$') {
         return Ok(());
     }
     let hint = "check the path; options of the launcher go before the script";
@@ -268,11 +269,12 @@ impl Door for Words<'_> {
 
     fn notes(&self, note: &Note, policy: &Policy, launch: &Launch<'_>) {
         if let Note::Restarting { attempt, of, .. } = note {
-            let left = of.saturating_sub(*attempt);
+            // torch counts before it takes one.
+            let left = of.saturating_sub(*attempt) + 1;
             if let Some(events) = &self.events {
                 events.met(*attempt, Duration::ZERO);
             }
-            warn!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
+            info!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
         }
         notes::say(note, policy, &|local| launch.plan.ranks[local].who());
     }

@@ -2,6 +2,7 @@
 
 use crate::log::error_file::{self, ErrorFile};
 use crate::log::failed::{Failure, report};
+use crate::log::tail::{self, Tail};
 use crate::log::verdict::{Outcome as Verdictum, Verdict};
 use crate::model::Exit;
 use crate::run::launch::{Launch, Launched};
@@ -105,17 +106,30 @@ fn failure(launch: &Launch<'_>, launched: &Launched, local_rank: usize, exit: Ex
         pid: process.pid.unwrap_or(0).unsigned_abs(),
         exit,
         time: clock::local_seconds(ended(launched, local_rank)),
-        said: path.zip(said.as_ref()).map(|(path, said)| (path.display().to_string(), said.text.clone())),
+        said: path.zip(said.as_ref()).map(|(path, said)| (path.display().to_string(), last_lines(&said.text))),
     };
     (failure, said)
 }
+
+/// As much of a worker's text as a screen or two take; the file has it all.
+fn last_lines(text: &str) -> String {
+    let Tail { mut lines, cut } = tail::tail(text.as_bytes(), tail::Limits { lines: 100, bytes: 64 * 1024 });
+    if cut {
+        lines.insert(0, "…".to_owned());
+    }
+    lines.join("\n")
+}
+
+/// An error file that is longer is ignored.
+const LONGEST: u64 = 16 << 20;
 
 /// The error file of a worker's attempt, if it wrote one that can be read.
 fn said(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf, ErrorFile)> {
     let elastic = launch.plan.ranks[local_rank].elastic.as_ref()?;
     let path = PathBuf::from(elastic.error_file.as_ref()?.at(attempt));
-    let text = preflight::read("error_file", path.to_str()?).ok()?;
-    match error_file::parse(text.as_bytes()) {
+    let length = std::fs::metadata(&path).ok()?.len();
+    let text = if length > LONGEST { None } else { preflight::read("error_file", path.to_str()?).ok() };
+    match text.and_then(|text| error_file::parse(text.as_bytes())) {
         Some(said) => Some((path, said)),
         None => {
             warn!("{}: is no error file, and is ignored", path.display());
@@ -125,7 +139,17 @@ fn said(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf
 }
 
 fn write(own: &Path, data: &Value) {
-    if let Err(error) = logs::replace(own, &format!("{data}\n")) {
+    let text = format!("{data}\n");
+    // What is no regular file (a FIFO, a device, a link to one) stays what it is, and what is mounted cannot be replaced.
+    let stays = std::fs::symlink_metadata(own).is_ok_and(|known| !known.is_file());
+    let written = match stays {
+        true => logs::overwrite(own, &text),
+        false => match logs::replace(own, &text) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => logs::overwrite(own, &text),
+            written => written,
+        },
+    };
+    if let Err(error) = written {
         warn!("TORCHELASTIC_ERROR_FILE {}: cannot be written: {}", own.display(), logs::plain(&error));
     }
 }

@@ -52,6 +52,8 @@ fn prepared(
         refusal
     };
     let mut spec = torchrun::check(&values, &vars, &rest).map_err(usage).map_err(&refused)?;
+    let is_compat = spec.exit_code_compat;
+    let compat = |status| if is_compat && !matches!(status, exit_code::OK | exit_code::USAGE) { 1 } else { status };
     message::with_torch_messages(&spec.log_level.clone(), || {
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
@@ -64,4 +66,6 @@ fn prepared(
         }
         torch_node::launch(&spec, &vars, base, python, error_file.as_deref(), signals, record).map_err(&refused)
     })
+    .map(compat)
+    .map_err(|Refusal(text, status)| Refusal(text, compat(status)))
 }

@@ -193,6 +193,15 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
     replaced
 }
 
+/// Writes into what is there, without waiting for whoever reads from it.
+pub fn overwrite(path: &Path, text: &str) -> io::Result<()> {
+    let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if opened.metadata()?.is_file() {
+        opened.set_len(0)?;
+    }
+    (&opened).write_all(text.as_bytes())
+}
+
 /// Writes what else belongs beside the ranks' logs: `{job_id}.{pod}.log` with the endpoints.
 pub fn write_beside(plan: &Plan, folder: &Path, overwrite: bool) -> io::Result<()> {
     let mut file = open(&folder.join(format!("{}.{}.log", plan.job_id, plan.pod.name)), overwrite)?;
