@@ -383,6 +383,8 @@ def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None
         "70",
         "71",
         "72",
+        "73",
+        "74",
     ]
     assert place.names() == {"train.py"}
 

@@ -294,7 +294,11 @@ MAKE: list[Callable[[], ProcessException]] = [
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_exceptions_are_pickled_whole(make: Callable[[], ProcessException]) -> None:
+def test_exceptions_are_pickled_whole(
+    make: Callable[[], ProcessException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another test may have imported it.
+    monkeypatch.delitem(sys.modules, errors.TORCH_SPAWN, raising=False)
     error = make()
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.args, vars(again)) == (type(error), error.args, vars(error))
