@@ -69,7 +69,7 @@ test-python: $(VENV)/built $(VENV)/torch
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
 # BENCH="--write docs/benchmarks.md": the results page too.
-bench: $(VENV)/built
+bench: $(VENV)/built $(VENV)/torch
 	$(BIN)/python benches/bench.py $(BENCH)
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. ONLY=--only-installed leaves out rivals that are not there.

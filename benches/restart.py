@@ -6,7 +6,7 @@ import statistics
 import subprocess
 
 from contenders import RUN, TORCHRUN, Launcher
-from figures import Cell
+from figures import Cell, Promise
 from running import Run
 from session import Session, each
 
@@ -61,8 +61,15 @@ def measure_restart(session: Session) -> None:
             except subprocess.TimeoutExpired:
                 return False
 
-    def rate(launcher: Launcher) -> Cell:
-        tried = session.amount(20, 3) if launcher.ours else session.amount(10, 2)
-        return f"{sum(succeeds(launcher) for _ in range(tried))} of {tried}"
+    ours, theirs = session.amount(20, 3), session.amount(10, 2)
 
-    session.row("restarts of a gloo job that succeed", each(rate, both), "")
+    def rate(launcher: Launcher) -> Cell:
+        tried = ours if launcher.ours else theirs
+        return 100 * sum(succeeds(launcher) for _ in range(tried)) / tried
+
+    session.row(
+        f"restarts of a gloo job that succeed, of {ours} ({theirs} of torchrun)",
+        each(rate, both),
+        "%",
+        Promise("restarts", least=100),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ def launched(words: Iterable[str], name: str) -> Report:
 
     Raises:
         ChildFailedError: a rank failed.
-        WorkerError: a signal stopped the job.
+        WorkerError: a signal stopped the job, or the loss of node 0's store did.
         LaunchError: the launcher could not do what was asked.
     """
     argv = [os.fsencode(word) for word in [sys.executable, "-m", "rlaunch.run", *words]]
@@ -38,12 +39,15 @@ def launched(words: Iterable[str], name: str) -> Report:
 
 
 def _failed(report: Report, name: str) -> ChildFailedError | None:
-    """The exception for ranks that failed of themselves; None if none did."""
+    """The exception for ranks that failed of themselves; None if none did.
+
+    The culprit is among them though it was stopped: one that has recorded its error may take long to end.
+    """
     from ._failures import ChildFailedError, ProcessFailure
 
     failures = {}
     for rank in report.ranks:
-        if rank.status == "failed" and rank.exitcode is not None:
+        if rank.exitcode is not None and (rank.status == "failed" or rank.rank == report.culprit):
             folder = os.path.join(report.log_dir, f"attempt_{rank.attempt}", str(rank.local_rank))
             error_file = os.path.join(folder, "error.json")
             failures[rank.rank] = ProcessFailure(rank.local_rank, rank.pid or 0, rank.exitcode, error_file)
@@ -56,9 +60,10 @@ def elastic(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Sequence[Any]
 ) -> dict[int, Any]:
     """Runs a function or a program on ranks; what each of this machine has returned, by its global number."""
-    words = _words(config)
+    words = _words(config, config.run_id or str(uuid.uuid4().int))
+    name = name_of(entrypoint, args)
     if isinstance(entrypoint, str):
-        report = launched([*words, "--no-python", "--", entrypoint, *map(str, args)], entrypoint)
+        report = launched([*words, "--no-python", "--", entrypoint, *map(str, args)], name)
         return {rank.rank: None for rank in report.ranks}
     from . import _entry
 
@@ -66,21 +71,33 @@ def elastic(
         payload, results = os.path.join(folder, "payload"), os.path.join(folder, "results")
         os.mkdir(results)
         _entry.dump(entrypoint, args, payload)
-        name = getattr(entrypoint, "__qualname__", type(entrypoint).__qualname__)
-        report = launched([*words, "--module", "--", "rlaunch._entry", payload, results], name)
+        # The launcher puts ${local_rank} into arguments, and $ for $$.
+        told = [path.replace("$", "$$") for path in (payload, results)]
+        report = launched([*words, "--module", "--", "rlaunch._entry", *told], name)
         return _entry.results(results, [rank.rank for rank in report.ranks])
 
 
-def _words(config: LaunchConfig) -> list[str]:
+def name_of(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
+    """What the ranks run, for people. Contract: ``_get_entrypoint_name`` of torch 2.15's launcher."""
+    if not isinstance(entrypoint, str):
+        return getattr(entrypoint, "__name__", type(entrypoint).__name__)
+    if entrypoint != sys.executable:
+        return entrypoint
+    return next((arg for arg in map(str, args) if not arg.startswith("-")), "")
+
+
+def _words(config: LaunchConfig, run_id: str) -> list[str]:
     """The command line that asks for the same."""
+    conf = dict(config.rdzv_configs)
+    node_rank = conf.pop("rank", None) if config.rdzv_backend == "static" else None
     values: dict[str, Any] = {
         "nnodes": f"{config.min_nodes}:{config.max_nodes}",
         "nproc-per-node": config.nproc_per_node,
         "rdzv-backend": config.rdzv_backend,
         "rdzv-endpoint": config.rdzv_endpoint,
-        # An empty name is one for each run.
-        "rdzv-id": config.run_id or None,
-        "rdzv-conf": ",".join(f"{key}={value}" for key, value in config.rdzv_configs.items()),
+        "rdzv-id": run_id,
+        "rdzv-conf": ",".join(f"{key}={value}" for key, value in conf.items()),
+        "node-rank": node_rank,
         "max-restarts": config.max_restarts,
         "monitor-interval": config.monitor_interval,
         "start-method": config.start_method,
@@ -103,15 +120,32 @@ def _list(texts: Iterable[str] | None) -> str | None:
     return None if texts is None else ",".join(text.replace(",", ",,") for text in texts)
 
 
+_OF_LOGS = ("root_log_dir", "_redirects", "_tee", "_local_ranks_filter")
+_LAYOUT = "DefaultLogsSpecs.reify"
+
+
 def _of_logs(specs: Any) -> dict[str, Any]:
-    """What torch's ``DefaultLogsSpecs`` says; any object with its attributes will do."""
+    """What torch's ``DefaultLogsSpecs`` says; any object with its attributes will do.
+
+    Raises:
+        TypeError: it lacks one, or lays files out in its own way.
+    """
     if specs is None:
         return {}
-    shown = getattr(specs, "_local_ranks_filter", None)
+    reify = getattr(specs, "reify", None)
+    own_layout = getattr(reify, "__qualname__", _LAYOUT) != _LAYOUT
+    lacking = [name for name in _OF_LOGS if not hasattr(specs, name)]
+    if own_layout or lacking:
+        why = f"has no {', '.join(lacking)}" if lacking else "lays files out in its own way"
+        raise TypeError(
+            f"logs_specs: {type(specs).__qualname__} {why}; rlaunch accepts None, torch's DefaultLogsSpecs, "
+            f"and objects with its attributes {', '.join(_OF_LOGS)}"
+        )
+    shown = specs._local_ranks_filter
     return {
-        "log-dir": getattr(specs, "root_log_dir", None),
-        "redirects": _streams(getattr(specs, "_redirects", None)),
-        "tee": _streams(getattr(specs, "_tee", None)),
+        "log-dir": specs.root_log_dir,
+        "redirects": _streams(specs._redirects),
+        "tee": _streams(specs._tee),
         "local-ranks-filter": ",".join(map(str, sorted(shown))) if shown else None,
     }
 

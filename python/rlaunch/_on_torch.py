@@ -1,6 +1,6 @@
 """``python -m rlaunch.torch PROGRAM ARGS``: a Python program that calls torchrun, on rlaunch instead.
 
-``python -m rlaunch.torch accelerate launch --cpu --num_processes 2 train.py``
+``python -m rlaunch.torch accelerate launch --multi_gpu --num_processes 2 train.py``
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ PROGRAM is the name of a program that a Python package has installed, such as ac
 
 def main() -> None:
     """Runs the program that ``sys.argv`` names."""
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+    if len(sys.argv) < 2:
+        print(_USAGE, file=sys.stderr)
+        raise SystemExit(2)
+    if sys.argv[1] in ("-h", "--help"):
         print(_USAGE)
-        raise SystemExit(0 if len(sys.argv) > 1 else 2)
+        raise SystemExit(0)
     del sys.argv[0]
     name = sys.argv[0]
     (*_, found) = (None, *entry_points(group="console_scripts", name=name))

@@ -31,7 +31,7 @@ def record(fn: Callable[P, R], error_handler: Any = None) -> Callable[P, R | Non
     Contract: torch 2.15's ``torch.distributed.elastic.multiprocessing.errors.record``; each reads what the
     other writes. The file that TORCHELASTIC_ERROR_FILE names gets one JSON object: type and text of the
     exception, its traceback and the time. It is put in place whole, mode 0600; without that variable
-    nothing is written. If it cannot be written, that is a RuntimeWarning.
+    nothing is written. If it cannot be written, that is a RuntimeWarning, and never raised.
 
     ``sys.exit(0)`` makes the function return None; any other ``SystemExit``, and ``KeyboardInterrupt``, pass
     and are not recorded. A ``ChildFailedError`` hands on its root cause's file. faulthandler is enabled.
@@ -88,7 +88,7 @@ class _Handler:
         try:
             faulthandler.enable(all_threads=True)
         except Exception as error:  # stderr is closed, or no file.
-            warnings.warn(f"faulthandler cannot be enabled: {error}", RuntimeWarning, stacklevel=3)
+            _warn(f"faulthandler cannot be enabled: {error}", 4)
 
     def record_exception(self, error: BaseException) -> None:
         now = str(int(time.time()))
@@ -101,7 +101,7 @@ class _Handler:
             with open(rootcause_error_file, encoding="utf-8") as file:
                 content = json.load(file)
         except (OSError, ValueError) as error:
-            warnings.warn(f"{rootcause_error_file} cannot be read: {error}", RuntimeWarning, stacklevel=3)
+            _warn(f"{rootcause_error_file} cannot be read: {error}", 4)
             return
         message = content.get("message") if isinstance(content, dict) else None
         if error_code and isinstance(message, dict):
@@ -123,4 +123,14 @@ def _put(content: Any) -> None:
     try:
         _whole_file.put(path, json.dumps(content).encode())
     except OSError as error:
-        warnings.warn(f"{ERROR_FILE}={path} cannot be written: {error}", RuntimeWarning, stacklevel=4)
+        _warn(f"{ERROR_FILE}={path} cannot be written: {error}", 5)
+
+
+def _warn(text: str, stacklevel: int) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel)
+    except RuntimeWarning:
+        # Warnings are errors here; this one would take the place of what is being recorded.
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(text, RuntimeWarning, stacklevel)

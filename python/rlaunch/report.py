@@ -73,7 +73,8 @@ class Report:
 
     Attributes:
         outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system would
-            not start a rank) or ``front_lost`` (somebody killed the launcher).
+            not start a rank), ``front_lost`` (somebody killed the launcher) or ``store_lost`` (with exit
+            status 74: node 0's store went away, and the ranks of this node were stopped).
         exit_status: the launcher's.
         culprit: the rank that failed first, or could not be started.
         restarts: how many times all ranks were started again.

@@ -47,13 +47,14 @@ def run(args: Namespace) -> None:
 
     Raises:
         ChildFailedError: a rank failed; torch's class too, where its errors have been imported.
-        WorkerError: a signal stopped the job. Its ``report`` says all about it.
+        WorkerError: a signal stopped the job, or the loss of node 0's store did. Its ``report`` says all
+            about it.
         LaunchError: the launcher could not do what was asked; its ``status`` is the exit status.
         OSError: the launcher could not be started.
     """
     from ._elastic import launched
 
-    launched(_words(args), args.training_script)
+    launched(_words(args), _name(args))
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -87,6 +88,17 @@ def _words(args: Namespace) -> list[str]:
     if not getattr(args, "use_env", True):
         words.append("--pass-local-rank")
     return [*words, "--", args.training_script, *map(str, args.training_script_args or [])]
+
+
+def _name(args: Namespace) -> str:
+    """What the ranks run, for people, as torchrun has it."""
+    from ._elastic import name_of
+
+    if getattr(args, "run_path", False):
+        return "run_script_path"
+    if getattr(args, "no_python", False):
+        return name_of(args.training_script, args.training_script_args or [])
+    return str(args.training_script)
 
 
 def _joined(value: Any) -> str:

@@ -55,17 +55,24 @@ class elastic_launch:
         entrypoint: a function, which is pickled for every rank (one that ranks cannot import by name, such
             as a lambda, needs cloudpickle), or the name of a program. ``config.start_method`` is for torch:
             each rank is a Python of its own.
+        health_check_server: has to be None: nothing asks rlaunch for its health.
 
     Calling it returns what each rank of this machine has returned, by its global number; None for a program.
 
     Raises:
         ChildFailedError: a rank failed, and no restart is left; torch's class too, where that has been
             imported.
-        WorkerError: a signal stopped the job.
+        WorkerError: a signal stopped the job, or the loss of node 0's store did.
         LaunchError: the launcher could not do what was asked.
+        NoResultError: a rank ended well without returning, as by ``os._exit(0)``.
+        TypeError: a ``health_check_server``, or ``config.logs_specs`` that is none of torch's own.
     """
 
-    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str) -> None:
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Callable[..., Any] | str, health_check_server: None = None
+    ) -> None:
+        if health_check_server is not None:
+            raise TypeError("health_check_server: rlaunch has no health checks; leave it out, or give None")
         self._config = config
         self._entrypoint = entrypoint
 

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -308,6 +309,17 @@ def unshare_users() -> None:
     """unshare(CLONE_NEWUSER), for use between fork and exec."""
     if ctypes.CDLL(None, use_errno=True).unshare(0x10000000) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
+
+
+def few_processes(limit: int) -> None:
+    """Room for so many processes and threads. Root has no limit, so it is another user's."""
+    if os.geteuid() == 0:
+        for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+            prctl(24, capability)  # PR_CAPBSET_DROP
+        os.setresuid(random.randrange(2_000_000_000, 2_100_000_000), 0, 0)
+    else:
+        unshare_users()
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
 def own_ports(first: int, count: int) -> range:

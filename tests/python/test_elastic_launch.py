@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launching import environment
-from rlaunch.errors import ChildFailedError, LaunchError
+from launching import environment, free_ports
+from rlaunch._elastic import _words, name_of
+from rlaunch.errors import ChildFailedError, LaunchError, NoResultError
 from rlaunch.torch import LaunchConfig, elastic_launch
 
 
@@ -31,6 +36,23 @@ def fails_on_rank_1(code: object) -> None:
             os._exit(code)
         raise ValueError(code)
     signal.pause()
+
+
+def fails_and_is_slow_to_end() -> None:
+    own = os.environ["TORCHELASTIC_ERROR_FILE"]
+    if os.environ["RANK"] == "0":
+        atexit.register(signal.pause)
+        raise ValueError("the cause")
+    of_rank_0 = Path(own.replace("/1/error.json", "/0/error.json"))
+    while not of_rank_0.exists():
+        time.sleep(0.005)
+    # Long ago: what is compared are times, by ticks of the kernel.
+    os.utime(of_rank_0, (1e9, 1e9))
+    os._exit(4)
+
+
+def ends_without_a_result() -> None:
+    os._exit(0)
 
 
 def succeeds_at_last() -> str:
@@ -86,6 +108,74 @@ def test_what_ends_a_rank_without_a_word_is_in_the_report() -> None:
     assert caught.value.failures[1].exitcode == 7
 
 
+def test_who_failed_first_is_the_root_cause_though_it_was_stopped() -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(), fails_and_is_slow_to_end)()
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.exitcode) == (0, -signal.SIGTERM)
+    assert failure.message["message"] == "ValueError: the cause"
+    assert caught.value.failures[1].exitcode == 4
+
+
+def test_a_rank_that_ends_without_returning_has_no_result() -> None:
+    with pytest.raises(NoResultError, match="rank 0"):
+        elastic_launch(config(1), ends_without_a_result)()
+
+
+def test_each_job_without_a_name_gets_its_own() -> None:
+    names = {elastic_launch(config(1), who)("a")[0][-1] for _ in range(2)}
+    assert len(names) == 2
+    assert all(name.isdecimal() and int(name) < 1 << 128 for name in names)
+
+
+def test_a_static_rendezvous_has_its_nodes_number_among_its_settings() -> None:
+    words = _words(config(rdzv_backend="static", rdzv_configs={"rank": 1, "timeout": 60, "a": "b"}), "job")
+    assert "--node-rank=1" in words
+    assert "--rdzv-conf=timeout=60,a=b" in words
+    words = _words(config(rdzv_configs={"rank": 1, "timeout": 60}), "job")
+    assert "--rdzv-conf=rank=1,timeout=60" in words
+    assert not [word for word in words if word.startswith("--node-rank")]
+
+
+def test_nodes_of_a_static_rendezvous_meet() -> None:
+    endpoint = f"127.0.0.1:{free_ports(1)}"
+
+    def node(number: int) -> dict[int, object]:
+        said = {"rdzv_configs": {"rank": number, "timeout": 60}, "rdzv_endpoint": endpoint, "run_id": "job"}
+        settings = LaunchConfig(2, 2, 1, rdzv_backend="static", max_restarts=0, **said)  # type: ignore[arg-type]
+        return elastic_launch(settings, who)("a")
+
+    with ThreadPoolExecutor(2) as pool:
+        seen = list(pool.map(node, (0, 1)))
+    assert seen == [{rank: ("a", str(rank), "2", "0", "default_role", "job")} for rank in (0, 1)]
+
+
+def test_names_are_those_that_torch_gives() -> None:
+    assert name_of(who, ["x"]) == "who"
+    assert name_of(Holder.method, []) == "method"
+    assert name_of("echo", ["x"]) == "echo"
+    assert name_of(sys.executable, ["-u", "-m", "package.train", "--lr"]) == "package.train"
+    assert name_of(sys.executable, ["-V"]) == ""
+    with pytest.raises(ChildFailedError, match=r"^\n=+\ntrain\.py FAILED\n"):
+        elastic_launch(config(1), sys.executable)("-u", "train.py")
+
+
+class Holder:
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["$$", "$local_rank", "${local_rank}"])
+def test_a_dollar_in_the_temporary_folders_name_is_one(
+    temporary: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = temporary / name
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert elastic_launch(config(run_id="job"), who)("a")[1][:2] == ("a", "1")
+    assert list(folder.iterdir()) == []
+
+
 def test_ranks_are_restarted_together() -> None:
     assert elastic_launch(config(max_restarts=2), succeeds_at_last)() == {0: "2", 1: "2"}
 
@@ -106,6 +196,48 @@ def test_torchs_objects_for_logs_are_read(tmp_path: Path) -> None:
     assert run.name.startswith("r_")
     found = {str(path.relative_to(run)) for path in run.rglob("*.log")}
     assert found == {f"attempt_0/{rank}/{name}.log" for rank in (0, 1) for name in ("stdout", "stderr")}
+
+
+class OwnLayout:
+    """As one that derives from torch's LogsSpecs."""
+
+    root_log_dir = "logs"
+    _redirects = _tee = 0
+    _local_ranks_filter = None
+
+    def reify(self, envs: object) -> None: ...
+
+
+def test_objects_for_logs_that_are_not_torchs_own_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"SimpleNamespace has no _tee, _local_ranks_filter; .* DefaultLogsSpecs"
+    ):
+        elastic_launch(config(logs_specs=SimpleNamespace(root_log_dir="logs", _redirects=0)), "echo")()
+    with pytest.raises(TypeError, match="OwnLayout lays files out in its own way"):
+        elastic_launch(config(logs_specs=OwnLayout()), "echo")()
+
+
+def test_a_health_check_server_is_refused() -> None:
+    assert elastic_launch(config(1), "true", None)() == {0: None}
+    with pytest.raises(TypeError, match="health_check_server"):
+        elastic_launch(config(1), "true", object())  # type: ignore[arg-type]
+
+
+def test_the_example_of_the_docs_is_a_script_that_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    (example,) = (
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "elastic_launch" in text
+    )
+    (tmp_path / "main.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{0: 0.0, 1: 0.1}\n", done.stderr
 
 
 INTERRUPTED = """

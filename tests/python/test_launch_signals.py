@@ -24,11 +24,10 @@ from launching import (
     Place,
     await_gone,
     environment,
+    few_processes,
     marked,
-    prctl,
     signals_in,
     status_field,
-    unshare_users,
     until,
 )
 
@@ -408,20 +407,11 @@ def test_a_program_that_cannot_be_executed_is_named(place: Place) -> None:
 def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) -> None:
     place.script("sleep()")
     mark = uuid.uuid4().hex
-    ended = place.run("--nproc_per_node=4", "train.py", env=environment(MARK=mark), preexec_fn=few_processes)
+    env = environment(MARK=mark)
+    # Two for the launcher.
+    ended = place.run("--nproc_per_node=4", "train.py", env=env, preexec_fn=lambda: few_processes(4))
     start_failure(ended, 2, "clone")
     assert not marked(mark)
-
-
-def few_processes() -> None:
-    """Room for the two processes of a launcher, and two more. Root has no limit, so it is another user's."""
-    if os.geteuid() == 0:
-        for capability in (21, 24):  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
-            prctl(24, capability)  # PR_CAPBSET_DROP
-        os.setresuid(random.randrange(2_000_000_000, 2_100_000_000), 0, 0)
-    else:
-        unshare_users()
-    resource.setrlimit(resource.RLIMIT_NPROC, (4, 4))
 
 
 def test_an_environment_that_is_too_long_is_named(place: Place) -> None:

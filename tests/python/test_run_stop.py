@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Place, await_gone, await_line, gone, marked, supervisor_of, until
+from launching import Place, await_gone, await_line, few_processes, gone, marked, supervisor_of, until
 from torch_launching import ESCAPED, TorchPlace
 
 # Says which signals it gets, in a process of its group too; ends by the last of these.
@@ -306,14 +306,28 @@ else:
 
 
 def test_a_rank_that_cannot_be_started_ends_those_before_it(place: TorchPlace, mark: str) -> None:
+    env = place.environment(MARK=mark)
+    words = ["--nproc-per-node=8", "--log-dir=log", "--no-python", "sleep", "600"]
+    ended = place.run(*words, env=env, preexec_fn=lambda: few_processes(8))
+    assert ended.status == 71, ended.stderr
+    (line,) = ended.error_lines()
+    # The launcher's threads count too.
+    found = re.match(r"rlaunch: error: cannot start rank ([1-6]) \(.*: clone: ", line)
+    assert found, line
+    before = int(found[1])
+    statuses = [rank["status"] for rank in place.result_of_run()["ranks"]]
+    assert statuses == ["stopped"] * before + ["not_started"] + ["never_started"] * (7 - before)
+    assert marked(mark) == []
+
+
+def test_a_program_that_cannot_be_executed_is_named(place: TorchPlace) -> None:
     place.script("#!/no/such/interpreter\n", "broken.sh")
     (place.folder / "broken.sh").chmod(0o755)
-    ended = place.run("--nproc-per-node=2", "--no-python", "./broken.sh", env=place.environment(MARK=mark))
+    ended = place.run("--nproc-per-node=2", "--no-python", "./broken.sh")
     assert ended.status == 71
     (line,) = ended.error_lines()
     assert "broken.sh" in line
     assert "No such file or directory" in line
-    assert marked(mark) == []
 
 
 # --- CPUs, and plans. ------------------------------------------------------------------------------------

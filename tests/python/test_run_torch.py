@@ -72,9 +72,12 @@ def test_ranks_that_are_restarted_meet_again(tmp_path: Path) -> None:
 
 
 ACCELERATED = """
+import os
 import torch
 from accelerate import Accelerator
 
+# Only rlaunch sets it.
+assert "RLAUNCH_JOB_KEY" in os.environ
 accelerator = Accelerator(cpu=True)
 model, optimizer = torch.nn.Linear(4, 1), None
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -104,10 +107,15 @@ def test_accelerate_runs_on_it(tmp_path: Path) -> None:
     home = str(tmp_path / "home")
     done = ran("-m", "rlaunch.torch", "accelerate", "launch", *told, "train.py", cwd=tmp_path, HF_HOME=home)
     assert done.stdout.count("trained on 2\n") == 2
-    # Only rlaunch.run has it.
-    assert ran("-m", "rlaunch.torch", "--help", cwd=tmp_path).stdout.startswith(
-        "usage: python -m rlaunch.torch"
-    )
+
+
+def test_its_usage_is_an_answer_or_an_error(tmp_path: Path) -> None:
+    usage = "usage: python -m rlaunch.torch PROGRAM"
+    assert ran("-m", "rlaunch.torch", "--help", cwd=tmp_path).stdout.startswith(usage)
+    command = [sys.executable, "-m", "rlaunch.torch"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(usage)
 
 
 INSTALLED = """

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -173,6 +174,17 @@ def test_a_file_that_cannot_be_written_hides_no_error(
     monkeypatch.setenv(FILE, str(tmp_path / "nowhere" / "error.json"))
     with pytest.warns(RuntimeWarning, match="cannot be written"), pytest.raises(ValueError, match="invalid"):
         record(int)("x")
+
+
+def test_where_warnings_are_errors_the_error_is_raised_nevertheless(tmp_path: Path) -> None:
+    script = "from rlaunch.errors import record; record(int)('x')"
+    env = {**os.environ, FILE: str(tmp_path / "nowhere" / "error.json")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.rstrip().endswith("ValueError: invalid literal for int() with base 10: 'x'")
+    assert re.search(r"^<string>:1: RuntimeWarning: .* cannot be written", done.stderr, re.MULTILINE)
+    assert "During handling" not in done.stderr
 
 
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

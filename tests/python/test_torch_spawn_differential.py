@@ -111,6 +111,8 @@ def main():
         record(main_of_a_rank, Handler())()
     except ZeroDivisionError as error:
         assert handled == [error]
+    else:
+        raise AssertionError("nothing was raised")
     print(tensor.tolist())
 
 def main_of_a_rank():
