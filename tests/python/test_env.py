@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import types
 from collections.abc import Callable, Iterator
 from functools import partial
