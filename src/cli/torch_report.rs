@@ -1,5 +1,6 @@
 //! How a job in torchrun's words has failed: the report on stderr, and the launcher's own error file.
 
+use crate::log::blame;
 use crate::log::error_file::{self, ErrorFile};
 use crate::log::failed::{Failure, report};
 use crate::log::tail::{self, Tail};
@@ -28,6 +29,9 @@ pub fn of(
         return None;
     };
     let (root, said) = failure(launch, launched, *culprit, *exit);
+    let mut known = (**known).clone();
+    // It may have been stopped between its error file and its traceback.
+    known.blame = known.blame.or_else(|| blame(said.as_ref()?.text.as_bytes(), *exit));
     if let Some(own) = own {
         let data = match said {
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
@@ -43,7 +47,7 @@ pub fn of(
     let others = ends.filter(|(local, end)| local != culprit && of_itself(end));
     let others: Vec<Failure> =
         others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
-    Some(report(title, &known.host, (&root, known), &others, verdict))
+    Some(report(title, &known.host, (&root, &known), &others, verdict))
 }
 
 /// What this launcher itself failed of, for its own error file, in the words of an exception.

@@ -129,7 +129,7 @@ if attempt < 3:
     )
     ended = place.well("--nproc-per-node=2", "--max-restarts=3", "train.py")
     assert {f"met-3.{rank}" for rank in (0, 1)} <= place.names()
-    assert ended.stderr.count("will restart") == 3
+    assert ended.stderr.count("; restart ") == 3
 
 
 def test_what_a_failed_attempt_leaves_is_gone_before_the_next(place: TorchPlace, mark: str) -> None:
