@@ -72,6 +72,7 @@ fn command() -> Command {
         );
     let command = command::with_options(command, OWN, &[], |_, arg| arg);
     command::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
+        [] if opt.kind == Kind::Flag => arg,
         [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
         // No file's name.
         [] => arg.value_hint(ValueHint::Other),
