@@ -140,7 +140,7 @@ pub fn run(
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
         for follower in ranks.followers() {
-            follower.show_held(engine.poll())?;
+            follower.handle_timeout(engine.poll())?;
             if follower.has_more() {
                 follower.copy(engine.poll())?;
             }
