@@ -213,6 +213,9 @@ pub fn run(
         shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?);
     }
     ranks.settle_logs();
+    if let bytes @ 1.. = ranks.unshown() {
+        shown = shown.and(Shown::AllBut(bytes));
+    }
     if let Some(nodes) = nodes.as_mut().filter(|_| waits) {
         parting = together::await_others(nodes, supervisor, signals, &mut requests, &launch.notify)?;
     }

@@ -118,6 +118,11 @@ impl<'a> Ranks<'a> {
         self.screens.follower(number)
     }
 
+    /// Bytes of the logs that nobody could follow.
+    pub fn unshown(&self) -> u64 {
+        self.screens.unshown()
+    }
+
     fn who(&self, id: ChildId) -> Who {
         self.launch.plan.ranks[id.local_rank].who()
     }
