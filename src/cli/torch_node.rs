@@ -40,9 +40,6 @@ use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
 
-/// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short, its port in Paddle's words.
-const FDS_OF_WORKER: u64 = 7;
-
 /// Of a stream that is captured, about as much is kept: its end explains a failure.
 const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0, until_shown: true };
 
@@ -60,7 +57,7 @@ pub fn launch(
     let begun = clock::now();
     let allowed = sys_affinity::own().map_err(|e| unmet(format!("the CPUs of this process: {e}")))?;
     let workers = workers(spec, vars, allowed.len())?;
-    let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
+    let nofile = preflight::make_room_with_store("--nproc-per-node", workers).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
     let Met { mut place, mut leases, store, nodes } = match torch_meeting::meet(spec, workers, signals) {
         Ok(met) => met,
