@@ -3,7 +3,8 @@
 
 use proptest::prelude::*;
 use rlaunch::model::CpuSet;
-use rlaunch::plan::affinity::{Bound, Cpu, Facts, Kind, bind};
+use rlaunch::plan::affinity::{Bound, Cpu, Facts, bind};
+use rlaunch::spec::torchrun::Numa;
 use std::collections::BTreeSet;
 
 /// A machine whose second threads are numbered after all first ones, as x86 has them.
@@ -68,7 +69,7 @@ fn table(cases: &[(&str, Facts, usize)]) -> String {
     let mut text = String::new();
     for (name, facts, ranks) in cases {
         text += &format!("{name}, {ranks} ranks\n");
-        for kind in Kind::ALL {
+        for kind in Numa::ALL {
             text += &format!("  {}\n", kind.name());
             match bind(kind, facts, *ranks) {
                 Ok(bound) => {
@@ -163,16 +164,16 @@ proptest! {
         let facts = shape.facts(&devices);
         let allowed: CpuSet = mask.iter().copied().collect();
         let facts = only(facts.clone(), &allowed.intersect(&facts.allowed).to_string());
-        for kind in Kind::ALL {
+        for kind in Numa::ALL {
             let Ok(bound) = bind(kind, &facts, ranks) else { continue };
             prop_assert_eq!(bound.len(), ranks);
             for Bound { cpus, node, .. } in &bound {
                 prop_assert!(!cpus.is_empty());
                 prop_assert_eq!(&cpus.intersect(&facts.allowed), cpus);
                 let own = facts.nodes[node].clone();
-                prop_assert!(kind == Kind::Socket || cpus.intersect(&own) == *cpus);
+                prop_assert!(kind == Numa::Socket || cpus.intersect(&own) == *cpus);
             }
-            if kind == Kind::Exclusive {
+            if kind == Numa::Exclusive {
                 let all: BTreeSet<u16> = bound.iter().flat_map(|bound| bound.cpus.iter()).collect();
                 prop_assert_eq!(all.len(), bound.iter().map(|bound| bound.cpus.len()).sum::<usize>());
             }
@@ -181,7 +182,7 @@ proptest! {
 
     #[test]
     fn ranks_without_devices_are_spread_evenly_and_in_order(shape in shapes(), ranks in 1..20usize) {
-        let bound = bind(Kind::Node, &shape.facts(&[]), ranks).unwrap();
+        let bound = bind(Numa::Node, &shape.facts(&[]), ranks).unwrap();
         let nodes: Vec<u32> = bound.iter().map(|bound| bound.node).collect();
         prop_assert!(nodes.is_sorted());
         let on = |node: u32| nodes.iter().filter(|n| **n == node).count();

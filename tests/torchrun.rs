@@ -218,6 +218,7 @@ fn counts_of_ranks() {
     for (text, nproc) in [
         ("8", Nproc::Count(8)),
         ("+1_0", Nproc::Count(10)),
+        ("007", Nproc::Count(7)),
         ("cpu", Nproc::Cpu),
         ("gpu", Nproc::Gpu),
         ("xpu", Nproc::Xpu),
@@ -227,6 +228,10 @@ fn counts_of_ranks() {
     }
     assert!(error("--nproc 0").starts_with("--nproc-per-node 0: "));
     assert!(error("--nproc -1").starts_with("--nproc-per-node -1: "));
+    assert!(error("--nproc -99999999999999999999").starts_with("--nproc-per-node -99999999999999999999: "));
+    for text in ["1__0", "_1", "1.5"] {
+        assert!(error(&format!("--nproc {text}")).contains(": Unsupported nproc_per_node value: "), "{text}");
+    }
     assert!(error("--nproc tpu").starts_with("--nproc-per-node tpu: Unsupported nproc_per_node value: tpu; "));
 }
 

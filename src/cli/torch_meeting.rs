@@ -138,7 +138,8 @@ impl Wait<'_> {
     fn serve(&self, listeners: Vec<TcpListener>, run_id: &str, info: &Info) -> Result<(Nodes, Numbers), Unmet> {
         let left: Left<'_> = &mut || self.left();
         let failed = |error| self.ended(&error, "node 0's store");
-        let mut nodes = Nodes::serve(listeners, run_id, self.nnodes, left).map_err(failed)?;
+        let served = (listeners, preflight::limits_of_store(info.workers));
+        let mut nodes = Nodes::serve(served, run_id, self.nnodes, left).map_err(failed)?;
         nodes.come(info, left).map_err(failed)?;
         let mut next = clock::now() + SOON;
         loop {

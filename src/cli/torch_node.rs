@@ -13,7 +13,7 @@ use crate::log::verdict::{Style, Verdict, render};
 use crate::model::{CpuSet, Endpoint};
 use crate::plan::dialects::{Beside, Paddle};
 use crate::plan::torchrun::{self as plan, Place};
-use crate::plan::{HostFacts, Plan, affinity, devices, nproc};
+use crate::plan::{HostFacts, Plan, affinity, devices};
 use crate::probe::memory::Memory;
 use crate::probe::{accelerators, cpus, numa, torch};
 use crate::run::console::Shown;
@@ -25,7 +25,7 @@ use crate::spec::dialects::Dialect;
 use crate::spec::launch::DryRun;
 use crate::spec::options::Vars;
 use crate::spec::rotation::Rotation;
-use crate::spec::torchrun::{EventLog, Nproc, Numa, TorchScript, TorchSpec};
+use crate::spec::torchrun::{EventLog, TorchScript, TorchSpec};
 use crate::supervise::{ChildId, Note, Outcome, Policy, RestartPolicy};
 use crate::sys::affinity as sys_affinity;
 use crate::sys::cgroup::JobGroup;
@@ -39,9 +39,6 @@ use std::os::unix::process::parent_id;
 use std::path::Path;
 use std::time::Duration;
 use tracing::{info, warn};
-
-/// Descriptors a worker costs: its pidfd, what follows its two streams, what keeps one of them short, its port in Paddle's words.
-const FDS_OF_WORKER: u64 = 7;
 
 /// Of a stream that is captured, about as much is kept: its end explains a failure.
 const CAPTURED: Rotation = Rotation { max_size: 64 << 20, backups: 0, until_shown: true };
@@ -60,7 +57,7 @@ pub fn launch(
     let begun = clock::now();
     let allowed = sys_affinity::own().map_err(|e| unmet(format!("the CPUs of this process: {e}")))?;
     let workers = workers(spec, vars, allowed.len())?;
-    let nofile = preflight::make_room("--nproc-per-node", workers, FDS_OF_WORKER).map_err(unmet)?;
+    let nofile = preflight::make_room_with_store("--nproc-per-node", workers).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
     let Met { mut place, mut leases, store, nodes } = match torch_meeting::meet(spec, workers, signals) {
         Ok(met) => met,
@@ -140,14 +137,7 @@ pub fn launch(
 
 /// How many workers this node has. `cpus`: how many it may use.
 fn workers(spec: &TorchSpec, vars: &Vars, cpus: usize) -> Result<usize, Refusal> {
-    let asked = match spec.nproc {
-        Nproc::Count(count) => nproc::Nproc::Number(count),
-        Nproc::Cpu => nproc::Nproc::Cpu,
-        Nproc::Gpu => nproc::Nproc::Gpu,
-        Nproc::Xpu => nproc::Nproc::Xpu,
-        Nproc::Auto => nproc::Nproc::Auto,
-    };
-    torch::count(asked, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(unmet)
+    torch::count(spec.nproc, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(unmet)
 }
 
 /// OMP_NUM_THREADS, where the launcher sets it: unless the user has, and not for one worker alone.
@@ -166,12 +156,6 @@ fn threads(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> O
 /// The CPUs of each worker, if they are to be bound to any.
 fn bound(spec: &TorchSpec, vars: &Vars, workers: usize, allowed: &CpuSet) -> Result<Vec<CpuSet>, Refusal> {
     let Some(kind) = spec.numa else { return Ok(Vec::new()) };
-    let kind = match kind {
-        Numa::Node => affinity::Kind::Node,
-        Numa::Socket => affinity::Kind::Socket,
-        Numa::Exclusive => affinity::Kind::Exclusive,
-        Numa::CoreComplex => affinity::Kind::CoreComplex,
-    };
     let root = Path::new("/");
     let devices = torch::accelerators(root, vars).map_err(usage)?;
     let facts = numa::facts(root, allowed.clone(), &devices);

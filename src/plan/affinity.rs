@@ -7,41 +7,9 @@
 
 use crate::model::CpuSet;
 use crate::spec::SpecError;
+use crate::spec::torchrun::Numa;
 use std::collections::BTreeMap;
 use std::fmt;
-
-/// The values of `--numa-binding`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// All CPUs of the device's NUMA node.
-    Node,
-    /// All CPUs of all nodes in the same socket.
-    Socket,
-    /// The node's physical cores, divided among its devices.
-    Exclusive,
-    /// The CPUs below one last-level cache of the node.
-    CoreComplex,
-}
-
-impl Kind {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Node, Self::Socket, Self::Exclusive, Self::CoreComplex];
-
-    /// As the option has it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Node => "node",
-            Self::Socket => "socket",
-            Self::Exclusive => "exclusive",
-            Self::CoreComplex => "core-complex",
-        }
-    }
-
-    /// By its name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
-    }
-}
 
 /// Where one CPU is. What the kernel does not say is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,7 +56,7 @@ impl fmt::Display for Bound {
 }
 
 /// What each of `ranks` local ranks is bound to.
-pub fn bind(kind: Kind, facts: &Facts, ranks: usize) -> Result<Vec<Bound>, SpecError> {
+pub fn bind(kind: Numa, facts: &Facts, ranks: usize) -> Result<Vec<Bound>, SpecError> {
     let seats = facts.seats(ranks);
     (0..ranks).map(|rank| facts.bind(kind, &seats, rank).map_err(|refusal| refusal.of(kind, rank))).collect()
 }
@@ -100,7 +68,7 @@ struct Refusal {
 }
 
 impl Refusal {
-    fn of(self, kind: Kind, rank: usize) -> SpecError {
+    fn of(self, kind: Numa, rank: usize) -> SpecError {
         SpecError::new("--numa-binding", kind.name(), format!("local rank {rank}: {}", self.why), self.hint)
     }
 }
@@ -126,15 +94,15 @@ impl Facts {
         self.nodes.get(&node).map_or_else(CpuSet::default, |cpus| cpus.intersect(&self.allowed))
     }
 
-    fn bind(&self, kind: Kind, seats: &[Option<u32>], rank: usize) -> Result<Bound, Refusal> {
+    fn bind(&self, kind: Numa, seats: &[Option<u32>], rank: usize) -> Result<Bound, Refusal> {
         let node = self.node(seats, rank)?;
         let peers: Vec<usize> = (0..seats.len()).filter(|seat| seats[*seat] == Some(node)).collect();
         let place = peers.iter().position(|seat| *seat == rank).unwrap_or(0);
         let cpus = match kind {
-            Kind::Node => self.allowed_on(node),
-            Kind::Socket => self.socket(node)?,
-            Kind::Exclusive => self.exclusive(node, place, peers.len())?,
-            Kind::CoreComplex => self.core_complex(node, place)?,
+            Numa::Node => self.allowed_on(node),
+            Numa::Socket => self.socket(node)?,
+            Numa::Exclusive => self.exclusive(node, place, peers.len())?,
+            Numa::CoreComplex => self.core_complex(node, place)?,
         };
         Ok(Bound { cpus, node, device: (!self.devices.is_empty()).then_some(rank) })
     }

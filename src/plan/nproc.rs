@@ -1,26 +1,11 @@
-//! `--nproc-per-node` of torchrun: a number, or a word for what torch would count, without torch.
+//! What the words of torchrun's `--nproc-per-node` stand for: what torch would count, without torch.
 
 use super::machine::Machine;
 use super::visible::{self, Device, List};
 use crate::spec::SpecError;
 use crate::spec::options::Vars;
-use crate::spec::spawn::python_int;
+use crate::spec::torchrun::Nproc;
 use std::collections::BTreeSet;
-
-/// What was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nproc {
-    /// So many; not 0.
-    Number(usize),
-    /// As many as there are GPUs, or XPUs, or else CPUs.
-    Auto,
-    /// CPUs in the affinity mask.
-    Cpu,
-    /// GPUs that CUDA would show.
-    Gpu,
-    /// Intel's GPUs that Level Zero would show.
-    Xpu,
-}
 
 /// Devices of one kind, asked for only where they count.
 pub type Count<'a> = &'a dyn Fn() -> Result<usize, SpecError>;
@@ -28,44 +13,24 @@ pub type Count<'a> = &'a dyn Fn() -> Result<usize, SpecError>;
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 const LEVEL_ZERO: &str = "ZE_AFFINITY_MASK";
 
-impl Nproc {
-    /// Reads the value of `field`, a number as Python's `int` reads it.
-    pub fn parse(field: &str, text: &str) -> Result<Self, SpecError> {
-        let refuse = |why: String| {
-            Err(SpecError::new(field, text, why, "give a number from 1 on, or one of auto, cpu, gpu and xpu"))
-        };
-        match text {
-            "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Cpu),
-            "gpu" => Ok(Self::Gpu),
-            "xpu" => Ok(Self::Xpu),
-            _ => match python_int(text) {
-                Ok(number @ 1..) => Ok(Self::Number(usize::try_from(number).unwrap_or(usize::MAX))),
-                Ok(_) => refuse("at least one process has to run".into()),
-                Err(_) => refuse(format!("Unsupported nproc_per_node value: {}", crate::spec::shown(text))),
+/// How many ranks the value of `field` stands for here. `cpus`: those in the affinity mask.
+pub fn count(asked: Nproc, field: &str, gpus: Count<'_>, xpus: Count<'_>, cpus: usize) -> Result<usize, SpecError> {
+    let some = |count: usize, name: &str, why: &str| match count {
+        0 => Err(SpecError::new(field, name, why, "give a number, or auto or cpu")),
+        count => Ok(count),
+    };
+    match asked {
+        Nproc::Count(number) => Ok(number),
+        Nproc::Cpu => Ok(cpus.max(1)),
+        Nproc::Gpu => some(gpus()?, "gpu", "Cuda is not available. The NVIDIA driver would show no GPU"),
+        Nproc::Xpu => some(xpus()?, "xpu", "Xpu is not available. Level Zero would show no GPU of Intel's"),
+        Nproc::Auto => match gpus()? {
+            0 => match xpus()? {
+                0 => Ok(cpus.max(1)),
+                xpus => Ok(xpus),
             },
-        }
-    }
-
-    /// How many ranks that is here. `cpus`: those in the affinity mask.
-    pub fn count(self, field: &str, gpus: Count<'_>, xpus: Count<'_>, cpus: usize) -> Result<usize, SpecError> {
-        let some = |count: usize, name: &str, why: &str| match count {
-            0 => Err(SpecError::new(field, name, why, "give a number, or auto or cpu")),
-            count => Ok(count),
-        };
-        match self {
-            Self::Number(number) => Ok(number),
-            Self::Cpu => Ok(cpus.max(1)),
-            Self::Gpu => some(gpus()?, "gpu", "Cuda is not available. The NVIDIA driver would show no GPU"),
-            Self::Xpu => some(xpus()?, "xpu", "Xpu is not available. Level Zero would show no GPU of Intel's"),
-            Self::Auto => match gpus()? {
-                0 => match xpus()? {
-                    0 => Ok(cpus.max(1)),
-                    xpus => Ok(xpus),
-                },
-                gpus => Ok(gpus),
-            },
-        }
+            gpus => Ok(gpus),
+        },
     }
 }
 
@@ -119,43 +84,32 @@ mod tests {
         [(name.to_owned(), value.to_owned())].into()
     }
 
-    fn asked(text: &str, gpus: usize, xpus: usize) -> Result<usize, String> {
-        let nproc = Nproc::parse("--nproc-per-node", text).map_err(|error| error.to_string())?;
-        nproc.count("--nproc-per-node", &|| Ok(gpus), &|| Ok(xpus), 6).map_err(|error| error.to_string())
+    fn counted(asked: Nproc, gpus: usize, xpus: usize) -> Result<usize, String> {
+        count(asked, "--nproc-per-node", &|| Ok(gpus), &|| Ok(xpus), 6).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn words_are_counted_and_numbers_read_as_python_reads_them() {
-        for (text, counts, found) in [
-            ("auto", (4, 2), 4),
-            ("auto", (0, 2), 2),
-            ("auto", (0, 0), 6),
-            ("cpu", (4, 2), 6),
-            ("gpu", (4, 2), 4),
-            ("xpu", (4, 2), 2),
-            (" +3 ", (4, 2), 3),
-            ("1_0", (4, 2), 10),
-            ("007", (4, 2), 7),
+    fn words_are_counted() {
+        for (asked, counts, found) in [
+            (Nproc::Auto, (4, 2), 4),
+            (Nproc::Auto, (0, 2), 2),
+            (Nproc::Auto, (0, 0), 6),
+            (Nproc::Cpu, (4, 2), 6),
+            (Nproc::Gpu, (4, 2), 4),
+            (Nproc::Xpu, (4, 2), 2),
+            (Nproc::Count(3), (4, 2), 3),
         ] {
-            assert_eq!(asked(text, counts.0, counts.1), Ok(found), "{text} {counts:?}");
+            assert_eq!(counted(asked, counts.0, counts.1), Ok(found), "{asked:?} {counts:?}");
         }
     }
 
     #[test]
     fn what_is_not_there_is_said_in_torchs_words() {
-        for (text, words) in [
-            ("gpu", "--nproc-per-node gpu: Cuda is not available. "),
-            ("xpu", "--nproc-per-node xpu: Xpu is not available. "),
-            ("abc", "--nproc-per-node abc: Unsupported nproc_per_node value: abc;"),
-            ("", "--nproc-per-node: Unsupported nproc_per_node value: ;"),
-            ("1__0", "--nproc-per-node 1__0: Unsupported"),
-            ("_1", "--nproc-per-node _1: Unsupported"),
-            ("1.5", "--nproc-per-node 1.5: Unsupported"),
-            ("0", "--nproc-per-node 0: at least one"),
-            ("-2", "--nproc-per-node -2: at least one"),
-            ("-99999999999999999999", "--nproc-per-node -99999999999999999999: at least one"),
+        for (asked, words) in [
+            (Nproc::Gpu, "--nproc-per-node gpu: Cuda is not available. "),
+            (Nproc::Xpu, "--nproc-per-node xpu: Xpu is not available. "),
         ] {
-            let error = asked(text, 0, 0).unwrap_err();
+            let error = counted(asked, 0, 0).unwrap_err();
             assert!(error.starts_with(words), "{error}");
         }
     }
@@ -167,13 +121,13 @@ mod tests {
         let none: Count<'_> = &|| Ok(0usize);
         for (nproc, gpus, xpus) in [
             (Nproc::Cpu, never, never),
-            (Nproc::Number(1), never, never),
+            (Nproc::Count(1), never, never),
             (Nproc::Auto, one, never),
             (Nproc::Xpu, never, one),
         ] {
-            assert!(nproc.count("", gpus, xpus, 1).is_ok(), "{nproc:?}");
+            assert!(count(nproc, "", gpus, xpus, 1).is_ok(), "{nproc:?}");
         }
-        assert!(Nproc::Auto.count("", none, never, 1).is_err(), "an error is not taken for none");
+        assert!(count(Nproc::Auto, "", none, never, 1).is_err(), "an error is not taken for none");
     }
 
     #[test]

@@ -29,10 +29,8 @@ impl Memory {
                 memory.cgroup_kills = events.and_then(|text| field(&text, "oom_kill"));
             }
             let number = |names| read(names).and_then(|text| text.trim().parse::<u64>().ok());
-            // Version 1 shows no limit as a number close to 2^63.
-            let limit = number(["memory.max", "memory.limit_in_bytes"]).filter(|limit| *limit < 1 << 60);
-            if limit.is_some() {
-                memory.limit = limit;
+            memory.limit = limit(folder);
+            if memory.limit.is_some() {
                 memory.peak = number(["memory.peak", "memory.max_usage_in_bytes"]);
                 break;
             }
@@ -55,6 +53,28 @@ impl Memory {
         }
         "no kill for want of memory was counted, so somebody else sent it".into()
     }
+}
+
+/// Bytes that this process and those it starts may use: the machine's memory, or the least limit of its cgroup and
+/// those above it.
+pub fn total(root: &Path) -> Option<u64> {
+    let text = read_to_string(root.join("proc/meminfo")).ok();
+    let kib = text.and_then(|text| {
+        text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
+    });
+    let limits = cgroup(root).into_iter().flat_map(|(top, own)| {
+        let folders = own.ancestors().take_while(|folder| folder.starts_with(&top));
+        folders.filter_map(limit).collect::<Vec<_>>()
+    });
+    limits.chain(kib.map(|kib: u64| kib.saturating_mul(1024))).min()
+}
+
+/// A cgroup's own limit.
+fn limit(folder: &Path) -> Option<u64> {
+    let read = |name| read_to_string(folder.join(name)).ok();
+    let text = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
+    // Version 1 shows no limit as a number close to 2^63.
+    text.trim().parse().ok().filter(|limit| *limit < 1 << 60)
 }
 
 /// The top of the memory cgroups and this process's own.
@@ -145,7 +165,30 @@ mod tests {
     }
 
     #[test]
+    fn the_least_limit_on_the_way_up_counts_and_the_machines_memory_where_that_is_less() {
+        let meminfo = ("proc/meminfo", "MemTotal:       4194304 kB\nMemFree: 1 kB\n");
+        let files = [
+            meminfo,
+            ("proc/self/cgroup", "0::/job/step\n"),
+            ("sys/fs/cgroup/job/step/memory.max", "2147483648\n"),
+            ("sys/fs/cgroup/job/memory.max", "1073741824\n"),
+            ("sys/fs/cgroup/other/memory.max", "4096\n"),
+        ];
+        for (name, files, found) in [
+            ("all", &files[..], 1 << 30),
+            ("own", &files[..3], 2 << 30),
+            ("none", &files[..2], 4 << 30),
+            ("machine", &[meminfo, files[1], ("sys/fs/cgroup/job/memory.max", "1099511627776\n")], 4 << 30),
+        ] {
+            let root = tree(&format!("total-{name}"), files);
+            assert_eq!(total(&root), Some(found), "{name}");
+            std::fs::remove_dir_all(&root).unwrap_or_default();
+        }
+    }
+
+    #[test]
     fn nothing_to_read_is_nothing_known() {
+        assert_eq!(total(Path::new("/nowhere")), None);
         let now = Memory::now(Path::new("/nowhere"));
         assert_eq!(now, Memory::default());
         assert!(now.explain(&now).contains("somebody else"));

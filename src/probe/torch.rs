@@ -2,9 +2,10 @@
 
 use super::{intel, nvml};
 use crate::plan::machine::Machine;
-use crate::plan::nproc::{self, Nproc};
+use crate::plan::nproc;
 use crate::spec::SpecError;
 use crate::spec::options::Vars;
+use crate::spec::torchrun::Nproc;
 use std::path::Path;
 
 /// A device's PCI address as Linux writes it (`0000:3b:00.0`), where its driver says.
@@ -34,5 +35,5 @@ pub fn accelerators(root: &Path, vars: &Vars) -> Result<Vec<Place>, SpecError> {
 
 /// How many ranks `--nproc-per-node`, or the variable `field`, asks for. `cpus`: those in the affinity mask.
 pub fn count(asked: Nproc, field: &str, root: &Path, vars: &Vars, cpus: usize) -> Result<usize, SpecError> {
-    asked.count(field, &|| Ok(gpus(vars)?.len()), &|| Ok(xpus(root, vars)?.len()), cpus)
+    nproc::count(asked, field, &|| Ok(gpus(vars)?.len()), &|| Ok(xpus(root, vars)?.len()), cpus)
 }

@@ -1,9 +1,10 @@
 //! Where torch's ranks belong: their devices, and the CPUs near them.
 
 use crate::model::CpuSet;
-use crate::plan::affinity::{Kind, bind};
+use crate::plan::affinity::bind;
 use crate::probe::{numa, torch};
 use crate::spec::options::Vars;
+use crate::spec::torchrun::Numa;
 use crate::sys::affinity;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -33,7 +34,7 @@ pub fn bound_cpus(
     root: PathBuf,
     allowed: Option<&str>,
 ) -> PyResult<Vec<String>> {
-    let kind = Kind::parse(kind).ok_or_else(|| refused(format!("{kind} is no kind of binding")))?;
+    let kind = Numa::parse(kind).ok_or_else(|| refused(format!("{kind} is no kind of binding")))?;
     let allowed = match allowed {
         Some(text) => CpuSet::parse(text).ok_or_else(|| refused(format!("{text} is no list of CPUs")))?,
         None => affinity::own().map_err(super::errors::os_error)?,

@@ -1,10 +1,13 @@
 //! The server of torch's store, without a job around it.
 
 use super::errors::os_error;
+use crate::probe::memory;
 use crate::rendezvous::torch_store::{Limits, Server, listen};
+use crate::sys::limits;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A server on a free port: of loopback, or of one address of this machine.
@@ -37,10 +40,10 @@ impl TorchStore {
         }
         .map_err(os_error)?;
         let port = listeners[0].local_addr().map_err(os_error)?.port();
-        let mut limits = Limits::default();
-        limits.bytes = limit.unwrap_or(limits.bytes);
-        limits.connections = connections.unwrap_or(limits.connections);
-        let server = Server::start_with(listeners, limits, None).map_err(os_error)?;
+        let mut most = Limits::of(memory::total(Path::new("/")), limits::open_files().0 / 4 * 3);
+        most.bytes = limit.unwrap_or(most.bytes);
+        most.connections = connections.unwrap_or(most.connections);
+        let server = Server::start_with(listeners, most, None).map_err(os_error)?;
         Ok(Self { port, server: Mutex::new(Some(server)) })
     }
 

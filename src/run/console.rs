@@ -2,7 +2,7 @@
 //! encoding; of several, whole lines behind a prefix. The files are the buffer, so neither a rank nor
 //! the launcher ever waits for the console.
 
-use super::rotate::Log;
+use super::rotate::{Log, WITHOUT_WATCH};
 use crate::log::Splitter;
 use crate::log::escape::Colours;
 use crate::log::prefix::write_line;
@@ -102,8 +102,10 @@ impl Source {
 /// Follows log files.
 pub struct Follower {
     sources: Vec<Source>,
-    /// `None` where the system has no more watches to give: then all is copied at the end.
+    /// `None` where the system has no more watches to give: then files are looked at now and then.
     watch: Option<GrowthWatch>,
+    /// When those that nobody watches were looked at.
+    looked: Duration,
     console: Console,
     colours: Colours,
     /// Only lines with one of these in them are copied; none: all are.
@@ -132,6 +134,7 @@ impl Follower {
         Ok(Self {
             sources: Vec::new(),
             watch,
+            looked: clock::now(),
             console,
             colours,
             only: Vec::new(),
@@ -206,17 +209,28 @@ impl Follower {
         self.more
     }
 
-    /// When there will be something of an unfinished line to show, on the clock of supervision.
+    /// When there will be something of an unfinished line to show, or it is time to look at what nobody watches; on the
+    /// clock of supervision.
     pub fn due(&self) -> Option<Duration> {
-        let held = self.sources.iter().filter_map(|source| source.held);
-        held.min().filter(|_| !self.blocked && !self.gone).map(|since| since.saturating_add(HELD))
+        let held = self.sources.iter().filter_map(|source| source.held).min().map(|since| since.saturating_add(HELD));
+        held.into_iter().chain(self.look()).min().filter(|_| !self.blocked && !self.gone)
     }
 
-    /// Shows what has been held of unfinished lines for long enough, each as a line of its own.
-    pub fn show_held(&mut self, poll: &Poll) -> io::Result<()> {
+    fn look(&self) -> Option<Duration> {
+        let unwatched = self.sources.iter().any(|source| source.watched.is_none());
+        unwatched.then(|| self.looked.saturating_add(WITHOUT_WATCH))
+    }
+
+    /// Shows what has been held of unfinished lines for long enough, each as a line of its own, and what has come to
+    /// files that nobody watches.
+    pub fn handle_timeout(&mut self, poll: &Poll) -> io::Result<()> {
         let now = clock::now();
         if self.due().is_none_or(|at| at > now) {
             return Ok(());
+        }
+        if self.look().is_some_and(|at| at <= now) {
+            self.looked = now;
+            self.sources.iter_mut().for_each(|source| source.grown |= source.watched.is_none());
         }
         for source in &mut self.sources {
             if source.held.is_some_and(|since| since.saturating_add(HELD) <= now)

@@ -140,7 +140,7 @@ pub fn run(
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
         for follower in ranks.followers() {
-            follower.show_held(engine.poll())?;
+            follower.handle_timeout(engine.poll())?;
             if follower.has_more() {
                 follower.copy(engine.poll())?;
             }
@@ -213,6 +213,9 @@ pub fn run(
         shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut impatient)?);
     }
     ranks.settle_logs();
+    if let bytes @ 1.. = ranks.unshown() {
+        shown = shown.and(Shown::AllBut(bytes));
+    }
     if let Some(nodes) = nodes.as_mut().filter(|_| waits) {
         parting = together::await_others(nodes, supervisor, signals, &mut requests, &launch.notify)?;
     }

@@ -16,6 +16,7 @@ pub mod rotate;
 pub mod run_folder;
 pub mod screens;
 pub mod start;
+pub mod store;
 pub mod sweep;
 pub mod temporary;
 pub mod together;

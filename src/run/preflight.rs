@@ -4,7 +4,8 @@ use crate::model::endpoint;
 use crate::plan::cluster::{self, Addresses, Cluster};
 use crate::plan::dialects::Servers;
 use crate::plan::ps::{self, Layout};
-use crate::probe::net;
+use crate::probe::{memory, net};
+use crate::rendezvous::torch_store::Limits;
 use crate::spec::job::Job;
 use crate::spec::nodes::{Nodes, Ports};
 use crate::spec::places::Place;
@@ -106,12 +107,19 @@ pub const FDS_OF_LAUNCH: u64 = 2;
 /// Descriptors a rank costs a program that calls `spawn`: the same, the two of its outbox, and with the
 /// fork server the pipe of its status and the sentinel it is given.
 pub const FDS_OF_SPAWN: u64 = 6;
+/// Descriptors a worker in torchrun's words costs: its pidfd, what follows its two streams, what keeps one of them short,
+/// its port in Paddle's words.
+const FDS_OF_WORKER: u64 = 7;
 const FDS_OF_OUR_OWN: u64 = 32;
+
+fn needed(ranks: usize, each: u64) -> u64 {
+    (ranks as u64).saturating_mul(each).saturating_add(FDS_OF_OUR_OWN + limits::open_now())
+}
 
 /// Makes room for the descriptors of `ranks` ranks, `each` a rank; `field` is what asks for that many. Returns the soft limit that the ranks themselves
 /// should keep, if ours had to be raised.
 pub fn make_room(field: &str, ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {
-    let needed = (ranks as u64).saturating_mul(each).saturating_add(FDS_OF_OUR_OWN + limits::open_now());
+    let needed = needed(ranks, each);
     let (soft, hard) = limits::open_files();
     if limits::raise_open_files(needed) < needed {
         return Err(SpecError::new(
@@ -122,6 +130,20 @@ pub fn make_room(field: &str, ranks: usize, each: u64) -> Result<Option<u64>, Sp
         ));
     }
     Ok((soft < needed).then_some(soft))
+}
+
+/// The same for workers that find each other at a store of the launcher's: how many connections come to it nobody knows,
+/// so it gets all the room there is.
+pub fn make_room_with_store(field: &str, workers: usize) -> Result<Option<u64>, SpecError> {
+    let before = make_room(field, workers, FDS_OF_WORKER)?;
+    let (soft, hard) = limits::open_files();
+    Ok(before.or((limits::raise_open_files(hard) > soft).then_some(soft)))
+}
+
+/// What a store beside so many workers may hold, once there is room.
+pub fn limits_of_store(workers: usize) -> Limits {
+    let spare = limits::open_files().0.saturating_sub(needed(workers, FDS_OF_WORKER));
+    Limits::of(memory::total(Path::new("/")), spare)
 }
 
 /// The cluster that a request asks for, with `ranks` ranks on this node, and its ports there, held until the leases

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// How often a log that grows is looked at; one that does not is not.
 const PAUSE: Duration = Duration::from_millis(50);
 /// The same where the system has no more watches to give.
-const WITHOUT_WATCH: Duration = Duration::from_secs(1);
+pub(super) const WITHOUT_WATCH: Duration = Duration::from_secs(1);
 /// Copied before it is looked whether the job is over.
 const CHUNK: usize = 1 << 20;
 

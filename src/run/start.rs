@@ -7,14 +7,15 @@ use super::journal::{Journal, What};
 use super::launch::{Launch, Listener};
 use super::logs;
 use super::output;
+use super::preflight::limits_of_store;
 use super::rotate::Rotation;
 use super::screens::Screens;
+use super::store::Served;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
 use crate::log::lost_peer;
 use crate::model::{Exit, Who};
 use crate::plan::Output;
-use crate::rendezvous::torch_store::Server;
 use crate::supervise::{ChildId, Note, Part};
 use crate::sys::affinity::Mask;
 use crate::sys::cgroup::Folder;
@@ -26,12 +27,10 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
-use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::Arc;
-use tracing::warn;
 
 /// How much of a log is looked at for what its rank died of.
 pub const TAIL_BYTES: u64 = 64 * 1024;
@@ -70,7 +69,7 @@ pub struct Ranks<'a> {
     just_swept: usize,
     patience: Patience,
     /// Where ranks find each other, if the launcher serves it.
-    store: Option<Server>,
+    store: Served<'a>,
     /// What keeps the logs short, if that is wanted.
     rotation: Option<Rotation>,
     /// What people see of the logs, and files for lines that somebody looks for.
@@ -99,7 +98,7 @@ impl<'a> Ranks<'a> {
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
             just_swept: 0,
-            store: serve(&launch.store)?,
+            store: Served::start(&launch.store, limits_of_store(launch.plan.ranks.len()))?,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
             screens: Screens::new(launch, poll, tokens),
@@ -116,6 +115,11 @@ impl<'a> Ranks<'a> {
     /// One of these, by its number.
     pub fn follower(&mut self, number: usize) -> Option<&mut Follower> {
         self.screens.follower(number)
+    }
+
+    /// Bytes of the logs that nobody could follow.
+    pub fn unshown(&self) -> u64 {
+        self.screens.unshown()
     }
 
     fn who(&self, id: ChildId) -> Who {
@@ -137,6 +141,7 @@ impl<'a> Ranks<'a> {
             let errno = error.raw_os_error().map_or(String::new(), |n| format!(" ({:?})", Errno::from_raw(n)));
             name(&format!("{step}: {}{errno}", logs::plain(&error)))
         };
+        self.store.check().map_err(|e| name(&e))?;
         // What an earlier attempt wrote has been put aside.
         let overwrite = self.launch.log_overwrite && id.attempt == 0;
         let opened = output::open(&self.launch.log_dir, rank, id.attempt, overwrite)
@@ -251,9 +256,7 @@ impl Host for Ranks<'_> {
             }
         }
         // What they have told each other is not for those that come.
-        if let Some(Err(error)) = self.store.as_ref().map(Server::renew) {
-            warn!("the store of the next attempt: {error}");
-        }
+        self.store.renew();
         // What its processes have left there for each other is over, too.
         if let Some(folder) = &self.launch.temporary {
             temporary::empty(folder);
@@ -264,11 +267,6 @@ impl Host for Ranks<'_> {
         self.journal.note(&note, |local| self.launch.plan.ranks[local].who());
         self.listener.noted(&note);
     }
-}
-
-fn serve(listeners: &[TcpListener]) -> io::Result<Option<Server>> {
-    let own = listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>()?;
-    if own.is_empty() { Ok(None) } else { Server::start(own).map(Some) }
 }
 
 fn c_path(path: &Path) -> Result<CString, String> {

@@ -258,11 +258,28 @@ def test_a_failure_that_stdout_did_not_show_is_shown_on_stderr(place: Place) -> 
     assert "\n  | the cause\n" in ended.stderr
 
 
-def test_a_console_that_cannot_be_told_of_growth_shows_everything_too(place: Place) -> None:
-    def no_inotify() -> None:
-        unshare_users()
-        Path("/proc/sys/user/max_inotify_instances").write_text("0")
+def no_inotify() -> None:
+    """As where the user's instances are all taken; of nobody else's, for use between fork and exec."""
+    unshare_users()
+    Path("/proc/sys/user/max_inotify_instances").write_text("0")
 
+
+def test_a_console_that_cannot_be_told_of_growth_shows_lines_while_ranks_run(place: Place) -> None:
+    place.script("""
+        for number in range(3):
+            print("line", number, flush=True)
+            await_file(f"go-{number}")
+    """)
+    with place.start("train.py", preexec_fn=no_inotify) as launcher:
+        assert launcher.stdout is not None
+        for number in range(3):
+            # Its rank cannot end before each has been seen.
+            assert read_until(launcher.stdout.fileno(), b"\n") == f"line {number}\n".encode()
+            (place.folder / f"go-{number}").touch()
+        assert place.wait(launcher).status == 0
+
+
+def test_a_console_that_cannot_be_told_of_growth_shows_everything_too(place: Place) -> None:
     place.script("print('hello')")
     ended = place.run("train.py", preexec_fn=no_inotify)
     assert (ended.status, ended.stdout) == (0, b"hello\n"), ended.stderr

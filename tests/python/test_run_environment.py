@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import TALKING, free_ports
+from launching import TALKING, await_line, free_ports
 from torch_launching import TELL, TorchPlace
 
 UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
@@ -318,3 +319,49 @@ def test_the_console_script_is_the_same_program(place: TorchPlace) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(place.seen()) == 1
+
+
+# Connections to the launcher's store, each of which has its answer before the next is made. `waits` more have none.
+CONNECT = """
+import resource, socket, struct
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+tell("limit", soft)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+ping = b"\\0" + struct.pack("<I", 0x3C85F7CE) + bytes([13]) + struct.pack("<I", 7)
+def connect():
+    client = socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=30)
+    client.sendall(ping)
+    return client
+clients = []
+for _ in range(int(sys.argv[1])):
+    clients.append(connect())
+    assert clients[-1].recv(4) == struct.pack("<I", 7)
+more = [connect() for _ in range(int(sys.argv[2]))]
+await_file("go")
+clients.clear()
+assert all(client.recv(4) == struct.pack("<I", 7) for client in more)
+"""
+
+
+def few_files(soft: int, hard: int) -> Any:
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_soft_limit_of_open_files_is_no_limit_on_connections_to_the_store(place: TorchPlace) -> None:
+    place.script(CONNECT)
+    (place.folder / "go").touch()
+    ended = place.well("--nproc-per-node=2", "train.py", "150", "0", preexec_fn=few_files(64, 1024))
+    assert [(place.folder / f"limit.{rank}").read_text() for rank in range(2)] == ["64", "64"]
+    assert "the store has no room" not in ended.stderr
+
+
+def test_who_waits_to_be_let_into_a_full_store_is_told_of_once(place: TorchPlace) -> None:
+    place.script(CONNECT)
+    with place.start("train.py", "16", "8", preexec_fn=few_files(64, 64)) as launcher:
+        line = await_line(launcher.stderr, b"the store has no room")
+        assert b"beside its 16 connections" in line
+        assert b"ulimit -Hn" in line
+        (place.folder / "go").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 0, ended.stderr
+    assert "the store has no room" not in ended.stderr

@@ -243,3 +243,16 @@ fn a_large_value_is_sent_to_many_without_a_copy() {
     drop(replies);
     assert_eq!(ledger.used(), 0);
 }
+
+#[test]
+fn one_request_for_a_value_many_times_is_not_answered_with_more_than_there_is_room_for() {
+    let mut store = Store::new(Ledger::new(1 << 20));
+    let mut replies = Replies::new();
+    store.handle(1, Request::Set { key: b"k".to_vec(), value: vec![7; 512] }, &mut replies).unwrap();
+    let ask = |times: usize| Request::MultiGet(vec![b"k".to_vec(); times]);
+    assert_eq!(store.handle(1, ask(1 << 17), &mut replies), Err(Refused::Full));
+    assert!(replies.is_empty());
+    store.handle(1, ask(1 << 10), &mut replies).unwrap();
+    let told: usize = replies.iter().map(|(_, piece)| piece.bytes().len()).sum();
+    assert_eq!(told, (8 + 512) << 10);
+}

@@ -56,13 +56,18 @@ pub enum Told {
 
 impl Nodes {
     /// Node 0: serves the store.
-    pub fn serve(listeners: Vec<TcpListener>, run_id: &str, nnodes: usize, left: Left<'_>) -> io::Result<Self> {
+    pub fn serve(
+        (listeners, limits): (Vec<TcpListener>, Limits),
+        run_id: &str,
+        nnodes: usize,
+        left: Left<'_>,
+    ) -> io::Result<Self> {
         let at = listeners.first().ok_or_else(|| io::Error::other("nowhere to listen"))?.local_addr()?;
         let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let (tell, news) = bounded(UNHEARD + 4 * nnodes);
         let prefix = wire_key(run_id, words::ALL);
         let watch = Watch { prefix, news: tell, bell: Arc::clone(&bell) };
-        let server = Server::start_with(listeners, Limits::default(), Some(watch))?;
+        let server = Server::start_with(listeners, limits, Some(watch))?;
         let client = Client::connect(&at.ip().to_string(), at.port(), left)?;
         let host = Host { server: Some(Serving::Now(server)), news, bell, roll: Roll::new(nnodes) };
         let mut nodes = Self { node: 0, nnodes, run_id: run_id.to_owned(), client, host: Some(host) };
@@ -334,7 +339,7 @@ mod tests {
     fn nodes_meet_and_part() {
         let listeners = listen::loopback(0).unwrap();
         let port = listeners[0].local_addr().unwrap().port();
-        let mut zero = Nodes::serve(listeners, "run", 2, &mut patience(LONG)).unwrap();
+        let mut zero = Nodes::serve((listeners, Limits::default()), "run", 2, &mut patience(LONG)).unwrap();
         assert!(zero.come(&info(2), &mut patience(LONG)).unwrap());
         assert_eq!(zero.missing(), [0, 1], "nothing is heard yet");
         let (rests, goes_on) = bounded(1);
@@ -366,7 +371,7 @@ mod tests {
     fn who_comes_too_late_with_a_number_is_told() {
         let listeners = listen::loopback(0).unwrap();
         let port = listeners[0].local_addr().unwrap().port();
-        let mut zero = Nodes::serve(listeners, "run", 2, &mut patience(LONG)).unwrap();
+        let mut zero = Nodes::serve((listeners, Limits::default()), "run", 2, &mut patience(LONG)).unwrap();
         zero.come(&info(1), &mut patience(LONG)).unwrap();
         let mut one = other(port, 1);
         assert!(one.come(&info(1), &mut patience(LONG)).unwrap());

@@ -10,16 +10,16 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use nix::sys::time::{TimeSpec, TimeValLike};
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use tracing::dispatcher::{get_default, with_default};
+use tracing::{Dispatch, warn};
 
 /// What one server holds at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,17 +30,22 @@ pub struct Limits {
     pub connections: usize,
 }
 
-impl Default for Limits {
-    /// A quarter of this machine's memory, but 4 GiB at most, and three quarters of the descriptors that this
-    /// process may have now.
-    fn default() -> Self {
-        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let total = memory.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok());
-        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+impl Limits {
+    /// A quarter of so many bytes of memory (of 4 GiB if nobody knows), but 32 MiB at least and 4 GiB at most; and a
+    /// connection for each descriptor that can be spared, but 16 at least and 65536 at most.
+    pub fn of(memory: Option<u64>, descriptors: u64) -> Self {
+        let quarter = memory.map_or(1 << 30, |bytes| bytes / 4).clamp(32 << 20, 4 << 30);
         Self {
-            bytes: total.map_or(1 << 30, |kib| kib.saturating_mul(1024) / 4).clamp(256 << 20, 4 << 30),
-            connections: usize::try_from(files / 4 * 3).unwrap_or(usize::MAX).clamp(16, 1 << 16),
+            bytes: usize::try_from(quarter).unwrap_or(usize::MAX),
+            connections: descriptors.clamp(16, 1 << 16) as usize,
         }
+    }
+}
+
+impl Default for Limits {
+    /// 1 GiB, and as many connections as the usual limit of descriptors, 1024, allows beside other files.
+    fn default() -> Self {
+        Self::of(None, 768)
     }
 }
 
@@ -99,7 +104,8 @@ impl Watch {
 pub struct Server {
     orders: Sender<Order>,
     bell: Arc<EventFd>,
-    thread: Option<JoinHandle<Hub>>,
+    /// It ends with what is to be gone on with; with nothing, if it could not go on.
+    thread: Option<JoinHandle<Option<Hub>>>,
 }
 
 /// A server that does nothing until it goes on: its clients wait. It has no thread, so a process that forks has it
@@ -134,7 +140,7 @@ impl Server {
     pub fn pause(mut self) -> io::Result<Paused> {
         self.order(Order::Stop)?;
         let ended = || io::Error::other("the store's thread has ended");
-        let hub = self.thread.take().ok_or_else(ended)?.join().map_err(|_| ended())?;
+        let hub = self.thread.take().ok_or_else(ended)?.join().ok().flatten().ok_or_else(ended)?;
         Ok(Paused { orders: self.orders.clone(), bell: Arc::clone(&self.bell), hub })
     }
 
@@ -168,10 +174,9 @@ impl Paused {
     pub fn go_on(self) -> io::Result<Server> {
         let Self { orders, bell, mut hub } = self;
         let signals = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let run = move || {
-            hub.run();
-            hub
-        };
+        let messages = get_default(Dispatch::clone);
+        // A thread that fails takes the hub with it: who gives an order then is not left to wait.
+        let run = move || with_default(&messages, || hub.run().is_ok().then_some(hub));
         let thread = thread::Builder::new().name("torch-store".to_owned()).spawn(run);
         signals.thread_set_mask()?;
         Ok(Server { orders, bell, thread: Some(thread?) })
@@ -197,6 +202,8 @@ struct Hub {
     orders: Receiver<Order>,
     listeners: Vec<TcpListener>,
     paused: bool,
+    /// That there are too many connections has been said.
+    complained: bool,
     store: Store,
     /// What is held for connections.
     traffic: Ledger,
@@ -234,6 +241,7 @@ impl Hub {
             orders,
             listeners,
             paused: false,
+            complained: false,
             store: Store::new(Ledger::new(limits.bytes / 2)),
             traffic: Ledger::new(limits.bytes / 2),
             limits,
@@ -246,13 +254,13 @@ impl Hub {
         })
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> io::Result<()> {
         loop {
             let mut events = [EpollEvent::empty(); 256];
             let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
                 Ok(count) => count,
                 Err(Errno::EINTR) => continue,
-                Err(_) => return,
+                Err(error) => return Err(error.into()),
             };
             for event in &events[..count] {
                 match event.data() {
@@ -260,7 +268,7 @@ impl Hub {
                         let _ = self.bell.read();
                         while let Ok(order) = self.orders.try_recv() {
                             match order {
-                                Order::Stop => return,
+                                Order::Stop => return Ok(()),
                                 Order::Renew(done) => drop(done.send(self.renew())),
                             }
                         }
@@ -280,6 +288,7 @@ impl Hub {
         for _ in 0..AT_ONCE {
             let full = self.clients.len() >= self.limits.connections;
             if full && self.strangers.is_empty() {
+                self.complain();
                 return self.listen(false);
             }
             let Some(listener) = self.listeners.get(listener) else { return };
@@ -290,7 +299,10 @@ impl Hub {
                     // That connection has gone already; there may be others.
                     Some(Errno::ECONNABORTED | Errno::EINTR) => continue,
                     // No descriptors, no memory: accepting again at once would come to the same.
-                    _ => return self.listen(false),
+                    _ => {
+                        self.complain();
+                        return self.listen(false);
+                    }
                 },
             };
             if let (true, Some(oldest)) = (full, self.strangers.first().copied()) {
@@ -306,6 +318,17 @@ impl Hub {
             self.strangers.insert(client);
             // What it wants has mostly come with it, and then it is no stranger.
             self.turn(client, EpollFlags::EPOLLIN);
+        }
+    }
+
+    /// Says, once, that somebody waits to be let in.
+    fn complain(&mut self) {
+        if !std::mem::replace(&mut self.complained, true) {
+            let now = self.clients.len();
+            warn!(
+                "the store has no room beside its {now} connections: others wait until one of them closes; raise the limit \
+                 of open files (ulimit -Hn)"
+            );
         }
     }
 
@@ -446,5 +469,14 @@ impl Hub {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Server {
+    /// Its thread has ended, and nobody has noticed.
+    pub fn lose(&mut self) {
+        let _ = self.order(Order::Stop);
+        drop(self.thread.take().map(JoinHandle::join));
     }
 }

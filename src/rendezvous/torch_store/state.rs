@@ -128,6 +128,7 @@ impl Store {
             }
             Request::Get(key) => Reply::default().found(self.keys.get(&key[..])).send(client, replies),
             Request::MultiGet(keys) => {
+                self.ledger.room(keys.iter().map(|key| cost_of_telling(self.keys.get(&key[..]))).sum())?;
                 let mut reply = Reply::default();
                 for key in keys {
                     reply = reply.found(self.keys.get(&key[..]));
@@ -314,6 +315,14 @@ impl Store {
             Reply::default().byte(STOP_WAITING).send(client, replies);
         }
         all
+    }
+}
+
+/// What a reply holds for one value that is asked for, as far as that is not shared with who set it.
+fn cost_of_telling(value: Option<&Value>) -> usize {
+    match value.map_or(0, |value| value.bytes().len()) {
+        short @ 0..=SHORT => 8 + short,
+        _ => OVERHEAD,
     }
 }
 

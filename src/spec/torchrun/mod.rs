@@ -57,17 +57,37 @@ pub enum LogDir {
     Nowhere,
 }
 
-/// To which CPUs a rank is bound, by the node of its device.
+/// To which CPUs a rank is bound (`--numa-binding`), by the NUMA node of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numa {
-    /// Those of the node.
+    /// All CPUs of the node.
     Node,
-    /// Those of all nodes on the same socket.
+    /// All CPUs of all nodes in the same socket.
     Socket,
-    /// A share of the node's cores.
+    /// The node's physical cores, divided among its devices.
     Exclusive,
-    /// A group of cores with one cache.
+    /// The CPUs below one last-level cache of the node.
     CoreComplex,
+}
+
+impl Numa {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Node, Self::Socket, Self::Exclusive, Self::CoreComplex];
+
+    /// As the option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Socket => "socket",
+            Self::Exclusive => "exclusive",
+            Self::CoreComplex => "core-complex",
+        }
+    }
+
+    /// By its name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 /// What becomes of events.
@@ -207,12 +227,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<TorchSpe
         duplicate_stdout_filters: filters("duplicate-stdout-filters"),
         duplicate_stderr_filters: filters("duplicate-stderr-filters"),
         virtual_local_rank: read::flag(values, "virtual-local-rank")?,
-        numa: read::choice(values, "numa-binding")?.map(|name| match name {
-            "node" => Numa::Node,
-            "socket" => Numa::Socket,
-            "exclusive" => Numa::Exclusive,
-            _ => Numa::CoreComplex,
-        }),
+        numa: read::choice(values, "numa-binding")?.and_then(Numa::parse),
         bind_report: read::flag(values, "bind-report")?,
         signals: signals(values, &mut warnings),
         signals_text: values.text("signals-to-handle").unwrap_or("").to_owned(),

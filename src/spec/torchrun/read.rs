@@ -2,18 +2,12 @@
 
 use super::options::OPTIONS;
 use crate::spec::options::{Values, parse_bool};
+use crate::spec::spawn::python_int;
 use crate::spec::{SpecError, shown};
 
 /// A whole number as Python's `int()` reads it: a sign, `_` between digits and blanks around are fine.
 pub fn int(text: &str) -> Option<i64> {
-    let text = text.trim();
-    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let proper = digits.split('_').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()));
-    if !proper {
-        return None;
-    }
-    let beyond = if text.starts_with('-') { i64::MIN } else { i64::MAX };
-    Some(text.replace('_', "").parse().unwrap_or(beyond))
+    python_int(text).ok()
 }
 
 /// A whole number, if the option has a value.
