@@ -82,6 +82,7 @@ pub fn carry_out(
     match front::split(signals) {
         Ok(Side::Front(front)) => {
             // The store is the supervisor's: nobody must take this process for it.
+            drop(launch.store.take());
             drop(nodes);
             Ok(watch(&front, signals, launch, &door.circumstances().host, record))
         }

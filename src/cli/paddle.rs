@@ -180,7 +180,7 @@ fn launch_on_this_node(
         rotation: spec.rotation,
         shown: shown(spec, &plan, &host),
         filters: Vec::new(),
-        store: Vec::new(),
+        store: Vec::new().into(),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         policy,
         notify: NOTIFY.into_iter().chain(spec.notify_signals.iter().copied()).collect(),

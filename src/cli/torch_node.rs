@@ -105,7 +105,7 @@ pub fn launch(
         base,
         log_dir: folder.run.clone(),
         // Who is not told of it needs none.
-        store: if spec.dialects.contains(&Dialect::Torch) { store } else { Vec::new() },
+        store: if spec.dialects.contains(&Dialect::Torch) { store } else { Vec::new() }.into(),
         log_overwrite: false,
         rotation: rotate::check(&folder.run).is_ok().then_some(CAPTURED),
         shown,

@@ -17,6 +17,7 @@ use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::tree;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
@@ -48,7 +49,8 @@ pub struct Launch<'a> {
     /// Folder of the logs.
     pub log_dir: PathBuf,
     /// Where ranks find each other (torch's TCPStore), for the launcher to serve; anew in every attempt.
-    pub store: Vec<TcpListener>,
+    /// Taken by the process that does, and closed by the other: the next job may want the port.
+    pub store: RefCell<Vec<TcpListener>>,
     /// Whether logs are emptied first.
     pub log_overwrite: bool,
     /// How they are kept short, if they are.
@@ -132,7 +134,8 @@ pub fn run(
         nodes.go_on()?;
         engine.poll().readable(&*nodes, NODES)?;
     }
-    let mut ranks = Ranks::new(launch, engine.poll().clone(), FOLLOWERS, journal, listener)?;
+    let store = launch.store.take();
+    let mut ranks = Ranks::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
     while engine.report().is_none() {
         let busy = ranks.followers().any(|follower| follower.has_more());

@@ -27,6 +27,7 @@ use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
@@ -80,9 +81,10 @@ pub struct Ranks<'a> {
 }
 
 impl<'a> Ranks<'a> {
-    /// Nobody is started yet. `tokens`: the first of those in `poll` that are for the followers, two for each.
+    /// Nobody is started yet. `store`: where theirs is served; `tokens`: the first of those in `poll` that are for the followers, two for each.
     pub fn new(
         launch: &'a Launch<'a>,
+        store: &'a [TcpListener],
         poll: Arc<Poll>,
         tokens: u64,
         journal: Journal,
@@ -98,7 +100,7 @@ impl<'a> Ranks<'a> {
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
             just_swept: 0,
-            store: Served::start(&launch.store, limits_of_store(launch.plan.ranks.len()))?,
+            store: Served::start(store, limits_of_store(launch.plan.ranks.len()))?,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
             screens: Screens::new(launch, poll, tokens),
