@@ -170,7 +170,7 @@ mod tests {
             program: PathBuf::new(),
             base: Vec::new(),
             log_dir: folder.clone(),
-            store: Vec::new(),
+            store: Vec::new().into(),
             log_overwrite: false,
             rotation: None,
             shown: [((0, Stream::Stdout), None)].into(),
