@@ -73,6 +73,7 @@ fn command() -> Command {
     let command = command::with_options(command, OWN, &[], |_, arg| arg);
     command::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
         [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
+        [] if opt.kind == Kind::Flag => arg,
         // No file's name.
         [] => arg.value_hint(ValueHint::Other),
         choices => arg.value_parser(PossibleValuesParser::new(choices)).value_name("CHOICE"),
