@@ -321,7 +321,7 @@ def test_the_console_script_is_the_same_program(place: TorchPlace) -> None:
     assert len(place.seen()) == 1
 
 
-# Connections to the launcher's store, each of which has its answer before the next is made. `waits` more have none.
+# Connections to the store, each answered before the next is made; then more, for which there may be no room.
 CONNECT = """
 import resource, socket, struct
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
