@@ -74,7 +74,6 @@ fn command() -> Command {
     command::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
         [] if opt.kind == Kind::Flag => arg,
         [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
-        [] if opt.kind == Kind::Flag => arg,
         // No file's name.
         [] => arg.value_hint(ValueHint::Other),
         choices => arg.value_parser(PossibleValuesParser::new(choices)).value_name("CHOICE"),
