@@ -10,6 +10,7 @@ of the images; torch averages the gradients, so the replicas stay identical, whi
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -72,8 +73,9 @@ def train(epochs: int, batch_size: int = 32, lr: float = 8e-3, seed: int = 0) ->
         accuracy = (net(test_x).argmax(1) == test_y).float().mean().item()
     sums = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
     dist.all_gather(sums, torch.tensor([checksum(net)]))
-    # A rank that ends with a live model may abort at interpreter exit (torch 2.15).
-    del model, optimizer
+    # A rank that ends with a live model, or what leads to it, may abort at interpreter exit (torch 2.15).
+    del model, optimizer, loss
+    gc.collect()
     dist.destroy_process_group()
     if len({int(one) for one in sums}) != 1:
         raise RuntimeError(f"the ranks ended with different parameters: checksums {sums}")

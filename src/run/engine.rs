@@ -5,6 +5,7 @@ use crate::model::Exit;
 use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
+use crate::sys::pidfd;
 use crate::sys::poll::Poll;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
@@ -49,6 +50,10 @@ pub struct End<'a> {
 
 /// How often the group of a child that has ended is looked at.
 const AGAIN: Duration = Duration::from_millis(5);
+
+/// How long the end of the peer that a rank has lost is waited for. The kernel closes a process's sockets before it says
+/// that the process has ended (exit_files before exit_notify in do_exit), and a busy machine may do other things between.
+const OF_A_PEER: Duration = Duration::from_millis(50);
 
 /// Tokens of the host's own descriptors start here; below are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
@@ -144,6 +149,10 @@ impl Engine {
         let mut ended = self.collect(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {
             // A rank that fails because its peer is gone may be seen before that peer, which died first.
+            if ended.iter().all(|(id, exit)| exit.is_success() || host.lost_peer(*id)) {
+                let living: Vec<_> = self.children.iter().flatten().map(|child| child.as_fd()).collect();
+                pidfd::await_any(&living, OF_A_PEER);
+            }
             let more = self.poll.wait(Some(Duration::ZERO))?;
             ended.extend(self.collect(&more, host)?);
             tokens.extend(more);

@@ -1,9 +1,11 @@
 //! pidfds: naming a process without ever naming a recycled one (pidfd_open(2)).
 
 use crate::model::Exit;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 /// Opens a pidfd (close-on-exec) for a child of ours that nobody has reaped yet.
 pub fn open(pid: i32) -> io::Result<OwnedFd> {
@@ -29,6 +31,12 @@ pub fn send_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
 /// its process group number cannot be given to a stranger.
 pub fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(wait(fd, libc::WNOWAIT)?.is_some())
+}
+
+/// Waits until one of them has ended, for so long at most. Also returns when a signal handler ran.
+pub fn await_any(fds: &[BorrowedFd<'_>], patience: Duration) {
+    let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    let _ = poll(&mut fds, PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX));
 }
 
 /// What is known of a child once its status has been collected.
