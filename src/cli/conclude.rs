@@ -45,18 +45,10 @@ pub fn conclude(
     circumstances: &Circumstances,
     verdict: Option<&Verdict>,
 ) {
-    complain_about_stuck(&launched.rest.stuck);
-    if let Shown::AllBut(bytes) = launched.shown {
-        warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
-    }
-    if logs::is_full(&launch.log_dir) {
-        warn!("the disk of {} is full: the ranks' logs may lack what came last", launch.log_dir.display());
-    }
+    troubles(launch, launched);
     match &launched.report.outcome {
         Outcome::Completed => {
-            for swept in swept(launch, launched) {
-                tell(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
-            }
+            tell_swept(launch, launched);
             for (role, what) in STOPPED_LAST {
                 let ranks = launch.plan.ranks.iter().zip(&launched.report.ranks);
                 if ranks.into_iter().any(|(plan, end)| plan.role == role && end.told) {
@@ -108,6 +100,24 @@ pub fn conclude(
     }
 }
 
+/// What went wrong beside the job: who cannot be killed, and what is not where people look for it.
+pub(super) fn troubles(launch: &Launch<'_>, launched: &Launched) {
+    complain_about_stuck(&launched.rest.stuck);
+    if let Shown::AllBut(bytes) = launched.shown {
+        warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
+    }
+    if logs::is_full(&launch.log_dir) {
+        warn!("the disk of {} is full: the ranks' logs may lack what came last", launch.log_dir.display());
+    }
+}
+
+/// What ranks left running, where no verdict says it.
+pub(super) fn tell_swept(launch: &Launch<'_>, launched: &Launched) {
+    for swept in swept(launch, launched) {
+        tell(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
+    }
+}
+
 /// The numbers of those that failed of themselves.
 fn failed(launch: &Launch<'_>, launched: &Launched) -> Vec<usize> {
     let ends = launched.report.ranks.iter().zip(&launch.plan.ranks);
@@ -123,7 +133,7 @@ pub fn complain_about_stuck(stuck: &[Leftover]) {
     }
 }
 
-pub(super) fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
+fn swept(launch: &Launch<'_>, launched: &Launched) -> Vec<Swept> {
     let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
     let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| Swept {
         owner: Some(launch.plan.ranks[local].who()),

@@ -3,6 +3,7 @@
 use super::exit_code;
 use super::record::Record;
 use super::refusal::{Refusal, usage};
+use crate::plan::nested::{Outer, without_outer_exports};
 use crate::spec::options::{Opt, Vars};
 use crate::sys::console;
 use crate::sys::signals::{self, HELD_AT_START, Signals};
@@ -40,6 +41,24 @@ pub fn print(text: &str) {
 
 /// The environment as it is.
 pub type Environment = Vec<(OsString, OsString)>;
+
+/// What a launcher that may run inside a rank goes by.
+pub struct Own {
+    /// The environment for its own ranks.
+    pub base: Environment,
+    /// What of it is text.
+    pub vars: Vars,
+    /// The launcher of that rank, if there is one, whose exports are left out of both.
+    pub outer: Option<Outer>,
+}
+
+/// Tells what the user says from what is inherited from an outer launcher.
+pub fn own(base: Environment, all: &Vars) -> Own {
+    let (vars, outer) = without_outer_exports(all);
+    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
+    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    Own { base, vars, outer }
+}
 
 /// The environment as it is, and what of it is text. The variables of these options have to be.
 pub fn environment(options: &[Opt]) -> Result<(Environment, Vars), Refusal> {

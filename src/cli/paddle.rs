@@ -1,7 +1,7 @@
 //! `python -m rlaunch`: the door that `python -m paddle.distributed.launch` was.
 
 use super::conclude::{Circumstances, conclude};
-use super::door::{self, enter, print};
+use super::door::{self, Own, enter, print};
 use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
 use super::node::{self, Door};
@@ -56,9 +56,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         ));
     }
     let (base, all) = door::environment(options::OPTIONS)?;
-    let (vars, outer) = plan::nested::without_outer_exports(&all);
-    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let base: Vec<_> = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    let Own { base, vars, outer } = door::own(base, &all);
     let values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
     if let Some(path) = &spec.auto_parallel_config {
@@ -93,8 +91,8 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
         }
-        if !dropped.is_empty() {
-            debug!("ignoring what the outer launcher exported: {}", dropped.join(", "));
+        if let Some(outer) = outer.as_ref().filter(|outer| !outer.dropped.is_empty()) {
+            debug!("ignoring what the outer launcher exported: {}", outer.dropped.join(", "));
         }
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
             debug!("{name}: {}", value.text);

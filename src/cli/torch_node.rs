@@ -1,6 +1,6 @@
 //! This node's part of a job in torchrun's words: from a checked request to its exit status.
 
-use super::conclude::{Circumstances, complain_about_stuck};
+use super::conclude::{Circumstances, tell_swept, troubles};
 use super::node::{self, Door};
 use super::policy::stop_by;
 use super::record::Record;
@@ -16,14 +16,13 @@ use crate::plan::torchrun::{self as plan, Place};
 use crate::plan::{HostFacts, Plan, affinity, devices};
 use crate::probe::memory::Memory;
 use crate::probe::{accelerators, cpus, numa, torch};
-use crate::run::console::Shown;
 use crate::run::launch::{Launch, Launched};
 use crate::run::together::Parting;
 use crate::run::{logs, preflight, rotate, run_folder};
 use crate::spec::SpecError;
 use crate::spec::dialects::Dialect;
 use crate::spec::launch::DryRun;
-use crate::spec::options::Vars;
+use crate::spec::options::{Vars, parse_bool};
 use crate::spec::rotation::Rotation;
 use crate::spec::torchrun::{EventLog, TorchScript, TorchSpec};
 use crate::supervise::{ChildId, Note, Outcome, Policy, RestartPolicy};
@@ -95,6 +94,8 @@ pub fn launch(
     }
     logs::write_backups(&plan).map_err(|error| unmet(format!("{}: {}", facts.log_dir, logs::plain(&error))))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    // As the other door's --cgroup.
+    let without_cgroup = vars.get("RLAUNCH_CGROUP").and_then(|text| parse_bool(text)) == Some(false);
     let handled: BTreeSet<i32> = spec.signals.iter().copied().collect();
     for signal in &handled {
         signals.also(*signal);
@@ -114,7 +115,7 @@ pub fn launch(
         policy: policy(spec, vars),
         notify: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
         nofile,
-        cgroup: if vars.get("RLAUNCH_CGROUP").is_some_and(|v| v == "0") { None } else { JobGroup::find(&key) },
+        cgroup: if without_cgroup { None } else { JobGroup::find(&key) },
         key,
         temporary: None,
         disposable: folder.disposable.clone(),
@@ -277,15 +278,12 @@ impl Door for Words<'_> {
 
     fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>) {
         let own = self.error_file;
-        complain_about_stuck(&launched.rest.stuck);
-        if let Shown::AllBut(bytes) = launched.shown {
-            warn!("the console took no more; {bytes} bytes are only in the logs in {}", launch.log_dir.display());
-        }
-        if logs::is_full(&launch.log_dir) {
-            warn!("the disk of {} is full: the workers' logs may lack what came last", launch.log_dir.display());
-        }
+        troubles(launch, launched);
         match &launched.report.outcome {
-            Outcome::Completed => info!("[{}] worker group successfully finished", self.spec.role),
+            Outcome::Completed => {
+                tell_swept(launch, launched);
+                info!("[{}] worker group successfully finished", self.spec.role);
+            }
             Outcome::HostLost => complain("the launcher's front was killed; all ranks were killed with it"),
             Outcome::NotStarted { local_rank } => {
                 let why = launched.report.ranks[*local_rank].not_started.as_deref();
@@ -304,11 +302,6 @@ impl Door for Words<'_> {
                 torch_report::of_itself(own, &text);
             }
             Outcome::Failed { .. } => {}
-        }
-        for swept in super::conclude::swept(launch, launched) {
-            if launched.report.outcome == Outcome::Completed {
-                tell(&crate::log::verdict::sweep(swept.count, swept.owner.as_slice(), &swept.names));
-            }
         }
         info!("Exit code {status}");
         if let Some(events) = &self.events {

@@ -1,11 +1,10 @@
 //! `python -m rlaunch.run`: the door that `torchrun` was.
 
-use super::door::{self, enter, print};
+use super::door::{self, Own, enter, print};
 use super::record::Record;
 use super::refusal::{Refusal, usage};
 use super::torch_grammar::{self, Parsed};
 use super::{exit_code, message, torch_node, torch_report};
-use crate::plan::nested::without_outer_exports;
 use crate::spec::options::Source;
 use crate::spec::torchrun::{self, options};
 use crate::sys::signals::Signals;
@@ -40,10 +39,8 @@ fn prepared(
         return Err(usage(torch_grammar::NO_SCRIPT));
     }
     let (base, all) = door::environment(if from_pet { options::OPTIONS } else { &[] })?;
-    let (vars, outer) = without_outer_exports(&all);
-    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let is_ours = |name: &OsStr| name == "RLAUNCH_TITLE" || dropped.iter().any(|d| *name == **d);
-    let base = base.into_iter().filter(|(name, _)| !is_ours(name)).collect();
+    let Own { mut base, vars, outer } = door::own(base, &all);
+    base.retain(|(name, _)| name != "RLAUNCH_TITLE");
     // Inside a worker of another launcher it is that worker's, which this launcher answers for.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
     let values = options::merge(&flags, &vars, from_pet);

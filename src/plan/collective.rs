@@ -3,10 +3,10 @@
 use super::cluster::Cluster;
 use super::devices::Share;
 use super::nested::Hashes;
-use super::{Elastic, HostFacts, Output, Plan, RankPlan, command, surroundings};
+use super::{Elastic, HostFacts, Plan, RankPlan, command, surroundings};
 use crate::dialect::paddle_launch::Alike;
 use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
-use crate::model::Role;
+use crate::model::{Role, Who};
 use crate::spec::dialects::Dialect;
 use crate::spec::job::Job;
 use crate::spec::options::Vars;
@@ -64,18 +64,9 @@ pub fn plan(
         let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
-        Ok(RankPlan {
-            role: Role::Trainer,
-            rank,
-            endpoint,
-            binding,
-            argv: argv.clone(),
-            env,
-            cpus: None,
-            elastic: cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None }),
-            output: Output::Together(log),
-            backup,
-        })
+        let elastic = cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None });
+        let one = RankPlan::with_log(Who::rank(rank), argv.clone(), env, log, backup);
+        Ok(RankPlan { endpoint, binding, elastic, ..one })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,

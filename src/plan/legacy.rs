@@ -7,11 +7,11 @@ use super::machine::Ask;
 use super::mapping::{self, File, Machine};
 use super::nested::Hashes;
 use super::surroundings::{self, PROXIES};
-use super::{HostFacts, Output, Plan, RankPlan, command};
+use super::{HostFacts, Plan, RankPlan, command};
 use crate::dialect::paddle_legacy::{self, Identity, Mapping, Wanted, World};
 use crate::dialect::{Binding, paddle_launch};
 use crate::model::endpoint::consecutive;
-use crate::model::{Endpoint, EnvPatch, Role};
+use crate::model::{Endpoint, EnvPatch, Role, Who};
 use crate::spec::legacy::{Backend, Cloud, Layout, LegacySpec, Mapped, RankTable, Start};
 use crate::spec::nodes::{Fixed, Host, HostPorts};
 use crate::spec::options::Vars;
@@ -418,18 +418,8 @@ pub fn plan(
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let (endpoint, binding) = (Some(who.endpoint), who.binding);
         let log = format!("{}.{local_rank}", role.log());
-        Ok(RankPlan {
-            role,
-            rank,
-            endpoint,
-            binding,
-            argv: argv.clone(),
-            env,
-            cpus: None,
-            elastic: None,
-            output: Output::Together(log),
-            backup,
-        })
+        let process = Who { role, number: rank };
+        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(process, argv.clone(), env, log, backup) })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,

@@ -65,6 +65,22 @@ pub struct RankPlan {
 }
 
 impl RankPlan {
+    /// A process without an endpoint, devices or CPUs of its own, which writes both streams to this log.
+    pub fn with_log(who: Who, argv: Arc<[OsString]>, env: EnvPatch, log: String, backup: Option<Backup>) -> Self {
+        Self {
+            role: who.role,
+            rank: who.number,
+            endpoint: None,
+            binding: Binding::Cpu,
+            argv,
+            env,
+            cpus: None,
+            elastic: None,
+            output: Output::Together(log),
+            backup,
+        }
+    }
+
     /// What people call it.
     pub fn who(&self) -> Who {
         Who { role: self.role, number: self.rank }

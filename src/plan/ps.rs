@@ -2,9 +2,9 @@
 
 use super::cluster::{self, Addresses};
 use super::nested::Hashes;
-use super::{HostFacts, Output, Plan, RankPlan, command, surroundings};
+use super::{HostFacts, Plan, RankPlan, command, surroundings};
 use crate::dialect::{Binding, paddle_launch, paddle_ps};
-use crate::model::{Endpoint, EnvPatch, Role};
+use crate::model::{Endpoint, EnvPatch, Role, Who};
 use crate::spec::options::Vars;
 use crate::spec::places::{LOCALHOST, Place, is_loopback};
 use crate::spec::ps::{Form, Laid};
@@ -114,18 +114,9 @@ pub fn plan(
         let log = format!("{}.{}", seat.role.log(), seat.local);
         let file = if seat.role == Role::Trainer { seat.number.to_string() } else { log.clone() };
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, file, &mut hashes)?;
-        Ok(RankPlan {
-            role: seat.role,
-            rank: seat.number,
-            endpoint: Some(who.endpoint),
-            binding: job.binding(&seat),
-            argv: argv.clone(),
-            env,
-            cpus: None,
-            elastic: None,
-            output: Output::Together(log),
-            backup,
-        })
+        let (process, endpoint) = (Who { role: seat.role, number: seat.number }, Some(who.endpoint));
+        let binding = job.binding(&seat);
+        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(process, argv.clone(), env, log, backup) })
     };
     Ok(Plan {
         ranks: job.seats().into_iter().map(one).collect::<Result<_, _>>()?,
@@ -148,18 +139,8 @@ pub fn as_told(
 ) -> Result<Plan, SpecError> {
     let mut env = EnvPatch::new();
     let backup = surroundings::complete(&mut env, vars, &facts.log_dir, role.log(), &mut Hashes::default())?;
-    let one = RankPlan {
-        role,
-        rank: number,
-        endpoint: None,
-        binding: Binding::Cpu,
-        argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
-        env,
-        cpus: None,
-        elastic: None,
-        output: Output::Together(format!("{}.0", role.log())),
-        backup,
-    };
+    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
+    let one = RankPlan::with_log(Who { role, number }, argv, env, format!("{}.0", role.log()), backup);
     let pod = paddle_launch::Pod {
         name: facts.pod_name.clone(),
         log_dir: facts.log_dir.clone(),

@@ -2,9 +2,9 @@
 
 use super::cluster::Cluster;
 use super::nested::Hashes;
-use super::{HostFacts, Output, RankPlan, command, surroundings};
-use crate::dialect::{Binding, paddle_launch, paddle_tuner};
-use crate::model::{Endpoint, EnvPatch, Role};
+use super::{HostFacts, RankPlan, command, surroundings};
+use crate::dialect::{paddle_launch, paddle_tuner};
+use crate::model::{Endpoint, EnvPatch, Role, Who};
 use crate::spec::options::Vars;
 use crate::spec::tuner::Tuning;
 use crate::spec::{LaunchSpec, SpecError};
@@ -29,16 +29,7 @@ pub fn plan(
     paddle_tuner::write(&told, &mut env);
     paddle_launch::write_pod(&facts.log_dir, &facts.pod_name, &mut env);
     let backup = surroundings::complete(&mut env, vars, &facts.log_dir, Role::Tuner, &mut Hashes::default())?;
-    Ok(RankPlan {
-        role: Role::Tuner,
-        rank: 0,
-        endpoint: Some(endpoint),
-        binding: Binding::Cpu,
-        argv: command::argv(&spec.script, &spec.args, &facts.python, vars),
-        env,
-        cpus: None,
-        elastic: None,
-        output: Output::Together(Role::Tuner.log().to_owned()),
-        backup,
-    })
+    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
+    let (who, log) = (Who { role: Role::Tuner, number: 0 }, Role::Tuner.log().to_owned());
+    Ok(RankPlan { endpoint: Some(endpoint), ..RankPlan::with_log(who, argv, env, log, backup) })
 }
