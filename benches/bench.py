@@ -30,6 +30,7 @@ from session import Session
 SECTIONS: dict[str, Callable[[Session], None]] = {
     "import": start.measure_import,
     "launch": start.measure_launch,
+    "line": start.measure_first_line,
     "spawn": start.measure_spawn,
     "start": start.measure_start,
     "crash": end.measure_crash,

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contenders import LAUNCHERS, PADDLE, RLAUNCH, RUN, TORCHRUN, environment
+from contenders import LAUNCHERS, PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
 from figures import Cell, Promise
-from running import answer, succeed
+from running import Run, answer, succeed
 from session import Session, each, present
 
 
@@ -94,6 +94,30 @@ def measure_launch(session: Session) -> None:
         session.row(f"wall time of {ranks} trivial ranks", dict(walls), "ms", bare=base)
         promise = Promise("V1", most=30, times_less=40) if ranks == 2 else None
         session.row(f"overhead over {ranks} bare ranks", over, "ms", promise)
+
+
+# Until it is ended: what ends a rank is no part of its start.
+FIRST_LINE = """
+tell("line", time.monotonic())
+time.sleep(600)
+"""
+
+
+def measure_first_line(session: Session) -> None:
+    """From the start of the launcher to the first line of the last of its ranks."""
+
+    def once(launcher: Launcher, ranks: int) -> float:
+        start = time.monotonic()
+        with Run(launcher, session.folder, FIRST_LINE, ranks=ranks) as run:
+            return (max(run.await_told("line")) - start) * 1000
+
+    for ranks in (2, 8):
+        turns = {it.name: session.amount(10, 3) if it.ours else session.amount(4, 1) for it in present()}
+        session.row(
+            f"first line of the last of {ranks} ranks, p50",
+            each(lambda it, n=ranks, t=turns: statistics.median(once(it, n) for _ in range(t[it.name]))),  # type: ignore[misc]
+            "ms",
+        )
 
 
 SPAWN = """

@@ -28,7 +28,8 @@ def main() -> None:
     name = sys.argv[0]
     (*_, found) = (None, *entry_points(group="console_scripts", name=name))
     if found is None:
-        raise SystemExit(f"rlaunch: error: {name}: no installed Python package has a program of that name")
+        why = "no installed Python package has a program of that name; check it, or install the package"
+        raise SystemExit(f"rlaunch: error: {name}: {why}")
     from . import torch
 
     torch.install()
