@@ -150,7 +150,9 @@ def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> N
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (70, [])
     # Another launcher that starts beside it just now may end them first, by their cgroup.
-    assert all(re.fullmatch(r"swept \d leftover processes of the job \(.*\)", line) for line in said(ended))
+    assert all(
+        re.fullmatch(r"swept \d leftover process(es)? of the job \(.*\)", line) for line in said(ended)
+    ), ended
     why = "the launcher's supervisor process had to give up, exit code 70, and the job with it"
     assert why in ended.error_lines()[-1]
     assert (place.result()["outcome"], place.result()["exit_status"]) == ("supervisor_lost", 70)
