@@ -5,8 +5,7 @@
 rank, ``get_rank()``, ``get_world_size()`` and ``ParallelEnv()`` say who it is.
 """
 
-from __future__ import annotations
-
+# Nothing comes before this that is imported from a file (`__future__` is): a Ctrl-C in it is a traceback.
 import sys
 
 if sys.argv[:1] == ["-m"] and any(
@@ -49,7 +48,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     # dataclasses takes as long to import as all of rlaunch.
     if name in ("AttemptResult", "RankResult", "Report"):
         from . import report

@@ -112,7 +112,9 @@ class Draw:
 
     def __init__(self, seed: str, nodes: list[str]) -> None:
         self.random = random.Random(seed)
-        self.ports = iter(range(free_ports(40), 65536))
+        ports = free_ports(80)
+        self.ports = iter(range(ports, ports + 40))
+        self.start_port = ports + 40
         self.nodes = self.random.sample(nodes, self.random.randint(1, len(nodes)))
         self.own = self.random.choice(self.nodes)
 
@@ -168,7 +170,7 @@ def an_older_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
     if local:
         draw.nodes, draw.own = ["127.0.0.1"], "127.0.0.1"
     if draw.flip(0.2):
-        environ["FLAGS_START_PORT"] = str(free_ports(40))
+        environ["FLAGS_START_PORT"] = str(draw.start_port)
     if draw.flip(0.2):
         environ["PADDLE_WITH_GLOO"] = "1"
     argv = [
