@@ -1,4 +1,6 @@
 //! Floor 5: where processes of a job, and launchers of several nodes, meet.
 
+pub mod agree;
+pub mod tie;
 pub mod torch_static;
 pub mod torch_store;
