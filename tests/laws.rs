@@ -61,7 +61,7 @@ fn policy() -> impl Strategy<Value = Policy> {
     (stop_by, lists, backoff, limits, any::<bool>()).prop_map(|(stop_by, lists, backoff, limits, forwards)| {
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
-        Policy { grace: GRACE, stop_by, restart, forwards }
+        Policy { grace: GRACE, stop_by, restart, forwards, first_attempt: 0 }
     })
 }
 

@@ -58,6 +58,7 @@ pub fn conclude(
             info!("{}", if circumstances.older { "Local processes completed." } else { "Pod completed" });
         }
         Outcome::Stopped { signal } => info!("Terminating with signal {signal}"),
+        Outcome::Regrouped => {}
         Outcome::HostLost => error!("the launcher's front was killed; all ranks were killed with it"),
         Outcome::NotStarted { local_rank } => {
             error!("Pod failed");
@@ -158,7 +159,7 @@ pub fn verdict(
     }
     let outcome = match &report.outcome {
         // One line has said it.
-        Outcome::Completed | Outcome::HostLost | Outcome::NotStarted { .. } => return None,
+        Outcome::Completed | Outcome::Regrouped | Outcome::HostLost | Outcome::NotStarted { .. } => return None,
         Outcome::Stopped { signal } => Verdictum::Stopped { signal: *signal },
         Outcome::Failed { culprit, exit } => {
             Verdictum::Failed(Box::new(culprit_of(launch, launched, *culprit, *exit, circumstances)))

@@ -21,8 +21,11 @@ pub const SUPERVISOR_LOST: i32 = 72;
 /// The nodes of the job did not find each other.
 pub const RENDEZVOUS: i32 = 73;
 
-/// Node 0's store went away while ranks ran on another node.
+/// Node 0's store, or whoever coordinates the nodes, went out of reach while ranks ran here.
 pub const STORE_LOST: i32 = 74;
+
+/// Another node of the job was lost.
+pub const NODE_LOST: i32 = 75;
 
 /// The table that `--help` shows.
 pub const HELP: &str = "\
@@ -35,12 +38,13 @@ Exit status:
   70       an error of the launcher itself
   71       the system would not start a rank
   72       something killed the launcher's supervisor process
-  73       the nodes of the job did not find each other (rlaunch.run)
-  74       node 0's store went away while ranks ran on another node (rlaunch.run)";
+  73       the nodes of the job did not find each other
+  74       node 0's store, etcd or the master went away while ranks ran here
+  75       another node of the job was lost";
 
 /// The exit status of a job that has run.
 pub fn after(launched: &Launched) -> i32 {
-    match (launched.parting, &launched.report.outcome) {
+    match (&launched.parting, &launched.report.outcome) {
         (Parting::StoreGone, Outcome::Stopped { .. }) => STORE_LOST,
         (Parting::Stopped(signal), _) => 128 + signal,
         (Parting::FrontLost, _) => 128 + libc::SIGKILL,
@@ -51,7 +55,8 @@ pub fn after(launched: &Launched) -> i32 {
 /// The exit status for a report.
 pub fn of(report: &Report) -> i32 {
     match report.outcome {
-        Outcome::Completed => OK,
+        // Its end is the job's, which is not known here.
+        Outcome::Completed | Outcome::Regrouped => OK,
         Outcome::Failed { exit, .. } => exit.shell_status(),
         Outcome::NotStarted { .. } => START_FAILED,
         Outcome::Stopped { signal } => 128 + signal,

@@ -3,6 +3,7 @@
 use super::conclude::{Circumstances, complain_about_stuck, verdict};
 use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet};
+use super::rounds::{self, Meeting};
 use super::{exit_code, notes};
 use crate::log::secret;
 use crate::log::verdict::{self, Style, Verdict, render};
@@ -11,7 +12,8 @@ use crate::rendezvous::torch_static::Nodes;
 use crate::run::console::Shown;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
-use crate::run::launch::{Launch, Launched, Listener};
+use crate::run::launch::{Launch, Launched, Listener, Others};
+use crate::run::request::Requests;
 use crate::run::result;
 use crate::run::{self, logs, sweep, temporary};
 use crate::supervise::{ChildId, Note, Outcome, Policy};
@@ -19,6 +21,7 @@ use crate::sys::ports::Lease;
 use crate::sys::process;
 use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
 use crossbeam_channel::bounded;
+use std::io;
 use std::time::Duration;
 use tracing::warn;
 
@@ -44,6 +47,10 @@ pub trait Door {
     fn status(&self, launched: &Launched) -> i32 {
         exit_code::after(launched)
     }
+    /// The exit status of a job that has ended so on all nodes.
+    fn told(&self, status: i32) -> i32 {
+        status
+    }
     /// Whether whoever reads the record is told of this end: nothing of the job follows.
     fn has_last_word(&self, _launch: &Launch<'_>, _status: i32) -> bool {
         true
@@ -52,10 +59,20 @@ pub trait Door {
     fn ends(&self, launch: &Launch<'_>, launched: &Launched, status: i32, verdict: Option<&Verdict>);
 }
 
+/// What this node has to do.
+pub enum Work<'a> {
+    /// Its plan, once.
+    Once,
+    /// The same, tied to others that have met at node 0's store.
+    AtStore(Nodes),
+    /// A plan for each round that others run with it.
+    Rounds(&'a dyn Meeting),
+}
+
 /// A door, and whose job it tells of.
-struct At<'a> {
-    door: &'a dyn Door,
-    launch: &'a Launch<'a>,
+pub(super) struct At<'a> {
+    pub(super) door: &'a dyn Door,
+    pub(super) launch: &'a Launch<'a>,
 }
 
 impl Listener for At<'_> {
@@ -72,7 +89,7 @@ impl Listener for At<'_> {
 pub fn carry_out(
     launch: &Launch<'_>,
     door: &dyn Door,
-    (leases, nodes): (Vec<Lease>, Option<Nodes>),
+    (leases, work): (Vec<Lease>, Work<'_>),
     signals: &mut Signals,
     record: &mut Record,
 ) -> Result<i32, Refusal> {
@@ -83,14 +100,19 @@ pub fn carry_out(
         Ok(Side::Front(front)) => {
             // The store is the supervisor's: nobody must take this process for it.
             drop(launch.store.take());
-            drop(nodes);
+            drop(work);
             Ok(watch(&front, signals, launch, &door.circumstances().host, record))
         }
         Ok(Side::Supervisor(supervisor)) => process::end(|| {
             if record.is_read() {
                 signals::let_through(&HELD_IN_FRONT);
             }
-            let status = match supervise(launch, nodes, &supervisor, signals, door) {
+            let done = match work {
+                Work::Once => supervise(launch, None, &supervisor, signals, door),
+                Work::AtStore(nodes) => supervise(launch, Some(nodes), &supervisor, signals, door),
+                Work::Rounds(meeting) => rounds::supervise(launch, meeting, &supervisor, signals, door),
+            };
+            let status = match done {
                 // The second pass has the last word.
                 Ok((status, _)) if !door.has_last_word(launch, status) => status,
                 Ok((status, result)) => {
@@ -165,18 +187,41 @@ fn supervise(
     signals: &Signals,
     door: &dyn Door,
 ) -> Result<(i32, serde_json::Value), Refusal> {
-    let plan = launch.plan;
     door.begins(launch);
+    let journal = begin(launch, door)?;
+    door.runs(launch);
+    let others = nodes.map_or(Others::None, Others::AtStore);
+    let signals = (signals, &mut Requests::default());
+    let mut launched =
+        run::launch::run(launch, others, supervisor, signals, journal, &At { door, launch }).map_err(failed)?;
+    let exit_status = status(launch, &mut launched, door);
+    Ok(end(launch, launched, exit_status, door))
+}
+
+pub(super) fn failed(error: io::Error) -> Refusal {
+    Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL)
+}
+
+/// Opens the records.
+pub(super) fn begin(launch: &Launch<'_>, door: &dyn Door) -> Result<Journal, Refusal> {
+    let plan = launch.plan;
     let mut journal = Journal::open(&launch.log_dir).map_err(unmet)?;
     let host = &door.circumstances().host;
     let argv = plan.ranks.first().map_or(&[][..], |rank| &rank.argv);
     let argv = secret::words(argv.iter().map(|arg| arg.to_string_lossy()));
     let (job_id, ranks) = (&plan.job_id, plan.ranks.len());
     journal.write(What::JobStarted { job_id, host, ranks, supervisor: std::process::id(), argv });
-    door.runs(launch);
-    let mut launched = run::launch::run(launch, nodes, supervisor, signals, journal, &At { door, launch })
-        .map_err(|error| Refusal(format!("the launcher's loop failed: {error}"), exit_code::INTERNAL))?;
-    let exit_status = status(launch, &mut launched, door);
+    Ok(journal)
+}
+
+/// Closes them, and has the last word; the exit status, and what `result.json` holds.
+pub(super) fn end(
+    launch: &Launch<'_>,
+    mut launched: Launched,
+    exit_status: i32,
+    door: &dyn Door,
+) -> (i32, serde_json::Value) {
+    let host = &door.circumstances().host;
     launched.journal.write(What::JobEnded { outcome: result::outcome(&launched), exit_status });
     let verdict = verdict(launch, &launched, exit_status, door.circumstances());
     let text = verdict.as_ref().map(|verdict| render(verdict, Style::default()).trim_end().to_owned());
@@ -191,12 +236,12 @@ fn supervise(
     let result = serde_json::to_value(result).unwrap_or_default();
     door.ends(launch, &launched, exit_status, verdict.as_ref());
     temporary::remove(unneeded);
-    Ok((exit_status, result))
+    (exit_status, result)
 }
 
 /// Puts the blame right, and returns the exit status. Who was already ending when it was told to stop has none of its
 /// own: then it is that of who ended first.
-fn status(launch: &Launch<'_>, launched: &mut Launched, door: &dyn Door) -> i32 {
+pub(super) fn status(launch: &Launch<'_>, launched: &mut Launched, door: &dyn Door) -> i32 {
     let observed = door.status(launched);
     let first = door.failed_first(launch, launched).and_then(|local| Some((local, launched.report.ranks[local].exit?)));
     let Some((culprit, exit)) = first else { return observed };

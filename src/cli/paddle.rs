@@ -196,7 +196,7 @@ fn launch_on_this_node(
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
-    node::carry_out(&launch, &Words { kind, gpus, circumstances }, (leases, None), signals, record)
+    node::carry_out(&launch, &Words { kind, gpus, circumstances }, (leases, node::Work::Once), signals, record)
 }
 
 /// The program behind the ranks' `argv[0]`.

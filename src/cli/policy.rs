@@ -10,7 +10,8 @@ use tracing::warn;
 
 /// Of a checked request. `seed`: of the random part of the waits before restarts.
 pub fn policy(spec: &LaunchSpec, vars: &Vars, seed: u64) -> Policy {
-    Policy { grace: spec.grace, stop_by: stop_by(vars), restart: restart_policy(&spec.restarts, seed), forwards: false }
+    let restart = restart_policy(&spec.restarts, seed);
+    Policy { grace: spec.grace, stop_by: stop_by(vars), restart, ..Policy::default() }
 }
 
 /// When Slurm will kill all of the job, on the clock of supervision: its KillWait, 30 s unless configured

@@ -1,7 +1,7 @@
 //! This node's part of a job in torchrun's words: from a checked request to its exit status.
 
 use super::conclude::{Circumstances, tell_swept, troubles};
-use super::node::{self, Door};
+use super::node::{self, Door, Work};
 use super::policy::stop_by;
 use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet, usage};
@@ -133,7 +133,7 @@ pub fn launch(
     // `rlaunch.torch.elastic_launch` knows better what its ranks run.
     let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
     let words = Words { spec, title, error_file, circumstances, events, meeting: clock::now() - begun };
-    node::carry_out(&launch, &words, (leases, nodes), signals, record)
+    node::carry_out(&launch, &words, (leases, nodes.map_or(Work::Once, Work::AtStore)), signals, record)
 }
 
 /// How many workers this node has. `cpus`: how many it may use.
@@ -208,7 +208,7 @@ fn beside(spec: &TorchSpec, vars: &Vars, place: &Place) -> Result<(Beside, Vec<L
 
 fn policy(spec: &TorchSpec, vars: &Vars) -> Policy {
     let restart = RestartPolicy { max_restart: spec.max_restarts, ..RestartPolicy::default() };
-    Policy { grace: spec.shutdown_timeout, stop_by: stop_by(vars), restart, forwards: true }
+    Policy { grace: spec.shutdown_timeout, stop_by: stop_by(vars), restart, forwards: true, first_attempt: 0 }
 }
 
 /// A random UUID (version 4), as torchrun names a job that has no name.
@@ -301,7 +301,7 @@ impl Door for Words<'_> {
                 let text = format!("SignalException: Process {} got signal: {signal}", parent_id());
                 torch_report::of_itself(own, &text);
             }
-            Outcome::Failed { .. } => {}
+            Outcome::Failed { .. } | Outcome::Regrouped => {}
         }
         info!("Exit code {status}");
         if let Some(events) = &self.events {

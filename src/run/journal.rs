@@ -115,6 +115,19 @@ pub enum What<'a> {
     NotRestarting {
         why: &'static str,
     },
+    RoundStarted {
+        round: u64,
+        attempt: u32,
+        node: usize,
+        nnodes: usize,
+        world_size: usize,
+        first_rank: usize,
+    },
+    RoundEnded {
+        round: u64,
+        outcome: &'a str,
+        why: Option<&'a str>,
+    },
     JobEnded {
         outcome: &'a str,
         exit_status: i32,
@@ -135,7 +148,7 @@ struct Line<'a> {
 
 /// The folder of the job's own records. A disk that is full, or gone, ends nothing: then nothing more is
 /// written.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Journal {
     events: Option<File>,
     /// Its length, whole lines all of it.

@@ -4,6 +4,7 @@ use super::console::Shown;
 use super::engine::{Engine, HOST_TOKENS};
 use super::front::Supervisor;
 use super::journal::{Journal, What};
+use super::membership::Membership;
 use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
@@ -79,6 +80,29 @@ pub struct Launch<'a> {
 }
 
 impl Launch<'_> {
+    /// The same with another plan, for a round of the job; `attempt`: how many rounds have run here before.
+    pub fn of_round<'b>(&self, plan: &'b Plan, store: Vec<TcpListener>, attempt: u32) -> Launch<'b> {
+        Launch {
+            plan,
+            program: self.program.clone(),
+            base: self.base.clone(),
+            log_dir: self.log_dir.clone(),
+            store: store.into(),
+            log_overwrite: self.log_overwrite,
+            rotation: self.rotation,
+            shown: self.shown.clone(),
+            filters: self.filters.clone(),
+            colour: self.colour,
+            policy: Policy { first_attempt: attempt, ..self.policy.clone() },
+            notify: self.notify.clone(),
+            nofile: self.nofile,
+            key: self.key.clone(),
+            cgroup: self.cgroup.clone(),
+            temporary: self.temporary.clone(),
+            disposable: self.disposable.clone(),
+        }
+    }
+
     /// The file in which a rank's last words of an attempt are, if they are in any.
     pub fn last_words(&self, local_rank: usize, attempt: u32) -> Option<PathBuf> {
         Some(self.log_dir.join(self.plan.ranks[local_rank].output.last_words(attempt)?))
@@ -109,14 +133,26 @@ pub struct Launched {
     pub parting: Parting,
     /// Where the end is written down.
     pub journal: Journal,
+    /// How the job has ended, where that is more than this node's part: one word, and a line for people.
+    pub job_end: Option<(&'static str, String)>,
 }
 
-/// Runs the plan to its end, once in the life of a process. `nodes`: the others, where there are any.
+/// The other nodes of a job.
+pub enum Others<'a> {
+    /// There are none, or nothing is heard of them.
+    None,
+    /// They meet once, at node 0's store.
+    AtStore(Nodes),
+    /// They run this round together, and may run others.
+    InRounds(&'a mut Membership),
+}
+
+/// Runs the plan to its end, or to that of the round.
 pub fn run(
     launch: &Launch<'_>,
-    mut nodes: Option<Nodes>,
+    others: Others<'_>,
     supervisor: &Supervisor,
-    signals: &Signals,
+    (signals, requests): (&Signals, &mut Requests),
     journal: Journal,
     listener: &dyn Listener,
 ) -> io::Result<Launched> {
@@ -129,7 +165,15 @@ pub fn run(
     engine.poll().readable(signals, SIGNALS)?;
     engine.poll().readable(&supervisor.front, FRONT)?;
     engine.poll().readable(&supervisor.requests, REQUESTS)?;
-    let (mut requests, mut parting) = (Requests::default(), Parting::Well);
+    let mut parting = Parting::Well;
+    let (mut nodes, mut membership) = match others {
+        Others::None => (None, None),
+        Others::AtStore(nodes) => (Some(nodes), None),
+        Others::InRounds(membership) => (None, Some(membership)),
+    };
+    if let Some(membership) = &membership {
+        engine.poll().readable(&**membership, NODES)?;
+    }
     if let Some(nodes) = &mut nodes {
         nodes.go_on()?;
         engine.poll().readable(&*nodes, NODES)?;
@@ -140,12 +184,22 @@ pub fn run(
     while engine.report().is_none() {
         let busy = ranks.followers().any(|follower| follower.has_more());
         let due = ranks.followers().filter_map(|follower| follower.due()).min();
+        let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| parting == Parting::Well);
+        let due = alone_at.into_iter().chain(due).min();
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
         for follower in ranks.followers() {
             follower.handle_timeout(engine.poll())?;
             if follower.has_more() {
                 follower.copy(engine.poll())?;
+            }
+        }
+        if let Some(membership) = &mut membership {
+            // Whoever waits hears the roll; here nobody does.
+            membership.hear();
+            if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
+                parting = Parting::Halted(halt);
+                engine.send(Event::Regroup, &mut ranks)?;
             }
         }
         for token in tokens {
@@ -176,6 +230,7 @@ pub fn run(
                     ranks.journal.write(What::FrontLost);
                     engine.send(Event::HostLost, &mut ranks)?;
                 }
+                // Of a membership it has been heard above.
                 NODES => {
                     if let Some(nodes) = &mut nodes
                         && together::heard(nodes)
@@ -220,11 +275,11 @@ pub fn run(
         shown = shown.and(Shown::AllBut(bytes));
     }
     if let Some(nodes) = nodes.as_mut().filter(|_| waits) {
-        parting = together::await_others(nodes, supervisor, signals, &mut requests, &launch.notify)?;
+        parting = together::await_others(nodes, supervisor, signals, requests, &launch.notify)?;
     }
     let Some(report) = engine.report().cloned() else { return Err(io::Error::other("the job ended without a report")) };
     let Ranks { processes, swept, journal, .. } = ranks;
-    Ok(Launched { report, processes, swept, shown, rest, parting, journal })
+    Ok(Launched { report, processes, swept, shown, rest, parting, journal, job_end: None })
 }
 
 /// Tells the others how it has ended here. Whether they are to be waited for.
@@ -236,7 +291,7 @@ fn part(nodes: &mut Nodes, report: Option<&Report>, launch: &Launch<'_>) -> bool
             format!("{} could not be started", launch.plan.ranks[*local_rank].who())
         }
         Some(Outcome::Stopped { signal }) => format!("stopped by {}", signal_label(*signal)),
-        Some(Outcome::HostLost) | None => return false,
+        Some(Outcome::HostLost | Outcome::Regrouped) | None => return false,
     };
     nodes.failed(&why);
     false

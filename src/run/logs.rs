@@ -118,6 +118,16 @@ pub fn put_aside(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::R
     std::fs::rename(log_dir.join(log), folder.join(log))
 }
 
+/// The same for all ranks of a plan that have one log.
+pub fn put_all_aside(log_dir: &Path, plan: &Plan, attempt: u32, backups: u32) {
+    for rank in &plan.ranks {
+        if let Output::Together(log) = &rank.output {
+            // Where it cannot be put aside, the next attempt appends to it.
+            let _ = put_aside(log_dir, log, attempt, backups);
+        }
+    }
+}
+
 const ATTEMPT: &str = "attempt-";
 
 /// Makes room for the attempts of a new job: those that an earlier one has left go to

@@ -8,6 +8,7 @@ pub mod journal;
 pub mod launch;
 pub mod legacy;
 pub mod logs;
+pub mod membership;
 pub mod output;
 pub mod preflight;
 pub mod request;

@@ -18,12 +18,18 @@ pub enum Way {
 pub struct Requests {
     stopped_directly: bool,
     asked_to_stop: bool,
+    first: Option<i32>,
 }
 
 impl Requests {
     /// Whether a stop has been asked for, in whichever way.
     pub fn is_stopped(&self) -> bool {
         self.stopped_directly || self.asked_to_stop
+    }
+
+    /// The signal that asked first.
+    pub fn stopped_by(&self) -> Option<i32> {
+        self.first
     }
 
     /// What a signal means, if anything. `notify`: those that stop nothing. Past the front only the first stop
@@ -37,11 +43,13 @@ impl Requests {
             (_, Way::Directly) if notify.contains(&signal) => None,
             (_, Way::Asked) if notify.contains(&signal) => Some(Event::Notify(signal)),
             (_, Way::Directly) => {
+                self.first.get_or_insert(signal);
                 let first = !self.stopped_directly && !self.asked_to_stop;
                 self.stopped_directly = true;
                 first.then_some(Event::Stop(signal))
             }
             (_, Way::Asked) => {
+                self.first.get_or_insert(signal);
                 let told = self.stopped_directly && !self.asked_to_stop;
                 self.asked_to_stop = true;
                 (!told).then_some(Event::Stop(signal))

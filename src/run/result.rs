@@ -32,6 +32,8 @@ pub struct JobResult<'a> {
     swept: usize,
     /// The verdict block, without colours; none for a job that ended well.
     verdict: Option<&'a str>,
+    /// How the whole job ended, where nodes found each other.
+    job_end: Option<&'a str>,
     /// What the launcher sets for all ranks alike; secrets are masked.
     environment: BTreeMap<&'a str, String>,
 }
@@ -68,7 +70,10 @@ struct Rank<'a> {
 
 /// The one word for how a job ended.
 pub fn outcome(launched: &Launched) -> &'static str {
-    match (launched.parting, &launched.report.outcome) {
+    if let Some((word, _)) = &launched.job_end {
+        return word;
+    }
+    match (&launched.parting, &launched.report.outcome) {
         (Parting::StoreGone, Outcome::Stopped { .. }) => "store_lost",
         (Parting::Stopped(_), _) => "stopped",
         (Parting::FrontLost, _) => "front_lost",
@@ -82,6 +87,7 @@ fn of(outcome: &Outcome) -> &'static str {
         Outcome::Failed { .. } => "failed",
         Outcome::NotStarted { .. } => "not_started",
         Outcome::Stopped { .. } => "stopped",
+        Outcome::Regrouped => "regrouped",
         Outcome::HostLost => "front_lost",
     }
 }
@@ -148,6 +154,7 @@ pub fn sum_up<'a>(
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: rest.len(),
         verdict,
+        job_end: launched.job_end.as_ref().map(|(_, text)| text.as_str()),
         environment: common.iter().map(|(name, value)| (*name, secret::value(name, value))).collect(),
     }
 }
@@ -168,6 +175,7 @@ pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status
         attempts: Vec::new(),
         ranks: Vec::new(),
         swept,
+        job_end: None,
         environment: BTreeMap::new(),
     }
 }

@@ -95,7 +95,11 @@ impl<'a> Ranks<'a> {
             lifeline: Lifeline::new()?,
             base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
             mask: spawn::current_mask(),
-            cgroup: launch.cgroup.as_ref().and_then(|cgroup| cgroup.create().ok()),
+            cgroup: launch.cgroup.as_ref().and_then(|cgroup| match launch.policy.first_attempt {
+                0 => cgroup.create().ok(),
+                // What ran before with other nodes has been killed there.
+                _ => cgroup.renew(sweep::LAST).ok(),
+            }),
             processes: vec![Process::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),

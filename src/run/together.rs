@@ -2,6 +2,7 @@
 //! node serves has to be there as long as anybody's ranks run.
 
 use super::front::Supervisor;
+use super::membership::Halt;
 use super::request::{Requests, Way};
 use crate::rendezvous::torch_static::Nodes;
 use crate::rendezvous::torch_static::nodes::Told;
@@ -17,12 +18,14 @@ use std::time::Duration;
 use tracing::warn;
 
 /// How this node parted from the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parting {
     /// There are none, or there was nothing to it.
     Well,
     /// Node 0's store went away while ranks ran here, so these were stopped.
     StoreGone,
+    /// The round was over, or contact was, before the ranks had ended.
+    Halted(Halt),
     /// This signal ended the wait for the others.
     Stopped(i32),
     /// The front's end did.

@@ -27,6 +27,9 @@ pub enum Event {
     Exited(Vec<(ChildId, Exit)>),
     /// Somebody asks the job to stop, with this signal.
     Stop(i32),
+    /// The nodes of the job have changed, or one of the others has failed: what runs here has to stop. Whether and with
+    /// whom it goes on is decided elsewhere.
+    Regroup,
     /// A signal that is only passed on.
     Notify(i32),
     /// The user has put the job to sleep (Ctrl-Z). A second time changes nothing.

@@ -51,6 +51,8 @@ pub struct Policy {
     pub stop_by: Option<Duration>,
     /// Restarts.
     pub restart: RestartPolicy,
+    /// The number of the first attempt; not 0 where others came before with other nodes.
+    pub first_attempt: u32,
     /// Whether who is stopped by a signal from outside is sent that very signal; else SIGTERM, as for all other reasons.
     pub forwards: bool,
 }
@@ -101,7 +103,7 @@ impl Supervisor {
             phase: Phase::Pending,
             timer: Timer::default(),
             reasons: None,
-            attempt: 0,
+            attempt: policy.first_attempt,
             began: Duration::ZERO,
             children: part::played(parts).map(Child::new).collect(),
             grace: policy.grace,
@@ -142,6 +144,7 @@ impl Supervisor {
             Event::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
             Event::Exited(ended) => self.exited(now, &ended, effects),
             Event::Stop(signal) => self.stop_asked(now, signal, effects),
+            Event::Regroup => self.regroup(now, effects),
             Event::Notify(signal) => self.each_living(effects, |child| Effect::Tell { child, signal }),
             Event::Suspend => self.suspend(now, effects),
             Event::Resume => self.resume(now, effects),
@@ -258,6 +261,12 @@ impl Supervisor {
                 effects.push(Effect::Note(Note::Stopping { signal, living: self.living() }));
                 self.stop(now, reason, effects);
             }
+        }
+    }
+
+    fn regroup(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase != Phase::Finished {
+            self.stop(now, StopReason::Regroup, effects);
         }
     }
 
@@ -388,6 +397,8 @@ impl Supervisor {
         match reasons.weightiest {
             StopReason::Done => Err(None),
             StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
+            // Who decides that is elsewhere.
+            StopReason::Regroup => Err(None),
             StopReason::Asked(_) => Err(Some(NoRestart::Stopped)),
             StopReason::HostLost => Err(Some(NoRestart::HostLost)),
             StopReason::RankFailed(..) if self.children.iter().any(|c| c.state == State::Abandoned) => {
@@ -405,6 +416,7 @@ impl Supervisor {
             None | Some(StopReason::Done) => Outcome::Completed,
             Some(StopReason::RankFailed(culprit, exit)) => Outcome::Failed { culprit, exit },
             Some(StopReason::StartFailed(local_rank)) => Outcome::NotStarted { local_rank },
+            Some(StopReason::Regroup) => Outcome::Regrouped,
             Some(StopReason::Asked(signal)) => Outcome::Stopped { signal },
             Some(StopReason::HostLost) => Outcome::HostLost,
         };

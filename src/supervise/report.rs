@@ -22,6 +22,8 @@ pub enum Outcome {
         /// Its local rank.
         local_rank: usize,
     },
+    /// The other nodes had it stopped before anything had failed here.
+    Regrouped,
     /// A signal from outside stopped it before anything had failed, or while it waited for a restart.
     Stopped {
         /// The signal.

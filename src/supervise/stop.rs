@@ -16,6 +16,8 @@ pub enum StopReason {
     RankFailed(usize, Exit),
     /// This local rank could not be started.
     StartFailed(usize),
+    /// The other nodes want it.
+    Regroup,
     /// A stop signal came from outside.
     Asked(i32),
     /// The process that stands in front of this one for the user was killed.
@@ -28,8 +30,9 @@ impl StopReason {
             StopReason::Done => 0,
             StopReason::RankFailed(..) => 1,
             StopReason::StartFailed(_) => 2,
-            StopReason::Asked(_) => 3,
-            StopReason::HostLost => 4,
+            StopReason::Regroup => 3,
+            StopReason::Asked(_) => 4,
+            StopReason::HostLost => 5,
         }
     }
 

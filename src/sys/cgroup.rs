@@ -25,7 +25,7 @@ fn lock(path: &Path, how: FlockArg) -> io::Result<Folder> {
 }
 
 /// A cgroup of version 2 below this process's own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct JobGroup {
     path: PathBuf,
 }

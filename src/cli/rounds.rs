@@ -1,0 +1,291 @@
+//! A job whose nodes find each other, on this node: wait for a round, run it, say how it went, until the job is over.
+
+use super::conclude;
+use super::ends::{self, Ending};
+use super::node::{self, At, Door};
+use super::refusal::{Refusal, tell};
+use super::waiting::{Waited, Waiting};
+use crate::log::verdict::Outcome as Verdictum;
+use crate::plan::Plan;
+use crate::rendezvous::agree::{End, Failure, Member, OnFailure, Phase, Standing};
+use crate::run;
+use crate::run::front::Supervisor;
+use crate::run::journal::{Journal, What};
+use crate::run::launch::{Launch, Launched, Others};
+use crate::run::logs;
+use crate::run::membership::{Halt, Membership};
+use crate::run::together::Parting;
+use crate::supervise::Outcome;
+use crate::sys::signals::Signals;
+use serde_json::{Value, json};
+use std::mem;
+use std::net::TcpListener;
+use std::time::Duration;
+use tracing::warn;
+
+/// How long the others are given to hear how this node's part has ended.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// A round, as its members see it.
+pub struct Round<'a> {
+    /// In the order of their numbers.
+    pub members: &'a [Member],
+    /// This node's place among them.
+    pub own: usize,
+    /// How many failures the job has had before.
+    pub failures: u32,
+}
+
+/// What this node runs in a round.
+pub struct Part {
+    /// Its plan.
+    pub plan: Plan,
+    /// Where it serves a store for the ranks of all nodes, if it does.
+    pub store: Vec<TcpListener>,
+}
+
+/// How a door's nodes find each other.
+pub trait Meeting {
+    /// Finds whoever keeps what the nodes share. In the supervisor: threads may be started. `go_on` says once in a while
+    /// whether there is any use in trying further.
+    fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal>;
+    /// What is to run here in a round.
+    fn part(&self, round: &Round<'_>) -> Result<Part, Refusal>;
+    /// How long a round may take to come together.
+    fn patience(&self) -> Duration;
+    /// What follows a failure.
+    fn on_failure(&self) -> OnFailure;
+    /// After what time all may be started again after this failure, or why not, as far as this node's options say.
+    fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String>;
+}
+
+/// How the others were found.
+pub enum Joined {
+    /// By a tie that holds.
+    Tied(Box<Membership>),
+    /// Once, by a list, in which this node has this place: nothing more is heard of them.
+    Listed(Vec<Member>, usize),
+    /// Not at all: this signal came first.
+    Stopped(i32),
+}
+
+/// A round that has ended here.
+struct Ran {
+    plan: Plan,
+    attempt: u32,
+    launched: Launched,
+}
+
+/// Runs this node's part of all rounds. Returns the exit status, and what `result.json` holds.
+pub fn supervise(
+    launch: &Launch<'_>,
+    meeting: &dyn Meeting,
+    supervisor: &Supervisor,
+    signals: &Signals,
+    door: &dyn Door,
+) -> Result<(i32, Value), Refusal> {
+    let mut journal = node::begin(launch, door)?;
+    let mut waiting = Waiting::new(launch, supervisor, signals, meeting.patience());
+    let joined = meeting.join(&mut || waiting.go_on());
+    if let Some(signal) = waiting.requests.stopped_by() {
+        return Ok(without_ranks(&Ending::Stopped(signal), journal));
+    }
+    let mut membership = match joined? {
+        Joined::Tied(membership) => membership,
+        Joined::Stopped(signal) => return Ok(without_ranks(&Ending::Stopped(signal), journal)),
+        Joined::Listed(members, own) => {
+            let Part { plan, store } = meeting.part(&Round { members: &members, own, failures: 0 })?;
+            let this = launch.of_round(&plan, store, 0);
+            door.begins(&this);
+            door.runs(&this);
+            let (with, listener) = ((signals, &mut waiting.requests), At { door, launch: &this });
+            let ran = run::launch::run(&this, Others::None, supervisor, with, journal, &listener);
+            let mut launched = ran.map_err(node::failed)?;
+            let status = node::status(&this, &mut launched, door);
+            return Ok(node::end(&this, launched, status, door));
+        }
+    };
+    let mut last: Option<Ran> = None;
+    let ending = loop {
+        let number = match waiting.wait(&mut membership).map_err(node::failed)? {
+            Waited::Round(number) => number,
+            Waited::Ended(ending) => break ending,
+        };
+        let failures = membership.state().map_or(0, |state| state.failures);
+        let Some((members, own)) = membership.round() else {
+            break Ending::Refused("it was not told who takes part".into());
+        };
+        let part = match meeting.part(&Round { members, own, failures }) {
+            Ok(part) => part,
+            Err(refusal) => {
+                let Refusal(text, status) = &refusal;
+                let words = text.clone();
+                let failure =
+                    Failure { node: own, who: "the launcher".into(), words, status: *status, ..Failure::default() };
+                membership.put(Standing::Failed { round: number, failure });
+                waiting.let_hear(&mut membership, LEAVING).map_err(node::failed)?;
+                let _ = membership.close(LEAVING);
+                return Err(refusal);
+            }
+        };
+        let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
+        if let Some(Ran { plan, attempt, .. }) = &last {
+            logs::put_all_aside(&launch.log_dir, plan, *attempt, launch.rotation.map_or(0, |kept| kept.backups));
+        }
+        let this = launch.of_round(&part.plan, part.store, attempt);
+        let Plan { nnodes, world_size, .. } = part.plan;
+        let first_rank = part.plan.ranks.first().map_or(0, |rank| rank.rank);
+        journal.write(What::RoundStarted { round: number, attempt, node: own, nnodes, world_size, first_rank });
+        membership.put(Standing::Runs { round: number });
+        door.begins(&this);
+        if attempt == 0 {
+            door.runs(&this);
+        }
+        let (with, listener) = ((signals, &mut waiting.requests), At { door, launch: &this });
+        let others = Others::InRounds(&mut membership);
+        let ran = run::launch::run(&this, others, supervisor, with, mem::take(&mut journal), &listener);
+        let mut launched = ran.map_err(node::failed)?;
+        journal = mem::take(&mut launched.journal);
+        let ending = match &launched.report.outcome {
+            Outcome::Completed => {
+                membership.put(Standing::Done { round: number });
+                None
+            }
+            Outcome::Failed { .. } | Outcome::NotStarted { .. } => {
+                let failure = failure((own, failures), &this, &launched, meeting, door);
+                membership.put(Standing::Failed { round: number, failure: failure.clone() });
+                let goes = meeting.on_failure() == OnFailure::Hold;
+                if goes {
+                    waiting.let_hear(&mut membership, LEAVING).map_err(node::failed)?;
+                }
+                goes.then(|| Ending::Job(End::Failed { failure, no_restart: None }))
+            }
+            Outcome::Stopped { signal } => Some(Ending::Stopped(*signal)),
+            Outcome::HostLost => Some(Ending::FrontLost),
+            Outcome::Regrouped => match (waiting.requests.stopped_by(), &launched.parting) {
+                (Some(signal), _) => Some(Ending::Stopped(signal)),
+                (None, Parting::Halted(Halt::OutOfContact(why))) => Some(Ending::OutOfContact(why.clone())),
+                (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
+                _ => {
+                    membership.put(Standing::Ready { seen: number });
+                    None
+                }
+            },
+        };
+        let why = ends::why(&launched.parting);
+        if let Some(why) = why.as_ref().filter(|_| ending.is_none()) {
+            tell(why);
+        }
+        journal.write(What::RoundEnded {
+            round: number,
+            outcome: run::result::outcome(&launched),
+            why: why.as_deref(),
+        });
+        last = Some(Ran { plan: part.plan, attempt, launched });
+        if let Some(ending) = ending {
+            break ending;
+        }
+    };
+    if let Ending::Stopped(signal) = ending {
+        membership.put(Standing::Leaves { signal });
+    }
+    let own = membership.round().map(|(_, own)| own);
+    if let Err(error) = membership.close(LEAVING) {
+        warn!("{}: not left in order: {}", membership.at(), logs::plain(&error));
+    }
+    match last {
+        Some(ran) => {
+            let launched = Launched { journal, ..ran.launched };
+            let this = launch.of_round(&ran.plan, Vec::new(), ran.attempt);
+            Ok(end(&this, launched, &ending, own, door))
+        }
+        None if matches!(ending, Ending::Stopped(_) | Ending::FrontLost) => Ok(without_ranks(&ending, journal)),
+        None => {
+            let (status, text) = (ending.status(), ending.text());
+            journal.write(What::JobEnded { outcome: ending.word(), exit_status: status });
+            Err(Refusal(text, status))
+        }
+    }
+}
+
+/// The end of a job that never ran anything here.
+fn without_ranks(ending: &Ending, mut journal: Journal) -> (i32, Value) {
+    let status = ending.status();
+    journal.write(What::JobEnded { outcome: ending.word(), exit_status: status });
+    (status, json!({ "outcome": ending.word(), "exit_status": status, "job_end": ending.text() }))
+}
+
+/// What all nodes are told of a failure here.
+fn failure(
+    (node, failures): (usize, u32),
+    launch: &Launch<'_>,
+    launched: &Launched,
+    meeting: &dyn Meeting,
+    door: &dyn Door,
+) -> Failure {
+    let circumstances = door.circumstances();
+    let status = door.status(launched);
+    let host = circumstances.host.clone();
+    let restart = meeting.restart(launched, failures);
+    let (no_restart, delay) = match restart {
+        Ok(delay) => (None, delay),
+        Err(why) => (Some(why), Duration::ZERO),
+    };
+    let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+    let failure = Failure { host, node, status, no_restart, delay_ms, ..Failure::default() };
+    if let Outcome::NotStarted { local_rank } = launched.report.outcome {
+        let who = launch.plan.ranks[local_rank].who().to_string();
+        let words = launched.report.ranks[local_rank].not_started.clone().unwrap_or_default();
+        let no_restart = Some("a rank could not be started".into());
+        return Failure { who, how: "no start".into(), words, no_restart, ..failure };
+    }
+    let verdict = conclude::verdict(launch, launched, status, circumstances);
+    let Some(Verdictum::Failed(culprit)) = verdict.map(|verdict| verdict.outcome) else { return failure };
+    let words = culprit.blame.as_ref().map(|blame| {
+        let text = blame.fault.text.lines().next().unwrap_or_default();
+        let line = if text.is_empty() { blame.fault.what.clone() } else { format!("{}: {text}", blame.fault.what) };
+        line.chars().take(300).collect()
+    });
+    Failure {
+        who: culprit.who.to_string(),
+        how: culprit.exit.to_string(),
+        words: words.unwrap_or_default(),
+        lost_peer: culprit.lost_peer.is_some(),
+        ..failure
+    }
+}
+
+/// Has the last word: of the rank that the whole job failed of, here or elsewhere.
+fn end(
+    launch: &Launch<'_>,
+    mut launched: Launched,
+    ending: &Ending,
+    own: Option<usize>,
+    door: &dyn Door,
+) -> (i32, Value) {
+    let is_here = match ending {
+        Ending::Job(End::Failed { failure, .. }) => {
+            Some(failure.node) == own && failure.host == door.circumstances().host
+        }
+        _ => false,
+    };
+    let is_whole = matches!(ending, Ending::Job(End::Completed) | Ending::FrontLost);
+    if is_here {
+        node::status(launch, &mut launched, door);
+    } else if matches!(launched.report.outcome, Outcome::Failed { .. } | Outcome::NotStarted { .. }) {
+        // Whoever failed here is not who the job failed of.
+        launched.report.outcome = Outcome::Regrouped;
+    }
+    launched.job_end = Some((ending.word(), ending.text()));
+    let status = door.told(ending.status());
+    let ended = node::end(launch, launched, status, door);
+    if !is_here && !is_whole {
+        super::refusal::complain(&ending.text());
+    }
+    ended
+}
+
+/// Whether the job goes on where it stands so.
+pub(super) fn has_been_heard(phase: &Phase) -> bool {
+    !matches!(phase, Phase::Running)
+}

@@ -1,0 +1,174 @@
+//! What a node does while it has nothing to run: it hears the others, says who is waited for, and whoever stops it is heard.
+
+use super::ends::Ending;
+use super::refusal::tell;
+use super::rounds::has_been_heard;
+use crate::rendezvous::agree::{Phase, Roll, Standing, State, Step};
+use crate::run::front::Supervisor;
+use crate::run::launch::Launch;
+use crate::run::membership::Membership;
+use crate::run::request::{Requests, Way};
+use crate::supervise::Event;
+use crate::sys::clock;
+use crate::sys::poll::Poll;
+use crate::sys::signals::Signals;
+use crate::sys::tree;
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+/// Until whoever watches is first told what is waited for, and how often from then on.
+const SOON: Duration = Duration::from_secs(2);
+const EVERY: Duration = Duration::from_secs(10);
+
+/// What a wait has ended with.
+pub enum Waited {
+    /// This round begins.
+    Round(u64),
+    /// Nothing more will.
+    Ended(Ending),
+}
+
+/// Whoever waits.
+pub struct Waiting<'a> {
+    supervisor: &'a Supervisor,
+    signals: &'a Signals,
+    notify: &'a BTreeSet<i32>,
+    /// What has been asked for.
+    pub requests: Requests,
+    patience: Duration,
+    front_lost: bool,
+}
+
+const MEMBERSHIP: u64 = 0;
+const SIGNALS: u64 = 1;
+const FRONT: u64 = 2;
+const REQUESTS: u64 = 3;
+
+impl<'a> Waiting<'a> {
+    /// For the others `patience` long at most.
+    pub fn new(launch: &'a Launch<'_>, supervisor: &'a Supervisor, signals: &'a Signals, patience: Duration) -> Self {
+        let (notify, requests) = (&launch.notify, Requests::default());
+        Self { supervisor, signals, notify, requests, patience, front_lost: false }
+    }
+
+    /// Takes in what has been asked for; whether anything is to be tried further.
+    pub fn go_on(&mut self) -> bool {
+        let mut came: Vec<(i32, Way)> =
+            self.signals.drain().into_iter().map(|signal| (signal, Way::Directly)).collect();
+        tree::reap_strays(|_| false);
+        match self.supervisor.asked() {
+            Some(asked) => came.extend(asked.into_iter().map(|signal| (signal, Way::Asked))),
+            None => self.front_lost = true,
+        }
+        for (signal, way) in came {
+            let event = self.requests.event(signal, way, self.notify);
+            debug_assert!(!matches!(event, Some(Event::Start)));
+        }
+        self.requests.stopped_by().is_none() && !self.front_lost
+    }
+
+    /// Why nothing is to be tried further, if so.
+    fn given_up(&mut self) -> Option<Ending> {
+        if self.go_on() {
+            return None;
+        }
+        Some(self.requests.stopped_by().map_or(Ending::FrontLost, Ending::Stopped))
+    }
+
+    fn poll(&self, membership: &Membership) -> io::Result<Poll> {
+        let poll = Poll::new()?;
+        poll.readable(membership, MEMBERSHIP)?;
+        poll.readable(self.signals, SIGNALS)?;
+        poll.readable(&self.supervisor.front, FRONT)?;
+        poll.readable(&self.supervisor.requests, REQUESTS)?;
+        Ok(poll)
+    }
+
+    /// Waits until there is a round for this node, or none will come.
+    pub fn wait(&mut self, membership: &mut Membership) -> io::Result<Waited> {
+        let poll = self.poll(membership)?;
+        let (began, mut next) = (clock::now(), clock::now() + SOON);
+        loop {
+            if let Some(ending) = self.given_up() {
+                return Ok(Waited::Ended(ending));
+            }
+            let roll = membership.hear();
+            match membership.step() {
+                Step::SayReady { seen } => {
+                    membership.put(Standing::Ready { seen });
+                    continue;
+                }
+                Step::Start { round } => return Ok(Waited::Round(round)),
+                Step::End(end) => return Ok(Waited::Ended(Ending::Job(end))),
+                Step::Refused(why) => return Ok(Waited::Ended(Ending::Refused(why))),
+                Step::Stop { .. } | Step::Wait => {}
+            }
+            if let Some(why) = membership.out_of_contact().filter(|_| membership.is_in_touch()) {
+                return Ok(Waited::Ended(Ending::OutOfContact(why)));
+            }
+            let now = clock::now();
+            if !membership.is_in_touch() && now >= began + self.patience {
+                let why = membership.no_contact().unwrap_or("it does not answer");
+                let why =
+                    format!("{}: not reached within {:.0} s: {why}", membership.at(), self.patience.as_secs_f64());
+                return Ok(Waited::Ended(Ending::NotReached(why)));
+            }
+            if let Some(roll) = roll {
+                tell(&of_roll(&roll));
+                next = now + EVERY;
+            } else if now >= next {
+                tell(&waits_for(membership));
+                next = now + EVERY;
+            }
+            poll.wait(Some(next.saturating_sub(clock::now())))?;
+        }
+    }
+
+    /// Waits until the others have heard that this node has failed, for `limit` at most.
+    pub fn let_hear(&mut self, membership: &mut Membership, limit: Duration) -> io::Result<()> {
+        let poll = self.poll(membership)?;
+        let until = clock::now() + limit;
+        while clock::now() < until && self.go_on() {
+            membership.hear();
+            if membership.state().is_none_or(|state| has_been_heard(&state.phase)) {
+                break;
+            }
+            poll.wait(Some(until.saturating_sub(clock::now())))?;
+        }
+        Ok(())
+    }
+}
+
+fn waits_for(membership: &Membership) -> String {
+    let at = membership.at();
+    if let Some(why) = membership.no_contact() {
+        return format!("waiting for {at}: {why}");
+    }
+    match membership.state() {
+        None => format!("waiting for {at}"),
+        Some(State { phase: Phase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
+        Some(State { phase: Phase::Running, .. }) => match membership.is_through() {
+            true => "the ranks of this node have ended well; waiting for those of the other nodes".into(),
+            false => format!("the job at {at} runs without this node: it has all the nodes that it may have; waiting"),
+        },
+        Some(State { phase: Phase::Stopping { .. }, .. }) => "waiting for the ranks of other nodes to stop".into(),
+        Some(State { phase: Phase::Ended { .. }, .. }) => {
+            format!("an earlier job of the same name at {at} is ending; waiting for it")
+        }
+    }
+}
+
+/// Who is here, and who is not.
+pub fn of_roll(roll: &Roll) -> String {
+    let Roll { ready, min, max, here, missing, left_ms } = roll;
+    let wanted = if min == max { max.to_string() } else { format!("{min} to {max}") };
+    let more = ready.saturating_sub(here.len());
+    let mut names = here.join(", ");
+    if more > 0 {
+        names.push_str(&format!(" and {more} more"));
+    }
+    let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
+    let missing = if missing.is_empty() { String::new() } else { format!("; missing: node(s) {}", missing.join(", ")) };
+    format!("{ready} of {wanted} nodes are here: {names}{missing}; waiting up to {} s more", left_ms / 1000)
+}
