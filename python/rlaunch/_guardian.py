@@ -10,7 +10,7 @@ import sys
 
 from . import _lib
 
-KEY = "RLAUNCH_JOB_KEY"
+KEY = "RLAUNCH_RANK_KEY"
 
 # Of this process: the beginning of its keys, and the descriptor whose closing is its guardian's sign. Made
 # in one step and put here in another: one that is lost in between looks after a key that nobody has.

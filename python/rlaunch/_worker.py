@@ -70,7 +70,7 @@ class Lifeline:
 def enter(lifeline: Lifeline, told: Told) -> None:
     """What a rank does first: from here on it dies with its parent, and can be found by its key."""
     lifeline.arm()
-    _lib.mark_memory(told.environ["RLAUNCH_JOB_KEY"])
+    _lib.mark_memory(told.environ["RLAUNCH_RANK_KEY"])
 
 
 def run(

@@ -3,7 +3,8 @@
 use super::legacy;
 use super::refusal::{Refusal, unmet, usage};
 use crate::model::Endpoint;
-use crate::plan::devices::{self, Visible};
+use crate::plan::cluster::Cluster;
+use crate::plan::devices::{self, Share, Visible};
 use crate::plan::machine::Ask;
 use crate::plan::ps::{self, Devices};
 use crate::plan::visible::Device;
@@ -34,6 +35,15 @@ pub struct LaidOut {
     pub nofile: Option<u64>,
     /// What `endpoints.log` is to hold; `None`: the endpoints are written as the newer launcher does.
     pub endpoints: Option<Vec<Endpoint>>,
+    /// The devices of ranks that are all alike, and the nodes as far as they are known beforehand.
+    pub alike: Option<(Vec<Share>, Cluster)>,
+}
+
+impl LaidOut {
+    /// Without a log of its GPUs.
+    pub fn new(plan: Plan, leases: Vec<Lease>, kind: &'static str, nofile: Option<u64>) -> Self {
+        Self { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None, alike: None }
+    }
 }
 
 /// Lays a job out. `args`: the launcher's own.
@@ -52,7 +62,7 @@ pub(super) fn lay_out(
         Job::Ps(PsSpec::AsTold { role, number }) => {
             preflight::check_script(&spec.script).map_err(unmet)?;
             let plan = ps::as_told(spec, *role, *number, vars, facts).map_err(unmet)?;
-            Ok(LaidOut { plan, leases: Vec::new(), kind: "gpu", gpus: Vec::new(), nofile: None, endpoints: None })
+            Ok(LaidOut::new(plan, Vec::new(), "gpu", None))
         }
     }
 }
@@ -83,7 +93,8 @@ fn alike(spec: &LaunchSpec, vars: &Vars, facts: &HostFacts, ask: Ask<'_>) -> Res
         leases.push(lease);
     }
     let gpus = if spec.gpu_log { devices::gpus(&shares, &visible) } else { Vec::new() };
-    Ok(LaidOut { plan, leases, kind: visible.kind, gpus, nofile, endpoints: None })
+    let alike = Some((shares, cluster));
+    Ok(LaidOut { gpus, alike, ..LaidOut::new(plan, leases, visible.kind, nofile) })
 }
 
 /// Parameter servers and their workers.
@@ -109,7 +120,7 @@ fn with_servers(
     }
     let devices = Devices { kind: kind.to_owned(), names };
     let plan = ps::plan(spec, laid, vars, facts, &devices, &layout).map_err(unmet)?;
-    Ok(LaidOut { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None })
+    Ok(LaidOut::new(plan, leases, kind, nofile))
 }
 
 /// The kind and the names of the devices that workers get in turn.

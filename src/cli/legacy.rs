@@ -104,8 +104,8 @@ pub(super) fn lay_out(
     if maps(&plan) {
         info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
     }
-    let (kind, gpus) = (ground.visible.kind, Vec::new());
-    Ok(LaidOut { plan, leases, kind, gpus, nofile, endpoints: Some(site.endpoints()) })
+    let endpoints = Some(site.endpoints());
+    Ok(LaidOut { endpoints, ..LaidOut::new(plan, leases, ground.visible.kind, nofile) })
 }
 
 /// Says that a rank runs, as the older launcher does.

@@ -48,7 +48,7 @@ fn line(note: &Note, grace: f64, who: &dyn Fn(usize) -> Who) -> String {
     }
 }
 
-fn why_not(why: NoRestart) -> String {
+pub(super) fn why_not(why: NoRestart) -> String {
     match why {
         NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
         NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),

@@ -4,10 +4,12 @@ use super::conclude::{Circumstances, conclude};
 use super::door::{self, Own, enter, print};
 use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
-use super::node::{self, Door};
+use super::node::{self, Door, Work};
+use super::paddle_meeting::{Alone, PaddleMeeting};
 use super::policy::policy;
 use super::record::Record;
 use super::refusal::{Refusal, unmet, usage};
+use super::tie;
 use super::{dry_run, exit_code, legacy, message};
 use crate::log::Prefix;
 use crate::log::verdict::Verdict;
@@ -21,12 +23,14 @@ use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
+use crate::spec::nodes::Nodes;
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
 use crate::spec::tuner;
 use crate::supervise::ChildId;
 use crate::sys::cgroup::JobGroup;
 use crate::sys::signals::{NOTIFY, Signals};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
@@ -132,7 +136,14 @@ fn launch_on_this_node(
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
         temporary: if has_folder { temporary::path(&key).map_err(unmet)? } else { String::new() },
     };
-    let LaidOut { plan, leases, kind, gpus, nofile, endpoints } = lay_out(spec, vars, &facts, args)?;
+    let advertised = spec.meeting.as_ref().map(tie::advertise).transpose()?;
+    let mut spec = Cow::Borrowed(spec);
+    if let (Some(advertised), Nodes::One { ports, .. }) = (&advertised, &spec.nodes) {
+        let nodes = Nodes::One { host: advertised.address.clone(), ports: *ports };
+        spec = Cow::Owned(LaunchSpec { nodes, ..spec.into_owned() });
+    }
+    let spec = spec.as_ref();
+    let LaidOut { plan, leases, kind, gpus, nofile, endpoints, alike } = lay_out(spec, vars, &facts, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -164,7 +175,12 @@ fn launch_on_this_node(
     let cgroup = if spec.cgroup { JobGroup::find(&key) } else { None };
     debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobGroup::path));
     let older = is_older(spec);
-    let mut policy = policy(spec, vars, fastrand::u64(..));
+    let asked = policy(spec, vars, fastrand::u64(..));
+    let mut policy = asked.clone();
+    if spec.meeting.is_some() {
+        // Whether another round follows is for all nodes to say.
+        policy.restart.max_restart = 0;
+    }
     if legacy::maps(&plan) {
         // Its good end is a status that is none of a rank's.
         policy.restart.max_restart = 0;
@@ -196,7 +212,14 @@ fn launch_on_this_node(
     for signal in &spec.notify_signals {
         signals.also(*signal);
     }
-    node::carry_out(&launch, &Words { kind, gpus, circumstances }, (leases, node::Work::Once), signals, record)
+    let name = circumstances.host.clone();
+    let words = Words { kind, gpus, circumstances };
+    let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
+        return node::carry_out(&launch, &words, (leases, Work::Once), signals, record);
+    };
+    let alone = Alone { shares, cluster, kind };
+    let met = PaddleMeeting::new((spec, meeting), vars, &facts, &alone, (advertised, &name), &asked);
+    node::carry_out(&launch, &words, (leases, Work::Rounds(&met)), signals, record)
 }
 
 /// The program behind the ranks' `argv[0]`.

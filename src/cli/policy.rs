@@ -29,8 +29,16 @@ pub(super) fn stop_by(vars: &Vars) -> Option<Duration> {
 }
 
 fn restart_policy(restarts: &Restarts, seed: u64) -> RestartPolicy {
-    let Restarts { max_restart, restart_on, never_restart_on, delay, delay_max, window, same_failure_limit } =
-        restarts.clone();
+    let Restarts {
+        max_restart,
+        is_given: _,
+        restart_on,
+        never_restart_on,
+        delay,
+        delay_max,
+        window,
+        same_failure_limit,
+    } = restarts.clone();
     let backoff = Backoff { base: delay, max: delay_max, seed };
     RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit }
 }

@@ -257,7 +257,7 @@ pub const VARIABLES: &[Variable] = &[
         "/home/me/log",
     ),
     var(
-        "RLAUNCH_JOB_KEY",
+        "RLAUNCH_RANK_KEY",
         "launch, legacy, spawn, run",
         "by which processes of this rank are known: a random key, the attempt, the local rank",
         "q0Zk83hTqWm2xVb9/0/1",

@@ -142,8 +142,8 @@ impl fmt::Display for Outer {
 pub fn without_outer_exports(vars: &Vars) -> (Vars, Option<Outer>) {
     let mut own = vars.clone();
     let Some(exported) = own.remove(EXPORTED) else { return without_paddles_exports(own) };
-    // RLAUNCH_JOB_KEY: key/attempt/local_rank.
-    let local_rank = vars.get("RLAUNCH_JOB_KEY").and_then(|key| key.rsplit('/').next()?.parse().ok()).unwrap_or(0);
+    // RLAUNCH_RANK_KEY: key/attempt/local_rank.
+    let local_rank = vars.get("RLAUNCH_RANK_KEY").and_then(|key| key.rsplit('/').next()?.parse().ok()).unwrap_or(0);
     let mut outer = Outer { dropped: Vec::new(), local_rank, log_dir: own.remove(OUTER_LOGS) };
     for entry in exported.split(',') {
         let Some((name, hash)) = entry.split_once('=') else { continue };
@@ -197,13 +197,13 @@ mod tests {
         );
         vars.insert("PADDLE_MASTER".into(), "2.2.2.2:2".into());
         vars.insert("PADDLE_IPS".into(), "a,b".into());
-        vars.insert("RLAUNCH_JOB_KEY".into(), "abc/0/3".into());
+        vars.insert("RLAUNCH_RANK_KEY".into(), "abc/0/3".into());
         vars.insert(OUTER_LOGS.into(), "/outer".into());
         let (own, outer) = without_outer_exports(&vars);
         let outer = outer.unwrap();
         assert_eq!(outer.dropped, ["PADDLE_LOG_DIR", "PADDLE_IPS"]);
         assert_eq!(outer.log_folder(|outer| outer == "/outer").as_deref(), Some("/outer/nested.3"));
         assert_eq!(outer.log_folder(|_| false), None);
-        assert_eq!(own.keys().collect::<Vec<_>>(), ["CUDA_VISIBLE_DEVICES", "PADDLE_MASTER", "RLAUNCH_JOB_KEY"]);
+        assert_eq!(own.keys().collect::<Vec<_>>(), ["CUDA_VISIBLE_DEVICES", "PADDLE_MASTER", "RLAUNCH_RANK_KEY"]);
     }
 }

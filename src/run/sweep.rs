@@ -13,7 +13,7 @@ use std::io;
 use std::time::Duration;
 
 /// The variable by which a process of the job is known, whoever its parent is by now.
-pub const KEY: &str = "RLAUNCH_JOB_KEY";
+pub const KEY: &str = "RLAUNCH_RANK_KEY";
 
 /// How often those below are looked at again while they go.
 const AGAIN: Duration = Duration::from_millis(1);

@@ -4,6 +4,7 @@ use super::SpecError;
 use super::console::{self, ConsoleSpec};
 use super::dialects::{self, Dialect};
 use super::job::{self, Job};
+use super::meeting::{self, Meeting};
 use super::nodes::{self, Nodes};
 use super::notify;
 use super::options::{Values, Vars};
@@ -71,6 +72,8 @@ pub struct LaunchSpec {
     /// The job's nodes, this one among them; with parameter servers, where free ports come from; those of the older
     /// launcher are in `job`.
     pub nodes: Nodes,
+    /// How they find each other, where nobody lists them.
+    pub meeting: Option<Meeting>,
     /// Folder of the logs, as given.
     pub log_dir: String,
     /// Whose variables the ranks get.
@@ -170,7 +173,11 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         }
         Job::Collective | Job::Rpc => nodes::check(values, vars, &mut warnings, &mut infos)?,
     };
-    check_nnodes(values, &nodes, &job)?;
+    let meets = matches!((&job, &nodes), (Job::Collective | Job::Rpc, Nodes::One { .. }));
+    let meeting = if meets { meeting::check(values, &mut warnings)? } else { None };
+    if meeting.is_none() {
+        check_nnodes(values, &nodes, &job)?;
+    }
     let nproc = values.int("nproc_per_node")?.map(|n| usize::try_from(n).unwrap_or(0));
     let nproc_per_node = match nproc {
         Some(0) if values.text("nproc_per_node") == Some("0") => None,
@@ -192,6 +199,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         nproc_per_node,
         devices: devices(values)?,
         nodes,
+        meeting,
         log_dir,
         dialects: dialects::check(values)?,
         log_overwrite: values.bool("log_overwrite")?.unwrap_or(false),
@@ -220,13 +228,6 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
 
 /// What later versions bring is refused, never ignored.
 fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
-    let later = |name: &str, what: &str| {
-        Err(values.error(
-            name,
-            &format!("{what} are not in this version of rlaunch"),
-            "leave it out, or use the launcher you come from",
-        ))
-    };
     if values.given("auto_tuner_json").is_some() {
         let hint = "run paddle.distributed.launch with it, and the configuration that it finds with rlaunch";
         return Err(values.error("auto_tuner_json", "rlaunch does not search configurations", hint));
@@ -236,18 +237,17 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
         return Err(values.error("ips", "has no effect on parameter servers", hint));
     }
     let master = values.text("master").unwrap_or("");
-    if master.starts_with("etcd://") {
-        return later("master", "etcd and elastic jobs");
-    }
-    if !master.is_empty() && Endpoint::parse(master).is_none() {
-        return Err(values.error("master", "is no address", "give ip:port"));
-    }
-    if values.int("elastic_level")?.is_some_and(|level| level >= 0) {
-        return later("elastic_level", "elastic jobs");
+    let is_etcd = master.starts_with("etcd://") || master.starts_with("etcds://");
+    let address = master.strip_prefix("http://").unwrap_or(master).trim_end_matches('/');
+    if !master.is_empty() && !is_etcd && Endpoint::parse(address).is_none() {
+        return Err(values.error("master", "is no address", "give ip:port, or etcd://ip:port"));
     }
     // Checked so that a typing error is seen, though they have no effect on one node.
-    for name in ["rank", "elastic_timeout", "gloo_port"] {
+    for name in ["rank", "elastic_level", "elastic_timeout", "gloo_port"] {
         values.int(name)?;
+    }
+    for name in ["join_timeout", "lease", "lost_timeout"] {
+        values.seconds(name)?;
     }
     values.bool("sort_ip")?;
     Ok(())
@@ -273,11 +273,8 @@ fn check_nnodes(values: &Values, nodes: &Nodes, job: &Job) -> Result<(), SpecErr
         None if (low, high) == (1, 1) => Ok(()),
         None => Err(values.error(
             "nnodes",
-            "nodes that find each other are not in this version of rlaunch",
-            match job {
-                Job::Ps(_) => "name them all with --servers and --trainers, the same lists on each node",
-                _ => "name them all with --ips, the same list on each node",
-            },
+            "nodes with parameter servers do not find each other",
+            "name them all with --servers and --trainers, the same lists on each node",
         )),
         Some((_, hosts)) if values.given("nnodes").is_none() || (low..=high).contains(&hosts) => Ok(()),
         Some((name, hosts)) => {

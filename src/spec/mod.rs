@@ -6,6 +6,7 @@ pub mod dialects;
 pub mod job;
 pub mod launch;
 pub mod legacy;
+pub mod meeting;
 pub mod nodes;
 pub mod notify;
 pub mod options;

@@ -88,10 +88,20 @@ pub const OPTIONS: &[Opt] = &[
     opt("ips", Text, &["PADDLE_IPS"], None, "The nodes' addresses, the same list on each of them"),
     opt("host", Text, &["POD_IP"], None, "This node's address; else found among those of its interfaces, 127.0.0.1 for a node alone"),
     opt("start_port", Int, &["PADDLE_START_PORT"], Some("6070"), "First port, with --ips"),
-    opt("nnodes", Text, &["PADDLE_NNODES"], Some("1"), "Nodes; several have to be named by --ips"),
-    opt("rank", Int, &["PADDLE_TRAINER_ID", "PADDLE_RANK"], Some("-1"), "This node's number; accepted, the list of nodes says it"),
-    opt("master", Text, &["PADDLE_MASTER"], None, "Rendezvous address; accepted, one node or a list of nodes needs none"),
-    opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Order nodes by address; accepted, a list of nodes has its order"),
+    opt("nnodes", Text, &["PADDLE_NNODES"], Some("1"), "Nodes: a number, or MIN:MAX, with which they may come and go; they meet at --master unless --ips names them"),
+    opt("rank", Int, &["PADDLE_TRAINER_ID", "PADDLE_RANK"], Some("-1"), "This node's number, from 0 on; -1: any"),
+    opt("master", Text, &["PADDLE_MASTER"], None, "Where nodes meet: ip:port, of a node that serves it, or etcd://ip:port,ip:port (etcds:// by TLS); with --nnodes and without it this node serves and says where"),
+    opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Order nodes without numbers by address, not by name"),
+    opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "After a failed rank or a lost node: -1: the job ends; 0: that node goes and the others wait for another; 1: all start again with who is there, --max_restart times (3) after failures"),
+    opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "With MIN:MAX nodes: seconds that more are waited for after the last one came or went"),
+    opt("join_timeout", Seconds, &["RLAUNCH_JOIN_TIMEOUT"], None, "How long nodes are waited for in all [default: 10 times --elastic_timeout]"),
+    opt("lease", Seconds, &["RLAUNCH_LEASE"], Some("10"), "After how long a silence a node is taken for lost, 2 or more"),
+    opt("lost_timeout", Seconds, &["RLAUNCH_LOST_TIMEOUT"], Some("60"), "How long ranks run on without contact to etcd or the master"),
+    opt("job_key", Text, &["RLAUNCH_JOB_KEY"], None, "A secret that all nodes of the job have: the embedded master listens to nobody else; better given in the variable"),
+    opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the certificates that etcd's is signed by [default: Mozilla's list]"),
+    opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd"),
+    opt("etcd_key", Text, &["RLAUNCH_ETCD_KEY"], None, "File of its key"),
+    opt("etcd_user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd; better given in the variable"),
     opt("servers", Text, &["PADDLE_SERVERS_ENDPOINTS"], None, "Their endpoints, joined by commas, the same list on each node"),
     opt("trainers", Text, &["PADDLE_TRAINERS_ENDPOINTS"], None, "Their trainers' endpoints, joined by commas; goes with --servers"),
     opt("server_num", Int, &["PADDLE_SERVER_NUM"], None, "How many on this node, with free ports [default: 1]"),
@@ -112,8 +122,6 @@ pub const OPTIONS: &[Opt] = &[
     opt("enable_auto_mapping", Bool, &[], None, "Place ranks by --rank_mapping_path, or let a process a machine work it out first"),
     opt("cluster_topo_path", Text, &[], None, "JSON file of the machines, for --enable_auto_mapping"),
     opt("rank_mapping_path", Text, &[], None, "JSON file of which rank runs where [default: PADDLE_RANK_MAPPING_PATH; else it is made first]"),
-    opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "Elastic jobs; not in this version (-1 is accepted)"),
-    opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for nodes of an elastic job; no effect on one node"),
     opt("auto_tuner_json", Text, &[], None, "Refused: rlaunch searches no configurations"),
 ];
 
@@ -125,7 +133,7 @@ pub const HEADINGS: &[(&str, &str)] = &[
     ("Several nodes", "ips"),
     ("Parameter servers", "servers"),
     ("The older launcher", "legacy"),
-    ("Not in this version", "elastic_level"),
+    ("Not in this version", "auto_tuner_json"),
 ];
 
 /// Where a value came from.

@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct Restarts {
     /// How many restarts there may be; 0: none.
     pub max_restart: u32,
+    /// Whether the user says so.
+    pub is_given: bool,
     /// Only after these exit statuses, as a shell shows them (128 + N for signal N). `None`: after any.
     pub restart_on: Option<BTreeSet<i32>>,
     /// Never after these.
@@ -42,6 +44,7 @@ pub fn check(values: &Values) -> Result<Restarts, SpecError> {
     }
     let restarts = Restarts {
         max_restart: count(values, "max_restart")?.unwrap_or(0),
+        is_given: values.given("max_restart").is_some(),
         restart_on: statuses(values, "restart_on")?,
         never_restart_on: statuses(values, "never_restart_on")?.unwrap_or_default(),
         delay,

@@ -32,12 +32,11 @@ mod timer;
 pub use event::{ChildId, Effect, Event, Note};
 pub use part::Part;
 pub use report::{AttemptReport, Outcome, RankReport, Report};
-pub use restart::{Backoff, NoRestart, RestartPolicy};
+pub use restart::{Backoff, NoRestart, RestartPolicy, Restarts};
 pub use stop::{KILL_PATIENCE, StopReason};
 
 use crate::model::Exit;
 use child::{Child, State};
-use restart::Restarts;
 use std::time::Duration;
 use stop::Reasons;
 use timer::Timer;

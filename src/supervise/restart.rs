@@ -74,7 +74,7 @@ pub enum NoRestart {
 
 /// A policy and what has come of it so far.
 #[derive(Debug)]
-pub(super) struct Restarts {
+pub struct Restarts {
     pub policy: RestartPolicy,
     /// When restarts were decided, those that count.
     recent: Vec<Duration>,

@@ -36,7 +36,7 @@ NOTIFIED = ["", "TERM", "HUP", "TERM,HUP", "WINCH", "ALRM,QUIT"]
 BODY = """
 import json, resource
 
-attempt = int(os.environ.get("RLAUNCH_JOB_KEY", "/0/").split("/")[-2])
+attempt = int(os.environ.get("RLAUNCH_RANK_KEY", "/0/").split("/")[-2])
 mine = json.loads(sys.argv[1])[rank]
 
 def end(how, number):

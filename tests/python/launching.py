@@ -85,7 +85,7 @@ while not deaf():
 
 # Which attempt a rank belongs to, told by a file too.
 ATTEMPT = """
-attempt = int(os.environ["RLAUNCH_JOB_KEY"].split("/")[1])
+attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
 tell(f"attempt-{attempt}", os.getpid())
 """
 

@@ -151,7 +151,7 @@ from pathlib import Path
 
 
 def main():
-    here = os.environ["RLAUNCH_JOB_KEY"].rpartition("/")[2]
+    here = os.environ["RLAUNCH_RANK_KEY"].rpartition("/")[2]
     Path(f"told.{here}").write_text(json.dumps(dict(os.environ)))
 
 

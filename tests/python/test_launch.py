@@ -40,7 +40,7 @@ def test_two_ranks_on_the_cpu_are_told_who_they_are(place: Place) -> None:
     for rank, seen in enumerate(ranks):
         env = told(seen)
         exported = dict(entry.split("=") for entry in env.pop("RLAUNCH_EXPORTED").split(","))
-        assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_JOB_KEY"))
+        assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_RANK_KEY"))
         assert env.pop("RLAUNCH_OUTER_LOGS") == env["PADDLE_LOG_DIR"]
         assert set(exported) == set(env)
         assert env == {
@@ -318,7 +318,7 @@ def test_ranks_see_what_they_see_under_the_real_launcher(
     for mine, theirs in zip(ours, real, strict=True):
         mine_env, their_env = masked(mine), masked(theirs)
         assert mine_env.pop("RLAUNCH_EXPORTED")
-        assert mine_env.pop("RLAUNCH_JOB_KEY")
+        assert mine_env.pop("RLAUNCH_RANK_KEY")
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"

@@ -113,7 +113,7 @@ def test_a_second_attempt_runs_in_one_too(place: Place) -> None:
         WHERE
         + """
 import subprocess
-attempt = int(os.environ["RLAUNCH_JOB_KEY"].split("/")[1])
+attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
 tell(f"where-{attempt}", where())
 subprocess.Popen(["sleep", "600"], start_new_session=True, env={})
 sys.exit(4 if attempt < 2 else 0)

@@ -189,7 +189,7 @@ def test_a_rank_that_cannot_be_started(place: Place) -> None:
 
 
 def test_a_restart(place: Place) -> None:
-    place.script("sys.exit(3 * os.environ['RLAUNCH_JOB_KEY'].endswith('/0/0'))")
+    place.script("sys.exit(3 * os.environ['RLAUNCH_RANK_KEY'].endswith('/0/0'))")
     assert place.run("--max_restart=2", "--restart_delay=0", "train.py").status == 0
     events, result = checked(place)
     assert kinds(events) == [

@@ -77,7 +77,7 @@ import torch
 from accelerate import Accelerator
 
 # Only rlaunch sets it.
-assert "RLAUNCH_JOB_KEY" in os.environ
+assert "RLAUNCH_RANK_KEY" in os.environ
 accelerator = Accelerator(cpu=True)
 model, optimizer = torch.nn.Linear(4, 1), None
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -202,7 +202,7 @@ def have_a_grandchild(kind: str, say: Any = None) -> int:
             if os.path.exists(f"/proc/self/fd/{fd}"):
                 os.set_inheritable(fd, True)
         # Without what it is swept by.
-        env = {name: value for name, value in os.environ.items() if name != "RLAUNCH_JOB_KEY"}
+        env = {name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"}
         pid = subprocess.Popen(["sleep", "600"], close_fds=False, env=env).pid
     elif (pid := os.fork()) == 0:
         sleep_for_ever()

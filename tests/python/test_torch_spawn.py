@@ -55,7 +55,7 @@ def sleeper(i: int, deaf_ranks: bool = False) -> None:
 
 
 def environment(i: int, queue: Any) -> None:
-    queue.put({name: value for name, value in os.environ.items() if name != "RLAUNCH_JOB_KEY"})
+    queue.put({name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"})
 
 
 def leaves_somebody(i: int, queue: Any) -> None:
@@ -218,7 +218,7 @@ def test_ranks_have_the_parents_environment(method: str, monkeypatch: pytest.Mon
         forkserver._forkserver._stop()  # It would have what was set when it was started.
     queue = get_context(method).SimpleQueue()
     start_processes(environment, (queue,), 2, start_method=method)
-    mine = {name: value for name, value in os.environ.items() if name != "RLAUNCH_JOB_KEY"}
+    mine = {name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"}
     for told in (queue.get(), queue.get()):
         differing = {name for name, _ in told.items() ^ mine.items()}
         # The phase of the test; and what the terminal's library has told the fork server.
