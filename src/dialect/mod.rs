@@ -82,7 +82,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var(
         "GLOO_SOCKET_IFNAME",
-        "launch",
+        "launch, run",
         "interface that has this node's address; only on several nodes, and unless it is set",
         "eth0",
     ),
@@ -114,6 +114,12 @@ pub const VARIABLES: &[Variable] = &[
     var("LOCAL_WORLD_SIZE", "run", "ranks on this node", "2"),
     var("MASTER_ADDR", "run", "where the job's store listens", "localhost"),
     var("MASTER_PORT", "run", "the port of the same", "40819"),
+    var(
+        "NCCL_SOCKET_IFNAME",
+        "launch, run",
+        "the same interface as NCCL writes exactly this one; only on several nodes, and unless it is set",
+        "=eth0",
+    ),
     var("OMPI_COMM_WORLD_LOCAL_RANK", "jax", "this rank's number on its node, as jax reads it", "1"),
     var("OMPI_COMM_WORLD_RANK", "jax", "this rank's number in the job, as jax reads it", "1"),
     var("OMPI_COMM_WORLD_SIZE", "jax", "ranks in the job, as jax reads it", "2"),

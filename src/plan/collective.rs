@@ -59,7 +59,9 @@ pub fn plan(
         if let Some(tuning) = &spec.tuning {
             paddle_tuner::write_to_rank(&tuning.path, &mut env);
         }
-        surroundings::set_gloo_interface(&mut env, vars, cluster);
+        if let Some(interface) = &cluster.interface {
+            surroundings::set_interface(&mut env, vars, interface);
+        }
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();

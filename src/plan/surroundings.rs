@@ -1,6 +1,5 @@
 //! What changes in the environment of every process, whatever it is told of the job.
 
-use super::cluster::Cluster;
 use super::nested::Hashes;
 use super::{Backup, nested};
 use crate::model::EnvPatch;
@@ -22,11 +21,16 @@ pub fn proxies_set_aside(vars: &Vars) -> EnvPatch {
 /// Proxy variables that no rank sees.
 pub const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
 
-/// gloo looks for its own address by the host's name, which is often loopback's; other nodes cannot reach that.
-pub fn set_gloo_interface(env: &mut EnvPatch, vars: &Vars, cluster: &Cluster) {
-    const NAME: &str = "GLOO_SOCKET_IFNAME";
-    if let Some(interface) = cluster.interface.as_deref().filter(|_| !vars.contains_key(NAME)) {
-        env.set(NAME, interface);
+/// Both look for an interface by themselves, and may find one that other nodes cannot reach: gloo the one with the
+/// address of the host's name, which is often loopback's, NCCL the first that is neither loopback's nor a container's.
+/// Each is told, unless the user has. To NCCL a bare name would be the beginning of any (its user guide,
+/// "NCCL_SOCKET_IFNAME").
+pub fn set_interface(env: &mut EnvPatch, vars: &Vars, interface: &str) {
+    for (name, value) in [("GLOO_SOCKET_IFNAME", interface.to_owned()), ("NCCL_SOCKET_IFNAME", format!("={interface}"))]
+    {
+        if !vars.contains_key(name) {
+            env.set(name, value);
+        }
     }
 }
 

@@ -107,15 +107,7 @@ pub fn plan(
             env.set("OMP_NUM_THREADS", threads.to_string());
         }
         if let Some(interface) = &place.interface {
-            // Both look for one by themselves, and may find one that the other nodes cannot reach. To NCCL a bare name
-            // would be the beginning of any.
-            for (name, value) in
-                [("GLOO_SOCKET_IFNAME", interface.clone()), ("NCCL_SOCKET_IFNAME", format!("={interface}"))]
-            {
-                if !vars.contains_key(name) {
-                    env.set(name, value);
-                }
-            }
+            surroundings::set_interface(&mut env, vars, interface);
         }
         if spec.virtual_local_rank {
             see_one_device(local_rank, vars, &mut env)?;

@@ -3,7 +3,8 @@
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 /// Addresses, IPv4 and IPv6, of the interfaces that are up: each once, in the kernel's order, loopback last. None if
 /// the kernel will not say.
@@ -22,6 +23,29 @@ pub fn interface_of(address: IpAddr) -> Option<String> {
 /// The addresses of a name, as the system resolves it; none if it does not.
 pub fn of(name: &str) -> Vec<IpAddr> {
     (name, 0).to_socket_addrs().map(|all| all.map(|address| address.ip()).collect()).unwrap_or_default()
+}
+
+/// Whether an address is this machine's: one of loopback's, or of an interface that is up.
+pub fn is_own(address: IpAddr) -> bool {
+    // All of 127.0.0.0/8 is this machine, whatever its interfaces say.
+    let address = address.to_canonical();
+    address.is_loopback() || addresses().contains(&address)
+}
+
+/// This machine's address on the way to `host`, a name or an address without brackets: of a name's addresses, to the
+/// first that a route leads to. Nothing is sent: to connect a datagram socket is to look up the route (udp(7)). An error
+/// if the name is not known or no route leads there; whether anybody is there is not asked.
+pub fn towards(host: &str, port: u16) -> io::Result<IpAddr> {
+    let mut failed = io::Error::from(io::ErrorKind::NotFound);
+    for address in (host, port).to_socket_addrs()? {
+        let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let connected = UdpSocket::bind((any, 0)).and_then(|socket| socket.connect(address).map(|()| socket));
+        match connected.and_then(|socket| socket.local_addr()) {
+            Ok(own) => return Ok(own.ip()),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
@@ -64,5 +88,27 @@ mod tests {
         for address in found.iter().filter(plain) {
             TcpListener::bind((*address, 0)).unwrap();
         }
+    }
+
+    #[test]
+    fn the_way_to_an_own_address_begins_at_it() {
+        // A link-local address of IPv6 needs its interface's number too.
+        let plain = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        for address in addresses().into_iter().filter(plain) {
+            assert_eq!(towards(&address.to_string(), 9).unwrap(), address);
+            assert!(is_own(address));
+        }
+        assert!(towards("localhost", 9).unwrap().is_loopback());
+        assert!(is_own("127.9.9.9".parse().unwrap()) && is_own("::ffff:127.0.0.1".parse().unwrap()));
+        // TEST-NET-1 is nobody's (RFC 5737).
+        assert!(!is_own("192.0.2.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn where_no_way_leads_is_an_error() {
+        // RFC 6761: a name that never is.
+        assert!(towards("no-host.invalid", 9).is_err());
+        // Without a route, and without leave to broadcast.
+        assert!(towards("255.255.255.255", 9).is_err());
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod console;
 pub mod dialects;
+pub mod hostlist;
 pub mod job;
 pub mod launch;
 pub mod legacy;
@@ -15,6 +16,7 @@ pub mod places;
 pub mod ps;
 pub mod restarts;
 pub mod rotation;
+pub mod scheduler;
 pub mod spawn;
 pub mod spawn_nodes;
 pub mod torchrun;
