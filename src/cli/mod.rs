@@ -25,5 +25,6 @@ pub mod torch_grammar;
 pub mod torch_meeting;
 pub mod torch_node;
 pub mod torch_report;
+mod torch_rounds;
 pub mod torchrun;
 mod waiting;

@@ -287,7 +287,7 @@ impl Door for Words<'_> {
 }
 
 /// Which logs the console shows, by number on this node, and what stands before their lines.
-fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<(usize, Stream), Option<String>> {
+pub(super) fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> BTreeMap<(usize, Stream), Option<String>> {
     let all: Vec<Who> = plan.ranks.iter().map(plan::RankPlan::who).collect();
     let wanted: Vec<_> = spec.console.chosen(&all).into_iter().map(|local| (local, all[local])).collect();
     let prefix = match spec.console.prefix {

@@ -143,7 +143,8 @@ impl Meeting for PaddleMeeting<'_> {
         cluster.servers.jax = at("jax").filter(|_| asked(Dialect::Jax));
         cluster.interface = self.advertised.interface.clone().filter(|_| round.members.len() > 1);
         let plan = collective::plan(self.spec, self.vars, self.facts, self.shares, &cluster).map_err(unmet)?;
-        Ok(Part { plan, store: Vec::new() })
+        let shown = super::paddle::shown(self.spec, &plan, &self.host);
+        Ok(Part { plan, shown, store: Vec::new() })
     }
 
     fn patience(&self) -> Duration {

@@ -11,7 +11,7 @@ use crate::rendezvous::agree::{End, Failure, Member, OnFailure, Phase, Standing}
 use crate::run;
 use crate::run::front::Supervisor;
 use crate::run::journal::{Journal, What};
-use crate::run::launch::{Launch, Launched, Others};
+use crate::run::launch::{Launch, Launched, Others, Screens};
 use crate::run::logs;
 use crate::run::membership::{Halt, Membership};
 use crate::run::together::Parting;
@@ -40,6 +40,8 @@ pub struct Round<'a> {
 pub struct Part {
     /// Its plan.
     pub plan: Plan,
+    /// What of it the console shows.
+    pub shown: Screens,
     /// Where it serves a store for the ranks of all nodes, if it does.
     pub store: Vec<TcpListener>,
 }
@@ -94,8 +96,8 @@ pub fn supervise(
         Joined::Tied(membership) => membership,
         Joined::Stopped(signal) => return Ok(without_ranks(&Ending::Stopped(signal), journal)),
         Joined::Listed(members, own) => {
-            let Part { plan, store } = meeting.part(&Round { members: &members, own, failures: 0 })?;
-            let this = launch.of_round(&plan, store, 0);
+            let Part { plan, shown, store } = meeting.part(&Round { members: &members, own, failures: 0 })?;
+            let this = launch.of_round(&plan, shown, store, 0);
             door.begins(&this);
             door.runs(&this);
             let (with, listener) = ((signals, &mut waiting.requests), At { door, launch: &this });
@@ -132,7 +134,7 @@ pub fn supervise(
         if let Some(Ran { plan, attempt, .. }) = &last {
             logs::put_all_aside(&launch.log_dir, plan, *attempt, launch.rotation.map_or(0, |kept| kept.backups));
         }
-        let this = launch.of_round(&part.plan, part.store, attempt);
+        let this = launch.of_round(&part.plan, part.shown, part.store, attempt);
         let Plan { nnodes, world_size, .. } = part.plan;
         let first_rank = part.plan.ranks.first().map_or(0, |rank| rank.rank);
         journal.write(What::RoundStarted { round: number, attempt, node: own, nnodes, world_size, first_rank });
@@ -196,7 +198,7 @@ pub fn supervise(
     match last {
         Some(ran) => {
             let launched = Launched { journal, ..ran.launched };
-            let this = launch.of_round(&ran.plan, Vec::new(), ran.attempt);
+            let this = launch.of_round(&ran.plan, Screens::new(), Vec::new(), ran.attempt);
             Ok(end(&this, launched, &ending, own, door))
         }
         None if matches!(ending, Ending::Stopped(_) | Ending::FrontLost) => Ok(without_ranks(&ending, journal)),

@@ -2,6 +2,7 @@
 
 use super::exit_code;
 use super::refusal::{Refusal, tell, unmet};
+use super::tie::{self, Advertised};
 use crate::model::Endpoint;
 use crate::plan::dialects::Beside;
 use crate::plan::torchrun::Place;
@@ -33,6 +34,8 @@ pub struct Met {
     pub store: Vec<TcpListener>,
     /// The others, if there are any; before the launcher becomes two processes.
     pub nodes: Option<Nodes>,
+    /// The address that others reach it by, if it is still to meet them.
+    pub advertised: Option<Advertised>,
 }
 
 /// Why a node has found nothing.
@@ -61,7 +64,20 @@ pub fn meet(spec: &TorchSpec, workers: usize, signals: &Signals) -> Result<Met, 
             let host = spec.local_addr.as_deref().unwrap_or("localhost");
             let store = listen_on("--local-addr", host, lease.port())?;
             let place = Place::alone(workers, Endpoint::new(host, lease.port()));
-            return Ok(Met { place, leases: vec![lease], store, nodes: None });
+            return Ok(Met { place, leases: vec![lease], store, nodes: None, advertised: None });
+        }
+        Meeting::Dynamic(meeting) => {
+            let advertised = tie::advertise(meeting)?;
+            let lease = preflight::any_port().map_err(unmet)?;
+            let master = Endpoint::new(&advertised.address, lease.port());
+            let place = Place::alone(workers, master);
+            return Ok(Met {
+                place,
+                leases: vec![lease],
+                store: Vec::new(),
+                nodes: None,
+                advertised: Some(advertised),
+            });
         }
         Meeting::Static { host, port, node_rank, timeout } => (host.as_str(), *port, *node_rank, *timeout),
     };
@@ -69,12 +85,12 @@ pub fn meet(spec: &TorchSpec, workers: usize, signals: &Signals) -> Result<Met, 
     if nnodes == 1 {
         let (lease, store) = taken(host, port)?;
         let place = Place::alone(workers, Endpoint::new(host, lease.port()));
-        return Ok(Met { place, leases: vec![lease], store, nodes: None });
+        return Ok(Met { place, leases: vec![lease], store, nodes: None, advertised: None });
     }
     if spec.dry_run.is_some() {
         tell("this plan takes all nodes for alike: which they are is known once they have met");
         let place = Place::among_alike(workers, (node, nnodes), master);
-        return Ok(Met { place, leases: Vec::new(), store: Vec::new(), nodes: None });
+        return Ok(Met { place, leases: Vec::new(), store: Vec::new(), nodes: None, advertised: None });
     }
     if spec.max_restarts > 0 {
         warn!("--max-restarts: workers of this node are started again alone; those of other nodes run on");
@@ -107,7 +123,7 @@ pub fn meet(spec: &TorchSpec, workers: usize, signals: &Signals) -> Result<Met, 
         interface,
         beside: Beside::default(),
     };
-    Ok(Met { place, leases, store: Vec::new(), nodes: Some(nodes) })
+    Ok(Met { place, leases, store: Vec::new(), nodes: Some(nodes), advertised: None })
 }
 
 /// A wait for other nodes.
@@ -245,7 +261,7 @@ fn addresses(host: &str) -> Vec<IpAddr> {
 }
 
 /// Listens where `host` leads: on loopback alone, or on the addresses of that name.
-fn listen_on(field: &str, host: &str, port: u16) -> Result<Vec<TcpListener>, Refusal> {
+pub(super) fn listen_on(field: &str, host: &str, port: u16) -> Result<Vec<TcpListener>, Refusal> {
     let addresses = addresses(host);
     let refuse = |why: String| {
         unmet(SpecError::new(field, host, why, "give an address of this machine, or leave it out for loopback"))

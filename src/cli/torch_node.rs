@@ -7,6 +7,7 @@ use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet, usage};
 use super::torch_events::Events;
 use super::torch_meeting::{self, Met, Unmet};
+use super::torch_rounds::TorchMeeting;
 use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
@@ -24,7 +25,7 @@ use crate::spec::dialects::Dialect;
 use crate::spec::launch::DryRun;
 use crate::spec::options::{Vars, parse_bool};
 use crate::spec::rotation::Rotation;
-use crate::spec::torchrun::{EventLog, TorchScript, TorchSpec};
+use crate::spec::torchrun::{EventLog, Meeting, TorchScript, TorchSpec};
 use crate::supervise::{ChildId, Note, Outcome, Policy, RestartPolicy};
 use crate::sys::affinity as sys_affinity;
 use crate::sys::cgroup::JobGroup;
@@ -58,7 +59,7 @@ pub fn launch(
     let workers = workers(spec, vars, allowed.len())?;
     let nofile = preflight::make_room_with_store("--nproc-per-node", workers).map_err(unmet)?;
     check_script(&spec.script).map_err(unmet)?;
-    let Met { mut place, mut leases, store, nodes } = match torch_meeting::meet(spec, workers, signals) {
+    let Met { mut place, mut leases, store, nodes, advertised } = match torch_meeting::meet(spec, workers, signals) {
         Ok(met) => met,
         Err(Unmet::Refused(refusal)) => return Err(refusal),
         Err(Unmet::Stopped(signal)) => return Ok(128 + signal),
@@ -133,7 +134,20 @@ pub fn launch(
     // `rlaunch.torch.elastic_launch` knows better what its ranks run.
     let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
     let words = Words { spec, title, error_file, circumstances, events, meeting: clock::now() - begun };
-    node::carry_out(&launch, &words, (leases, nodes.map_or(Work::Once, Work::AtStore)), signals, record)
+    let (Meeting::Dynamic(meeting), Some(advertised)) = (&spec.meeting, advertised) else {
+        return node::carry_out(&launch, &words, (leases, nodes.map_or(Work::Once, Work::AtStore)), signals, record);
+    };
+    let met = TorchMeeting {
+        spec,
+        meeting,
+        vars,
+        facts: &facts,
+        names: (&run_id, &host),
+        workers: (workers, threads, &cpus),
+        store: place.master,
+        advertised,
+    };
+    node::carry_out(&launch, &words, (leases, Work::Rounds(&met)), signals, record)
 }
 
 /// How many workers this node has. `cpus`: how many it may use.
@@ -207,7 +221,9 @@ fn beside(spec: &TorchSpec, vars: &Vars, place: &Place) -> Result<(Beside, Vec<L
 }
 
 fn policy(spec: &TorchSpec, vars: &Vars) -> Policy {
-    let restart = RestartPolicy { max_restart: spec.max_restarts, ..RestartPolicy::default() };
+    // Whether another round follows is for all nodes to say.
+    let max_restart = if matches!(spec.meeting, Meeting::Dynamic(_)) { 0 } else { spec.max_restarts };
+    let restart = RestartPolicy { max_restart, ..RestartPolicy::default() };
     Policy { grace: spec.shutdown_timeout, stop_by: stop_by(vars), restart, forwards: true, first_attempt: 0 }
 }
 
@@ -269,7 +285,11 @@ impl Door for Words<'_> {
     }
 
     fn status(&self, launched: &Launched) -> i32 {
-        match exit_code::after(launched) {
+        self.told(exit_code::after(launched))
+    }
+
+    fn told(&self, status: i32) -> i32 {
+        match status {
             exit_code::OK => exit_code::OK,
             _ if self.spec.exit_code_compat => 1,
             status => status,

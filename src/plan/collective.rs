@@ -66,7 +66,7 @@ pub fn plan(
         let log = format!("{}.{in_name}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
-        let elastic = cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None });
+        let elastic = cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None, restarts: None });
         let one = RankPlan::with_log(Who::rank(rank), argv.clone(), env, log, backup);
         Ok(RankPlan { endpoint, binding, elastic, ..one })
     });

@@ -91,7 +91,7 @@ impl RankPlan {
         let mut env = self.env.clone();
         if let Some(elastic) = &self.elastic {
             let error_file = elastic.error_file.as_ref().map_or(String::new(), |path| path.at(attempt));
-            torch::write_attempt(attempt, &error_file, &mut env);
+            torch::write_attempt(elastic.restarts.unwrap_or(attempt), &error_file, &mut env);
         }
         env
     }
@@ -107,6 +107,8 @@ impl RankPlan {
 pub struct Elastic {
     /// Absolute path of the file in which it may say what it died of, if it may.
     pub error_file: Option<PerAttempt>,
+    /// How many restarts it is told that there have been; `None`: as many as attempts before this one.
+    pub restarts: Option<u32>,
 }
 
 /// A file with variables that did not fit.

@@ -134,7 +134,7 @@ pub fn plan(
             argv: argv(spec, &facts.python, local_rank),
             env,
             cpus: cpus.get(local_rank).cloned(),
-            elastic: Some(Elastic { error_file }),
+            elastic: Some(Elastic { error_file, restarts: None }),
             output: Output::Apart(sinks),
             backup,
         });

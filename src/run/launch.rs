@@ -39,6 +39,9 @@ const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the console is waited for in all once a job has been stopped: whoever stops it waits for its end.
 const STOPPED_PATIENCE: Duration = Duration::from_millis(500);
 
+/// Local ranks and their streams, and what stands before their lines.
+pub type Screens = BTreeMap<(usize, Stream), Option<String>>;
+
 /// What the ranks are started with, beside the plan.
 pub struct Launch<'a> {
     /// The plan.
@@ -58,7 +61,7 @@ pub struct Launch<'a> {
     pub rotation: Option<Rotation>,
     /// Local ranks and the streams of theirs that the console shows, on the same stream of its own, and what stands
     /// before their lines; `None`: shown byte for byte.
-    pub shown: BTreeMap<(usize, Stream), Option<String>>,
+    pub shown: Screens,
     /// Files for the lines that somebody looks for.
     pub filters: Vec<Filter>,
     /// Whether people want colours, where there is a terminal (NO_COLOR).
@@ -81,7 +84,7 @@ pub struct Launch<'a> {
 
 impl Launch<'_> {
     /// The same with another plan, for a round of the job; `attempt`: how many rounds have run here before.
-    pub fn of_round<'b>(&self, plan: &'b Plan, store: Vec<TcpListener>, attempt: u32) -> Launch<'b> {
+    pub fn of_round<'b>(&self, plan: &'b Plan, shown: Screens, store: Vec<TcpListener>, attempt: u32) -> Launch<'b> {
         Launch {
             plan,
             program: self.program.clone(),
@@ -90,7 +93,7 @@ impl Launch<'_> {
             store: store.into(),
             log_overwrite: self.log_overwrite,
             rotation: self.rotation,
-            shown: self.shown.clone(),
+            shown,
             filters: self.filters.clone(),
             colour: self.colour,
             policy: Policy { first_attempt: attempt, ..self.policy.clone() },

@@ -75,6 +75,7 @@ pub enum NoRestart {
 /// A policy and what has come of it so far.
 #[derive(Debug)]
 pub struct Restarts {
+    /// What was asked for.
     pub policy: RestartPolicy,
     /// When restarts were decided, those that count.
     recent: Vec<Duration>,
@@ -84,10 +85,12 @@ pub struct Restarts {
 }
 
 impl Restarts {
+    /// Of which none has been used.
     pub fn new(policy: RestartPolicy) -> Self {
         Self { policy, recent: Vec::new(), last: None, times: 0 }
     }
 
+    /// Whether there are none at all.
     pub fn are_off(&self) -> bool {
         self.policy.max_restart == 0
     }

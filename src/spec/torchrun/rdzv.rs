@@ -1,6 +1,8 @@
 //! Nodes, and how they find each other.
 
 use super::read;
+use crate::model::Endpoint;
+use crate::spec::meeting::{self, At, EtcdSpec, Level, Secret};
 use crate::spec::options::Values;
 use crate::spec::{SpecError, nodes, shown};
 use std::collections::BTreeMap;
@@ -22,6 +24,8 @@ pub enum Meeting {
         /// How long nodes wait for each other.
         timeout: Duration,
     },
+    /// At a master that one of them is (c10d), or at an etcd; they may come and go.
+    Dynamic(Box<meeting::Meeting>),
 }
 
 /// What all of this comes to.
@@ -50,8 +54,9 @@ const WHOLE: [&str; 6] = [
 ];
 const DEFAULT_TIMEOUT: i64 = 900;
 const DEFAULT_PORT: &str = "29500";
-const WAY_OUT: &str = "give each node --rdzv-backend static with the same --nnodes, --master-addr and --master-port, \
-                       and its own --node-rank";
+/// Where torch's c10d and etcd listen if nobody says where.
+const C10D_PORT: u16 = 29400;
+const ETCD_PORT: u16 = 2379;
 
 /// Reads and checks it all. `said` gets what the user should know.
 pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Rendezvous, SpecError> {
@@ -85,7 +90,8 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Rendezvous, Spec
     }
     let meeting = match backend {
         "static" => fixed(values, (min, max), node_rank, &conf)?,
-        known if DYNAMIC.contains(&known) => alone(values, (min, max), standalone, &conf)?,
+        known if DYNAMIC.contains(&known) && max > 1 && !standalone => dynamic(values, (min, max), known, &conf, said)?,
+        known if DYNAMIC.contains(&known) => alone(values, max, &conf)?,
         other => {
             let why = format!("The rendezvous backend '{}' is not registered", shown(other));
             let hint = "rlaunch has static, and c10d, etcd and etcd-v2 for one node; plug-ins are Python code of torch";
@@ -119,35 +125,82 @@ fn nodes(values: &Values) -> Result<(usize, usize), SpecError> {
 }
 
 /// A job of this node alone.
-fn alone(
-    values: &Values,
-    (min, max): (usize, usize),
-    standalone: bool,
-    conf: &BTreeMap<String, String>,
-) -> Result<Meeting, SpecError> {
-    if standalone && max > 1 {
+fn alone(values: &Values, max: usize, conf: &BTreeMap<String, String>) -> Result<Meeting, SpecError> {
+    if max > 1 {
         let why = "asks for several nodes, and --standalone is for one";
         return Err(values.error("nnodes", why, "leave out one of them"));
     }
-    if min < max {
-        return Err(elastic(values));
-    }
-    if max > 1 {
-        let why = "nodes that find each other are not in this version of rlaunch";
-        return Err(values.error("rdzv-backend", why, WAY_OUT));
-    }
     for name in WHOLE {
-        if conf.get(name).is_some_and(|text| read::int(text).is_none()) {
-            let why = format!("The rendezvous configuration option '{name}' does not represent a valid integer value");
-            return Err(values.error("rdzv-conf", &why, "give a whole number"));
-        }
+        whole(values, conf, name)?;
     }
     Ok(Meeting::Alone)
 }
 
-fn elastic(values: &Values) -> SpecError {
-    let why = "jobs that run on more or fewer nodes are not in this version of rlaunch";
-    values.error("nnodes", why, &format!("give one number of nodes; for several, {WAY_OUT}"))
+/// A whole number of the configuration.
+fn whole(values: &Values, conf: &BTreeMap<String, String>, name: &str) -> Result<Option<i64>, SpecError> {
+    let Some(text) = conf.get(name) else { return Ok(None) };
+    let why = format!("The rendezvous configuration option '{name}' does not represent a valid integer value");
+    read::int(text).map(Some).ok_or_else(|| values.error("rdzv-conf", &why, "give a whole number"))
+}
+
+/// Nodes that find each other.
+fn dynamic(
+    values: &Values,
+    nodes: (usize, usize),
+    backend: &str,
+    conf: &BTreeMap<String, String>,
+    said: &mut Vec<String>,
+) -> Result<Meeting, SpecError> {
+    let seconds = |name: &str, default: i64| -> Result<Duration, SpecError> {
+        let given = whole(values, conf, name)?.unwrap_or(default);
+        let fit = u64::try_from(given).ok().filter(|seconds| *seconds <= 1_000_000_000);
+        let hint = "give 0 or more";
+        let why = format!("has a {name} that is no number of seconds");
+        fit.map(Duration::from_secs).ok_or_else(|| values.error("rdzv-conf", &why, hint))
+    };
+    for name in WHOLE {
+        whole(values, conf, name)?;
+    }
+    let text = values.text("rdzv-endpoint").unwrap_or("").trim();
+    let (list, default) = if backend == "c10d" { (text, C10D_PORT) } else { (text, ETCD_PORT) };
+    let list = if list.is_empty() { "localhost" } else { list };
+    let one = |text: &str| {
+        let (host, port) = parse_endpoint(text.trim())
+            .map_err(|why| SpecError::new(nodes::field(values, "rdzv-endpoint"), text, why, "give host:port"))?;
+        Ok::<_, SpecError>(Endpoint::new(host, port.unwrap_or(default)))
+    };
+    let text_of = |names: &[&str]| names.iter().find_map(|name| conf.get(*name)).cloned();
+    let at = if backend == "c10d" {
+        let endpoint = one(list)?;
+        if endpoint.host == "localhost" {
+            said.push("--rdzv-endpoint: localhost is loopback's: other machines cannot reach it".into());
+        }
+        At::Master(endpoint)
+    } else {
+        let endpoints = list.split(',').map(one).collect::<Result<_, _>>()?;
+        let ca = text_of(&["ca_cert", "cacert"]);
+        let cert = text_of(&["ssl_cert", "cert"]).zip(text_of(&["ssl_cert_key", "key"]));
+        let user = text_of(&["user"]).zip(text_of(&["password"])).map(|(user, password)| (user, Secret(password)));
+        let tls = conf.get("protocol").is_some_and(|protocol| protocol == "https") || ca.is_some() || cert.is_some();
+        let prefix = text_of(&["etcd_prefix"]).unwrap_or_else(|| "/rlaunch".into());
+        At::Etcd(EtcdSpec { endpoints, tls, ca, cert, user, prefix })
+    };
+    let lease = seconds("keep_alive_interval", 5)?
+        * u32::try_from(whole(values, conf, "keep_alive_max_attempt")?.unwrap_or(3).max(1)).unwrap_or(3);
+    let host = values.text("local-addr").filter(|host| !host.is_empty()).map(str::to_owned);
+    Ok(Meeting::Dynamic(Box::new(meeting::Meeting {
+        at,
+        nodes,
+        rank: None,
+        level: Level::Restart,
+        last_call: seconds("last_call_timeout", 30)?,
+        join: seconds("join_timeout", 600)?,
+        sort_ip: true,
+        lease: lease.max(Duration::from_secs(2)),
+        lost_timeout: seconds("lost_timeout", 60)?,
+        key: text_of(&["job_key"]).map(Secret),
+        host,
+    })))
 }
 
 /// A static rendezvous.
@@ -158,7 +211,12 @@ fn fixed(
     conf: &BTreeMap<String, String>,
 ) -> Result<Meeting, SpecError> {
     if min < max {
-        return Err(elastic(values));
+        let why = "jobs that run on more or fewer nodes need another rendezvous than static";
+        return Err(values.error(
+            "nnodes",
+            why,
+            "give --rdzv-backend c10d --rdzv-endpoint HOST:PORT, or one number of nodes",
+        ));
     }
     let endpoint = values.text("rdzv-endpoint").unwrap_or("").trim();
     let (name, text) = if endpoint.is_empty() {
