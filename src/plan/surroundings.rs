@@ -85,3 +85,21 @@ fn set_aside_too_long(env: &mut EnvPatch, vars: &Vars, log_dir: &str, name: impl
         Backup { path, vars: long }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_is_told_to_each_that_the_user_has_told_none() {
+        let told = |vars: &Vars| {
+            let mut env = EnvPatch::new();
+            set_interface(&mut env, vars, "eth0");
+            ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"].map(|name| env.get(name).map(str::to_owned))
+        };
+        let (gloo, nccl) = (Some("eth0".to_owned()), Some("=eth0".to_owned()));
+        assert_eq!(told(&Vars::new()), [gloo.clone(), nccl.clone()]);
+        assert_eq!(told(&Vars::from([("NCCL_SOCKET_IFNAME".into(), "ib".into())])), [gloo, None]);
+        assert_eq!(told(&Vars::from([("GLOO_SOCKET_IFNAME".into(), String::new())])), [None, nccl]);
+    }
+}

@@ -86,8 +86,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A list of brackets that name these hosts: a prefix, and numbers with as many digits at least.
-    fn compressed(groups: &[(String, usize, Vec<(u16, u8)>)]) -> (String, Vec<String>) {
+    /// A prefix, how many digits its numbers have at least, and ranges: the first, and how many more.
+    type Group = (String, usize, Vec<(u16, u8)>);
+
+    /// A list in brackets, and the hosts that it names.
+    fn compressed(groups: &[Group]) -> (String, Vec<String>) {
         let (mut items, mut hosts) = (Vec::new(), Vec::new());
         for (prefix, width, ranges) in groups {
             let ends = ranges.iter().map(|(first, more)| (*first, first.saturating_add((*more).into())));

@@ -17,7 +17,7 @@ pub struct Found {
     pub rank: Option<usize>,
     /// The name or address of node 0, as far as it says; with Open MPI that of mpirun's.
     pub master_host: Option<String>,
-    /// A name that is the job's on all nodes, and no other job's of this scheduler.
+    /// A name that is the job's on all nodes, and no other job's of this scheduler; once more the same if it is requeued.
     pub job: Option<String>,
     /// The variables that said so.
     pub from: Vec<&'static str>,
