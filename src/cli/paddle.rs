@@ -26,6 +26,7 @@ use crate::spec::launch::{self, DryRun, LaunchSpec};
 use crate::spec::nodes::Nodes;
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
+use crate::spec::scheduler::{self, Found};
 use crate::spec::tuner;
 use crate::supervise::ChildId;
 use crate::sys::cgroup::JobGroup;
@@ -61,8 +62,23 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
     }
     let (base, all) = door::environment(options::OPTIONS)?;
     let Own { base, vars, outer } = door::own(base, &all);
-    let values = options::merge(&flags, &vars);
+    let mut values = options::merge(&flags, &vars);
     let mut spec = launch::check(&values, &vars, &rest).map_err(usage)?;
+    if outer.is_none()
+        && let Some(found) = ask_scheduler(&spec, &values, &vars)?
+    {
+        values.fill(scheduler::fills(&found, values.given("nnodes")));
+        spec = launch::check(&values, &vars, &rest).map_err(usage)?;
+        if let Some(meeting) = &mut spec.meeting {
+            spec.infos.push(format!(
+                "{} has started this node of {}: by {}",
+                found.by,
+                meeting.nodes.1,
+                found.from.join(", ")
+            ));
+            meeting.name = found.job.filter(|_| values.given("job_id").is_none()).unwrap_or(meeting.name.clone());
+        }
+    }
     if let Some(path) = &spec.auto_parallel_config {
         let text = preflight::read("--auto_parallel_config", path).map_err(unmet)?;
         spec.tuning = Some(tuner::check(path, &text).map_err(usage)?);
@@ -107,6 +123,13 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             None => Ok(status),
         }
     })
+}
+
+/// What a scheduler says of this job's nodes, where nobody else does.
+fn ask_scheduler(spec: &LaunchSpec, values: &options::Values, vars: &Vars) -> Result<Option<Found>, Refusal> {
+    let is_open = matches!((&spec.job, &spec.nodes), (job::Job::Collective | job::Job::Rpc, Nodes::One { .. }));
+    let several = values.given("nnodes").is_none_or(|text| text.trim() != "1");
+    if is_open && several { scheduler::found(vars).map_err(usage) } else { Ok(None) }
 }
 
 fn is_older(spec: &LaunchSpec) -> bool {

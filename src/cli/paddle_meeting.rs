@@ -129,7 +129,7 @@ fn millis(time: Duration) -> u64 {
 
 impl Meeting for PaddleMeeting<'_> {
     fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
-        tie::join(self.meeting, &self.spec.job_id, self.offer(), go_on)
+        tie::join(self.meeting, self.offer(), go_on)
     }
 
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal> {

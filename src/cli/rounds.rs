@@ -3,21 +3,21 @@
 use super::conclude;
 use super::ends::{self, Ending};
 use super::node::{self, At, Door};
-use super::refusal::{Refusal, tell};
+use super::refusal::{Refusal, complain, tell};
 use super::waiting::{Waited, Waiting};
 use crate::log::verdict::Outcome as Verdictum;
 use crate::plan::Plan;
 use crate::rendezvous::agree::{End, Failure, Member, OnFailure, Phase, Standing};
 use crate::run;
 use crate::run::front::Supervisor;
-use crate::run::journal::{Journal, What};
+use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Others, Screens};
-use crate::run::logs;
 use crate::run::membership::{Halt, Membership};
 use crate::run::together::Parting;
+use crate::run::{logs, result};
 use crate::supervise::Outcome;
 use crate::sys::signals::Signals;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::mem;
 use std::net::TcpListener;
 use std::time::Duration;
@@ -90,11 +90,11 @@ pub fn supervise(
     let mut waiting = Waiting::new(launch, supervisor, signals, meeting.patience());
     let joined = meeting.join(&mut || waiting.go_on());
     if let Some(signal) = waiting.requests.stopped_by() {
-        return Ok(without_ranks(&Ending::Stopped(signal), journal));
+        return Ok(without_ranks(launch, &Ending::Stopped(signal), journal, door));
     }
     let mut membership = match joined? {
         Joined::Tied(membership) => membership,
-        Joined::Stopped(signal) => return Ok(without_ranks(&Ending::Stopped(signal), journal)),
+        Joined::Stopped(signal) => return Ok(without_ranks(launch, &Ending::Stopped(signal), journal, door)),
         Joined::Listed(members, own) => {
             let Part { plan, shown, store } = meeting.part(&Round { members: &members, own, failures: 0 })?;
             let this = launch.of_round(&plan, shown, store, 0);
@@ -178,11 +178,7 @@ pub fn supervise(
         if let Some(why) = why.as_ref().filter(|_| ending.is_none()) {
             tell(why);
         }
-        journal.write(What::RoundEnded {
-            round: number,
-            outcome: run::result::outcome(&launched),
-            why: why.as_deref(),
-        });
+        journal.write(What::RoundEnded { round: number, outcome: result::outcome(&launched), why: why.as_deref() });
         last = Some(Ran { plan: part.plan, attempt, launched });
         if let Some(ending) = ending {
             break ending;
@@ -201,20 +197,21 @@ pub fn supervise(
             let this = launch.of_round(&ran.plan, Screens::new(), Vec::new(), ran.attempt);
             Ok(end(&this, launched, &ending, own, door))
         }
-        None if matches!(ending, Ending::Stopped(_) | Ending::FrontLost) => Ok(without_ranks(&ending, journal)),
-        None => {
-            let (status, text) = (ending.status(), ending.text());
-            journal.write(What::JobEnded { outcome: ending.word(), exit_status: status });
-            Err(Refusal(text, status))
-        }
+        None => Ok(without_ranks(launch, &ending, journal, door)),
     }
 }
 
 /// The end of a job that never ran anything here.
-fn without_ranks(ending: &Ending, mut journal: Journal) -> (i32, Value) {
-    let status = ending.status();
-    journal.write(What::JobEnded { outcome: ending.word(), exit_status: status });
-    (status, json!({ "outcome": ending.word(), "exit_status": status, "job_end": ending.text() }))
+fn without_ranks(launch: &Launch<'_>, ending: &Ending, mut journal: Journal, door: &dyn Door) -> (i32, Value) {
+    let (exit_status, outcome, text) = (door.told(ending.status()), ending.word(), ending.text());
+    journal.write(What::JobEnded { outcome, exit_status });
+    let host = &door.circumstances().host;
+    let result = result::without_ranks(launch, host, exit_status, (outcome, Some(&text)));
+    if let Err(error) = journal::conclude(&launch.log_dir, &result) {
+        warn!("result.json cannot be written: {}", logs::plain(&error));
+    }
+    complain(&text);
+    (exit_status, serde_json::to_value(result).unwrap_or_default())
 }
 
 /// What all nodes are told of a failure here.
@@ -282,7 +279,7 @@ fn end(
     let status = door.told(ending.status());
     let ended = node::end(launch, launched, status, door);
     if !is_here && !is_whole {
-        super::refusal::complain(&ending.text());
+        complain(&ending.text());
     }
     ended
 }

@@ -53,7 +53,7 @@ pub fn advertise(meeting: &Meeting) -> Result<Advertised, Refusal> {
 }
 
 /// Ties this node to the others.
-pub fn join(meeting: &Meeting, job: &str, offer: Offer, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
-    let _ = (meeting, job, offer, go_on);
+pub fn join(meeting: &Meeting, offer: Offer, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
+    let _ = (meeting, offer, go_on);
     Err(unmet("not yet"))
 }

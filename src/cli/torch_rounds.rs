@@ -61,7 +61,7 @@ fn millis(time: Duration) -> u64 {
 
 impl Meeting for TorchMeeting<'_> {
     fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
-        let (run_id, host) = self.names;
+        let (_, host) = self.names;
         let offer = Offer {
             // Nodes of one machine have one address.
             name: format!("{}-{}", std::process::id(), fastrand::u32(..)),
@@ -76,7 +76,7 @@ impl Meeting for TorchMeeting<'_> {
             role: self.spec.role.clone(),
             ..Offer::default()
         };
-        tie::join(self.meeting, run_id, offer, go_on)
+        tie::join(self.meeting, offer, go_on)
     }
 
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal> {

@@ -161,21 +161,31 @@ pub fn sum_up<'a>(
 
 /// What the front knows of a job whose supervisor was killed. `swept`: how many processes it had to end.
 pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status: i32, swept: usize) -> JobResult<'a> {
+    JobResult { restarts: None, swept, ..without_ranks(launch, host, exit_status, ("supervisor_lost", None)) }
+}
+
+/// What is known of a job that has ended so before it ran anything here.
+pub fn without_ranks<'a>(
+    launch: &'a Launch<'_>,
+    host: &'a str,
+    exit_status: i32,
+    (outcome, job_end): (&'static str, Option<&'a str>),
+) -> JobResult<'a> {
     JobResult {
         version: VERSION,
         job_id: &launch.plan.job_id,
         host,
-        outcome: "supervisor_lost",
+        outcome,
         culprit: None,
         culprit_role: None,
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         verdict: None,
-        restarts: None,
+        restarts: Some(0),
         attempts: Vec::new(),
         ranks: Vec::new(),
-        swept,
-        job_end: None,
+        swept: 0,
+        job_end,
         environment: BTreeMap::new(),
     }
 }

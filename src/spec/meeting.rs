@@ -61,6 +61,8 @@ pub enum Level {
 pub struct Meeting {
     /// Where.
     pub at: At,
+    /// The name of the job there.
+    pub name: String,
     /// The least and the most nodes.
     pub nodes: (usize, usize),
     /// This node's number, if the user gives one.
@@ -154,6 +156,7 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
     };
     Ok(Some(Meeting {
         at,
+        name: job_id.to_owned(),
         nodes: (min, max),
         rank,
         level,

@@ -156,6 +156,9 @@ pub struct Value {
     pub source: Source,
 }
 
+/// An option that a scheduler stands for.
+pub type Filled = (&'static str, String, &'static str);
+
 /// All options that have a value, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
@@ -214,6 +217,15 @@ pub fn parse_bool(text: &str) -> Option<bool> {
 }
 
 impl Values {
+    /// Takes what a scheduler's variables say of options that the user has not given.
+    pub fn fill(&mut self, found: Vec<Filled>) {
+        for (name, text, var) in found {
+            if self.given(name).is_none() {
+                self.map.insert(name, Value { text, source: Source::Env(var) });
+            }
+        }
+    }
+
     /// The text of an option, if it has one.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.map.get(name).map(|v| v.text.as_str())

@@ -3,7 +3,8 @@
 
 use super::SpecError;
 use super::hostlist::expand;
-use super::options::Vars;
+use super::options::{Filled, Vars};
+use crate::model::Endpoint;
 
 /// What a scheduler says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,31 @@ pub fn found(vars: &Vars) -> Result<Option<Found>, SpecError> {
 }
 
 /// Open MPI's documentation, "Environment variables set for MPI applications"; the namespace is PMIx's (4.1 and 5.0).
+/// What this fills in of Paddle's options, given that the user asks for `nnodes` nodes, if for any number.
+pub fn fills(found: &Found, nnodes: Option<&str>) -> Vec<Filled> {
+    let var = found.from.first().copied().unwrap_or("a scheduler");
+    let mut filled = Vec::new();
+    if nnodes.is_none() {
+        let Some(nnodes) = found.nnodes else { return filled };
+        filled.push(("nnodes", nnodes.to_string(), var));
+    }
+    if let Some(rank) = found.rank {
+        filled.push(("rank", rank.to_string(), var));
+    }
+    if let Some(host) = &found.master_host {
+        let port = port_of(found.job.as_deref().unwrap_or_default());
+        filled.push(("master", Endpoint::new(host, port).to_string(), var));
+    }
+    filled
+}
+
+/// A port that is the same on all nodes of a job, below those that the kernel hands out, and seldom another job's.
+fn port_of(job: &str) -> u16 {
+    // FNV-1a (draft-eastlake-fnv).
+    let hash = job.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    20_000 + (hash % 10_000) as u16
+}
+
 const OPEN_MPI: [&str; 4] =
     ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"];
 

@@ -190,6 +190,7 @@ fn dynamic(
     let host = values.text("local-addr").filter(|host| !host.is_empty()).map(str::to_owned);
     Ok(Meeting::Dynamic(Box::new(meeting::Meeting {
         at,
+        name: values.text("rdzv-id").unwrap_or("none").to_owned(),
         nodes,
         rank: None,
         level: Level::Restart,
