@@ -1,10 +1,11 @@
 //! Who decides: reads what nodes say of themselves, and writes the job's state.
 
+use super::admission;
 use super::order::{self, Candidate};
 use super::record::{FORMAT, Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing};
 use super::state::{End, Lost, Member, Phase, Roll, State, Why};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
@@ -33,12 +34,16 @@ pub struct Coordinator {
     tells_members: bool,
     nodes: BTreeMap<String, Node>,
     came: u64,
+    /// Who cannot take part: all of them, where the state names the first few.
+    unfit: BTreeSet<String>,
+    /// Who was here when the job ended, and has not gone since.
+    owed: BTreeSet<String>,
     /// How long before they went those who have gone were heard of.
     ages: BTreeMap<String, Duration>,
-    /// Whether it is in the place of another.
+    /// Whether it is in the place of another, and has not yet found a job that goes on.
     takes_over: bool,
-    /// When gathering began, and when somebody last came or went.
-    began: Duration,
+    /// When gathering began, or somebody came after all had gone; and when somebody last came or went.
+    began: Option<Duration>,
     moved: Duration,
     /// No round begins before.
     not_before: Duration,
@@ -51,11 +56,12 @@ impl Coordinator {
     /// For a job of which nothing is known yet.
     pub fn new(now: Duration) -> Self {
         let (phase, refused) = (Phase::Gathering, BTreeMap::new());
-        let state = State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, roll: None };
+        let state = State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, roll: None };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
     }
 
-    /// In the place of another, which has left off there. Whoever is here has to be told by `record` before `turn`.
+    /// In the place of another, which has left off there. Whoever is here has to be told by `record` before `turn`, in
+    /// the order in which they came: who came first makes the rules, and keeps a number that two were given.
     pub fn resume(state: State, members: Vec<Member>, now: Duration) -> Self {
         Self {
             state,
@@ -63,9 +69,11 @@ impl Coordinator {
             tells_members: true,
             nodes: BTreeMap::new(),
             came: 0,
+            unfit: BTreeSet::new(),
+            owed: BTreeSet::new(),
             ages: BTreeMap::new(),
             takes_over: true,
-            began: now,
+            began: Some(now),
             moved: now,
             not_before: Duration::ZERO,
             rolled: now,
@@ -107,6 +115,7 @@ impl Coordinator {
     /// A node is not here any more; it was last heard of so long ago.
     pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
         if self.nodes.remove(id).is_some() {
+            self.owed.remove(id);
             self.ages.insert(id.to_owned(), age);
             self.moved = now;
             self.next = Some(now);
@@ -118,19 +127,16 @@ impl Coordinator {
         self.next
     }
 
-    /// Whether the job has ended, and nobody who had a part in it is here any more.
+    /// Whether the job has ended, and nobody is here any more who has to be told so.
     pub fn is_over(&self) -> bool {
-        let is_here = |member: &Member| self.nodes.contains_key(&member.id);
-        matches!(self.state.phase, Phase::Ended { .. }) && !self.members.iter().any(is_here)
+        matches!(self.state.phase, Phase::Ended { .. }) && self.owed.is_empty()
     }
 
     /// Decides. The state, if it is another now, and the members with it, if they are.
     pub fn turn(&mut self, now: Duration) -> Option<(State, Option<Vec<Member>>)> {
         self.next = None;
-        if mem::take(&mut self.takes_over) && self.is_of_another_job() {
-            self.members.clear();
-            self.state.phase = Phase::Gathering;
-            (self.state.failures, self.state.roll) = (0, None);
+        if self.is_left_to_others() {
+            self.begin_anew(now);
         }
         self.refuse();
         while self.transition(now) {
@@ -144,10 +150,50 @@ impl Coordinator {
         Some((self.state.clone(), members))
     }
 
-    /// Whether nobody who is here had a part in what is known of the job: launchers' ids are new every time.
-    fn is_of_another_job(&self) -> bool {
+    /// Whether none of the round is here any more, but others are: they begin anew. So do launchers that find an earlier job
+    /// of the same name (their ids are new every time); but where that has ended only once nobody is here who saw it open,
+    /// because he is to be told.
+    fn is_left_to_others(&mut self) -> bool {
+        if self.nodes.is_empty() {
+            return false;
+        }
         let is_new = |node: &Node| matches!(node.record.standing, Standing::Ready { seen: 0 });
-        self.nodes.values().all(is_new) && !self.members.iter().any(|member| self.nodes.contains_key(&member.id))
+        let deserted = !self.members.iter().any(|member| self.nodes.contains_key(&member.id));
+        if !matches!(self.state.phase, Phase::Ended { .. }) {
+            let found = mem::take(&mut self.takes_over);
+            return deserted && (found || !self.members.is_empty());
+        }
+        if self.takes_over {
+            let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
+            let saw = self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id));
+            self.owed = saw.map(|(id, _)| id.clone()).collect();
+        }
+        self.takes_over && self.owed.is_empty()
+    }
+
+    fn begin_anew(&mut self, now: Duration) {
+        self.takes_over = false;
+        self.members.clear();
+        self.owed.clear();
+        self.tells_members = true;
+        self.changed = true;
+        (self.state.failures, self.state.goes) = (0, None);
+        if self.state.phase != Phase::Gathering {
+            self.gather(now);
+        }
+    }
+
+    fn gather(&mut self, now: Duration) {
+        (self.began, self.moved, self.rolled) = (Some(now), now, now);
+        self.state.phase = Phase::Gathering;
+        self.state.roll = None;
+    }
+
+    fn end(&mut self, end: End) -> bool {
+        self.owed = self.nodes.keys().filter(|id| !self.unfit.contains(*id)).cloned().collect();
+        self.state.phase = Phase::Ended { end };
+        self.state.roll = None;
+        true
     }
 
     /// One step of the machine; whether it made one.
@@ -172,73 +218,50 @@ impl Coordinator {
         first.map(|node| &node.record.offer.rules)
     }
 
-    /// Refuses whoever cannot take part.
+    /// Refuses whoever cannot take part. After the end nobody: who comes then waits for another job of this name.
     fn refuse(&mut self) {
-        let Some(rules) = self.rules().cloned() else { return };
-        let mut numbered: BTreeMap<usize, (u64, &str)> = BTreeMap::new();
-        let mut refused = BTreeMap::new();
+        let Some(rules) = self.rules() else { return };
+        if matches!(self.state.phase, Phase::Ended { .. }) {
+            return;
+        }
         let mut by_arrival: Vec<(&String, &Node)> = self.nodes.iter().collect();
         by_arrival.sort_by_key(|(_, node)| node.came);
-        for (id, node) in by_arrival {
-            let offer = &node.record.offer;
-            let why = if node.record.format != FORMAT {
-                Some(format!("its launcher is version {}, which speaks another language", offer.version))
-            } else if offer.foreign {
-                None
-            } else {
-                offer.rules.differ(&rules)
-            };
-            let why = why.or_else(|| match offer.rank {
-                Some(rank) if rank >= rules.max => {
-                    Some(format!("--rank {rank}: there are {} nodes, numbered from 0", rules.max))
-                }
-                Some(rank) => match numbered.get(&rank) {
-                    Some((_, host)) => Some(format!("--rank {rank}: {host} has that number already")),
-                    None => {
-                        numbered.insert(rank, (node.came, &offer.host));
-                        None
-                    }
-                },
-                None => None,
-            });
-            if let Some(why) = why
-                && refused.len() < MOST_REFUSED
-            {
-                refused.insert(id.clone(), why);
-            }
-        }
+        let unfit = admission::unfit(by_arrival.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
+        self.unfit = unfit.keys().cloned().collect();
+        let refused: BTreeMap<String, String> = unfit.into_iter().take(MOST_REFUSED).collect();
         if refused != self.state.refused {
             self.state.refused = refused;
             self.changed = true;
         }
     }
 
-    /// Those that are ready for another round than this.
+    /// Those that are ready for another round than this. They have to have seen it: who has not might still begin it, or one
+    /// before. Paddle's own launchers say nothing of rounds.
     fn ready(&self) -> Vec<Candidate<'_>> {
         let round = self.state.round;
-        let is_ready =
-            |node: &Node| matches!(node.record.standing, Standing::Ready { seen } if seen >= round || seen == 0);
-        let ready = self.nodes.iter().filter(|(id, node)| is_ready(node) && !self.state.refused.contains_key(*id));
-        // Who was in the round has to have seen it.
-        let has_seen = |id: &str, node: &Node| {
-            !self.members.iter().any(|member| member.id == id) || node.record.standing.stopped_in() >= Some(round)
+        let is_ready = |node: &Node| match node.record.standing {
+            Standing::Ready { seen } => seen >= round || node.record.offer.foreign,
+            _ => false,
         };
-        let ready = ready.filter(|(id, node)| has_seen(id, node) || node.record.offer.foreign);
+        let ready = self.nodes.iter().filter(|(id, node)| is_ready(node) && !self.unfit.contains(*id));
         ready.map(|(id, node)| Candidate { id, offer: &node.record.offer, came: node.came }).collect()
     }
 
     fn gathering(&mut self, now: Duration) -> bool {
         let Some(rules) = self.rules().cloned() else {
             // Nobody is here. Whoever comes is waited for from then on.
-            self.began = now;
+            self.began = None;
             return false;
         };
+        let began = *self.began.get_or_insert(now);
         let ready = self.ready();
         let count = ready.len();
         let last_call = self.moved + Duration::from_millis(rules.last_call_ms);
-        let until = self.began + Duration::from_millis(rules.join_ms);
+        let until = began + Duration::from_millis(rules.join_ms);
         let enough = count >= rules.max || count >= rules.min && (now >= last_call || now >= until);
-        if enough && now >= self.not_before {
+        // One that was given up, and has come back while its ranks still run, has to stop them first.
+        let runs = self.nodes.values().any(|node| matches!(node.record.standing, Standing::Runs { .. }));
+        if enough && !runs && now >= self.not_before {
             let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
             let ids = order::round(&ready, rules.max, &before);
             let member = |id: &str| {
@@ -255,15 +278,14 @@ impl Coordinator {
             return true;
         }
         if now >= until && !enough {
-            let waited_ms = millis(now.saturating_sub(self.began));
+            let waited_ms = millis(now.saturating_sub(began));
             let end = End::TooFew { roll: self.roll(&rules, now, until), waited_ms };
-            self.state.phase = Phase::Ended { end };
-            self.state.roll = None;
-            return true;
+            return self.end(end);
         }
-        let mut wake = until.max(now);
+        let mut wake = until;
         if enough {
-            wake = self.not_before;
+            // Where somebody still runs, what he says next is what is waited for.
+            wake = if runs { Duration::MAX } else { self.not_before };
         } else if count >= rules.min {
             wake = wake.min(last_call);
         }
@@ -302,83 +324,95 @@ impl Coordinator {
         }
     }
 
+    /// The records of the round's members that are here.
+    fn of_round(&self) -> impl Iterator<Item = &Record> {
+        self.members.iter().filter_map(|member| self.nodes.get(&member.id)).map(|node| &node.record)
+    }
+
+    /// How many of them have ended well.
+    fn done(&self) -> usize {
+        let round = self.state.round;
+        self.of_round().filter(|record| record.standing == Standing::Done { round }).count()
+    }
+
     fn running(&mut self) -> bool {
+        self.state.phase = Phase::Running;
         let Some(rules) = self.rules().cloned() else {
             // All have gone at once.
-            let end = self.first_lost().map(|lost| End::Lost { lost });
-            self.state.phase = end.map_or(Phase::Running, |end| Phase::Ended { end });
-            return matches!(self.state.phase, Phase::Ended { .. });
+            return self.lost(false).is_some_and(|lost| self.end(End::Lost { lost }));
         };
-        let round = self.state.round;
-        let of_round = || self.members.iter().filter_map(|member| self.nodes.get(&member.id));
-        let failure = of_round().find_map(|node| match &node.record.standing {
-            Standing::Failed { round: its, failure } if *its == round => Some(failure.clone()),
-            _ => None,
-        });
-        if let Some(failure) = failure {
-            let end = self.after(&rules, &failure);
-            return self.stop(Why::Failed { failure }, end);
-        }
-        let stopped = of_round().find_map(|node| match node.record.standing {
-            Standing::Leaves { signal } => Some((node.record.offer.host.clone(), signal)),
-            _ => None,
-        });
-        if let Some((host, signal)) = stopped {
-            let end = End::Stopped { host: host.clone(), signal };
-            return self.stop(Why::Stopped { host, signal }, Some(end));
+        if let Some(why) = self.cause(true) {
+            let end = self.follows(&rules, &why);
+            return self.stop(why, end);
         }
         // Paddle's own launchers tell nobody how their ranks end.
-        let is_done = |node: &Node| matches!(node.record.standing, Standing::Done { round: its } if its == round);
-        let done = of_round().filter(|node| is_done(node)).count();
-        let told = of_round().filter(|node| !node.record.offer.foreign).count();
-        if let Some(lost) = self.first_lost() {
-            let end = (rules.on_loss == OnLoss::End || done > 0).then(|| End::Lost { lost: lost.clone() });
-            return self.stop(Why::Lost { lost }, end);
-        }
+        let (done, told) = (self.done(), self.of_round().filter(|record| !record.offer.foreign).count());
         if done == told && told > 0 {
-            self.state.phase = Phase::Ended { end: End::Completed };
-            return true;
+            return self.end(End::Completed);
         }
         // Not once somebody is through: it would all have to be done again.
         let room = rules.max.saturating_sub(self.members.len());
+        if room == 0 || done > 0 {
+            return false;
+        }
         let is_new = |one: &Candidate<'_>| !self.members.iter().any(|member| member.id == one.id);
-        let more: Vec<String> =
-            self.ready().iter().filter(|one| is_new(one)).map(|one| one.offer.host.clone()).take(room).collect();
-        if !more.is_empty() && done == 0 {
-            return self.stop(Why::More { hosts: more }, None);
-        }
-        self.state.phase = Phase::Running;
-        false
+        let ready = self.ready();
+        let hosts: Vec<String> =
+            ready.iter().filter(|one| is_new(one)).map(|one| one.offer.host.clone()).take(room).collect();
+        !hosts.is_empty() && self.stop(Why::More { hosts }, None)
     }
 
-    /// How the job ends by a failure, if it does.
-    fn after(&mut self, rules: &Rules, failure: &Failure) -> Option<End> {
-        let failed = |no_restart| Some(End::Failed { failure: failure.clone(), no_restart });
-        match rules.on_failure {
-            OnFailure::End => failed(None),
-            OnFailure::Hold => None,
-            OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
-            OnFailure::Restart if self.state.failures >= rules.restarts => {
-                failed((rules.restarts > 0).then(|| format!("all {} restarts are used up", rules.restarts)))
+    /// Why the round stops, if its members give a reason. Whose peer was gone failed later than that, whoever was heard
+    /// first. `running`: nobody has told them to stop yet.
+    fn cause(&self, running: bool) -> Option<Why> {
+        let round = self.state.round;
+        let failures = || {
+            self.of_round().filter_map(move |record| match &record.standing {
+                Standing::Failed { round: its, failure } if *its == round => Some(failure),
+                _ => None,
+            })
+        };
+        let failed = |failure: &Failure| Why::Failed { failure: failure.clone() };
+        let own = || failures().find(|failure| !failure.lost_peer).map(failed);
+        let stopped = || {
+            self.of_round().find_map(|record| match record.standing {
+                Standing::Leaves { signal } => Some(Why::Stopped { host: record.offer.host.clone(), signal }),
+                _ => None,
+            })
+        };
+        let lost = || self.lost(running).map(|lost| Why::Lost { lost });
+        own().or_else(stopped).or_else(lost).or_else(|| failures().next().map(failed))
+    }
+
+    /// How the job ends by that, if it does.
+    fn follows(&self, rules: &Rules, why: &Why) -> Option<End> {
+        match why {
+            Why::Failed { failure } => {
+                let failed = |no_restart| Some(End::Failed { failure: failure.clone(), no_restart });
+                let (used, most) = (self.state.failures, rules.restarts);
+                match rules.on_failure {
+                    OnFailure::End => failed(None),
+                    OnFailure::Hold => None,
+                    OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
+                    OnFailure::Restart if most == 0 => failed(None),
+                    OnFailure::Restart if used >= most => failed(Some(format!("all {most} restarts are used up"))),
+                    OnFailure::Restart => None,
+                }
             }
-            OnFailure::Restart => {
-                self.state.failures += 1;
-                None
+            Why::Lost { lost } => {
+                (rules.on_loss == OnLoss::End || self.done() > 0).then(|| End::Lost { lost: lost.clone() })
             }
+            Why::Stopped { host, signal } => Some(End::Stopped { host: host.clone(), signal: *signal }),
+            Why::More { .. } => None,
         }
     }
 
-    /// The same of those that are not here alone.
-    fn first_gone(&self) -> Option<Lost> {
-        self.first_lost().filter(|lost| !self.nodes.contains_key(&self.members[lost.node].id))
-    }
-
-    /// The member that has gone, if one has: the one that was heard of longest ago. One that runs nothing any more though
-    /// nobody has told it to stop has lost its contact for too long.
-    fn first_lost(&self) -> Option<Lost> {
+    /// The member that has gone, if one has: the one that was heard of longest ago. While they run also one that runs nothing
+    /// any more though nobody has told it to stop: it has lost its contact for too long.
+    fn lost(&self, running: bool) -> Option<Lost> {
         let round = self.state.round;
         let gave_up = |node: &Node| matches!(node.record.standing, Standing::Ready { seen } if seen >= round);
-        let is_lost = |member: &Member| self.nodes.get(&member.id).is_none_or(gave_up);
+        let is_lost = |member: &Member| self.nodes.get(&member.id).is_none_or(|node| running && gave_up(node));
         let age = |member: &Member| self.ages.get(&member.id).copied().unwrap_or_default();
         let lost = self.members.iter().enumerate().filter(|(_, member)| is_lost(member));
         let (node, member) = lost.max_by_key(|(node, member)| (age(member), Reverse(*node)))?;
@@ -393,69 +427,40 @@ impl Coordinator {
 
     fn stopping(&mut self, now: Duration, mut why: Why, mut end: Option<End>) -> bool {
         let round = self.state.round;
-        let of_round = || self.members.iter().filter_map(|member| self.nodes.get(&member.id));
-        // Whose peer was gone failed later than that, whoever was heard first.
-        let blamed = |why: &Why| matches!(why, Why::Failed { failure } if !failure.lost_peer);
-        let first = of_round().find_map(|node| match &node.record.standing {
-            Standing::Failed { round: its, failure } if *its == round && !failure.lost_peer => Some(failure.clone()),
-            _ => None,
+        let rules = self.rules().cloned();
+        let better = self.cause(false).filter(|better| match (&why, better) {
+            (Why::Failed { failure: old }, Why::Failed { failure }) => old.lost_peer && !failure.lost_peer,
+            (Why::Failed { failure: old }, _) if old.lost_peer => true,
+            // Who is stopped while the job is to go on stops it all the same.
+            (_, Why::Stopped { .. }) => end.is_none(),
+            _ => false,
         });
-        let mut corrected = false;
-        if let (Why::Failed { .. }, false, Some(failure)) = (&why, blamed(&why), first) {
-            if let Some(End::Failed { failure: old, .. }) = &mut end {
-                *old = failure.clone();
-            }
-            why = Why::Failed { failure };
-            corrected = true;
-        } else if let (Why::Failed { .. }, false, Some(lost)) = (&why, blamed(&why), self.first_gone()) {
-            if end.is_some() {
-                end = Some(End::Lost { lost: lost.clone() });
-            }
-            why = Why::Lost { lost };
-            corrected = true;
+        let corrected = better.is_some();
+        if let (Some(better), Some(rules)) = (better, &rules) {
+            end = self.follows(rules, &better);
+            why = better;
         }
-        let has_stopped = |node: &Node| node.record.standing.stopped_in() >= Some(round) || node.record.offer.foreign;
-        if !of_round().all(has_stopped) {
+        let has_stopped = |record: &Record| record.standing.stopped_in() >= Some(round) || record.offer.foreign;
+        if !self.of_round().all(has_stopped) {
             self.state.phase = Phase::Stopping { why, end };
             return corrected;
         }
         if let Some(end) = end {
-            self.state.phase = Phase::Ended { end };
-            return true;
+            return self.end(end);
         }
-        if let Why::Failed { failure } = &why {
+        if let Why::Failed { failure } = why {
             self.not_before = now + Duration::from_millis(failure.delay_ms);
+            match rules.map(|rules| rules.on_failure) {
+                Some(OnFailure::Restart) => self.state.failures += 1,
+                Some(OnFailure::Hold) => self.state.goes = Some(failure),
+                _ => {}
+            }
         }
-        (self.began, self.moved, self.rolled) = (now, now, now);
-        self.state.phase = Phase::Gathering;
+        self.gather(now);
         true
     }
 }
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-impl Rules {
-    /// In what these differ from the job's, for people; `None`: in nothing.
-    pub fn differ(&self, job: &Rules) -> Option<String> {
-        let nodes = |rules: &Rules| match (rules.min, rules.max) {
-            (min, max) if min == max => max.to_string(),
-            (min, max) => format!("{min}:{max}"),
-        };
-        let restarts = |rules: &Rules| rules.restarts.to_string();
-        let seconds = |ms: u64| format!("{} s", ms as f64 / 1000.0);
-        let pairs = [
-            ("the launcher's words", self.door.clone(), job.door.clone()),
-            ("--nnodes", nodes(self), nodes(job)),
-            ("restarts", restarts(self), restarts(job)),
-            ("what follows a failure", format!("{:?}", self.on_failure), format!("{:?}", job.on_failure)),
-            ("what follows a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
-            ("the order of nodes", format!("{:?}", self.order), format!("{:?}", job.order)),
-            ("the last call", seconds(self.last_call_ms), seconds(job.last_call_ms)),
-            ("the time to join", seconds(self.join_ms), seconds(job.join_ms)),
-        ];
-        let (name, own, others) = pairs.into_iter().find(|(_, own, others)| own != others)?;
-        Some(format!("{name}: it was started with {own}, the job with {others}; start all nodes alike"))
-    }
 }

@@ -16,6 +16,7 @@
 //!
 //! A round begins only when every node of the one before has said that it has stopped, or has gone: so no two run at once.
 
+mod admission;
 pub mod coordinator;
 pub mod node;
 pub mod order;

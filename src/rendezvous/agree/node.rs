@@ -42,20 +42,34 @@ pub struct Seat {
     pub round: Option<u64>,
     /// Whether it has seen the job while that went on. Else what has ended is an earlier job of the same name.
     pub saw_it_open: bool,
+    /// The last round whose members it has been told.
+    pub told: u64,
+    /// The serial of the newest state that it has heard.
+    pub serial: u64,
 }
 
 impl Seat {
     /// Of a node that has just come.
     pub fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), standing: Standing::Ready { seen: 0 }, round: None, saw_it_open: false }
+        let standing = Standing::Ready { seen: 0 };
+        Self { id: id.to_owned(), standing, round: None, saw_it_open: false, told: 0, serial: 0 }
     }
 
-    /// Takes note of a state, and of the members of its round where they are told with it.
-    pub fn hear(&mut self, state: &State, members: Option<&[Member]>) {
-        self.saw_it_open |= !matches!(state.phase, Phase::Ended { .. });
-        if members.is_some_and(|members| members.iter().any(|member| member.id == self.id)) {
-            self.round = Some(state.round);
+    /// Takes note of a state, and of the members of its round where they are told with it. Whether it is the newest: only
+    /// then it takes the place of what was heard before.
+    pub fn hear(&mut self, state: &State, members: Option<&[Member]>) -> bool {
+        if let Some(members) = members.filter(|_| state.round > self.told) {
+            self.told = state.round;
+            if members.iter().any(|member| member.id == self.id) {
+                self.round = Some(state.round);
+            }
         }
+        if state.serial <= self.serial {
+            return false;
+        }
+        self.serial = state.serial;
+        self.saw_it_open |= !matches!(state.phase, Phase::Ended { .. });
+        true
     }
 }
 
@@ -69,14 +83,24 @@ pub fn step(seat: &Seat, state: &State) -> Step {
         };
     }
     let now = state.round;
+    if let (Some(failure), Standing::Failed { failure: own, .. }) = (&state.goes, standing)
+        && failure == own
+    {
+        return Step::End(End::Failed { failure: own.clone(), no_restart: None });
+    }
     match (&state.phase, standing) {
-        (_, Standing::Leaves { .. }) => Step::Wait,
         // An earlier job of the same name is on its way out.
-        (Phase::Ended { .. }, Standing::Ready { .. }) if !seat.saw_it_open => Step::Wait,
+        (Phase::Ended { .. }, Standing::Ready { .. }) if !seat.saw_it_open && !is_member => Step::Wait,
         (Phase::Ended { end }, Standing::Runs { .. }) => Step::Stop { why: None, end: Some(end.clone()) },
         (Phase::Ended { end }, _) => Step::End(end.clone()),
-        (Phase::Running, Standing::Ready { seen }) if is_member && *seen < now => Step::Start { round: now },
-        (Phase::Running, Standing::Runs { round }) if *round < now || !is_member => Step::Stop { why: None, end: None },
+        (_, Standing::Leaves { .. }) => Step::Wait,
+        (Phase::Running, Standing::Ready { seen }) if *seen < now => match is_member {
+            true => Step::Start { round: now },
+            // It would take part in the next; but is it sure that it has no part in this one?
+            false if seat.told == now => Step::SayReady { seen: now },
+            false => Step::Wait,
+        },
+        (Phase::Running, Standing::Runs { round }) if *round < now => Step::Stop { why: None, end: None },
         (Phase::Running, Standing::Done { round } | Standing::Failed { round, .. }) if *round < now => {
             Step::SayReady { seen: *round }
         }

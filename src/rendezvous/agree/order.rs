@@ -2,7 +2,6 @@
 
 use super::record::{Offer, Order};
 use core::net::IpAddr;
-use std::collections::BTreeMap;
 
 /// A node that is ready, and how long it has been there: smaller is longer.
 #[derive(Clone, Debug)]
@@ -18,36 +17,29 @@ pub struct Candidate<'a> {
 /// The ids of a round of `max` nodes at most, in the order of their numbers. `before`: those of the round before, in
 /// that order.
 ///
-/// Where users number nodes, theirs are the numbers. Else the first round is in the order of names or addresses; later ones
-/// keep what can be kept (the rules of Paddle's older elastic launcher): who was there keeps its number if there still is such
-/// a number, the places of those that have gone are filled by those whose numbers are too high, then by those that are
-/// new.
+/// Whom the user has numbered has that number, where there is such a one. Else the first round is in the order of names or
+/// addresses; later ones keep what can be kept (the rules of Paddle's older elastic launcher): who was there keeps its number
+/// if there still is such a number, and the places that are left are filled by those whose numbers are too high or taken,
+/// then by those that are new.
 pub fn round<'a>(ready: &[Candidate<'a>], max: usize, before: &[String]) -> Vec<&'a str> {
     let was = |id: &str| before.iter().position(|other| other == id);
     let mut chosen: Vec<&Candidate<'a>> = ready.iter().collect();
     // Who was there goes first, then who came first.
     chosen.sort_by_key(|one| (was(one.id).is_none(), one.came, one.id));
     chosen.truncate(max);
-    if chosen.iter().any(|one| one.offer.rank.is_some()) {
-        chosen.sort_by_key(|one| (one.offer.rank.unwrap_or(usize::MAX), key(one.offer), one.id));
-        return chosen.into_iter().map(|one| one.id).collect();
-    }
-    if chosen.iter().all(|one| was(one.id).is_none()) {
-        chosen.sort_by_key(|one| (key(one.offer), one.id));
-        return chosen.into_iter().map(|one| one.id).collect();
-    }
-    let count = chosen.len();
-    let mut places: Vec<Option<&'a str>> = vec![None; count];
-    let (mut displaced, mut new): (BTreeMap<usize, &'a str>, Vec<&Candidate<'a>>) = (BTreeMap::new(), Vec::new());
+    let mut places: Vec<Option<&'a str>> = vec![None; chosen.len()];
+    // First those that the user has numbered; twice the same number is refused before.
+    chosen.sort_by_key(|one| (one.offer.rank.is_none(), one.offer.rank, was(one.id), key(one.offer), one.id));
+    let (mut displaced, mut new): (Vec<&'a str>, Vec<&'a str>) = (Vec::new(), Vec::new());
     for one in chosen {
-        match was(one.id) {
-            Some(place) if place < count => places[place] = Some(one.id),
-            Some(place) => drop(displaced.insert(place, one.id)),
-            None => new.push(one),
+        let wanted = one.offer.rank.or_else(|| was(one.id));
+        match wanted.map(|place| places.get_mut(place)) {
+            Some(Some(place)) if place.is_none() => *place = Some(one.id),
+            Some(_) => displaced.push(one.id),
+            None => new.push(one.id),
         }
     }
-    new.sort_by_key(|one| (key(one.offer), one.id));
-    let mut rest = displaced.into_values().chain(new.into_iter().map(|one| one.id));
+    let mut rest = displaced.into_iter().chain(new);
     places.into_iter().filter_map(|place| place.or_else(|| rest.next())).collect()
 }
 
@@ -80,6 +72,8 @@ mod tests {
     fn names_or_numbers_order_the_first_round() {
         assert_eq!(ordered(&[("b", None), ("aaaaaa", None), ("c", None)], 3, &[]), ["aaaaaa", "b", "c"]);
         assert_eq!(ordered(&[("b", Some(2)), ("a", Some(1)), ("c", Some(0))], 3, &[]), ["c", "a", "b"]);
+        assert_eq!(ordered(&[("a", Some(1)), ("b", None)], 2, &[]), ["b", "a"], "one is numbered");
+        assert_eq!(ordered(&[("a", Some(1)), ("b", Some(2))], 3, &["c", "a", "b"]), ["b", "a"], "the first is missing");
     }
 
     #[test]

@@ -13,11 +13,14 @@ pub struct State {
     pub serial: u64,
     /// The round that was formed last; 0: none yet.
     pub round: u64,
-    /// How many times the job was started again because a rank had failed.
+    /// How many times the job was started again because a rank had failed (`OnFailure::Restart`).
     pub failures: u32,
     /// Where it stands.
     pub phase: Phase,
-    /// Ids of nodes that cannot take part, and why.
+    /// Whose failure this is goes, and the others wait for another in its place (`OnFailure::Hold`).
+    #[serde(default)]
+    pub goes: Option<Failure>,
+    /// Ids of nodes that cannot take part, and why; the first few.
     pub refused: BTreeMap<String, String>,
     /// Who is waited for.
     pub roll: Option<Roll>,

@@ -1,0 +1,59 @@
+//! Who cannot take part, and why.
+
+use super::record::{FORMAT, Record, Rules};
+use std::collections::BTreeMap;
+
+/// The ids of those that cannot take part, each with the reason; `nodes` are in the order in which they came.
+pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, rules: &Rules) -> BTreeMap<String, String> {
+    let mut numbered: BTreeMap<usize, &str> = BTreeMap::new();
+    let mut unfit = BTreeMap::new();
+    for (id, record) in nodes {
+        let offer = &record.offer;
+        let why = if record.format != FORMAT {
+            Some(format!("its launcher is version {}, which speaks another language", offer.version))
+        } else if offer.foreign {
+            None
+        } else {
+            offer.rules.differ(rules)
+        };
+        let why = why.or_else(|| match offer.rank {
+            Some(rank) if rank >= rules.max => {
+                Some(format!("--rank {rank}: there are {} nodes, numbered from 0", rules.max))
+            }
+            Some(rank) => match numbered.get(&rank) {
+                Some(host) => Some(format!("--rank {rank}: {host} has that number already")),
+                None => {
+                    numbered.insert(rank, &offer.host);
+                    None
+                }
+            },
+            None => None,
+        });
+        unfit.extend(why.map(|why| (id.to_owned(), why)));
+    }
+    unfit
+}
+
+impl Rules {
+    /// In what these differ from the job's, for people; `None`: in nothing.
+    pub fn differ(&self, job: &Rules) -> Option<String> {
+        let nodes = |rules: &Rules| match (rules.min, rules.max) {
+            (min, max) if min == max => max.to_string(),
+            (min, max) => format!("{min}:{max}"),
+        };
+        let restarts = |rules: &Rules| rules.restarts.to_string();
+        let seconds = |ms: u64| format!("{} s", ms as f64 / 1000.0);
+        let pairs = [
+            ("the launcher's words", self.door.clone(), job.door.clone()),
+            ("--nnodes", nodes(self), nodes(job)),
+            ("restarts", restarts(self), restarts(job)),
+            ("what follows a failure", format!("{:?}", self.on_failure), format!("{:?}", job.on_failure)),
+            ("what follows a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
+            ("the order of nodes", format!("{:?}", self.order), format!("{:?}", job.order)),
+            ("the last call", seconds(self.last_call_ms), seconds(job.last_call_ms)),
+            ("the time to join", seconds(self.join_ms), seconds(job.join_ms)),
+        ];
+        let (name, own, others) = pairs.into_iter().find(|(_, own, others)| own != others)?;
+        Some(format!("{name}: it was started with {own}, the job with {others}; start all nodes alike"))
+    }
+}
