@@ -219,11 +219,11 @@ impl Coordinator {
         let is_ready =
             |node: &Node| matches!(node.record.standing, Standing::Ready { seen } if seen >= round || seen == 0);
         let ready = self.nodes.iter().filter(|(id, node)| is_ready(node) && !self.state.refused.contains_key(*id));
-        // Who was in the round has to have seen it.
+        // Who was in the round has to have seen it; Paddle's own launchers take part once.
         let has_seen = |id: &str, node: &Node| {
             !self.members.iter().any(|member| member.id == id) || node.record.standing.stopped_in() >= Some(round)
         };
-        let ready = ready.filter(|(id, node)| has_seen(id, node) || node.record.offer.foreign);
+        let ready = ready.filter(|(id, node)| has_seen(id, node));
         ready.map(|(id, node)| Candidate { id, offer: &node.record.offer, came: node.came }).collect()
     }
 
