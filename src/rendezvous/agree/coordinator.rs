@@ -239,11 +239,13 @@ impl Coordinator {
     /// before. Paddle's own launchers say nothing of rounds.
     fn ready(&self) -> Vec<Candidate<'_>> {
         let round = self.state.round;
-        let is_ready = |node: &Node| match node.record.standing {
-            Standing::Ready { seen } => seen >= round || node.record.offer.foreign,
+        // Paddle's own launchers take part once.
+        let is_new = |id: &String| !self.members.iter().any(|member| member.id == *id);
+        let is_ready = |id: &String, node: &Node| match node.record.standing {
+            Standing::Ready { seen } => seen >= round || node.record.offer.foreign && is_new(id),
             _ => false,
         };
-        let ready = self.nodes.iter().filter(|(id, node)| is_ready(node) && !self.unfit.contains(*id));
+        let ready = self.nodes.iter().filter(|(id, node)| is_ready(id, node) && !self.unfit.contains(*id));
         ready.map(|(id, node)| Candidate { id, offer: &node.record.offer, came: node.came }).collect()
     }
 

@@ -27,6 +27,9 @@ pub fn round<'a>(ready: &[Candidate<'a>], max: usize, before: &[String]) -> Vec<
     // Who was there goes first, then who came first.
     chosen.sort_by_key(|one| (was(one.id).is_none(), one.came, one.id));
     chosen.truncate(max);
+    // Paddle's own launchers do not say it.
+    let order = ready.iter().find(|one| !one.offer.foreign).map_or(Order::Name, |one| one.offer.rules.order);
+    let key = |offer: &'a Offer| key(order, offer);
     let mut places: Vec<Option<&'a str>> = vec![None; chosen.len()];
     // First those that the user has numbered; twice the same number is refused before.
     chosen.sort_by_key(|one| (one.offer.rank.is_none(), one.offer.rank, was(one.id), key(one.offer), one.id));
@@ -44,12 +47,13 @@ pub fn round<'a>(ready: &[Candidate<'a>], max: usize, before: &[String]) -> Vec<
 }
 
 /// What nodes without numbers are ordered by.
-fn key(offer: &Offer) -> (Option<IpAddr>, &str) {
-    let address = match offer.rules.order {
+fn key(order: Order, offer: &Offer) -> (Option<IpAddr>, impl Ord + use<'_>) {
+    let address = match order {
         Order::Address => offer.address.parse().ok(),
         Order::Name => None,
     };
-    (address, &offer.name)
+    // As Paddle's own launchers have it, which compare keys that go on with a slash behind the name.
+    (address, offer.name.bytes().chain([b'/']).collect::<Vec<u8>>())
 }
 
 #[cfg(test)]

@@ -78,7 +78,8 @@ impl Client {
         }
     }
 
-    fn try_connect(host: &str, port: u16, left: Left<'_>) -> io::Result<TcpStream> {
+    /// Connects once, to the first of the host's addresses that answers.
+    pub(in crate::rendezvous) fn try_connect(host: &str, port: u16, left: Left<'_>) -> io::Result<TcpStream> {
         let mut failure = io::Error::new(ErrorKind::NotFound, "the name has no address");
         for address in (host, port).to_socket_addrs()? {
             match Self::try_address(address, left) {
