@@ -151,10 +151,6 @@ impl Meeting for PaddleMeeting<'_> {
         self.meeting.join
     }
 
-    fn on_failure(&self) -> OnFailure {
-        self.rules().on_failure
-    }
-
     fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String> {
         let Outcome::Failed { culprit, exit } = launched.report.outcome else { return Ok(Duration::ZERO) };
         let decided = self.restarts.borrow_mut().decide(clock::now(), failures + 1, culprit, exit);

@@ -7,7 +7,7 @@ use super::refusal::{Refusal, complain, tell};
 use super::waiting::{Waited, Waiting};
 use crate::log::verdict::Outcome as Verdictum;
 use crate::plan::Plan;
-use crate::rendezvous::agree::{End, Failure, Member, OnFailure, Phase, Standing};
+use crate::rendezvous::agree::{End, Failure, Member, Phase, Standing};
 use crate::run;
 use crate::run::front::Supervisor;
 use crate::run::journal::{self, Journal, What};
@@ -55,8 +55,6 @@ pub trait Meeting {
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal>;
     /// How long a round may take to come together.
     fn patience(&self) -> Duration;
-    /// What follows a failure.
-    fn on_failure(&self) -> OnFailure;
     /// After what time all may be started again after this failure, or why not, as far as this node's options say.
     fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String>;
 }
@@ -155,12 +153,8 @@ pub fn supervise(
             }
             Outcome::Failed { .. } | Outcome::NotStarted { .. } => {
                 let failure = failure((own, failures), &this, &launched, meeting, door);
-                membership.put(Standing::Failed { round: number, failure: failure.clone() });
-                let goes = meeting.on_failure() == OnFailure::Hold;
-                if goes {
-                    waiting.let_hear(&mut membership, LEAVING).map_err(node::failed)?;
-                }
-                goes.then(|| Ending::Job(End::Failed { failure, no_restart: None }))
+                membership.put(Standing::Failed { round: number, failure });
+                None
             }
             Outcome::Stopped { signal } => Some(Ending::Stopped(*signal)),
             Outcome::HostLost => Some(Ending::FrontLost),

@@ -115,10 +115,6 @@ impl Meeting for TorchMeeting<'_> {
         self.meeting.join
     }
 
-    fn on_failure(&self) -> OnFailure {
-        self.rules().on_failure
-    }
-
     fn restart(&self, _launched: &Launched, _failures: u32) -> Result<Duration, String> {
         Ok(Duration::ZERO)
     }

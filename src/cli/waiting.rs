@@ -104,6 +104,12 @@ impl<'a> Waiting<'a> {
                 Step::Refused(why) => return Ok(Waited::Ended(Ending::Refused(why))),
                 Step::Stop { .. } | Step::Wait => {}
             }
+            // Who coordinated has gone, and has said before how it ends.
+            if let (Some(_), Some(State { phase: Phase::Stopping { end: Some(end), .. }, .. })) =
+                (membership.no_contact(), membership.state())
+            {
+                return Ok(Waited::Ended(Ending::Job(end.clone())));
+            }
             if let Some(why) = membership.out_of_contact().filter(|_| membership.is_in_touch()) {
                 return Ok(Waited::Ended(Ending::OutOfContact(why)));
             }

@@ -2,6 +2,7 @@
 
 use crate::rendezvous::agree::record::FORMAT;
 use crate::rendezvous::agree::{End, Member, Offer, Record, Roll, Seat, Standing, State, Step, Why, step};
+use crate::rendezvous::master::Server;
 use crate::rendezvous::tie::{News, Tie};
 use crate::sys::clock;
 use std::io;
@@ -23,6 +24,8 @@ pub enum Halt {
 /// A node among others.
 pub struct Membership {
     tie: Box<dyn Tie>,
+    /// The master, where this node serves it.
+    server: Option<Server>,
     /// Where the others are met, for people.
     at: String,
     seat: Seat,
@@ -45,9 +48,16 @@ impl Membership {
     }
 
     /// A node that has just put such a record there, by this tie and under this id.
-    pub fn new(tie: Box<dyn Tie>, at: String, id: &str, offer: Offer, patience: Duration) -> Self {
+    pub fn new(
+        (tie, server): (Box<dyn Tie>, Option<Server>),
+        at: String,
+        id: &str,
+        offer: Offer,
+        patience: Duration,
+    ) -> Self {
         Self {
             tie,
+            server,
             at,
             seat: Seat::new(id),
             offer,
@@ -108,13 +118,14 @@ impl Membership {
                 return None;
             }
         };
-        if self.state.as_ref().is_some_and(|known| known.serial > state.serial && known.round >= state.round) {
-            return None;
-        }
         let members: Option<Vec<Member>> = members.and_then(|text| serde_json::from_str(text).ok());
-        self.seat.hear(&state, members.as_deref());
-        if let Some(members) = members {
+        let told = self.seat.told;
+        let is_newest = self.seat.hear(&state, members.as_deref());
+        if let Some(members) = members.filter(|_| self.seat.told > told) {
             self.members = members;
+        }
+        if !is_newest {
+            return None;
         }
         let known = self.state.as_ref().and_then(|known| known.roll.as_ref());
         let roll = state.roll.clone().filter(|roll| known != Some(roll));
@@ -182,7 +193,12 @@ impl Membership {
 
     /// Leaves.
     pub fn close(&mut self, patience: Duration) -> io::Result<()> {
-        self.tie.close(patience)
+        let left = self.tie.close(patience);
+        // Who serves goes last: the others are still to hear how it ends.
+        if let Some(mut server) = self.server.take() {
+            server.close(patience);
+        }
+        left
     }
 }
 

@@ -53,7 +53,7 @@ impl Decide for Coordinator {
 }
 
 /// A node's key below `/{job}/info`, and its payload, as Paddle's launcher writes them.
-fn as_paddle_says_it(offer: &Offer) -> (String, String) {
+pub fn as_paddle_says_it(offer: &Offer) -> (String, String) {
     let rank = offer.rank.map_or(-1, |rank| i64::try_from(rank).unwrap_or(i64::MAX));
     let payload = json!({
         "name": offer.name, "rank": rank, "replicas": offer.ranks, "dtype": offer.device,

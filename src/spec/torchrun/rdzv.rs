@@ -198,7 +198,7 @@ fn dynamic(
         join: seconds("join_timeout", 600)?,
         sort_ip: true,
         lease: lease.max(Duration::from_secs(2)),
-        lost_timeout: seconds("lost_timeout", 60)?,
+        lost_timeout: conf.contains_key("lost_timeout").then(|| seconds("lost_timeout", 0)).transpose()?,
         key: text_of(&["job_key"]).map(Secret),
         host,
     })))
