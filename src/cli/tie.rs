@@ -11,11 +11,13 @@ use crate::rendezvous::master::{self, Config, Found, Server, paddle_kv};
 use crate::rendezvous::torch_store::listen;
 use crate::run::logs;
 use crate::run::membership::Membership;
-use crate::spec::meeting::{At, Meeting};
+use crate::spec::meeting::{At, EtcdSpec, Meeting};
 use crate::sys::clock;
 use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, TcpListener};
+#[cfg(feature = "etcd")]
+use std::path::PathBuf;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -83,7 +85,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
     let Offer { address, address_from, .. } = &offer;
     info!("this node's address is {address}: {address_from}");
     let (endpoint, server) = match &meeting.at {
-        At::Etcd(_) => return Err(unmet("etcd: not yet")),
+        At::Etcd(etcd) => return at_etcd(meeting, etcd, offer),
         At::Here => {
             let listener = listen_at(&offer.address, 0).map_err(|error| cannot_listen(&offer.address, &error))?;
             let port = listener.local_addr().map_err(|error| cannot_listen(&offer.address, &error))?.port();
@@ -105,7 +107,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
             None => return Ok(Joined::Stopped(libc::SIGTERM)),
         }
     }
-    let id: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let id = id();
     let record = Membership::record(&offer, &Standing::Ready { seen: 0 });
     let config = master::Join {
         host: endpoint.host.clone(),
@@ -119,6 +121,46 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
     let patience = meeting.lost_timeout.unwrap_or(meeting.lease);
     let at = format!("the master at {endpoint}");
     Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, patience))))
+}
+
+/// What this launcher is known by.
+fn id() -> String {
+    (0..16).map(|_| fastrand::alphanumeric()).collect()
+}
+
+/// How long ranks run on without contact to etcd, where nobody says.
+const WITHOUT_ETCD: Duration = Duration::from_secs(60);
+
+#[cfg(feature = "etcd")]
+fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, offer: Offer) -> Result<Joined, Refusal> {
+    use crate::rendezvous::etcd::{Etcd, Tls, tie};
+    let EtcdSpec { endpoints, tls, ca, cert, user, prefix } = etcd;
+    let scheme = if *tls { "https" } else { "http" };
+    let path = |path: &String| PathBuf::from(path);
+    let tls = tls.then(|| Tls {
+        ca: ca.as_ref().map(path),
+        cert: cert.as_ref().map(|(cert, _)| path(cert)),
+        key: cert.as_ref().map(|(_, key)| path(key)),
+    });
+    let config = Etcd {
+        tls: tls.filter(|_| ca.is_some() || cert.is_some()),
+        user: user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),
+        prefix: prefix.clone(),
+        lease: meeting.lease,
+        ..Etcd::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &meeting.name)
+    };
+    let (id, record) = (id(), Membership::record(&offer, &Standing::Ready { seen: 0 }));
+    let tied = tie(&config, &id, &record, || Box::new(Coordinator::new(clock::now())));
+    let list: Vec<String> = endpoints.iter().map(Endpoint::to_string).collect();
+    let at = format!("etcd at {}", list.join(","));
+    let tie = tied.map_err(|error| unmet(format!("{at}: {}", logs::plain(&error))))?;
+    let patience = meeting.lost_timeout.unwrap_or(WITHOUT_ETCD);
+    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), None), at, &id, offer, patience))))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn at_etcd(_: &Meeting, _: &EtcdSpec, _: Offer) -> Result<Joined, Refusal> {
+    Err(unmet("--master etcd://: this build of rlaunch has no etcd (Cargo's feature of that name)"))
 }
 
 fn key(meeting: &Meeting) -> Option<String> {
