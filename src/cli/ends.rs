@@ -115,7 +115,7 @@ pub fn why(parting: &Parting) -> Option<String> {
             format!("{} came to the launcher on {host}; the ranks of this node were stopped", signal_label(*signal))
         }
         Halt::Told(None, _) => "the other nodes have gone on without this one; its ranks were stopped".into(),
-        Halt::Refused(why) | Halt::OutOfContact(why) => format!("{why}; the ranks of this node were stopped"),
+        Halt::Refused(why) | Halt::OutOfContact { why, .. } => format!("{why}; the ranks of this node were stopped"),
     })
 }
 

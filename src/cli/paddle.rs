@@ -236,7 +236,8 @@ fn launch_on_this_node(
         signals.also(*signal);
     }
     let name = circumstances.host.clone();
-    let words = Words { kind, gpus, circumstances };
+    let nodes = spec.meeting.as_ref().map(|meeting| meeting.nodes);
+    let words = Words { kind, gpus, nodes, circumstances };
     let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
         return node::carry_out(&launch, &words, (leases, Work::Once), signals, record);
     };
@@ -269,6 +270,8 @@ struct Words<'a> {
     kind: &'a str,
     /// Whose log is kept.
     gpus: Vec<Device>,
+    /// The least and the most nodes, if they find each other.
+    nodes: Option<(usize, usize)>,
     circumstances: Circumstances,
 }
 
@@ -280,7 +283,9 @@ impl Door for Words<'_> {
     fn begins(&self, launch: &Launch<'_>) {
         let plan = launch.plan;
         let (id, pod, ranks, nodes) = (&plan.job_id, &plan.pod.name, plan.ranks.len(), plan.nnodes);
-        info!("Job: {id}, mode {}, replicas {nodes}[{nodes}:{nodes}], elastic False", plan.mode);
+        let (min, max) = self.nodes.unwrap_or((nodes, nodes));
+        let elastic = if min < max { "True" } else { "False" };
+        info!("Job: {id}, mode {}, replicas {nodes}[{min}:{max}], elastic {elastic}", plan.mode);
         info!("Run Pod: {pod}, replicas {ranks}, status ready; {}", consists_of(plan, self.kind));
     }
 

@@ -137,6 +137,11 @@ pub fn supervise(
         let first_rank = part.plan.ranks.first().map_or(0, |rank| rank.rank);
         journal.write(What::RoundStarted { round: number, attempt, node: own, nnodes, world_size, first_rank });
         membership.put(Standing::Runs { round: number });
+        if attempt > 0 {
+            let after =
+                if failures > 0 { format!("; {failures} restart(s) after failures so far") } else { String::new() };
+            tell(&format!("all start again: {world_size} ranks on {nnodes} node(s), this is node {own}{after}"));
+        }
         door.begins(&this);
         if attempt == 0 {
             door.runs(&this);
@@ -160,7 +165,7 @@ pub fn supervise(
             Outcome::HostLost => Some(Ending::FrontLost),
             Outcome::Regrouped => match (waiting.requests.stopped_by(), &launched.parting) {
                 (Some(signal), _) => Some(Ending::Stopped(signal)),
-                (None, Parting::Halted(Halt::OutOfContact(why))) => Some(Ending::OutOfContact(why.clone())),
+                (None, Parting::Halted(Halt::OutOfContact { why, .. })) => Some(Ending::OutOfContact(why.clone())),
                 (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
                 _ => {
                     membership.put(Standing::Ready { seen: number });

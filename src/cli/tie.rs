@@ -9,6 +9,7 @@ use crate::probe::net;
 use crate::rendezvous::agree::{Coordinator, Member, Offer, Standing};
 use crate::rendezvous::master::{self, Config, Found, Server, paddle_kv};
 use crate::rendezvous::torch_store::listen;
+use crate::run::contact::Keeper;
 use crate::run::logs;
 use crate::run::membership::Membership;
 use crate::spec::meeting::{At, EtcdSpec, Meeting};
@@ -118,9 +119,9 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
         clock: clock::now,
     };
     let tie = master::join(config, &id, &record).map_err(|error| internal("the tie to the master", &error))?;
-    let patience = meeting.lost_timeout.unwrap_or(meeting.lease);
     let at = format!("the master at {endpoint}");
-    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, patience))))
+    let by = (Keeper::Master, meeting.lease);
+    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, by))))
 }
 
 /// What this launcher is known by.
@@ -154,8 +155,9 @@ fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, offer: Offer) -> Result<Joined, R
     let list: Vec<String> = endpoints.iter().map(Endpoint::to_string).collect();
     let at = format!("etcd at {}", list.join(","));
     let tie = tied.map_err(|error| unmet(format!("{at}: {}", logs::plain(&error))))?;
-    let patience = meeting.lost_timeout.unwrap_or(WITHOUT_ETCD);
-    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), None), at, &id, offer, patience))))
+    let witnesses = endpoints.iter().map(|at| (at.host.clone(), at.port)).collect();
+    let by = (Keeper::Etcd(witnesses, meeting.lost_timeout.unwrap_or(WITHOUT_ETCD)), meeting.lease);
+    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), None), at, &id, offer, by))))
 }
 
 #[cfg(not(feature = "etcd"))]

@@ -15,8 +15,8 @@ pub struct Events<'a> {
     spec: &'a TorchSpec,
     run_id: String,
     host: String,
-    nnodes: usize,
-    node: usize,
+    nnodes: Cell<usize>,
+    node: Cell<usize>,
     /// The program of the workers, by its name alone.
     entry_point: String,
     attempt: Cell<u32>,
@@ -28,7 +28,14 @@ impl<'a> Events<'a> {
     pub fn new(spec: &'a TorchSpec, run_id: &str, host: &str, (node, nnodes): (usize, usize), program: &Path) -> Self {
         let entry_point = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let (run_id, host) = (run_id.to_owned(), host.to_owned());
+        let (node, nnodes) = (Cell::new(node), Cell::new(nnodes));
         Self { spec, run_id, host, nnodes, node, entry_point, attempt: Cell::new(0), began: clock::now() }
+    }
+
+    /// This node has this number now, of so many.
+    pub fn is(&self, node: usize, nnodes: usize) {
+        self.node.set(node);
+        self.nnodes.set(nnodes);
     }
 
     /// The nodes have found each other, which took this long, for one more attempt.
@@ -38,9 +45,9 @@ impl<'a> Events<'a> {
         // Torchelastic tells both of what it knew before them.
         let known = attempt > 0;
         for (state, millis) in [("RENDEZVOUS", millis), ("ASSIGN_WORKER_RANKS", 0.0)] {
-            let size = if known { json!(self.nnodes) } else { Value::Null };
+            let size = if known { json!(self.nnodes.get()) } else { Value::Null };
             let details = json!({"group_world_size": size, "entry_point": self.entry_point});
-            let group_rank = if known { json!(self.node) } else { Value::Null };
+            let group_rank = if known { json!(self.node.get()) } else { Value::Null };
             self.tell(state, "AGENT", None, (group_rank, details), Value::Null, json!(millis));
         }
     }
@@ -68,9 +75,9 @@ impl<'a> Events<'a> {
                 }
             }
         }
-        let details = json!({"group_world_size": self.nnodes, "entry_point": self.entry_point});
+        let details = json!({"group_world_size": self.nnodes.get(), "entry_point": self.entry_point});
         let state = if well { "SUCCEEDED" } else { "FAILED" };
-        self.tell(state, "AGENT", None, (json!(self.node), details), Value::Null, Value::Null);
+        self.tell(state, "AGENT", None, (json!(self.node.get()), details), Value::Null, Value::Null);
     }
 
     fn worker(&self, state: &str, worker: &Worker<'_>, code: Option<i32>, raw_error: Value) {
@@ -78,7 +85,7 @@ impl<'a> Events<'a> {
             worker.launch.plan.ranks[worker.local_rank].env.get(name).and_then(|text| text.parse::<u64>().ok()).into()
         };
         let details = json!({
-            "group_world_size": self.nnodes,
+            "group_world_size": self.nnodes.get(),
             "entry_point": self.entry_point,
             "local_rank": [worker.local_rank],
             "role_rank": [told("ROLE_RANK")],
@@ -87,7 +94,7 @@ impl<'a> Events<'a> {
             "worker_pid": [code.map(|_| worker.pid)],
         });
         let who = Some((worker.rank, worker.pid));
-        self.tell(state, "WORKER", who, (json!(self.node), details), raw_error, Value::Null);
+        self.tell(state, "WORKER", who, (json!(self.node.get()), details), raw_error, Value::Null);
     }
 
     fn tell(

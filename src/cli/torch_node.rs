@@ -253,6 +253,13 @@ impl Door for Words<'_> {
     fn begins(&self, launch: &Launch<'_>) {
         let Plan { ranks, nnodes, world_size, job_id, .. } = launch.plan;
         let logs = launch.log_dir.display();
+        let own = ranks.first().and_then(|rank| rank.env.get("GROUP_RANK")?.parse().ok());
+        if let (Some(events), Some(own)) = (&self.events, own) {
+            events.is(own, *nnodes);
+            if launch.policy.first_attempt > 0 {
+                events.met(launch.policy.first_attempt, Duration::ZERO);
+            }
+        }
         info!("{job_id}: {} worker(s) here, {world_size} on {nnodes} node(s), logs in {logs}", ranks.len());
     }
 

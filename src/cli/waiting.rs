@@ -110,7 +110,9 @@ impl<'a> Waiting<'a> {
             {
                 return Ok(Waited::Ended(Ending::Job(end.clone())));
             }
-            if let Some(why) = membership.out_of_contact().filter(|_| membership.is_in_touch()) {
+            if membership.is_in_touch()
+                && let Some((why, _)) = membership.out_of_contact()
+            {
                 return Ok(Waited::Ended(Ending::OutOfContact(why)));
             }
             let now = clock::now();
@@ -127,7 +129,9 @@ impl<'a> Waiting<'a> {
                 tell(&waits_for(membership));
                 next = now + EVERY;
             }
-            poll.wait(Some(next.saturating_sub(clock::now())))?;
+            let due = membership.due().filter(|_| membership.is_in_touch());
+            let until = due.map_or(next, |due| due.min(next));
+            poll.wait(Some(until.saturating_sub(clock::now())))?;
         }
     }
 

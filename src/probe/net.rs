@@ -4,7 +4,8 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, ToSocketAddrs, UdpSocket};
+use std::time::Duration;
 
 /// Addresses, IPv4 and IPv6, of the interfaces that are up: each once, in the kernel's order, loopback last. None if
 /// the kernel will not say.
@@ -18,6 +19,16 @@ pub fn addresses() -> Vec<IpAddr> {
 pub fn interface_of(address: IpAddr) -> Option<String> {
     let mut interfaces = getifaddrs().into_iter().flatten();
     interfaces.find(|one| one.address.as_ref().and_then(ip) == Some(address)).map(|one| one.interface_name)
+}
+
+/// Whether a machine is there: something listens at this port, or its kernel says that nothing does (connect(2),
+/// ECONNREFUSED). Waits for `limit` at most, beside the time that a name takes.
+pub fn answers(host: &str, port: u16, limit: Duration) -> bool {
+    let addresses = (host, port).to_socket_addrs().into_iter().flatten();
+    addresses.take(2).any(|address| match TcpStream::connect_timeout(&address, limit) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+    })
 }
 
 /// The addresses of a name, as the system resolves it; none if it does not.

@@ -201,8 +201,9 @@ pub fn run(
             // Whoever waits hears the roll; here nobody does.
             membership.hear();
             if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
+                let halt_within = halt.within();
                 parting = Parting::Halted(halt);
-                engine.send(Event::Regroup, &mut ranks)?;
+                engine.send(Event::Regroup { within: halt_within }, &mut ranks)?;
             }
         }
         for token in tokens {

@@ -1,5 +1,7 @@
 //! A node's part in a job whose nodes find each other: what it has heard, where it stands, and what follows.
 
+use super::contact::{Keeper, Lost, Verdict};
+use crate::model::Endpoint;
 use crate::rendezvous::agree::record::FORMAT;
 use crate::rendezvous::agree::{End, Member, Offer, Record, Roll, Seat, Standing, State, Step, Why, step};
 use crate::rendezvous::master::Server;
@@ -18,7 +20,22 @@ pub enum Halt {
     /// This node is not let in any more.
     Refused(String),
     /// There has been no contact for so long that nobody can know what the others do.
-    OutOfContact(String),
+    OutOfContact {
+        /// For people.
+        why: String,
+        /// The time in which ranks have to end, if others may go on without this node.
+        within: Option<Duration>,
+    },
+}
+
+impl Halt {
+    /// The time in which ranks have to end, if there is one.
+    pub fn within(&self) -> Option<Duration> {
+        match self {
+            Halt::OutOfContact { within, .. } => *within,
+            Halt::Told(..) | Halt::Refused(_) => None,
+        }
+    }
 }
 
 /// A node among others.
@@ -33,10 +50,12 @@ pub struct Membership {
     state: Option<State>,
     members: Vec<Member>,
     refused: Option<String>,
-    /// Since when there is no contact, and why.
-    lost: Option<(Duration, String)>,
-    /// How long ranks run on without contact.
-    patience: Duration,
+    lost: Option<Lost>,
+    /// Who keeps what is shared, and after what silence it takes a node for lost.
+    keeper: Keeper,
+    lease: Duration,
+    /// When what follows from a loss is to be looked at again.
+    due: Option<Duration>,
 }
 
 impl Membership {
@@ -53,7 +72,7 @@ impl Membership {
         at: String,
         id: &str,
         offer: Offer,
-        patience: Duration,
+        (keeper, lease): (Keeper, Duration),
     ) -> Self {
         Self {
             tie,
@@ -65,7 +84,9 @@ impl Membership {
             members: Vec::new(),
             refused: None,
             lost: None,
-            patience,
+            keeper,
+            lease,
+            due: None,
         }
     }
 
@@ -93,15 +114,30 @@ impl Membership {
                 News::State { state, members } => roll = self.heard(&state, members.as_deref()).or(roll),
                 News::Lost { why } if self.lost.is_none() => {
                     if matches!(self.seat.standing, Standing::Runs { .. }) {
-                        let limit = self.patience.as_secs_f64();
-                        warn!("no contact with {}: {why}; the ranks run on, for {limit} s at most", self.at);
+                        let limit = match &self.keeper {
+                            Keeper::Master => self.lease / 4,
+                            Keeper::Etcd(_, patience) => *patience,
+                        };
+                        warn!(
+                            "no contact with {}: {why}; the ranks run on, for {} s at most",
+                            self.at,
+                            limit.as_secs_f64()
+                        );
                     }
-                    self.lost = Some((clock::now(), why));
+                    let now = clock::now();
+                    self.lost = Some(Lost::new(now, why));
+                    self.due = Some(now);
                 }
-                News::Lost { why } => self.lost = self.lost.take().map(|(since, _)| (since, why)),
+                News::Lost { why } => {
+                    if let Some(lost) = &mut self.lost {
+                        lost.why = why;
+                    }
+                }
                 News::Back => {
-                    if let Some((since, _)) = self.lost.take() {
-                        info!("contact with {} again, after {:.1} s", self.at, (clock::now() - since).as_secs_f64());
+                    self.due = None;
+                    if let Some(lost) = self.lost.take() {
+                        let gone = (clock::now() - lost.since).as_secs_f64();
+                        info!("contact with {} again, after {gone:.1} s", self.at);
                     }
                 }
                 News::Refused { why } => self.refused = Some(why),
@@ -143,31 +179,50 @@ impl Membership {
     }
 
     /// Whether what runs here has to stop.
-    pub fn halt(&self) -> Option<Halt> {
+    pub fn halt(&mut self) -> Option<Halt> {
         if let Some(why) = &self.refused {
             return Some(Halt::Refused(why.clone()));
         }
         match self.step() {
             Step::Stop { why, end } => Some(Halt::Told(why, end)),
-            _ => self.out_of_contact().map(Halt::OutOfContact),
+            _ => self.out_of_contact().map(|(why, within)| Halt::OutOfContact { why, within }),
         }
     }
 
-    /// Why there is no contact, once that is so for too long.
-    pub fn out_of_contact(&self) -> Option<String> {
-        let (since, why) = self.lost.as_ref()?;
-        let gone = clock::now().saturating_sub(*since);
-        (gone >= self.patience).then(|| format!("no contact with {} for {:.0} s: {why}", self.at, gone.as_secs_f64()))
+    /// Why there is no contact, once that is so for too long; and the time in which ranks have to end, if others may go on
+    /// without this node.
+    pub fn out_of_contact(&mut self) -> Option<(String, Option<Duration>)> {
+        let lost = self.lost.as_mut()?;
+        let now = clock::now();
+        let others = self.members.iter().filter(|member| member.offer.address != self.offer.address);
+        let others: Vec<(String, u16)> =
+            others.filter_map(|member| Endpoint::parse(&member.offer.master)).map(|at| (at.host, at.port)).collect();
+        let verdict = lost.verdict(now, &self.keeper, self.lease, &others);
+        let (at, why, gone) = (&self.at, &lost.why, now.saturating_sub(lost.since).as_secs_f64());
+        match verdict {
+            Verdict::Until(due) => {
+                self.due = Some(due);
+                None
+            }
+            Verdict::CutOff(within) if self.keeper == Keeper::Master => {
+                Some((format!("no contact with {at} for {gone:.1} s: {why}"), Some(within)))
+            }
+            Verdict::CutOff(within) => {
+                let why = format!("this node is cut off: neither {at} nor any other node answers ({why})");
+                Some((why, Some(within)))
+            }
+            Verdict::TooLong => Some((format!("no contact with {at} for {gone:.0} s: {why}"), None)),
+        }
     }
 
     /// Why there is no contact just now, if there is none.
     pub fn no_contact(&self) -> Option<&str> {
-        self.lost.as_ref().map(|(_, why)| why.as_str())
+        self.lost.as_ref().map(|lost| lost.why.as_str())
     }
 
     /// When `halt` wants to be asked though nothing has come.
     pub fn due(&self) -> Option<Duration> {
-        self.lost.as_ref().map(|(since, _)| *since + self.patience)
+        self.due
     }
 
     /// Whether the job's state is known.

@@ -1,6 +1,7 @@
 //! Floor 6: the loop that acts on what the supervisor says, and what it acts with.
 
 pub mod console;
+pub mod contact;
 pub mod engine;
 pub mod front;
 pub mod gpu_log;

@@ -28,8 +28,11 @@ pub enum Event {
     /// Somebody asks the job to stop, with this signal.
     Stop(i32),
     /// The nodes of the job have changed, or one of the others has failed: what runs here has to stop. Whether and with
-    /// whom it goes on is decided elsewhere.
-    Regroup,
+    /// whom it goes on is decided elsewhere. `within`: nothing may run any more after that time, where there is one.
+    Regroup {
+        /// From now on.
+        within: Option<Duration>,
+    },
     /// A signal that is only passed on.
     Notify(i32),
     /// The user has put the job to sleep (Ctrl-Z). A second time changes nothing.

@@ -143,7 +143,7 @@ impl Supervisor {
             Event::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
             Event::Exited(ended) => self.exited(now, &ended, effects),
             Event::Stop(signal) => self.stop_asked(now, signal, effects),
-            Event::Regroup => self.regroup(now, effects),
+            Event::Regroup { within } => self.regroup(now, within, effects),
             Event::Notify(signal) => self.each_living(effects, |child| Effect::Tell { child, signal }),
             Event::Suspend => self.suspend(now, effects),
             Event::Resume => self.resume(now, effects),
@@ -263,10 +263,15 @@ impl Supervisor {
         }
     }
 
-    fn regroup(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.phase != Phase::Finished {
-            self.stop(now, StopReason::Regroup, effects);
+    fn regroup(&mut self, now: Duration, within: Option<Duration>, effects: &mut Vec<Effect>) {
+        if self.phase == Phase::Finished {
+            return;
         }
+        if let Some(within) = within {
+            let at = now.saturating_add(within);
+            self.stop_by = Some(self.stop_by.map_or(at, |other| other.min(at)));
+        }
+        self.stop(now, StopReason::Regroup, effects);
     }
 
     fn host_lost(&mut self, now: Duration, effects: &mut Vec<Effect>) {
