@@ -12,6 +12,7 @@ use crate::rendezvous::torch_store::listen;
 use crate::run::contact::Keeper;
 use crate::run::logs;
 use crate::run::membership::Membership;
+use crate::run::preflight;
 use crate::spec::meeting::{At, EtcdSpec, Meeting};
 use crate::sys::clock;
 use serde_json::Value;
@@ -29,6 +30,9 @@ const AGAIN: Duration = Duration::from_millis(50);
 /// Until whoever watches is first told what is waited for, and how often from then on.
 const SOON: Duration = Duration::from_secs(2);
 const EVERY: Duration = Duration::from_secs(10);
+
+/// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers come.
+const SPARE_CONNECTIONS: usize = 256;
 
 /// The address that other nodes reach this one by.
 #[derive(Clone, Debug)]
@@ -212,7 +216,10 @@ fn serve(meeting: &Meeting, listeners: Vec<TcpListener>) -> Result<Server, Refus
             "the master listens to whoever reaches it; set RLAUNCH_JOB_KEY to the same secret on all nodes to keep others out"
         );
     }
-    let config = Config { key: key(meeting), ..Config::new(&meeting.name, meeting.lease, clock::now) };
+    // Each node has one, and may try again before its last has gone.
+    let connections = 2 * meeting.nodes.1 + SPARE_CONNECTIONS;
+    preflight::make_room("--nnodes", connections, 1).map_err(unmet)?;
+    let config = Config { key: key(meeting), connections, ..Config::new(&meeting.name, meeting.lease, clock::now) };
     let decide = Box::new(Coordinator::new(clock::now()));
     master::serve(listeners, config, decide).map_err(|error| internal("the master", &error))
 }
