@@ -55,8 +55,9 @@ pub struct Coordinator {
 impl Coordinator {
     /// For a job of which nothing is known yet.
     pub fn new(now: Duration) -> Self {
-        let (phase, refused) = (Phase::Gathering, BTreeMap::new());
-        let state = State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, roll: None };
+        let (phase, refused, waited) = (Phase::Gathering, BTreeMap::new(), BTreeSet::new());
+        let state =
+            State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, waited, roll: None };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
     }
 
@@ -165,7 +166,9 @@ impl Coordinator {
         }
         if self.takes_over {
             let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
-            let saw = self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id));
+            let waited = &self.state.waited;
+            let saw =
+                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || waited.contains(*id));
             self.owed = saw.map(|(id, _)| id.clone()).collect();
         }
         self.takes_over && self.owed.is_empty()
@@ -178,6 +181,7 @@ impl Coordinator {
         self.tells_members = true;
         self.changed = true;
         (self.state.failures, self.state.goes) = (0, None);
+        self.state.waited.clear();
         if self.state.phase != Phase::Gathering {
             self.gather(now);
         }
@@ -191,6 +195,8 @@ impl Coordinator {
 
     fn end(&mut self, end: End) -> bool {
         self.owed = self.nodes.keys().filter(|id| !self.unfit.contains(*id)).cloned().collect();
+        let is_new = |id: &&String| matches!(self.nodes[*id].record.standing, Standing::Ready { seen: 0 });
+        self.state.waited = self.owed.iter().filter(is_new).cloned().collect();
         self.state.phase = Phase::Ended { end };
         self.state.roll = None;
         true
