@@ -84,8 +84,9 @@ impl Judge {
         let ends = |state: &State| matches!(state.phase, Phase::Ended { .. });
         let is_anew = before.is_some_and(|before| ends(before) && !ends(new) || new.failures < before.failures);
         if is_anew {
+            // Of those of an earlier job no one is here.
             let gone =
-                |member: &Member| nodes[number(&member.id)].exit.is_some() || nodes[number(&member.id)].was_away();
+                |member: &Member| nodes.get(number(&member.id)).is_none_or(|sim| sim.exit.is_some() || sim.was_away());
             assert!(old.members.iter().all(gone), "a job begins anew whose members are here");
             self.anew += 1;
         }

@@ -291,6 +291,7 @@ impl World<'_> {
 
     fn leave(&mut self, node: usize, exit: Exit) {
         assert!(self.nodes[node].ranks.is_none() || exit == Exit::Killed, "it goes, and its ranks run");
+        self.over = self.now;
         let sim = &mut self.nodes[node];
         (sim.here, sim.exit) = (false, Some(exit));
         self.send(node, None);

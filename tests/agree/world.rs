@@ -103,6 +103,8 @@ pub struct Leader {
 pub struct World<'a> {
     pub story: &'a Story,
     pub now: u64,
+    /// When the last launcher went of itself.
+    pub over: u64,
     pub board: Board,
     pub nodes: Vec<Sim>,
     pub leaders: Vec<Leader>,
@@ -123,6 +125,7 @@ impl<'a> World<'a> {
         let mut world = World {
             story,
             now: 0,
+            over: 0,
             board: Board::default(),
             nodes: story.plans.iter().enumerate().map(|(number, _)| Sim::new(number)).collect(),
             leaders: Vec::new(),

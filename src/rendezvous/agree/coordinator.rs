@@ -215,13 +215,18 @@ impl Coordinator {
         }
     }
 
-    /// The rules of the job: those of who came first among its members, else of all.
+    /// The rules of the job: those of its members, else of who came first of those that can take part.
     fn rules(&self) -> Option<&Rules> {
-        let of = |member: &Member| self.nodes.get(&member.id);
-        let first = self.members.iter().filter_map(of).min_by_key(|node| node.came);
-        let own = |node: &&Node| !node.record.offer.foreign;
-        let first = first.filter(own).or_else(|| self.nodes.values().filter(own).min_by_key(|node| node.came));
-        first.map(|node| &node.record.offer.rules)
+        let own = |record: &&Record| !record.offer.foreign;
+        let first = || {
+            let nodes = self.nodes.iter().filter(|(_, node)| own(&&node.record));
+            let right = |(id, node): &(&String, &Node)| {
+                let fit = admission::could_be_fit(&node.record);
+                (!fit, fit && self.state.refused.contains_key(*id), node.came)
+            };
+            nodes.min_by_key(right).map(|(_, node)| &node.record)
+        };
+        self.of_round().find(own).or_else(first).map(|record| &record.offer.rules)
     }
 
     /// Refuses whoever cannot take part. After the end nobody: who comes then waits for another job of this name.
@@ -230,9 +235,12 @@ impl Coordinator {
         if matches!(self.state.phase, Phase::Ended { .. }) {
             return;
         }
-        let mut by_arrival: Vec<(&String, &Node)> = self.nodes.iter().collect();
-        by_arrival.sort_by_key(|(_, node)| node.came);
-        let unfit = admission::unfit(by_arrival.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
+        // What was decided stays so, also where another decides who was told of them in another order.
+        let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
+        let refused = &self.state.refused;
+        let mut by_right: Vec<(&String, &Node)> = self.nodes.iter().collect();
+        by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.came));
+        let unfit = admission::unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
         self.unfit = unfit.keys().cloned().collect();
         let refused: BTreeMap<String, String> = unfit.into_iter().take(MOST_REFUSED).collect();
         if refused != self.state.refused {
