@@ -31,7 +31,8 @@ impl Judge {
     }
 
     /// Told the same again it has nothing to say; in its place another decides the same.
-    pub fn turned(&mut self, leader: &Leader, was: &Phase, now: u64) {
+    pub fn turned(&mut self, story: &Story, leader: &mut Leader, was: &Phase, now: u64) {
+        gathers(story, leader, now);
         let machine = &leader.machine;
         let state = machine.state();
         let mut again = machine.clone();
@@ -50,18 +51,19 @@ impl Judge {
         let (own, its) = (state, other.state());
         let ended = matches!(own.phase, Phase::Ended { .. });
         let timers = own.phase == Phase::Gathering && its.phase == Phase::Running;
-        if !timers && !(ended && !matches!(its.phase, Phase::Ended { .. })) {
+        let forgets = ended && !matches!(its.phase, Phase::Ended { .. });
+        if !timers && !forgets {
             let all = |state: &State| {
                 (state.round, state.failures, state.phase.clone(), state.refused.clone(), state.goes.clone())
             };
             assert_eq!(all(own), all(its), "who takes over decides otherwise");
             self.compared += 1;
         }
-        if ended && !matches!(its.phase, Phase::Ended { .. }) {
+        if forgets {
             let new = |record: &Standing| matches!(record, Standing::Ready { seen: 0 });
-            let forgets = |id: &str, standing: &Standing| new(standing) && !state.waited.contains(id);
+            let may = |id: &str, standing: &Standing| new(standing) && !state.waited.contains(id);
             assert!(
-                machine.nodes().all(|(id, record)| forgets(id, &record.standing)),
+                machine.nodes().all(|(id, record)| may(id, &record.standing)),
                 "an end is forgotten that somebody saw"
             );
         }
@@ -171,6 +173,20 @@ impl Judge {
             );
         }
         self.starts.push((node, round));
+    }
+}
+
+/// Nobody gathers for longer than it may take.
+fn gathers(story: &Story, leader: &mut Leader, now: u64) {
+    let machine = &leader.machine;
+    let runs = machine.nodes().any(|(_, record)| matches!(record.standing, Standing::Runs { .. }));
+    let waits = machine.state().phase == Phase::Gathering && machine.nodes().next().is_some() && !runs;
+    let round = machine.state().round;
+    let before = leader.gathers.filter(|(after, _)| *after == round);
+    leader.gathers = waits.then(|| before.unwrap_or((round, now)));
+    if let Some((_, since)) = leader.gathers {
+        assert!(now - since < story.rules.join_ms, "they gather since {since}");
+        assert!(machine.next_deadline().is_some(), "nobody will ask again");
     }
 }
 

@@ -86,6 +86,17 @@ impl Story {
         self
     }
 
+    /// When all is over at the latest: after the last that befalls them there are only so many rounds left.
+    pub fn bound(&self) -> u64 {
+        let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();
+        let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
+        let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
+        let Rules { join_ms, restarts, .. } = self.rules;
+        let round = join_ms + lives + self.grace + self.lease + 10 * (self.net.delay + self.net.again);
+        let patience = 60_000 + 2 * self.lease + 30_000;
+        last.unwrap_or_default() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
+    }
+
     pub fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
         let rules = rules(&mut rng);

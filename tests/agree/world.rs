@@ -98,6 +98,8 @@ pub struct Leader {
     /// What it has published arrives in order.
     last_arrival: u64,
     under_way: usize,
+    /// The round after which it gathers, and since when somebody has been here of whom none runs.
+    pub gathers: Option<(u64, u64)>,
 }
 
 pub struct World<'a> {
@@ -156,6 +158,8 @@ impl<'a> World<'a> {
             events += 1;
             assert!(events < MOST_EVENTS, "it goes on and on, at {at} ms");
         }
+        let most = story.bound();
+        assert!(world.over <= most, "it was over at {}, and not by {most}", world.over);
         for (number, node) in world.nodes.iter().enumerate() {
             assert!(node.exit.is_some(), "node {number} waits for ever: {:?}, {:?}", node.seat, node.latest);
         }
@@ -293,6 +297,7 @@ impl<'a> World<'a> {
             arrived: Vec::new(),
             last_arrival: 0,
             under_way: 0,
+            gathers: None,
         };
         let mut by_age: Vec<_> = self.board.records.iter().collect();
         by_age.sort_by_key(|(_, (_, created))| *created);
@@ -335,7 +340,7 @@ impl<'a> World<'a> {
         }
         let was = leader.machine.state().phase.clone();
         let said = leader.machine.turn(time(self.now));
-        self.judge.turned(leader, &was, self.now);
+        self.judge.turned(self.story, leader, &was, self.now);
         if let Some((state, members)) = said {
             let arrives = self.now + self.delay();
             let leader = &mut self.leaders[number];

@@ -98,7 +98,7 @@ impl Coordinator {
         self.nodes.iter().map(|(id, node)| (id.as_str(), &node.record))
     }
 
-    /// A node's record is this now.
+    /// A node's record is this now. An older one must not come after a newer.
     pub fn record(&mut self, id: &str, record: Record, now: Duration) {
         match self.nodes.get_mut(id) {
             Some(node) if node.record == record => return,
