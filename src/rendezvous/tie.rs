@@ -8,8 +8,7 @@ use std::time::Duration;
 /// What a node hears.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The job's state is this now; with the members of its round (`Vec<Member>`), when it runs and they have not been
-    /// told yet.
+    /// The job's state is this now; with the members of its round (`Vec<Member>`), unless they have been told before.
     State {
         /// `State`.
         state: String,

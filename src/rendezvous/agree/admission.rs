@@ -3,7 +3,12 @@
 use super::record::{FORMAT, Record, Rules};
 use std::collections::BTreeMap;
 
-/// The ids of those that cannot take part, each with the reason; `nodes` are in the order in which they came.
+/// Whether a node could take part if all others were like it.
+pub fn could_be_fit(Record { format, offer, .. }: &Record) -> bool {
+    *format == FORMAT && offer.rank.is_none_or(|rank| rank < offer.rules.max)
+}
+
+/// The ids of those that cannot take part, each with the reason; of two with one number the later one in `nodes`.
 pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, rules: &Rules) -> BTreeMap<String, String> {
     let mut numbered: BTreeMap<usize, &str> = BTreeMap::new();
     let mut unfit = BTreeMap::new();

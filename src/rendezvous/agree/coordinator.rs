@@ -55,8 +55,9 @@ pub struct Coordinator {
 impl Coordinator {
     /// For a job of which nothing is known yet.
     pub fn new(now: Duration) -> Self {
-        let (phase, refused) = (Phase::Gathering, BTreeMap::new());
-        let state = State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, roll: None };
+        let (phase, refused, waited) = (Phase::Gathering, BTreeMap::new(), BTreeSet::new());
+        let state =
+            State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, waited, roll: None };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
     }
 
@@ -97,7 +98,7 @@ impl Coordinator {
         self.nodes.iter().map(|(id, node)| (id.as_str(), &node.record))
     }
 
-    /// A node's record is this now.
+    /// A node's record is this now. An older one must not come after a newer.
     pub fn record(&mut self, id: &str, record: Record, now: Duration) {
         match self.nodes.get_mut(id) {
             Some(node) if node.record == record => return,
@@ -165,7 +166,9 @@ impl Coordinator {
         }
         if self.takes_over {
             let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
-            let saw = self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id));
+            let waited = &self.state.waited;
+            let saw =
+                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || waited.contains(*id));
             self.owed = saw.map(|(id, _)| id.clone()).collect();
         }
         self.takes_over && self.owed.is_empty()
@@ -178,6 +181,7 @@ impl Coordinator {
         self.tells_members = true;
         self.changed = true;
         (self.state.failures, self.state.goes) = (0, None);
+        self.state.waited.clear();
         if self.state.phase != Phase::Gathering {
             self.gather(now);
         }
@@ -191,6 +195,8 @@ impl Coordinator {
 
     fn end(&mut self, end: End) -> bool {
         self.owed = self.nodes.keys().filter(|id| !self.unfit.contains(*id)).cloned().collect();
+        let is_new = |id: &&String| matches!(self.nodes[*id].record.standing, Standing::Ready { seen: 0 });
+        self.state.waited = self.owed.iter().filter(is_new).cloned().collect();
         self.state.phase = Phase::Ended { end };
         self.state.roll = None;
         true
@@ -209,13 +215,18 @@ impl Coordinator {
         }
     }
 
-    /// The rules of the job: those of who came first among its members, else of all.
+    /// The rules of the job: those of its members, else of who came first of those that can take part.
     fn rules(&self) -> Option<&Rules> {
-        let of = |member: &Member| self.nodes.get(&member.id);
-        let first = self.members.iter().filter_map(of).min_by_key(|node| node.came);
-        let own = |node: &&Node| !node.record.offer.foreign;
-        let first = first.filter(own).or_else(|| self.nodes.values().filter(own).min_by_key(|node| node.came));
-        first.map(|node| &node.record.offer.rules)
+        let own = |record: &&Record| !record.offer.foreign;
+        let first = || {
+            let nodes = self.nodes.iter().filter(|(_, node)| own(&&node.record));
+            let right = |(id, node): &(&String, &Node)| {
+                let fit = admission::could_be_fit(&node.record);
+                (!fit, fit && self.state.refused.contains_key(*id), node.came)
+            };
+            nodes.min_by_key(right).map(|(_, node)| &node.record)
+        };
+        self.of_round().find(own).or_else(first).map(|record| &record.offer.rules)
     }
 
     /// Refuses whoever cannot take part. After the end nobody: who comes then waits for another job of this name.
@@ -224,9 +235,12 @@ impl Coordinator {
         if matches!(self.state.phase, Phase::Ended { .. }) {
             return;
         }
-        let mut by_arrival: Vec<(&String, &Node)> = self.nodes.iter().collect();
-        by_arrival.sort_by_key(|(_, node)| node.came);
-        let unfit = admission::unfit(by_arrival.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
+        // What was decided stays so, also where another decides who was told of them in another order.
+        let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
+        let refused = &self.state.refused;
+        let mut by_right: Vec<(&String, &Node)> = self.nodes.iter().collect();
+        by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.came));
+        let unfit = admission::unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
         self.unfit = unfit.keys().cloned().collect();
         let refused: BTreeMap<String, String> = unfit.into_iter().take(MOST_REFUSED).collect();
         if refused != self.state.refused {

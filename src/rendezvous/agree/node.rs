@@ -90,7 +90,11 @@ pub fn step(seat: &Seat, state: &State) -> Step {
     }
     match (&state.phase, standing) {
         // An earlier job of the same name is on its way out.
-        (Phase::Ended { .. }, Standing::Ready { .. }) if !seat.saw_it_open && !is_member => Step::Wait,
+        (Phase::Ended { .. }, Standing::Ready { .. })
+            if !seat.saw_it_open && !is_member && !state.waited.contains(&seat.id) =>
+        {
+            Step::Wait
+        }
         (Phase::Ended { end }, Standing::Runs { .. }) => Step::Stop { why: None, end: Some(end.clone()) },
         (Phase::Ended { end }, _) => Step::End(end.clone()),
         (_, Standing::Leaves { .. }) => Step::Wait,

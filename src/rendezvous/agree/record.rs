@@ -135,7 +135,8 @@ pub enum Standing {
         /// Which, and how.
         failure: Failure,
     },
-    /// It goes, because somebody stopped it.
+    /// It goes, because somebody stopped it. Said at once, though its ranks may still be stopping: no other round follows
+    /// that which they run.
     Leaves {
         /// With this signal.
         signal: i32,

@@ -2,7 +2,7 @@
 
 use super::record::{Failure, Offer};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +20,9 @@ pub struct State {
     /// Whose failure this is goes, and the others wait for another in its place (`OnFailure::Hold`).
     #[serde(default)]
     pub goes: Option<Failure>,
+    /// Ids of nodes that had no part in any round when the job ended, and are to be told all the same.
+    #[serde(default)]
+    pub waited: BTreeSet<String>,
     /// Ids of nodes that cannot take part, and why; the first few.
     pub refused: BTreeMap<String, String>,
     /// Who is waited for.

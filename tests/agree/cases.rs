@@ -1,0 +1,314 @@
+//! Single cases: each rule for failures and losses, growing and shrinking, and the ends of leaders.
+
+use super::node::Exit;
+use super::story::{Happening, Life, Story};
+use super::world::{World, time};
+use Life::{Fails, Well};
+use rlaunch::rendezvous::agree::record::FORMAT;
+use rlaunch::rendezvous::agree::{
+    Coordinator, End, Failure, Member, Offer, OnFailure, OnLoss, Phase, Record, Rules, Seat, Standing, State, Step,
+    Why, step,
+};
+
+const LONG: &[Life] = &[Well(100_000)];
+
+fn rules(min: usize, max: usize, on_failure: OnFailure, on_loss: OnLoss) -> Rules {
+    let door = "paddle".to_owned();
+    Rules { door, min, max, last_call_ms: 2_000, join_ms: 20_000, on_failure, on_loss, ..Rules::default() }
+}
+
+fn level_1(min: usize, max: usize, restarts: u32) -> Rules {
+    Rules { restarts, ..rules(min, max, OnFailure::Restart, OnLoss::Regroup) }
+}
+
+/// The members of each round, by their nodes' numbers.
+fn rounds(world: &World) -> Vec<Vec<usize>> {
+    let number = |member: &Member| member.id[2..].parse().unwrap();
+    world.judge.lists.values().map(|list| list.iter().map(number).collect()).collect()
+}
+
+fn ends(world: &World) -> Vec<End> {
+    let end = |exit: &Exit| match exit {
+        Exit::End(end) => Some(end.clone()),
+        _ => None,
+    };
+    world.exits().into_iter().filter_map(end).collect()
+}
+
+fn kill(node: usize) -> Happening {
+    Happening::Kill { node, seen: false }
+}
+
+#[test]
+fn a_job_begins_once_enough_are_there_and_ends_when_all_are_done() {
+    let story = Story::calm(rules(2, 2, OnFailure::End, OnLoss::End), &[&[Well(10)], &[Well(5_000)]]).comes(1, 3_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
+    assert_eq!(world.over, 8_000);
+}
+
+#[test]
+fn level_minus_1_ends_all_by_the_first_failure_or_loss() {
+    let story = Story::calm(rules(2, 2, OnFailure::End, OnLoss::End), &[&[Fails(1_000)], LONG]);
+    let ended = ends(&World::live(&story));
+    assert!(matches!(&ended[..], [End::Failed { failure, no_restart: None }, other]
+        if failure.node == 0 && !failure.lost_peer && *other == ended[0]));
+
+    let story = Story::calm(rules(2, 2, OnFailure::End, OnLoss::End), &[LONG, LONG]).with(1_000, kill(1));
+    let world = World::live(&story);
+    // Its peer failed long before the lease ran out; it is not to blame.
+    assert!(matches!(&ends(&world)[..], [End::Lost { lost }] if lost.node == 1 && lost.age_ms == 5_000));
+    assert!(world.over <= 10_000, "{}", world.over);
+}
+
+#[test]
+fn level_0_holds_until_another_is_there_in_its_place() {
+    let rules = rules(2, 2, OnFailure::Hold, OnLoss::Regroup);
+    let story = Story::calm(rules.clone(), &[&[Well(9_000)], &[Fails(1_000)], &[Well(9_000)]]).comes(2, 10_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [0, 2]]);
+    assert!(matches!(&world.nodes[1].exit, Some(Exit::End(End::Failed { failure, .. })) if failure.node == 1));
+    assert_eq!([&world.nodes[0].exit, &world.nodes[2].exit], [&Some(Exit::End(End::Completed)); 2]);
+
+    let story = Story::calm(rules, &[LONG, &[Fails(1_000)]]);
+    let world = World::live(&story);
+    // The peer's ranks felt it and failed too; it stays and waits, for so long.
+    assert!(matches!(&world.nodes[0].exit, Some(Exit::End(End::TooFew { waited_ms: 20_000, .. }))));
+}
+
+#[test]
+fn level_1_starts_again_while_there_are_restarts_left() {
+    let failing = Story::calm(level_1(2, 2, 2), &[LONG, &[Fails(1_000)]]);
+    let world = World::live(&failing);
+    assert_eq!(rounds(&world).len(), 3);
+    let used_up = "all 2 restarts are used up".to_owned();
+    assert!(matches!(&ends(&world)[0], End::Failed { failure, no_restart }
+        if !failure.lost_peer && *no_restart == Some(used_up)));
+
+    let story = Story::calm(level_1(2, 2, 1), &[&[Well(5_000)], &[Fails(1_000), Well(5_000)]]);
+    assert_eq!(ends(&World::live(&story)), [End::Completed, End::Completed]);
+}
+
+#[test]
+fn a_lost_node_uses_up_no_restart_though_its_peers_fail_before_it_is_missed() {
+    let story = Story::calm(level_1(1, 2, 0), &[&[Well(9_000)], LONG]).with(1_000, kill(1));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+    assert_eq!(ends(&world), [End::Completed]);
+    assert!(world.judge.states.iter().all(|state| state.failures == 0));
+}
+
+#[test]
+fn a_job_grows_from_2_to_4_and_shrinks_again() {
+    let story = Story::calm(level_1(2, 4, 0), &[&[Well(60_000)][..]; 4]).comes(2, 10_000).comes(3, 10_500);
+    let story = story.with(30_000, kill(0)).with(30_000, kill(3));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0, 1, 2, 3], vec![2, 1]], "1 keeps its number");
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
+    assert_eq!(world.phases(|phase| matches!(phase, Phase::Stopping { why: Why::More { .. }, .. })), 1);
+}
+
+#[test]
+fn who_is_too_many_waits_and_is_told_the_end_or_steps_in() {
+    let story = Story::calm(level_1(2, 2, 0), &[&[Well(9_000)][..]; 3]).comes(2, 1_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed, End::Completed]);
+
+    let story = story.clone().with(3_000, kill(0));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [2, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
+}
+
+#[test]
+fn who_comes_after_the_end_begins_another_job() {
+    let rules = rules(1, 1, OnFailure::End, OnLoss::End);
+    let story = Story::calm(rules, &[&[Fails(1_000)], &[Well(10)]]).comes(1, 9_000);
+    let world = World::live(&story);
+    assert!(matches!(world.nodes[0].exit, Some(Exit::End(End::Failed { .. }))));
+    assert_eq!(world.nodes[1].exit, Some(Exit::End(End::Completed)));
+    assert_eq!(rounds(&world), [[0], [1]]);
+}
+
+/// As an earlier job of the name left it that was killed with all its nodes, or that ended and was not tidied up.
+#[test]
+fn new_launchers_that_find_an_earlier_job_begin_anew() {
+    let offer = Offer { host: "old".into(), ..Offer::default() };
+    let members = vec![Member { id: "id99".into(), offer }];
+    let why = Why::More { hosts: Vec::new() };
+    let failure = Failure::default();
+    let phases = [
+        Phase::Gathering,
+        Phase::Running,
+        Phase::Stopping { why, end: None },
+        Phase::Stopping { why: Why::Failed { failure }, end: Some(End::Completed) },
+        Phase::Ended { end: End::Completed },
+    ];
+    for phase in phases {
+        let mut state = Coordinator::new(time(0)).state().clone();
+        (state.serial, state.round, state.failures, state.phase) = (9, 3, 2, phase);
+        let mut story = Story::calm(level_1(2, 2, 2), &[&[Well(1_000)], &[Fails(10), Fails(10), Well(1_000)]]);
+        story.left = Some((state.clone(), members.clone()));
+        for late in [0, 3_000] {
+            let story = story.clone().comes(1, late);
+            let world = World::live(&story);
+            assert_eq!(ends(&world), [End::Completed, End::Completed], "{state:?}");
+            assert_eq!(rounds(&world), [[0, 1]; 3], "both restarts are theirs: {state:?}");
+        }
+    }
+}
+
+#[test]
+fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
+    let rules = rules(2, 2, OnFailure::End, OnLoss::End);
+    let offer = |name: &str, foreign| Offer { name: name.into(), rules: rules.clone(), foreign, ..Offer::default() };
+    let record = |offer: &Offer, standing| Record { format: FORMAT, offer: offer.clone(), standing };
+    let (own, theirs) = (offer("aaaaaa", false), Offer { rules: Rules::default(), ..offer("b", true) });
+    let begun = || {
+        let mut machine = Coordinator::new(time(0));
+        machine.record("own", record(&own, Standing::Ready { seen: 0 }), time(0));
+        machine.record("theirs", record(&theirs, Standing::Ready { seen: 0 }), time(0));
+        let (state, members) = machine.turn(time(0)).unwrap();
+        assert_eq!((state.phase, members.unwrap().len()), (Phase::Running, 2));
+        machine.record("own", record(&own, Standing::Runs { round: 1 }), time(1));
+        assert_eq!(machine.turn(time(1)), None);
+        machine
+    };
+    let mut machine = begun();
+    machine.record("own", record(&own, Standing::Done { round: 1 }), time(2));
+    assert_eq!(machine.turn(time(2)).unwrap().0.phase, Phase::Ended { end: End::Completed });
+
+    let mut machine = begun();
+    machine.gone("theirs", time(3_000), time(2));
+    let state = machine.turn(time(2)).unwrap().0;
+    assert!(matches!(&state.phase, Phase::Stopping { end: Some(End::Lost { lost }), .. } if lost.node == 1));
+}
+
+/// Another takes over in each phase, from one who knows it and from one who does not.
+#[test]
+fn a_leader_s_end_changes_nothing_but_who_leads() {
+    let lives: &[&[Life]] = &[&[Well(4_000)], &[Fails(2_000), Well(4_000)]];
+    let calm = Story::calm(level_1(2, 2, 1), lives).comes(1, 1_000);
+    let plain = World::live(&calm);
+    assert_eq!(ends(&plain), [End::Completed, End::Completed]);
+    for at in (0..plain.over).step_by(250) {
+        for (after, late) in [(0, true), (0, false), (300, true), (300, false)] {
+            let story = calm.clone().with(at, Happening::NewLeader { after, late });
+            let world = World::live(&story);
+            assert_eq!(ends(&world), ends(&plain), "at {at}");
+            assert_eq!(rounds(&world), rounds(&plain), "at {at}");
+            assert!(world.over <= plain.over + 400, "at {at}: {}", world.over);
+        }
+    }
+}
+
+#[test]
+fn who_is_cut_off_for_less_than_the_lease_is_not_missed() {
+    let mut calm = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
+    calm.plans.iter_mut().for_each(|plan| plan.feels = false);
+    let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts });
+    let (short, long, for_good) = (cut(Some(4_900)), cut(Some(9_000)), cut(None));
+    let world = World::live(&short);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    // For longer: the others go on without it, until it is back.
+    let world = World::live(&long);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0], vec![0, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
+    let world = World::live(&for_good);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+    assert_eq!(world.nodes[1].exit, Some(Exit::Alone));
+}
+
+#[test]
+fn one_that_is_stopped_stops_all() {
+    for early in [true, false] {
+        let calm = Story::calm(level_1(1, 2, 5), &[LONG, LONG]);
+        let story = calm.with(2_000, Happening::Signal { node: 1, early });
+        let world = World::live(&story);
+        let end = End::Stopped { host: "host1".into(), signal: 15 };
+        assert_eq!(ends(&world), [end.clone(), end], "and not for its peer's failure");
+    }
+}
+
+#[test]
+fn who_waited_too_long_is_told_who_was_there() {
+    let story = Story::calm(level_1(3, 3, 0), &[LONG, LONG]);
+    let ended = ends(&World::live(&story));
+    assert!(matches!(&ended[0], End::TooFew { roll, waited_ms: 20_000 } if roll.ready == 2 && roll.min == 3));
+    assert_eq!(ended.len(), 2);
+    // Whoever comes to nobody is waited for as long.
+    let mut machine = Coordinator::new(time(0));
+    machine.turn(time(0));
+    let offer = story.plans[0].offer.clone();
+    machine.record("a", Record { format: FORMAT, offer, standing: Standing::Ready { seen: 0 } }, time(50_000));
+    machine.turn(time(50_000));
+    assert_eq!(machine.state().phase, Phase::Gathering);
+}
+
+#[test]
+fn more_than_are_named_are_refused() {
+    let rules = rules(2, 99, OnFailure::End, OnLoss::End);
+    let mut machine = Coordinator::new(time(0));
+    for number in 0..80 {
+        let rules = Rules { restarts: u32::from(number > 0), ..rules.clone() };
+        let record = Record {
+            format: FORMAT,
+            offer: Offer { rules, ..Offer::default() },
+            standing: Standing::Ready { seen: 0 },
+        };
+        machine.record(&format!("id{number}"), record, time(0));
+    }
+    machine.turn(time(60_000));
+    machine.turn(time(90_000));
+    assert_eq!(machine.state().refused.len(), 64);
+    assert!(matches!(machine.state().phase, Phase::Ended { end: End::TooFew { .. } }), "{:?}", machine.state().phase);
+}
+
+/// Two with one number: who was let in stays so, also where another decides who hears of them the other way round.
+#[test]
+fn a_new_leader_refuses_nobody_who_was_let_in() {
+    let rules = rules(1, 2, OnFailure::End, OnLoss::End);
+    let record = |standing| {
+        let offer = Offer { rank: Some(0), rules: rules.clone(), ..Offer::default() };
+        Record { format: FORMAT, offer, standing }
+    };
+    let mut first = Coordinator::new(time(0));
+    first.record("a", record(Standing::Ready { seen: 0 }), time(0));
+    first.record("b", record(Standing::Ready { seen: 0 }), time(0));
+    let (state, members) = (first.turn(time(0)).unwrap().0, first.members().to_vec());
+    let mut second = Coordinator::resume(state, members, time(1));
+    second.record("b", record(Standing::Ready { seen: 0 }), time(1));
+    second.record("a", record(Standing::Ready { seen: 0 }), time(1));
+    second.turn(time(1));
+    assert_eq!(second.state().refused.keys().collect::<Vec<_>>(), ["b"]);
+}
+
+fn state(serial: u64, round: u64, phase: Phase) -> State {
+    State { serial, round, phase, ..Coordinator::new(time(0)).state().clone() }
+}
+
+#[test]
+fn what_is_overtaken_is_not_heard() {
+    let mut seat = Seat::new("a");
+    let member = [Member { id: "a".into(), offer: Offer::default() }];
+    assert!(seat.hear(&state(5, 2, Phase::Running), None));
+    assert_eq!(step(&seat, &state(5, 2, Phase::Running)), Step::Wait, "nobody has told it yet whether it takes part");
+    assert!(!seat.hear(&state(4, 2, Phase::Running), Some(&member)));
+    assert_eq!(step(&seat, &state(5, 2, Phase::Running)), Step::Start { round: 2 }, "the list is still the round's");
+    assert!(!seat.hear(&state(3, 1, Phase::Gathering), Some(&[])));
+    assert!(seat.hear(&state(6, 3, Phase::Running), Some(&[])));
+    assert_eq!(step(&seat, &state(6, 3, Phase::Running)), Step::SayReady { seen: 3 }, "it would take part in the next");
+}
+
+/// The job ended before it had heard anything of it.
+#[test]
+fn a_member_is_told_the_end_though_it_never_saw_the_job_open() {
+    let (mut seat, ended) = (Seat::new("a"), state(5, 1, Phase::Ended { end: End::Completed }));
+    seat.hear(&ended, Some(&[]));
+    assert_eq!(step(&seat, &ended), Step::Wait, "that was an earlier job");
+    let (mut seat, members) = (Seat::new("a"), [Member { id: "a".into(), offer: Offer::default() }]);
+    seat.hear(&ended, Some(&members));
+    assert_eq!(step(&seat, &ended), Step::End(End::Completed));
+}
