@@ -6,6 +6,8 @@ from typing import Any, final
 __all__ = [
     "Descriptor",
     "Joiner",
+    "Master",
+    "MasterTie",
     "Nursery",
     "PortLeases",
     "Rank",
@@ -23,6 +25,7 @@ __all__ = [
     "launch_options",
     "main",
     "mark_memory",
+    "meet_by_paddle",
     "need_descriptors",
     "parse_run",
     "plan_spawn",
@@ -140,3 +143,40 @@ class TorchStore:
     def port(self) -> int: ...
     def renew(self) -> None: ...
     def close(self) -> None: ...
+
+@final
+class Master:
+    def __new__(
+        cls, job: str = "default", host: str = "127.0.0.1", port: int = 0, key: str | None = None, lease: float = 10.0
+    ) -> Master: ...
+    @property
+    def port(self) -> int: ...
+    def close(self) -> None: ...
+
+@final
+class MasterTie:
+    def __new__(
+        cls,
+        host: str,
+        port: int,
+        id: str,
+        record: str,
+        job: str = "default",
+        key: str | None = None,
+        lease: float = 10.0,
+    ) -> MasterTie: ...
+    def put(self, record: str) -> None: ...
+    def heard(self, timeout: float) -> list[tuple[str, str, str | None]]: ...
+    def close(self) -> None: ...
+
+def meet_by_paddle(
+    host: str,
+    port: int,
+    job: str,
+    size: int,
+    name: str,
+    rank: int,
+    payload: str,
+    timeout: float,
+    sort_ip: bool = False,
+) -> tuple[list[tuple[str, str]], int]: ...

@@ -7,6 +7,7 @@ mod descriptor;
 mod errors;
 mod guardian;
 mod join;
+mod master;
 mod rank;
 mod run;
 mod store;
@@ -55,6 +56,8 @@ mod lib {
     use super::guardian::{guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
     #[pymodule_export]
     use super::join::Joiner;
+    #[pymodule_export]
+    use super::master::{Master, PyMasterTie, meet_by_paddle};
     #[pymodule_export]
     use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank};
     #[pymodule_export]

@@ -344,10 +344,6 @@ impl Node {
         let mut ping = heard;
         loop {
             let now = clock();
-            if now >= heard + lease / 2 {
-                self.old = Some(line);
-                return Ended::Lost(format!("nothing was heard of it for {:.1} s", (now - heard).as_secs_f64()));
-            }
             let mut said = Vec::new();
             let order = {
                 let mut own = self.shared.lock();
@@ -375,9 +371,20 @@ impl Node {
             let time = ping.min(heard + lease / 2).saturating_sub(clock());
             match self.poll(Some(line.socket.as_fd()), time) {
                 Ok(true) => match line.read(&mut chunk) {
-                    Ok(bytes) => lines.feed(bytes),
+                    Ok(bytes) => {
+                        lines.feed(bytes);
+                        heard = clock();
+                    }
                     Err(failure) => return failure.into(),
                 },
+                // Not before it was looked for: this process may have had no time itself.
+                Ok(false) if clock() >= heard + lease / 2 => {
+                    self.old = Some(line);
+                    return Ended::Lost(format!(
+                        "nothing was heard of it for {:.1} s",
+                        (clock() - heard).as_secs_f64()
+                    ));
+                }
                 Ok(false) => continue,
                 Err(failure) => return failure.into(),
             }
@@ -385,10 +392,7 @@ impl Node {
                 match lines.next_said(&mut seal) {
                     Ok(None) => break,
                     Ok(Some(FromMaster::Refused { why })) => return Ended::Refused(why),
-                    Ok(Some(said)) => {
-                        heard = clock();
-                        self.hear(said);
-                    }
+                    Ok(Some(said)) => self.hear(said),
                     Err(broken) => return Ended::Lost(format!("it breaks the rules ({broken:?})")),
                 }
             }

@@ -244,7 +244,11 @@ impl Hub {
         let late: Vec<u64> =
             self.clients.iter().filter(|(_, one)| now >= until(one)).map(|(client, _)| *client).collect();
         for client in late {
-            let Some(connection) = self.clients.get(&client) else { continue };
+            // Where this thread had no time itself, what was said meanwhile has still to be read.
+            self.turn(client, EpollFlags::EPOLLIN);
+            let Some(connection) = self.clients.get(&client).filter(|connection| now >= until(connection)) else {
+                continue;
+            };
             let age = now.saturating_sub(connection.since);
             if let Some(id) = connection.id().map(str::to_owned) {
                 self.links.remove(&id);
@@ -367,6 +371,7 @@ impl Hub {
         };
         let Some(change) = change else { return (status, Vec::new()) };
         self.change(change.clone(), now);
+        self.kv.sweep(now).into_iter().for_each(|gone| self.change(gone, now));
         self.decide(now);
         match self.kv.refused(&change) {
             Some(why) => {

@@ -39,6 +39,9 @@ pub struct Own {
     pub payload: String,
 }
 
+/// Told which keys are there, or why that is not known.
+pub type Roll<'a> = &'a mut dyn FnMut(Result<&[String], &str>);
+
 /// All nodes, in the order of their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
@@ -57,7 +60,7 @@ pub fn sync(
     own: &Own,
     sort_ip: bool,
     left: Left<'_>,
-    roll: &mut dyn FnMut(Result<&[String], &str>),
+    roll: Roll<'_>,
 ) -> io::Result<Peers> {
     let folder = format!("/{}/info", encode(job));
     let rank = own.rank.map_or_else(|| "-1".to_owned(), |rank| rank.to_string());
