@@ -3,9 +3,11 @@
 
 use proptest::prelude::*;
 use rlaunch::cli::torch_grammar::{Parsed, parse};
+use rlaunch::model::Endpoint;
 use rlaunch::spec::SpecError;
 use rlaunch::spec::dialects::Dialect;
 use rlaunch::spec::launch::DryRun;
+use rlaunch::spec::meeting::At;
 use rlaunch::spec::options::Vars;
 use rlaunch::spec::torchrun::options::{HEADINGS, OPTIONS, SIGNALS, is_torchs, merge};
 use rlaunch::spec::torchrun::{
@@ -258,7 +260,7 @@ fn one_node_meets_itself() {
 fn nodes_meet_at_the_first() {
     let meeting = |line: &str| match spec(line).meeting {
         Meeting::Static { host, port, node_rank, timeout } => (host, port, node_rank, timeout.as_secs()),
-        Meeting::Alone => panic!("{line}"),
+        Meeting::Alone | Meeting::Dynamic(_) => panic!("{line}"),
     };
     assert_eq!(meeting("--master-port 1234"), ("127.0.0.1".into(), 1234, 0, 900));
     assert_eq!(meeting("--nnodes 2 --node-rank 1 --master-addr a.b"), ("a.b".into(), 29500, 1, 900));
@@ -271,14 +273,9 @@ fn nodes_meet_at_the_first() {
     assert_eq!((made.nodes, made.run_id.as_deref(), made.backend.as_str()), ((2, 2), Some("none"), "static"));
     for (line, start) in [
         (
-            "--nnodes 2 --rdzv-backend c10d",
-            "--rdzv-backend c10d: nodes that find each other are not in this version of rlaunch; give each node --rdzv-backend static with ",
-        ),
-        (
             "--nnodes 1:2",
-            "--nnodes 1:2: jobs that run on more or fewer nodes are not in this version of rlaunch; give one number",
+            "--nnodes 1:2: jobs that run on more or fewer nodes need another rendezvous than static; give --rdzv-backend c10d",
         ),
-        ("--nnodes 1:2 --rdzv-backend etcd", "--nnodes 1:2: jobs that run on more or fewer nodes"),
         ("--nnodes 0", "--nnodes 0: min_nodes must be > 0 and <= max_nodes, got min_nodes=0, max_nodes=0; "),
         ("--nnodes 2:1", "--nnodes 2:1: min_nodes must be > 0"),
         ("--nnodes 1:2:3", "--nnodes 1:2:3: nnodes=1:2:3 is not in \"MIN:MAX\" format; "),
@@ -306,6 +303,30 @@ fn nodes_meet_at_the_first() {
     ] {
         assert!(error(line).starts_with(start), "{line}: {}", error(line));
     }
+}
+
+#[test]
+fn nodes_find_each_other() {
+    let meeting = |line: &str| match spec(line).meeting {
+        Meeting::Dynamic(meeting) => *meeting,
+        other => panic!("{line}: {other:?}"),
+    };
+    let seconds = |time: Duration| time.as_secs();
+    let made = meeting("--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a --rdzv-id job");
+    assert_eq!((made.at, made.name.as_str(), made.nodes), (At::Master(Endpoint::new("a", 29400)), "job", (1, 2)));
+    assert_eq!((seconds(made.last_call), seconds(made.join), seconds(made.lease)), (30, 600, 15));
+    let times = "last_call_timeout=1,join_timeout=2,keep_alive_interval=3,keep_alive_max_attempt=4";
+    let made = meeting(&format!("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:5 --rdzv-conf {times}"));
+    assert_eq!((seconds(made.last_call), seconds(made.join), seconds(made.lease)), (1, 2, 12));
+    for backend in ["etcd", "etcd-v2"] {
+        let At::Etcd(etcd) = meeting(&format!("--nnodes 2 --rdzv-backend {backend} --rdzv-endpoint a,b:5")).at else {
+            panic!("{backend}");
+        };
+        assert_eq!(etcd.endpoints, [Endpoint::new("a", 2379), Endpoint::new("b", 5)]);
+    }
+    let line = "--nnodes 2 --rdzv-backend c10d --rdzv-conf join_timeout=";
+    assert!(error(&format!("{line}x")).contains("'join_timeout' does not represent a valid integer value"));
+    assert!(error(&format!("{line}-1")).contains("has a join_timeout that is no number of seconds"));
 }
 
 #[test]

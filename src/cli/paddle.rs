@@ -115,7 +115,7 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             debug!("ignoring what the outer launcher exported: {}", outer.dropped.join(", "));
         }
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
-            debug!("{name}: {}", value.text);
+            debug!("{name}: {}", options::shown(name, &value.text));
         }
         let status = launch_on_this_node(&spec, &vars, base.clone(), (python, args), signals, record)?;
         match legacy::second_pass(&spec, status) {

@@ -5,7 +5,7 @@ use super::record::Record;
 use super::refusal::{Refusal, usage};
 use super::torch_grammar::{self, Parsed};
 use super::{exit_code, message, torch_node, torch_report};
-use crate::spec::options::Source;
+use crate::spec::options::{Source, shown};
 use crate::spec::torchrun::{self, options};
 use crate::sys::signals::Signals;
 use std::ffi::{OsStr, OsString};
@@ -56,7 +56,7 @@ fn prepared(
             warn!("{warning}");
         }
         for (name, value) in values.iter().filter(|(_, v)| v.source != Source::Default) {
-            debug!("{name}: {}", value.text);
+            debug!("{name}: {}", shown(name, &value.text));
         }
         if let Some(outer) = &outer {
             info!("{outer}");

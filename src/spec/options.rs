@@ -156,6 +156,14 @@ pub struct Value {
     pub source: Source,
 }
 
+/// Options whose values nobody is shown.
+const SECRET: [&str; 3] = ["job_key", "job-key", "etcd_user"];
+
+/// An option's value, as whoever watches may see it.
+pub fn shown<'a>(name: &str, text: &'a str) -> &'a str {
+    if SECRET.contains(&name) { "***" } else { text }
+}
+
 /// An option that a scheduler stands for.
 pub type Filled = (&'static str, String, &'static str);
 
@@ -163,7 +171,7 @@ pub type Filled = (&'static str, String, &'static str);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
     map: BTreeMap<&'static str, Value>,
-    /// Options that a variable overrides, with the variable and its value, in table order.
+    /// Options that a variable overrides, with the variable and its value as it is shown, in table order.
     pub overridden: Vec<(&'static str, &'static str, String)>,
 }
 
@@ -185,7 +193,7 @@ pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &Vars) -> Values {
                 continue;
             }
             if var != "PADDLE_TRAINER_ID" {
-                values.overridden.push((opt.name, var, text.clone()));
+                values.overridden.push((opt.name, var, shown(opt.name, text).to_owned()));
             }
             value = Some(Value { text: text.clone(), source: Source::Env(var) });
         }
@@ -277,7 +285,7 @@ impl Values {
             Some(Source::Env(var)) => (*var).to_owned(),
             _ => format!("--{name}"),
         };
-        SpecError::new(field, value.map_or("", |v| v.text.as_str()), why, hint)
+        SpecError::new(field, value.map_or("", |v| shown(name, &v.text)), why, hint)
     }
 
     /// All options with their values, by name.

@@ -11,7 +11,7 @@ pub const SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 /// Every option. Those from `FIRST_OF_OURS` on are rlaunch's own.
 #[rustfmt::skip]
 pub const OPTIONS: &[Opt] = &[
-    opt("nnodes", Text, &["PET_NNODES"], Some("1:1"), "Nodes of the job; MIN:MAX only where both are the same"),
+    opt("nnodes", Text, &["PET_NNODES"], Some("1:1"), "Nodes of the job; MIN:MAX, but for a static rendezvous: they may come and go"),
     opt("nproc-per-node", Text, &["PET_NPROC_PER_NODE"], Some("1"), "Ranks on this node: a number, gpu or xpu for one per device, cpu for one per CPU, auto for the devices if there are any, else cpu"),
     Opt { short: Some('m'), ..opt("module", Flag, &["PET_MODULE"], None, "The script is a module name, run as python -m does") },
     opt("no-python", Flag, &["PET_NO_PYTHON"], None, "The script is a program of its own, not run by Python"),
@@ -20,10 +20,10 @@ pub const OPTIONS: &[Opt] = &[
     opt("role", Text, &["PET_ROLE"], Some("default"), "What the ranks are called, in ROLE_NAME and before their lines"),
     opt("virtual-local-rank", Flag, &["PET_VIRTUAL_LOCAL_RANK"], None, "LOCAL_RANK is 0 for all, and each rank sees its own device alone"),
     Opt { choices: &["node", "socket", "exclusive", "core-complex"], ..opt("numa-binding", Text, &[], None, "Bind each rank to the CPUs near its device: all of its node or socket, a share of the node's cores for itself, or a group of cores with one cache") },
-    opt("rdzv-backend", Text, &["PET_RDZV_BACKEND"], Some("static"), "How nodes find each other: static (by --node-rank and --master-addr); c10d, etcd and etcd-v2 for one node"),
-    opt("rdzv-endpoint", Text, &["PET_RDZV_ENDPOINT"], Some(""), "Where they meet: host:port of node 0 [default: --master-addr:--master-port]"),
+    opt("rdzv-backend", Text, &["PET_RDZV_BACKEND"], Some("static"), "How nodes find each other: static (by --node-rank and --master-addr), c10d (at one of them), etcd or etcd-v2 (at an etcd, version 3)"),
+    opt("rdzv-endpoint", Text, &["PET_RDZV_ENDPOINT"], Some(""), "Where they meet: host:port of node 0, of the node that is to serve, or of an etcd, several joined by commas [default: --master-addr:--master-port]"),
     opt("rdzv-id", Text, &["PET_RDZV_ID"], Some("none"), "The job's name, in TORCHELASTIC_RUN_ID and the log folder's name"),
-    opt("rdzv-conf", Text, &["PET_RDZV_CONF"], Some(""), "More of it: KEY=VALUE joined by commas; timeout is how many seconds nodes wait for each other (900)"),
+    opt("rdzv-conf", Text, &["PET_RDZV_CONF"], Some(""), "More of it: KEY=VALUE joined by commas; timeout is how many seconds nodes wait for each other (900; but for a static rendezvous join_timeout, 600)"),
     opt("standalone", Flag, &["PET_STANDALONE"], None, "This node alone, on a free port, under a name of its own"),
     opt("node-rank", Int, &["PET_NODE_RANK"], Some("0"), "This node's number, from 0, for a static rendezvous"),
     opt("master-addr", Text, &["PET_MASTER_ADDR"], Some("127.0.0.1"), "Node 0's address, for a static rendezvous"),
@@ -48,6 +48,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "OMP_NUM_THREADS is 1 where there are several ranks, not this node's CPUs divided among them"),
     opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "End with 1 whenever the job failed or was stopped"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Say which CPUs each rank was bound to"),
+    opt("job-key", Text, &["RLAUNCH_JOB_KEY"], None, "A secret that all nodes of the job have, for c10d: its master listens to nobody else; better given in the variable"),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "What is read of the ranks' output to explain a failure, beside what goes to logs") },
     opt("dry-run", Text, &[], None, "Print the plan as a table (or =json) and start nothing"),
 ];

@@ -199,7 +199,7 @@ fn dynamic(
         sort_ip: true,
         lease: lease.max(Duration::from_secs(2)),
         lost_timeout: conf.contains_key("lost_timeout").then(|| seconds("lost_timeout", 0)).transpose()?,
-        key: text_of(&["job_key"]).map(Secret),
+        key: values.given("job-key").filter(|key| !key.is_empty()).map(|key| Secret(key.to_owned())),
         host,
     })))
 }
