@@ -10,12 +10,13 @@ CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
 # Most tests in Python wait most of the time: more of them than there are cores.
 WORKERS ?= 4
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench faults soak clean
+.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench agents faults soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make test    lint, Rust tests, Python tests"
 	@echo "make bench   speed and memory, side by side with its rivals; fails when a promise is broken"
+	@echo "make agents  10 to 1,000 nodes agree, at etcd and at the embedded master, and writes docs/agents.md"
 	@echo "make faults  kills, floods and starves rlaunch and its rivals, and writes docs/fault-matrix.md (an hour or more)"
 	@echo "make soak    half an hour of random signals at random members of random jobs, and writes docs/soak.md"
 	@echo "make clean   removes .venv and target"
@@ -71,6 +72,9 @@ test-python: $(VENV)/built $(VENV)/torch
 # BENCH="--write docs/benchmarks.md": the results page too.
 bench: $(VENV)/built $(VENV)/torch
 	$(BIN)/python benches/bench.py $(BENCH)
+
+agents: $(VENV)/built
+	$(BIN)/python benches/agents.py --write docs
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. ONLY=--only-installed leaves out rivals that are not there.
 faults: $(VENV)/built

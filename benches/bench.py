@@ -21,6 +21,7 @@ from pathlib import Path
 import end
 import output
 import planning
+import rendezvous
 import restart
 import start
 from contenders import LAUNCHERS, RUN
@@ -40,6 +41,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "stall": output.measure_stall,
     "lines": output.measure_lines,
     "plan": planning.measure_plan,
+    "rendezvous": rendezvous.measure_rendezvous,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
 
