@@ -274,8 +274,8 @@ impl Caller {
             ureq::Error::Protocol(_) | ureq::Error::Http(_) => return self.stranger(at, "it does not speak HTTP"),
             ureq::Error::HostNotFound => "no such host".to_owned(),
             ureq::Error::Io(error) if has_gone(error) && !self.client.met.load(Ordering::Relaxed) => {
-                let hint = if endpoint.starts_with("http:") { " (if it wants TLS, write https://)" } else { "" };
-                format!("{error}{hint}")
+                let (wants, scheme) = if endpoint.starts_with("http:") { ("", "https") } else { (" no", "http") };
+                format!("it hung up ({error}); if it wants{wants} TLS, write {scheme}://")
             }
             ureq::Error::Io(error) => error.to_string(),
             other => other.to_string(),
