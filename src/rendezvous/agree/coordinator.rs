@@ -163,18 +163,25 @@ impl Coordinator {
         }
     }
 
-    /// The rules of the job: those of who came first among its members, else of all.
+    /// The rules of the job.
     fn rules(&self) -> Option<&Rules> {
+        self.first().map(|offer| &offer.rules)
+    }
+
+    /// The offer of who came first among its members, else of all.
+    fn first(&self) -> Option<&Offer> {
         let of = |member: &Member| self.nodes.get(&member.id);
         let first = self.members.iter().filter_map(of).min_by_key(|node| node.came);
         let own = |node: &&Node| !node.record.offer.foreign;
         let first = first.filter(own).or_else(|| self.nodes.values().filter(own).min_by_key(|node| node.came));
-        first.map(|node| &node.record.offer.rules)
+        first.map(|node| &node.record.offer)
     }
 
     /// Refuses whoever cannot take part.
     fn refuse(&mut self) {
-        let Some(rules) = self.rules().cloned() else { return };
+        let Some((rules, is_numbered)) = self.first().map(|offer| (offer.rules.clone(), offer.rank.is_some())) else {
+            return;
+        };
         let mut numbered: BTreeMap<usize, (u64, &str)> = BTreeMap::new();
         let mut refused = BTreeMap::new();
         let mut by_arrival: Vec<(&String, &Node)> = self.nodes.iter().collect();
@@ -184,7 +191,8 @@ impl Coordinator {
             let why = if node.record.format != FORMAT {
                 Some(format!("its launcher is version {}, which speaks another language", offer.version))
             } else if offer.foreign {
-                None
+                // Where some have numbers and others have none it computes another order than we do.
+                (offer.rank.is_some() != is_numbered).then(|| "--rank: give it to all nodes or to none".to_owned())
             } else {
                 offer.rules.differ(&rules)
             };

@@ -149,7 +149,7 @@ impl Hub {
 
     fn is_through(&self) -> bool {
         let Some(until) = self.closing else { return false };
-        self.now() >= until || self.decide.is_over() || self.links.is_empty()
+        self.now() >= until || self.decide.is_over() || self.links.is_empty() && !self.kv.is_awaited()
     }
 
     fn timeout(&self) -> EpollTimeout {

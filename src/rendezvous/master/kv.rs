@@ -200,6 +200,11 @@ impl Kv {
         waiting.map(|(_, one)| one.heard + STALE).min()
     }
 
+    /// Whether somebody may not have read yet who is in the round.
+    pub fn is_awaited(&self) -> bool {
+        self.round.is_some() && !self.foreign.is_empty()
+    }
+
     /// Whether nobody expects it to say anything.
     fn stays(&self, key: &str) -> bool {
         self.runs && self.members.contains(&id(name_of(key)))
@@ -381,6 +386,15 @@ mod tests {
         assert_eq!(master.put("first", 0, at(3)), 200);
         assert_eq!(master.keys(), ["first/0", "second/2", "us/1"]);
         assert_eq!(master.round, ["paddle:first", "us", "paddle:second"]);
+    }
+
+    #[test]
+    fn numbers_are_given_to_all_or_to_none() {
+        let mut master = Master::new();
+        master.record("us", &own("us", None, 2), at(0));
+        assert_eq!(master.put("them", 0, at(1)), 409);
+        assert_eq!(master.put("others", -1, at(2)), 200);
+        assert_eq!(master.round, ["paddle:others", "us"]);
     }
 
     #[test]
