@@ -1,9 +1,9 @@
 """How many nodes agree, in what time and by how many bytes, at a real etcd and at a real embedded master.
 
-    make agents                                     10 to 1,000 nodes, and writes docs/agents.md and docs/agents.svg
+    make agents                                     10 to 1,000 nodes, and writes docs/agents.md and .svg
     .venv/bin/python benches/agents.py 10 100       these numbers, and nothing written
 
-All nodes are ties of one process on this machine, and so is whoever they meet at: the cores are shared by all of them.
+All nodes are ties of one process on this machine, and so is whoever they meet at: they share its cores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rendezvous import etcd_server
 COUNTS = (10, 30, 100, 300, 1000)
 MEETINGS = ("master", "etcd")
 COLOURS = {"master": "#b5541c", "etcd": "#1c6fb5"}
-# Of bytes a node, between the last two numbers of nodes: as many times more as there are more nodes, and a little.
+# Of bytes a node, between the last two numbers of nodes: as many times more as there are nodes, and a bit.
 NO_WORSE_THAN_LINEAR = 1.1
 PROMISED_SECONDS = 10.0
 WIDTH, HEIGHT, MARGIN = 420, 300, 60
@@ -132,17 +132,17 @@ def broken(points: list[Point]) -> list[str]:
 
 HEAD = """# How many nodes agree
 
-From the start of the first node to the moment when each has been told that the first round runs and who takes part. A node brings
-8 ranks and their endpoints, the longest records there are. Written by `make agents`; do not edit.
-{machine}. All nodes, and the etcd or the master that they meet at, are on this one machine and share its cores: what is measured
-is all the work of all of them, one after another.
+From the start of the first node to the moment when each has been told that the first round runs, and who
+takes part. A node brings 8 ranks and their endpoints, the longest records there are. Written by
+`make agents`; do not edit. {machine}. All nodes, and the etcd or the master that they meet at, are on this
+one machine and share its cores: what is measured is all the work of all of them.
 
 """
 TAIL = """
 ![time and bytes against nodes](agents.svg)
 
-Each node is told who takes part once, so what a node reads grows with the number of nodes, and all of it with its square; a
-node itself says the same in any company.
+Each node is told once who takes part, so what a node reads grows with the number of nodes, and all of it
+with its square; what a node itself says is the same in any company.
 """
 
 

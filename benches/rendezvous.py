@@ -171,7 +171,7 @@ def measure_rendezvous(session: Session) -> None:
         for launcher in launchers:
             if not launcher.version:
                 cells[launcher.name] = NOT_INSTALLED
-            elif etcd is not None and (launcher is TORCHRUN or launcher is PADDLE and not has_etcd):
+            elif etcd is not None and (launcher is TORCHRUN or (launcher is PADDLE and not has_etcd)):
                 # torchrun needs an etcd of version 2, Paddle a module of Python's.
                 cells[launcher.name] = NOT_MEASURED
             else:

@@ -147,7 +147,12 @@ class TorchStore:
 @final
 class Master:
     def __new__(
-        cls, job: str = "default", host: str = "127.0.0.1", port: int = 0, key: str | None = None, lease: float = 10.0
+        cls,
+        job: str = "default",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+        lease: float = 10.0,
     ) -> Master: ...
     @property
     def port(self) -> int: ...

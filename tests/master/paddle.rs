@@ -1,7 +1,7 @@
 //! Nodes that say no more than Paddle's own launchers do, on either side.
 
 use super::*;
-use rlaunch::rendezvous::master::paddle_kv::{Own, Peers, Place, sync};
+use rlaunch::rendezvous::master::paddle_kv::{Own, Peers, Place, request, sync};
 use std::cell::Cell;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -81,4 +81,34 @@ fn a_launcher_that_died_before_the_round_is_not_waited_for() {
     until(&mut [&mut us], "it runs", |nodes| nodes[0].runs());
     assert_eq!(us.ids(), ["paddle:alive", "us"]);
     assert_eq!(alive.join().unwrap().unwrap().all.len(), 2);
+}
+
+static MUCH_LATER: AtomicU64 = AtomicU64::new(0);
+
+fn shifted_more() -> Duration {
+    clock::now() + Duration::from_secs(MUCH_LATER.load(SeqCst))
+}
+
+#[test]
+fn a_job_that_is_over_soon_waits_for_whoever_has_not_read_who_is_in_it() {
+    let (mut server, port) = started(Config { clock: shifted_more, ..config(None, LEASE) });
+    let place = Place { host: "127.0.0.1".into(), port, key: None, clock: clock::now };
+    let mut left = || Ok(PATIENCE);
+    let mut us = Node::new(to(port, None, LEASE), "us", 2);
+    let them = own("them", None);
+    let put = request(&place, "POST", "/job/info/them/-1", them.payload.as_bytes(), &mut left).unwrap();
+    assert_eq!(put.status(), Some(200));
+    until(&mut [&mut us], "it runs", |nodes| nodes[0].runs());
+    us.stand(Standing::Done { round: 1 });
+    until(&mut [&mut us], "it ends", |nodes| nodes[0].end == Some(End::Completed));
+    us.tie.close(PATIENCE).unwrap();
+    thread::scope(|scope| {
+        let closing = scope.spawn(|| server.close(PATIENCE));
+        let read = request(&place, "GET", "/job/info", b"", &mut left).unwrap();
+        let text = String::from_utf8(read.body).unwrap();
+        assert!(text.contains("/job/info/them/-1") && text.contains("/job/info/us/-1"), "{text}");
+        MUCH_LATER.store(4, SeqCst);
+        drop(raw(port));
+        assert!(closing.join().unwrap());
+    });
 }

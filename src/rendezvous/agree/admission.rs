@@ -1,6 +1,6 @@
 //! Who cannot take part, and why.
 
-use super::record::{FORMAT, Record, Rules};
+use super::record::{FORMAT, Offer, Record, Rules};
 use std::collections::BTreeMap;
 
 /// Whether a node could take part if all others were like it.
@@ -9,7 +9,8 @@ pub fn could_be_fit(Record { format, offer, .. }: &Record) -> bool {
 }
 
 /// The ids of those that cannot take part, each with the reason; of two with one number the later one in `nodes`.
-pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, rules: &Rules) -> BTreeMap<String, String> {
+pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, first: &Offer) -> BTreeMap<String, String> {
+    let rules = &first.rules;
     let mut numbered: BTreeMap<usize, &str> = BTreeMap::new();
     let mut unfit = BTreeMap::new();
     for (id, record) in nodes {
@@ -17,7 +18,8 @@ pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, rules: &Rul
         let why = if record.format != FORMAT {
             Some(format!("its launcher is version {}, which speaks another language", offer.version))
         } else if offer.foreign {
-            None
+            // Where some have numbers and others have none, Paddle's launcher computes another order than we do.
+            (offer.rank.is_some() != first.rank.is_some()).then(|| "--rank: give it to all nodes or to none".to_owned())
         } else {
             offer.rules.differ(rules)
         };

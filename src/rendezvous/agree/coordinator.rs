@@ -215,8 +215,13 @@ impl Coordinator {
         }
     }
 
-    /// The rules of the job: those of its members, else of who came first of those that can take part.
+    /// The rules of the job.
     fn rules(&self) -> Option<&Rules> {
+        self.first().map(|offer| &offer.rules)
+    }
+
+    /// Who makes the rules: its members, else who came first of those that can take part.
+    fn first(&self) -> Option<&Offer> {
         let own = |record: &&Record| !record.offer.foreign;
         let first = || {
             let nodes = self.nodes.iter().filter(|(_, node)| own(&&node.record));
@@ -226,12 +231,12 @@ impl Coordinator {
             };
             nodes.min_by_key(right).map(|(_, node)| &node.record)
         };
-        self.of_round().find(own).or_else(first).map(|record| &record.offer.rules)
+        self.of_round().find(own).or_else(first).map(|record| &record.offer)
     }
 
     /// Refuses whoever cannot take part. After the end nobody: who comes then waits for another job of this name.
     fn refuse(&mut self) {
-        let Some(rules) = self.rules() else { return };
+        let Some(first) = self.first() else { return };
         if matches!(self.state.phase, Phase::Ended { .. }) {
             return;
         }
@@ -240,7 +245,7 @@ impl Coordinator {
         let refused = &self.state.refused;
         let mut by_right: Vec<(&String, &Node)> = self.nodes.iter().collect();
         by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.came));
-        let unfit = admission::unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), rules);
+        let unfit = admission::unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
         self.unfit = unfit.keys().cloned().collect();
         let refused: BTreeMap<String, String> = unfit.into_iter().take(MOST_REFUSED).collect();
         if refused != self.state.refused {

@@ -93,7 +93,7 @@ pub fn join(config: Join, id: &str, record: &str) -> io::Result<MasterTie> {
         id: id.to_owned(),
         lost: None,
         has_joined: false,
-        old: None,
+        old: Vec::new(),
     };
     let run = move || {
         let _ends = ends;
@@ -192,9 +192,9 @@ struct Node {
     /// Why there is no contact, if there is none and it has been told.
     lost: Option<String>,
     has_joined: bool,
-    /// A link that has become silent. It stays open until there is another in its place: that it closes would mean that this
-    /// launcher has ended.
-    old: Option<Line>,
+    /// Links that have become silent. They stay open until there is another in their place: that one closes would mean that
+    /// this launcher has ended.
+    old: Vec<Line>,
 }
 
 /// How a link has ended.
@@ -361,7 +361,9 @@ impl Node {
                 said.extend(Body::of(&FromNode::Leave).line(&mut seal));
             }
             if let Err(failure) = line.send(&said, &mut dial::until(clock, heard + lease / 2)) {
-                self.old = (failure.kind() == ErrorKind::TimedOut).then_some(line);
+                if failure.kind() == ErrorKind::TimedOut {
+                    self.old.push(line);
+                }
                 return failure.into();
             }
             if order != Order::Stay {
@@ -379,7 +381,7 @@ impl Node {
                 },
                 // Not before it was looked for: this process may have had no time itself.
                 Ok(false) if clock() >= heard + lease / 2 => {
-                    self.old = Some(line);
+                    self.old.push(line);
                     return Ended::Lost(format!(
                         "nothing was heard of it for {:.1} s",
                         (clock() - heard).as_secs_f64()
@@ -400,7 +402,7 @@ impl Node {
     }
 
     fn hear(&mut self, said: FromMaster) {
-        self.old = None;
+        self.old.clear();
         self.has_joined = true;
         if self.lost.take().is_some() {
             self.shared.tell(News::Back);

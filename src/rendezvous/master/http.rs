@@ -181,8 +181,8 @@ fn length(message: &Message) -> Result<usize, Broken> {
     first.parse().map_err(|_| Broken::Body)
 }
 
-/// An answer as Paddle's server gives it, with more headers (whole lines, `\r\n` at the end of each).
-pub fn answer(status: u16, body: &[u8], keep: bool, more: &str) -> Vec<u8> {
+/// The head of an answer as Paddle's server gives it, with more headers (whole lines, `\r\n` at the end of each).
+pub fn answer(status: u16, length: usize, keep: bool, more: &str) -> Vec<u8> {
     let words = match status {
         101 => "Switching Protocols",
         200 => "OK",
@@ -199,11 +199,10 @@ pub fn answer(status: u16, body: &[u8], keep: bool, more: &str) -> Vec<u8> {
     };
     let connection = if keep { "keep-alive" } else { "close" };
     let head = format!(
-        "HTTP/1.1 {status} {words}\r\nContent-Length: {}\r\nContent-Type: application/json; charset=utf8\r\n\
-         Connection: {connection}\r\n{more}\r\n",
-        body.len()
+        "HTTP/1.1 {status} {words}\r\nContent-Length: {length}\r\nContent-Type: application/json; charset=utf8\r\n\
+         Connection: {connection}\r\n{more}\r\n"
     );
-    [head.as_bytes(), body].concat()
+    head.into_bytes()
 }
 
 /// A request.
@@ -310,7 +309,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_read_as_it_is_written() {
-        let read = parse(&mut Parser::of_answers(), &answer(404, b"", false, "X: y\r\n")).unwrap().remove(0);
+        let read = parse(&mut Parser::of_answers(), &answer(404, 0, false, "X: y\r\n")).unwrap().remove(0);
         assert_eq!((read.status(), read.header("x"), read.body.len()), (Some(404), Some("y"), 0));
     }
 }

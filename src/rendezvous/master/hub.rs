@@ -3,10 +3,10 @@
 
 use super::Traffic;
 use super::connection::{CHUNK, Connection, Speaks};
-use super::frame::{self, Body, FromMaster, FromNode, Lines};
-use super::http::{self, Message};
+use super::frame::{self, Body, FromMaster};
+use super::http;
 use super::kv::{Change, Kv};
-use super::seal::{self, Challenges, Seal, Side};
+use super::seal::{self, Challenges};
 use super::server::{Config, Order};
 use crate::rendezvous::tie::{Decide, Publication};
 use crate::rendezvous::torch_store::ledger::Ledger;
@@ -19,7 +19,6 @@ use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
 
 const BELL: u64 = 0;
 const FIRST_LISTENER: u64 = 1;
@@ -42,25 +41,25 @@ pub(super) struct Hub {
     listeners: Vec<TcpListener>,
     /// Nobody is accepted until then.
     paused: Option<Duration>,
-    config: Config,
-    decide: Box<dyn Decide>,
+    pub(super) config: Config,
+    pub(super) decide: Box<dyn Decide>,
     /// The state, with the members of its round.
-    told: Option<Body>,
+    pub(super) told: Option<Body>,
     members: Option<String>,
-    kv: Kv,
-    challenges: Challenges,
+    pub(super) kv: Kv,
+    pub(super) challenges: Challenges,
     traffic: Traffic,
     ledger: Ledger,
     next: u64,
-    clients: HashMap<u64, Connection>,
+    pub(super) clients: HashMap<u64, Connection>,
     /// Those that are no links, the oldest first.
-    guests: BTreeSet<u64>,
+    pub(super) guests: BTreeSet<u64>,
     /// Links by their nodes.
-    links: HashMap<String, u64>,
+    pub(super) links: HashMap<String, u64>,
     /// Those to whom there is something new to be sent.
     answered: BTreeSet<u64>,
     /// Nobody's time is over before.
-    sweep: Duration,
+    pub(super) sweep: Duration,
     closing: Option<Duration>,
     chunk: Vec<u8>,
 }
@@ -150,7 +149,7 @@ impl Hub {
 
     fn is_through(&self) -> bool {
         let Some(until) = self.closing else { return false };
-        self.now() >= until || self.decide.is_over() || self.links.is_empty()
+        self.now() >= until || self.decide.is_over() || self.links.is_empty() && !self.kv.is_awaited()
     }
 
     fn timeout(&self) -> EpollTimeout {
@@ -166,7 +165,7 @@ impl Hub {
     }
 
     /// Tells all what is decided.
-    fn decide(&mut self, now: Duration) {
+    pub(super) fn decide(&mut self, now: Duration) {
         while let Some(told) = self.decide.turn(now) {
             self.kv.hear(&told, &self.decide.shown_to_paddle());
             let Publication { state, members } = told;
@@ -185,7 +184,7 @@ impl Hub {
         }
     }
 
-    fn change(&mut self, change: Change, now: Duration) {
+    pub(super) fn change(&mut self, change: Change, now: Duration) {
         match change {
             Change::Is { id, record } => self.decide.record(&id, &record, now),
             Change::Gone { id, age } => self.decide.gone(&id, age, now),
@@ -297,7 +296,7 @@ impl Hub {
                             self.request(client, message, now);
                         }
                         Err(broken) => {
-                            connection.push(http::answer(broken.status(), b"", false, ""));
+                            connection.push(http::answer(broken.status(), 0, false, ""));
                             connection.ends = true;
                         }
                     }
@@ -321,129 +320,6 @@ impl Hub {
                 },
             }
         }
-    }
-
-    fn request(&mut self, client: u64, message: Message, now: Duration) {
-        let [method, path, _] = &message.first;
-        if method == "GET" && path == frame::PATH && message.upgrades_to(frame::PROTOCOL) {
-            return self.upgrade(client, &message);
-        }
-        let (mut more, mut challenge) = (String::new(), None);
-        if let Some(key) = self.config.key.as_deref()
-            && !(method == "GET" && path == "/healthy")
-        {
-            let given = message.header("authorization").and_then(|text| text.strip_prefix("RLAUNCH "));
-            let (nonce, proof) = given.and_then(|text| text.split_once(' ')).unwrap_or_default();
-            if !seal::proves(key, method, path, nonce, &message.body, proof) || !self.challenges.take(nonce, now) {
-                more = format!("WWW-Authenticate: RLAUNCH {}\r\n", self.challenges.give(now));
-                let why = b"this job has a key, and Paddle's own launchers cannot prove that they have it\n";
-                return self.answer(client, &message, 401, why, &more);
-            }
-            challenge = Some(nonce.to_owned());
-        }
-        let (status, body) = self.key_value(&message, now);
-        if let (Some(key), Some(challenge)) = (self.config.key.as_deref(), challenge) {
-            more = format!("Authentication-Info: {}\r\n", seal::answer(key, &challenge, status, &body));
-        }
-        self.answer(client, &message, status, &body, &more);
-    }
-
-    fn answer(&mut self, client: u64, message: &Message, status: u16, body: &[u8], more: &str) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let keep = message.keeps();
-        let body = if message.first[0] == "HEAD" { b"" } else { body };
-        connection.push(http::answer(status, body, keep, more));
-        connection.ends = !keep;
-    }
-
-    /// Paddle's protocol.
-    fn key_value(&mut self, message: &Message, now: Duration) -> (u16, Vec<u8>) {
-        let path = &message.first[1];
-        let (status, change) = match message.first[0].as_str() {
-            "GET" => {
-                let found = self.kv.get(path, &self.decide.shown_to_paddle());
-                return found.map_or((404, Vec::new()), |body| (200, body));
-            }
-            "POST" | "PUT" => self.kv.put(path, message.body.clone(), now),
-            "DELETE" => self.kv.delete(path),
-            "HEAD" => (405, None),
-            _ => (501, None),
-        };
-        let Some(change) = change else { return (status, Vec::new()) };
-        self.change(change.clone(), now);
-        self.kv.sweep(now).into_iter().for_each(|gone| self.change(gone, now));
-        self.decide(now);
-        match self.kv.refused(&change) {
-            Some(why) => {
-                warn!("a node that Paddle's own launcher has started cannot take part: {why}");
-                (409, Vec::new())
-            }
-            None => (status, Vec::new()),
-        }
-    }
-
-    fn upgrade(&mut self, client: u64, message: &Message) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let (Some(theirs), Ok(own)) = (message.header(frame::NONCE), seal::nonce()) else {
-            connection.ends = true;
-            return connection.push(http::answer(400, b"", false, ""));
-        };
-        let mut seal = Seal::new(self.config.key.as_deref(), theirs, &own, Side::Master);
-        let keyed = if self.config.key.is_some() { "yes" } else { "no" };
-        let head = format!(
-            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\n{}: {own}\r\n{}: {keyed}\r\n\r\n",
-            frame::PROTOCOL,
-            frame::NONCE,
-            frame::KEYED
-        );
-        connection.push(head.into_bytes());
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        connection.push(Body::of(&FromMaster::Hello { version, job: self.config.job.clone() }).line(&mut seal));
-        let mut lines = Lines::default();
-        if let Speaks::Http(parser) =
-            std::mem::replace(&mut connection.speaks, Speaks::Http(http::Parser::of_requests()))
-        {
-            lines.feed(&parser.rest());
-        }
-        connection.speaks = Speaks::Link { lines, seal, id: None };
-    }
-
-    /// A node says something.
-    fn hear(&mut self, client: u64, said: FromNode, now: Duration) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        let own = connection.id().map(str::to_owned);
-        match (own, said) {
-            (None, FromNode::Hello { job, .. }) if job != self.config.job => {
-                let why = format!("it is of job {job}, and this is the master of job {}", self.config.job);
-                self.refuse(client, &why);
-            }
-            (None, FromNode::Hello { id, record, .. }) => {
-                if let Speaks::Link { id: own, .. } = &mut connection.speaks {
-                    *own = Some(id.clone());
-                }
-                if let Some(told) = &self.told {
-                    say(connection, told);
-                }
-                self.guests.remove(&client);
-                self.sweep = self.sweep.min(now + self.config.lease);
-                // It has come back before its old connection was seen to end.
-                if let Some(old) = self.links.insert(id.clone(), client) {
-                    self.close(old);
-                }
-                self.decide.record(&id, &record, now);
-            }
-            (Some(id), FromNode::Record { record }) => self.decide.record(&id, &record, now),
-            (Some(_), FromNode::Ping) => say(connection, &Body::of(&FromMaster::Pong)),
-            (Some(_), FromNode::Leave) => connection.ends = true,
-            (Some(_), FromNode::Hello { .. }) | (None, _) => connection.ends = true,
-        }
-    }
-
-    /// Hangs up for good, and says why.
-    fn refuse(&mut self, client: u64, why: &str) {
-        let Some(connection) = self.clients.get_mut(&client) else { return };
-        say(connection, &Body::of(&FromMaster::Refused { why: why.to_owned() }));
-        connection.ends = true;
     }
 
     /// Sends what can be sent, counts what is held, and waits for what it waits for. Whether it is still there.
@@ -478,7 +354,7 @@ impl Hub {
         self.clients.contains_key(&client)
     }
 
-    fn close(&mut self, client: u64) {
+    pub(super) fn close(&mut self, client: u64) {
         let Some(connection) = self.clients.remove(&client) else { return };
         self.ledger.give(connection.counted);
         self.guests.remove(&client);
@@ -493,7 +369,7 @@ impl Hub {
     }
 }
 
-fn say(connection: &mut Connection, body: &Body) {
+pub(super) fn say(connection: &mut Connection, body: &Body) {
     if let Speaks::Link { seal, .. } = &mut connection.speaks {
         let proof = body.proof(seal);
         connection.push(proof);

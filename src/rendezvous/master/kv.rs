@@ -8,10 +8,9 @@ use super::http;
 use crate::rendezvous::agree::record::FORMAT;
 use crate::rendezvous::agree::{Member, Offer, Phase, Record, Rules, Standing, State};
 use crate::rendezvous::tie::Publication;
-use serde_json::ser::{Formatter, Serializer};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// A launcher of Paddle's that waits puts its key twice a second. One that has not for so long has gone.
@@ -43,6 +42,7 @@ pub enum Change {
 /// A launcher of Paddle's.
 #[derive(Debug)]
 struct Foreign {
+    /// As it stands in an answer.
     value: String,
     heard: Duration,
 }
@@ -52,6 +52,7 @@ struct Foreign {
 pub struct Kv {
     /// The folder of the job's nodes, as its name is.
     folder: String,
+    /// Names with values as they stand in an answer.
     values: BTreeMap<String, String>,
     /// By their keys below the folder.
     foreign: BTreeMap<String, Foreign>,
@@ -68,7 +69,7 @@ pub struct Kv {
 impl Kv {
     /// For a job of this name.
     pub fn new(job: &str) -> Self {
-        let values = BTreeMap::from([("/healthy".to_owned(), "ok".to_owned())]);
+        let values = BTreeMap::from([("/healthy".to_owned(), r#""/healthy": "ok""#.to_owned())]);
         let (foreign, refused, members) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
         Self { folder: format!("/{job}/info"), values, foreign, held: 0, refused, round: None, runs: false, members }
     }
@@ -87,13 +88,15 @@ impl Kv {
         let node = self.below(path).map(|(name, rank)| (name.to_owned(), rank.to_owned()));
         let record = node.as_ref().and_then(|(name, rank)| record(name, rank, &value));
         let (Some((name, rank)), Some(record)) = (node, record) else {
-            let old = self.values.get(path).map_or(0, |old| path.len() + old.len() + OVERHEAD);
-            let new = path.len() + value.len() + OVERHEAD;
-            if path == "/healthy" || self.held - old + new > MOST {
+            let is_node =
+                self.below(path).is_some_and(|(name, rank)| self.foreign.contains_key(&format!("{name}/{rank}")));
+            let old = self.values.get(path).map_or(0, |old| cost(path, old));
+            let pair = format!("{}: {}", quoted(path), quoted(&value));
+            if is_node || path == "/healthy" || self.held - old + cost(path, &pair) > MOST {
                 return (507, None);
             }
-            self.held = self.held - old + new;
-            self.values.insert(path.to_owned(), value);
+            self.held = self.held - old + cost(path, &pair);
+            self.values.insert(path.to_owned(), pair);
             return (200, None);
         };
         let key = format!("{name}/{rank}");
@@ -101,13 +104,14 @@ impl Kv {
             // What it would read is the list of the others.
             return (409, None);
         }
-        let old = self.foreign.get(&key).map_or(0, |old| key.len() + old.value.len() + OVERHEAD);
-        let new = key.len() + value.len() + OVERHEAD;
-        if self.held - old + new > MOST {
+        let value = quoted(&value);
+        let old = self.foreign.get(&key).map_or(0, |old| cost(&key, &old.value));
+        if self.held - old + cost(&key, &value) > MOST {
             return (507, None);
         }
-        self.held = self.held - old + new;
+        self.held = self.held - old + cost(&key, &value);
         self.foreign.insert(key, Foreign { value, heard: now });
+        self.remove(path);
         (200, Some(Change::Is { id: id(&name), record }))
     }
 
@@ -123,47 +127,51 @@ impl Kv {
         if let Some((name, key)) = key
             && let Some(old) = self.foreign.remove(&key)
         {
-            self.held -= key.len() + old.value.len() + OVERHEAD;
+            self.held -= cost(&key, &old.value);
             return (200, Some(Change::Gone { id: id(&name), age: Duration::ZERO }));
         }
-        if path == "/healthy" {
-            return (404, None);
-        }
-        match self.values.remove(path) {
-            Some(old) => {
-                self.held -= path.len() + old.len() + OVERHEAD;
-                (200, None)
-            }
-            None => (404, None),
-        }
+        let is_there = path != "/healthy" && self.remove(path);
+        (if is_there { 200 } else { 404 }, None)
+    }
+
+    fn remove(&mut self, path: &str) -> bool {
+        let old = self.values.remove(path);
+        self.held -= old.as_ref().map_or(0, |old| cost(path, old));
+        old.is_some()
     }
 
     /// All that begins with this path, as a JSON object; `None`: there is nothing. `shown`: what other nodes are to be seen as.
+    ///
+    /// Everything is ready to be copied: who asks for it all costs others no time.
     pub fn get(&self, path: &str, shown: &[(String, String)]) -> Option<Vec<u8>> {
         let trimmed = path.trim_end_matches('/');
         let folder = if http::decode(trimmed) == self.folder { trimmed.to_owned() } else { http::encode(&self.folder) };
-        let mut found: BTreeMap<String, &str> = BTreeMap::new();
-        let mut add = |name: String, value| {
-            if name.starts_with(path) {
-                found.insert(name, value);
+        let entries: Vec<(&String, &String)> = match &self.round {
+            Some(round) => round.iter().collect(),
+            // Those that nobody of ours has met yet would begin without us.
+            None if shown.is_empty() => Vec::new(),
+            None => {
+                let foreign = self.foreign.iter().filter(|(key, _)| !self.refused.contains_key(&id(name_of(key))));
+                foreign.map(|(key, one)| (key, &one.value)).collect()
             }
         };
-        match &self.round {
-            Some(round) => round.iter().for_each(|(key, value)| add(format!("{folder}/{key}"), value)),
-            // Those that nobody of ours has met yet would begin without us.
-            None if shown.is_empty() => {}
-            None => {
-                let own = self.foreign.iter().filter(|(key, _)| !self.refused.contains_key(&id(name_of(key))));
-                own.for_each(|(key, one)| add(format!("{folder}/{key}"), &one.value));
+        let mut text = Vec::from(b"{");
+        let mut add = |pair: &[&str]| {
+            text.extend_from_slice(if text.len() > 1 { b", " } else { b"" });
+            pair.iter().for_each(|part| text.extend_from_slice(part.as_bytes()));
+        };
+        for (key, value) in entries {
+            let name = format!("{folder}/{key}");
+            if name.starts_with(path) {
+                add(&[&quoted(&name), ": ", value]);
             }
         }
-        self.values.iter().for_each(|(name, value)| add(name.clone(), value));
-        if found.is_empty() {
+        let values = self.values.range::<str, _>((Bound::Included(path), Bound::Unbounded));
+        values.take_while(|(name, _)| name.starts_with(path)).for_each(|(_, pair)| add(&[pair]));
+        if text.len() == 1 {
             return None;
         }
-        let object: Map<String, Value> = found.into_iter().map(|(key, value)| (key, value.into())).collect();
-        let mut text = Vec::new();
-        serde::Serialize::serialize(&object, &mut Serializer::with_formatter(&mut text, AsPython)).ok()?;
+        text.push(b'}');
         Some(text)
     }
 
@@ -176,9 +184,9 @@ impl Kv {
             self.members = members.iter().map(|member| member.id.clone()).collect();
             let key = |offer: &Offer| format!("{}/{}", offer.name, offer.rank.map_or(-1, |rank| rank as i64));
             let keys: BTreeSet<String> = members.iter().map(|member| key(&member.offer)).collect();
-            let own = self.foreign.iter().map(|(key, one)| (key, &one.value));
-            let all = own.chain(shown.iter().map(|(key, value)| (key, value)));
-            let round = all.filter(|(key, _)| keys.contains(*key)).map(|(key, value)| (key.clone(), value.clone()));
+            let foreign = self.foreign.iter().map(|(key, one)| (key.clone(), one.value.clone()));
+            let all = foreign.chain(shown.iter().map(|(key, value)| (key.clone(), quoted(value))));
+            let round = all.filter(|(key, _)| keys.contains(key));
             self.round = members.iter().any(|member| member.offer.foreign).then(|| round.collect());
         }
         if matches!(state.phase, Phase::Gathering) {
@@ -192,6 +200,11 @@ impl Kv {
         waiting.map(|(_, one)| one.heard + STALE).min()
     }
 
+    /// Whether somebody may not have read yet who is in the round.
+    pub fn is_awaited(&self) -> bool {
+        self.round.is_some() && !self.foreign.is_empty()
+    }
+
     /// Whether nobody expects it to say anything.
     fn stays(&self, key: &str) -> bool {
         self.runs && self.members.contains(&id(name_of(key)))
@@ -203,7 +216,7 @@ impl Kv {
         let keys: Vec<String> = self.foreign.iter().filter(is_gone).map(|(key, _)| key.clone()).collect();
         let gone = keys.into_iter().filter_map(|key| {
             let old = self.foreign.remove(&key)?;
-            self.held -= key.len() + old.value.len() + OVERHEAD;
+            self.held -= cost(&key, &old.value);
             Some(Change::Gone { id: id(name_of(&key)), age: now.saturating_sub(old.heard) })
         });
         gone.collect()
@@ -244,30 +257,36 @@ fn record(name: &str, rank: &str, payload: &str) -> Option<String> {
     serde_json::to_string(&record).ok()
 }
 
-/// JSON as Python writes it: blanks behind commas and colons, and nothing but ASCII.
-struct AsPython;
+fn cost(key: &str, value: &str) -> usize {
+    key.len() + value.len() + OVERHEAD
+}
 
-impl Formatter for AsPython {
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        out.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
-    }
-
-    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
-        for char in fragment.chars() {
-            if matches!(char, ' '..='~') {
-                out.write_all(&[char as u8])?;
-            } else {
-                for unit in char.encode_utf16(&mut [0; 2]) {
-                    write!(out, "\\u{unit:04x}")?;
+/// A string of JSON as Python writes it: nothing but ASCII.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    let mut rest = text;
+    while let Some(at) = rest.bytes().position(|byte| !matches!(byte, b' '..=b'~') || matches!(byte, b'"' | b'\\')) {
+        out.push_str(&rest[..at]);
+        let mut chars = rest[at..].chars();
+        match chars.next() {
+            Some(char @ ('"' | '\\')) => out.extend(['\\', char]),
+            Some('\n') => out.push_str("\\n"),
+            Some('\r') => out.push_str("\\r"),
+            Some('\t') => out.push_str("\\t"),
+            Some('\u{8}') => out.push_str("\\b"),
+            Some('\u{c}') => out.push_str("\\f"),
+            other => {
+                for unit in other.unwrap_or_default().encode_utf16(&mut [0; 2]) {
+                    out.push_str(&format!("\\u{unit:04x}"));
                 }
             }
         }
-        Ok(())
+        rest = chars.as_str();
     }
+    out.push_str(rest);
+    out.push('"');
+    out
 }
 
 #[cfg(test)]
@@ -275,6 +294,8 @@ mod tests {
     use super::*;
     use crate::rendezvous::agree::Coordinator;
     use crate::rendezvous::tie::Decide;
+    use proptest::prelude::*;
+    use serde_json::Map;
 
     const fn at(ms: u64) -> Duration {
         Duration::from_millis(ms)
@@ -368,6 +389,15 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_given_to_all_or_to_none() {
+        let mut master = Master::new();
+        master.record("us", &own("us", None, 2), at(0));
+        assert_eq!(master.put("them", 0, at(1)), 409);
+        assert_eq!(master.put("others", -1, at(2)), 200);
+        assert_eq!(master.round, ["paddle:others", "us"]);
+    }
+
+    #[test]
     fn a_key_that_nobody_puts_again_is_nobody_s() {
         let mut master = Master::new();
         master.record("us", &own("us", None, 2), at(0));
@@ -392,6 +422,15 @@ mod tests {
         master.record("us", &done, at(60_000));
         assert_eq!(master.keys(), ["them/-1", "us/-1"], "a slow one reads it when all are through");
         assert_eq!(master.kv.sweep(at(60_000)).len(), 1, "nobody needs it once the job has ended");
+    }
+
+    proptest! {
+        #[test]
+        fn texts_come_back(text in ".*") {
+            let quoted = quoted(&text);
+            prop_assert!(quoted.bytes().all(|byte| matches!(byte, b' '..=b'~' | 0x7f)));
+            prop_assert_eq!(serde_json::from_str::<String>(&quoted).unwrap(), text);
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@
 
 pub mod client;
 mod connection;
+mod desk;
 mod dial;
 pub mod frame;
 pub mod http;
