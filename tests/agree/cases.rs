@@ -285,6 +285,37 @@ fn a_new_leader_refuses_nobody_who_was_let_in() {
     assert_eq!(second.state().refused.keys().collect::<Vec<_>>(), ["b"]);
 }
 
+/// It was a member of a round that it may still begin, if it has not heard of a newer one.
+#[test]
+fn who_has_not_seen_the_round_is_not_ready_for_the_next() {
+    let rules = level_1(1, 2, 0);
+    let record =
+        |standing| Record { format: FORMAT, offer: Offer { rules: rules.clone(), ..Offer::default() }, standing };
+    let members = vec![Member { id: "b".into(), offer: Offer::default() }];
+    let mut machine = Coordinator::resume(state(5, 2, Phase::Running), members, time(0));
+    machine.record("b", record(Standing::Runs { round: 2 }), time(0));
+    machine.record("a", record(Standing::Ready { seen: 0 }), time(0));
+    machine.turn(time(0));
+    assert_eq!(machine.state().phase, Phase::Running);
+    machine.record("a", record(Standing::Ready { seen: 2 }), time(1));
+    machine.turn(time(1));
+    assert!(matches!(machine.state().phase, Phase::Stopping { why: Why::More { .. }, end: None }));
+}
+
+/// The others wait for one that they had given up, and that is back.
+#[test]
+fn who_is_back_and_still_runs_stops_before_the_next_round() {
+    let mut story = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
+    story.plans.iter_mut().for_each(|plan| plan.feels = false);
+    // It is given up at 7 s, its peer has stopped at 15 s and would go on alone at 17 s; it is back at 15.9 s, and its ranks
+    // need 8 s.
+    (story.grace, story.plans[1].patience) = (8_000, 60_000);
+    let story = story.with(2_000, Happening::Cut { node: 1, lasts: Some(13_900) });
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
+}
+
 fn state(serial: u64, round: u64, phase: Phase) -> State {
     State { serial, round, phase, ..Coordinator::new(time(0)).state().clone() }
 }
