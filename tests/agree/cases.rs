@@ -228,7 +228,12 @@ fn one_that_is_stopped_stops_all() {
         let story = calm.with(2_000, Happening::Signal { node: 1, early });
         let world = World::live(&story);
         let end = End::Stopped { host: "host1".into(), signal: 15 };
-        assert_eq!(ends(&world), [end.clone(), end], "and not for its peer's failure");
+        assert_eq!(ends(&world), [end.clone(), end.clone()], "and not for its peer's failure");
+
+        // The job was just about to be started again.
+        let story = Story::calm(level_1(2, 2, 5), &[&[Fails(1_000)], LONG]);
+        let story = story.with(2_000, Happening::Signal { node: 1, early });
+        assert_eq!(ends(&World::live(&story)), [end.clone(), end]);
     }
 }
 
@@ -283,6 +288,69 @@ fn a_new_leader_refuses_nobody_who_was_let_in() {
     second.record("a", record(Standing::Ready { seen: 0 }), time(1));
     second.turn(time(1));
     assert_eq!(second.state().refused.keys().collect::<Vec<_>>(), ["b"]);
+}
+
+/// What was decided for who was heard first is decided again for who failed first.
+#[test]
+fn what_follows_is_said_by_the_failure_that_is_to_blame() {
+    let rules = level_1(2, 2, 5);
+    let record =
+        |standing| Record { format: FORMAT, offer: Offer { rules: rules.clone(), ..Offer::default() }, standing };
+    let failed = |failure| record(Standing::Failed { round: 1, failure });
+    let mut machine = Coordinator::new(time(0));
+    machine.record("a", record(Standing::Ready { seen: 0 }), time(0));
+    machine.record("b", record(Standing::Ready { seen: 0 }), time(0));
+    machine.turn(time(0));
+    machine.record("b", record(Standing::Runs { round: 1 }), time(1));
+    machine.record("a", failed(Failure { lost_peer: true, ..Failure::default() }), time(1));
+    let state = machine.turn(time(1)).unwrap().0;
+    assert!(matches!(state.phase, Phase::Stopping { end: None, .. }));
+    let failure = Failure { node: 1, no_restart: Some("it says so".into()), delay_ms: 500, ..Failure::default() };
+    let mut again = machine.clone();
+    machine.record("b", failed(failure.clone()), time(2));
+    let end = End::Failed { no_restart: failure.no_restart.clone(), failure: failure.clone() };
+    assert_eq!(machine.turn(time(2)).unwrap().0.phase, Phase::Ended { end });
+
+    // The same that may be started again, after a pause.
+    again.record("b", failed(Failure { no_restart: None, ..failure }), time(2));
+    assert_eq!(again.turn(time(2)).unwrap().0.failures, 1);
+    again.record("a", record(Standing::Ready { seen: 1 }), time(3));
+    again.record("b", record(Standing::Ready { seen: 1 }), time(3));
+    assert_eq!(again.turn(time(3)), None);
+    assert_eq!(again.next_deadline(), Some(time(502)));
+    let state = again.turn(time(502)).unwrap().0;
+    assert_eq!((state.round, state.phase), (2, Phase::Running));
+}
+
+/// It was a member of a round that it may still begin, if it has not heard of a newer one.
+#[test]
+fn who_has_not_seen_the_round_is_not_ready_for_the_next() {
+    let rules = level_1(1, 2, 0);
+    let record =
+        |standing| Record { format: FORMAT, offer: Offer { rules: rules.clone(), ..Offer::default() }, standing };
+    let members = vec![Member { id: "b".into(), offer: Offer::default() }];
+    let mut machine = Coordinator::resume(state(5, 2, Phase::Running), members, time(0));
+    machine.record("b", record(Standing::Runs { round: 2 }), time(0));
+    machine.record("a", record(Standing::Ready { seen: 0 }), time(0));
+    machine.turn(time(0));
+    assert_eq!(machine.state().phase, Phase::Running);
+    machine.record("a", record(Standing::Ready { seen: 2 }), time(1));
+    machine.turn(time(1));
+    assert!(matches!(machine.state().phase, Phase::Stopping { why: Why::More { .. }, end: None }));
+}
+
+/// The others wait for one that they had given up, and that is back.
+#[test]
+fn who_is_back_and_still_runs_stops_before_the_next_round() {
+    let mut story = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
+    story.plans.iter_mut().for_each(|plan| plan.feels = false);
+    // It is given up at 7 s, its peer has stopped at 15 s and would go on alone at 17 s; it is back at 15.9 s, and its ranks
+    // need 8 s.
+    (story.grace, story.plans[1].patience) = (8_000, 60_000);
+    let story = story.with(2_000, Happening::Cut { node: 1, lasts: Some(13_900) });
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
+    assert_eq!(ends(&world), [End::Completed, End::Completed]);
 }
 
 fn state(serial: u64, round: u64, phase: Phase) -> State {

@@ -68,6 +68,10 @@ impl Judge {
             );
         }
 
+        let begins = *was == Phase::Gathering && state.phase == Phase::Running;
+        let runs = machine.nodes().any(|(_, record)| matches!(record.standing, Standing::Runs { .. }));
+        assert!(!(begins && runs), "a round begins, and somebody who is here runs another");
+
         let Phase::Ended { end: End::Failed { failure, .. } } = &state.phase else { return };
         if matches!(was, Phase::Ended { .. }) || !failure.lost_peer {
             return;

@@ -395,14 +395,16 @@ impl Coordinator {
         };
         let failed = |failure: &Failure| Why::Failed { failure: failure.clone() };
         let own = || failures().find(|failure| !failure.lost_peer).map(failed);
-        let stopped = || {
-            self.of_round().find_map(|record| match record.standing {
-                Standing::Leaves { signal } => Some(Why::Stopped { host: record.offer.host.clone(), signal }),
-                _ => None,
-            })
-        };
         let lost = || self.lost(running).map(|lost| Why::Lost { lost });
-        own().or_else(stopped).or_else(lost).or_else(|| failures().next().map(failed))
+        own().or_else(|| self.stopped()).or_else(lost).or_else(|| failures().next().map(failed))
+    }
+
+    /// Who of the round was stopped from outside.
+    fn stopped(&self) -> Option<Why> {
+        self.of_round().find_map(|record| match record.standing {
+            Standing::Leaves { signal } => Some(Why::Stopped { host: record.offer.host.clone(), signal }),
+            _ => None,
+        })
     }
 
     /// How the job ends by that, if it does.
@@ -449,17 +451,16 @@ impl Coordinator {
     fn stopping(&mut self, now: Duration, mut why: Why, mut end: Option<End>) -> bool {
         let round = self.state.round;
         let rules = self.rules().cloned();
-        let better = self.cause(false).filter(|better| match (&why, better) {
-            (Why::Failed { failure: old }, Why::Failed { failure }) => old.lost_peer && !failure.lost_peer,
-            (Why::Failed { failure: old }, _) if old.lost_peer => true,
-            // Who is stopped while the job is to go on stops it all the same.
-            (_, Why::Stopped { .. }) => end.is_none(),
-            _ => false,
-        });
-        let corrected = better.is_some();
-        if let (Some(better), Some(rules)) = (better, &rules) {
-            end = self.follows(rules, &better);
-            why = better;
+        let is_secondary = |why: &Why| matches!(why, Why::Failed { failure } if failure.lost_peer);
+        let mut corrected = false;
+        if let (true, Some(better), Some(rules)) = (is_secondary(&why), self.cause(false), &rules)
+            && !is_secondary(&better)
+        {
+            (end, why, corrected) = (self.follows(rules, &better), better, true);
+        }
+        // Who is stopped while the job is to go on stops it all the same.
+        if let (None, Some(stopped), Some(rules)) = (&end, self.stopped(), &rules) {
+            (end, why, corrected) = (self.follows(rules, &stopped), stopped, true);
         }
         let has_stopped = |record: &Record| record.standing.stopped_in() >= Some(round) || record.offer.foreign;
         if !self.of_round().all(has_stopped) {
