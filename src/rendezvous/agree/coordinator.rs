@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-/// How often those who wait are told who is here.
+/// How often those who wait are told who is here, and how long nobody is at first: most come at once.
 const ROLL_EVERY: Duration = Duration::from_secs(10);
+const ROLL_SOON: Duration = Duration::from_millis(1500);
 /// How many nodes a roll names.
 const NAMED: usize = 32;
 /// How many refusals are told; who is refused goes at once.
@@ -47,7 +48,8 @@ pub struct Coordinator {
     moved: Duration,
     /// No round begins before.
     not_before: Duration,
-    rolled: Duration,
+    /// When those who wait are told next.
+    roll_due: Duration,
     next: Option<Duration>,
     changed: bool,
 }
@@ -76,7 +78,7 @@ impl Coordinator {
             began: Some(now),
             moved: now,
             not_before: Duration::ZERO,
-            rolled: now,
+            roll_due: now + ROLL_SOON,
             next: Some(now),
             changed: true,
         }
@@ -184,7 +186,7 @@ impl Coordinator {
     }
 
     fn gather(&mut self, now: Duration) {
-        (self.began, self.moved, self.rolled) = (Some(now), now, now);
+        (self.began, self.moved, self.roll_due) = (Some(now), now, now + ROLL_SOON);
         self.state.phase = Phase::Gathering;
         self.state.roll = None;
     }
@@ -255,7 +257,10 @@ impl Coordinator {
             self.began = None;
             return false;
         };
-        let began = *self.began.get_or_insert(now);
+        if self.began.is_none() {
+            self.gather(now);
+        }
+        let began = self.began.unwrap_or(now);
         let ready = self.ready();
         let count = ready.len();
         let last_call = self.moved + Duration::from_millis(rules.last_call_ms);
@@ -291,14 +296,15 @@ impl Coordinator {
         } else if count >= rules.min {
             wake = wake.min(last_call);
         }
-        let due = self.rolled + ROLL_EVERY;
-        if now >= due {
-            let roll = self.roll(&rules, now, until);
-            self.rolled = now;
+        if now >= self.roll_due {
+            // Once there are enough, what is left is the last call.
+            let left = if count >= rules.min { until.min(last_call) } else { until };
+            let roll = self.roll(&rules, now, left);
+            self.roll_due = now + ROLL_EVERY;
             self.state.roll = Some(roll);
             self.changed = true;
         }
-        self.wake(wake.min(self.rolled + ROLL_EVERY));
+        self.wake(wake.min(self.roll_due));
         false
     }
 
@@ -397,7 +403,7 @@ impl Coordinator {
                     OnFailure::Hold => None,
                     OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
                     OnFailure::Restart if most == 0 => failed(None),
-                    OnFailure::Restart if used >= most => failed(Some(format!("all {most} restarts are used up"))),
+                    OnFailure::Restart if used >= most => failed(Some(format!("there have been {used} already"))),
                     OnFailure::Restart => None,
                 }
             }
