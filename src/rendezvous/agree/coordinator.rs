@@ -41,6 +41,8 @@ pub struct Coordinator {
     owed: BTreeSet<String>,
     /// How long before they went those who have gone were heard of.
     ages: BTreeMap<String, Duration>,
+    /// By what signals members of the round were stopped that have gone since.
+    left: BTreeMap<String, i32>,
     /// Whether it is in the place of another, and has not yet found a job that goes on.
     takes_over: bool,
     /// When gathering began, or somebody came after all had gone; and when somebody last came or went.
@@ -74,6 +76,7 @@ impl Coordinator {
             unfit: BTreeSet::new(),
             owed: BTreeSet::new(),
             ages: BTreeMap::new(),
+            left: BTreeMap::new(),
             takes_over: true,
             began: Some(now),
             moved: now,
@@ -116,7 +119,10 @@ impl Coordinator {
 
     /// A node is not here any more; it was last heard of so long ago.
     pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        if self.nodes.remove(id).is_some() {
+        if let Some(node) = self.nodes.remove(id) {
+            if let Standing::Leaves { signal } = node.record.standing {
+                self.left.insert(id.to_owned(), signal);
+            }
             self.owed.remove(id);
             self.ages.insert(id.to_owned(), age);
             self.moved = now;
@@ -278,6 +284,7 @@ impl Coordinator {
             let members: Vec<Member> = ids.into_iter().map(member).collect();
             self.members = members;
             self.ages.clear();
+            self.left.clear();
             self.state.round += 1;
             self.state.phase = Phase::Running;
             self.state.roll = None;
@@ -382,11 +389,14 @@ impl Coordinator {
         };
         let failed = |failure: &Failure| Why::Failed { failure: failure.clone() };
         let own = || failures().find(|failure| !failure.lost_peer).map(failed);
+        let leaves = |member: &Member| match self.nodes.get(&member.id).map(|node| &node.record.standing) {
+            Some(Standing::Leaves { signal }) => Some(*signal),
+            Some(_) => None,
+            None => self.left.get(&member.id).copied(),
+        };
         let stopped = || {
-            self.of_round().find_map(|record| match record.standing {
-                Standing::Leaves { signal } => Some(Why::Stopped { host: record.offer.host.clone(), signal }),
-                _ => None,
-            })
+            let why = |member: &Member| Some(Why::Stopped { host: member.offer.host.clone(), signal: leaves(member)? });
+            self.members.iter().find_map(why)
         };
         let lost = || self.lost(running).map(|lost| Why::Lost { lost });
         own().or_else(stopped).or_else(lost).or_else(|| failures().next().map(failed))
@@ -410,7 +420,13 @@ impl Coordinator {
             Why::Lost { lost } => {
                 (rules.on_loss == OnLoss::End || self.done() > 0).then(|| End::Lost { lost: lost.clone() })
             }
-            Why::Stopped { host, signal } => Some(End::Stopped { host: host.clone(), signal: *signal }),
+            // Where nodes may come and go, one that is stopped goes, while enough are left.
+            Why::Stopped { host, signal } => {
+                let stays = |record: &&Record| !matches!(record.standing, Standing::Leaves { .. });
+                let enough = rules.min < rules.max && self.of_round().filter(stays).count() >= rules.min;
+                let goes_on = rules.on_loss == OnLoss::Regroup && enough && self.done() == 0;
+                (!goes_on).then(|| End::Stopped { host: host.clone(), signal: *signal })
+            }
             Why::More { .. } => None,
         }
     }
@@ -436,7 +452,7 @@ impl Coordinator {
     fn stopping(&mut self, now: Duration, mut why: Why, mut end: Option<End>) -> bool {
         let round = self.state.round;
         let rules = self.rules().cloned();
-        let better = self.cause(false).filter(|better| match (&why, better) {
+        let better = self.cause(false).filter(|better| *better != why).filter(|better| match (&why, better) {
             (Why::Failed { failure: old }, Why::Failed { failure }) => old.lost_peer && !failure.lost_peer,
             (Why::Failed { failure: old }, _) if old.lost_peer => true,
             // Who is stopped while the job is to go on stops it all the same.
