@@ -116,7 +116,10 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
         clock: clock::now,
     };
     let tie = master::join(config, &id, &record).map_err(|error| internal("the tie to the master", &error))?;
-    let patience = meeting.lost_timeout.unwrap_or(meeting.lease);
+    // Half of the lease is over when contact counts as lost, nine tenths are when nothing runs here any more. The tenth that
+    // is left is the pause between two signs of life: before the lease has run out there the others begin nothing anew.
+    let longest = meeting.lease * 3 / 10;
+    let patience = meeting.lost_timeout.map_or(longest, |asked| asked.min(longest));
     let at = format!("the master at {endpoint}");
     Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, patience))))
 }

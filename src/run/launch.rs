@@ -184,10 +184,11 @@ pub fn run(
     let store = launch.store.take();
     let mut ranks = Ranks::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
+    let mut overdue = false;
     while engine.report().is_none() {
         let busy = ranks.followers().any(|follower| follower.has_more());
         let due = ranks.followers().filter_map(|follower| follower.due()).min();
-        let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| parting == Parting::Well);
+        let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| !overdue);
         let due = alone_at.into_iter().chain(due).min();
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
@@ -200,6 +201,11 @@ pub fn run(
         if let Some(membership) = &mut membership {
             // Whoever waits hears the roll; here nobody does.
             membership.hear();
+            if membership.is_overdue() && !overdue {
+                overdue = true;
+                parting = membership.halt().filter(|_| parting == Parting::Well).map_or(parting, Parting::Halted);
+                engine.send(Event::RegroupNow, &mut ranks)?;
+            }
             if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
                 parting = Parting::Halted(halt);
                 engine.send(Event::Regroup, &mut ranks)?;

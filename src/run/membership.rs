@@ -165,9 +165,20 @@ impl Membership {
         self.lost.as_ref().map(|(_, why)| why.as_str())
     }
 
-    /// When `halt` wants to be asked though nothing has come.
+    /// Whether nothing may run here any more, however it was asked to stop: others may soon begin without this node.
+    pub fn is_overdue(&self) -> bool {
+        self.lost.as_ref().is_some_and(|(since, _)| clock::now() >= *since + self.last())
+    }
+
+    fn last(&self) -> Duration {
+        self.patience * 4 / 3
+    }
+
+    /// When `halt` and `is_overdue` want to be asked though nothing has come.
     pub fn due(&self) -> Option<Duration> {
-        self.lost.as_ref().map(|(since, _)| *since + self.patience)
+        let (since, _) = self.lost.as_ref()?;
+        let halt = *since + self.patience;
+        Some(if clock::now() < halt { halt } else { *since + self.last() })
     }
 
     /// Whether the job's state is known.

@@ -30,6 +30,8 @@ pub enum Event {
     /// The nodes of the job have changed, or one of the others has failed: what runs here has to stop. Whether and with
     /// whom it goes on is decided elsewhere.
     Regroup,
+    /// The same, and there is no time left: whoever still runs is killed.
+    RegroupNow,
     /// A signal that is only passed on.
     Notify(i32),
     /// The user has put the job to sleep (Ctrl-Z). A second time changes nothing.

@@ -144,10 +144,11 @@ impl Supervisor {
             Event::Exited(ended) => self.exited(now, &ended, effects),
             Event::Stop(signal) => self.stop_asked(now, signal, effects),
             Event::Regroup => self.regroup(now, effects),
+            Event::RegroupNow => self.end_now(now, StopReason::Regroup, effects),
             Event::Notify(signal) => self.each_living(effects, |child| Effect::Tell { child, signal }),
             Event::Suspend => self.suspend(now, effects),
             Event::Resume => self.resume(now, effects),
-            Event::HostLost => self.host_lost(now, effects),
+            Event::HostLost => self.end_now(now, StopReason::HostLost, effects),
         }
     }
 
@@ -269,12 +270,13 @@ impl Supervisor {
         }
     }
 
-    fn host_lost(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+    /// Ends all at once.
+    fn end_now(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
         if self.phase == Phase::Finished {
             return;
         }
         self.resume(now, effects);
-        self.blame(StopReason::HostLost);
+        self.blame(reason);
         if matches!(self.phase, Phase::Running | Phase::Stopping) {
             self.kill(now, effects);
         }
