@@ -30,6 +30,8 @@ node, attempt = os.environ["NODE"], int(os.environ.get("RLAUNCH_RANK_KEY", "/0")
 rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
 world = int(os.environ.get("PADDLE_TRAINERS_NUM") or os.environ["WORLD_SIZE"])
 {TALKING}
+# Where Python's handler would only say where it was.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 life = open(f"life.{{node}}.{{attempt}}.{{rank}}", "a", 1)
 
 def live():
