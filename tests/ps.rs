@@ -331,7 +331,7 @@ fn what_cannot_be_laid_out_is_refused() {
         ("--server_num 1 --worker_num 1 --http_port 70000", "--http_port 70000: is no port"),
         (
             "--server_num 1 --nnodes 2",
-            "--nnodes 2: nodes that find each other are not in this version of rlaunch; name them all with --servers",
+            "--nnodes 2: nodes with parameter servers do not find each other; name them all with --servers",
         ),
         ("--nnodes 3 --servers a:1 --trainers b:2", "--nnodes 3: the list of endpoints has 2 nodes"),
         ("--server_num 1 --ips 10.0.0.1", "--ips 10.0.0.1: has no effect on parameter servers"),

@@ -111,11 +111,15 @@ pub fn why(parting: &Parting) -> Option<String> {
                 hosts.join(", ")
             )
         }
-        Halt::Told(Some(Why::Stopped { host, signal }), _) => {
-            format!("{} came to the launcher on {host}; the ranks of this node were stopped", signal_label(*signal))
+        Halt::Told(Some(Why::Stopped { host, signal }), end) => {
+            let goes_on = goes_on(end.is_none());
+            format!(
+                "{} came to the launcher on {host}; the ranks of this node were stopped{goes_on}",
+                signal_label(*signal)
+            )
         }
         Halt::Told(None, _) => "the other nodes have gone on without this one; its ranks were stopped".into(),
-        Halt::Refused(why) | Halt::OutOfContact { why, .. } => format!("{why}; the ranks of this node were stopped"),
+        Halt::Refused(why) | Halt::OutOfContact(why) => format!("{why}; the ranks of this node were stopped"),
     })
 }
 

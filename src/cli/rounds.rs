@@ -106,12 +106,17 @@ pub fn supervise(
         }
     };
     let mut last: Option<Ran> = None;
+    // Whose failure all are started again after, where it was here: the others have been told already.
+    let mut failed: Option<Failure> = None;
     let ending = loop {
         let number = match waiting.wait(&mut membership).map_err(node::failed)? {
             Waited::Round(number) => number,
             Waited::Ended(ending) => break ending,
         };
         let failures = membership.state().map_or(0, |state| state.failures);
+        if let Some(failure) = failed.take() {
+            tell(&format!("{}; all ranks of all nodes are started again", ends::of_failure(&failure)));
+        }
         let Some((members, own)) = membership.round() else {
             break Ending::Refused("it was not told who takes part".into());
         };
@@ -158,6 +163,7 @@ pub fn supervise(
             }
             Outcome::Failed { .. } | Outcome::NotStarted { .. } => {
                 let failure = failure((own, failures), &this, &launched, meeting, door);
+                failed = Some(failure.clone());
                 membership.put(Standing::Failed { round: number, failure });
                 None
             }
@@ -165,7 +171,7 @@ pub fn supervise(
             Outcome::HostLost => Some(Ending::FrontLost),
             Outcome::Regrouped => match (waiting.requests.stopped_by(), &launched.parting) {
                 (Some(signal), _) => Some(Ending::Stopped(signal)),
-                (None, Parting::Halted(Halt::OutOfContact { why, .. })) => Some(Ending::OutOfContact(why.clone())),
+                (None, Parting::Halted(Halt::OutOfContact(why))) => Some(Ending::OutOfContact(why.clone())),
                 (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
                 _ => {
                     membership.put(Standing::Ready { seen: number });
@@ -270,6 +276,9 @@ fn end(
     let is_whole = matches!(ending, Ending::Job(End::Completed) | Ending::FrontLost);
     if is_here {
         node::status(launch, &mut launched, door);
+        if let Ending::Job(End::Failed { no_restart: Some(why), .. }) = ending {
+            tell(&format!("no restart: {why}"));
+        }
     } else if matches!(launched.report.outcome, Outcome::Failed { .. } | Outcome::NotStarted { .. }) {
         // Whoever failed here is not who the job failed of.
         launched.report.outcome = Outcome::Regrouped;

@@ -52,8 +52,9 @@ impl Lost {
     /// (of etcd), or half of one (of the master). `others`: where other nodes can be asked.
     pub fn verdict(&mut self, now: Duration, keeper: &Keeper, lease: Duration, others: &[(String, u16)]) -> Verdict {
         let (witnesses, patience) = match keeper {
-            Keeper::Master if now >= self.since + lease / 4 => return Verdict::CutOff(lease / 4),
-            Keeper::Master => return Verdict::Until(self.since + lease / 4),
+            // The tenth that is left then is the pause between two signs of life: the master counts from the last.
+            Keeper::Master if now >= self.since + lease * 3 / 10 => return Verdict::CutOff(lease / 10),
+            Keeper::Master => return Verdict::Until(self.since + lease * 3 / 10),
             Keeper::Etcd(witnesses, patience) => (witnesses, *patience),
         };
         if now >= self.since + patience {
@@ -149,7 +150,8 @@ mod tests {
     #[test]
     fn without_the_master_ranks_end_before_it_takes_their_node_for_lost() {
         let mut lost = Lost::new(LEASE, "gone".into());
-        assert_eq!(lost.verdict(LEASE, &Keeper::Master, LEASE, &[]), Verdict::Until(LEASE + LEASE / 4));
-        assert_eq!(lost.verdict(LEASE + LEASE / 4, &Keeper::Master, LEASE, &[]), Verdict::CutOff(LEASE / 4));
+        let halt = LEASE + LEASE * 3 / 10;
+        assert_eq!(lost.verdict(LEASE, &Keeper::Master, LEASE, &[]), Verdict::Until(halt));
+        assert_eq!(lost.verdict(halt, &Keeper::Master, LEASE, &[]), Verdict::CutOff(LEASE / 10));
     }
 }

@@ -184,10 +184,11 @@ pub fn run(
     let store = launch.store.take();
     let mut ranks = Ranks::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
+    let mut cut_off = false;
     while engine.report().is_none() {
         let busy = ranks.followers().any(|follower| follower.has_more());
         let due = ranks.followers().filter_map(|follower| follower.due()).min();
-        let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| parting == Parting::Well);
+        let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| !cut_off);
         let due = alone_at.into_iter().chain(due).min();
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
@@ -201,9 +202,13 @@ pub fn run(
             // Whoever waits hears the roll; here nobody does.
             membership.hear();
             if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
-                let halt_within = halt.within();
                 parting = Parting::Halted(halt);
-                engine.send(Event::Regroup { within: halt_within }, &mut ranks)?;
+                engine.send(Event::Regroup { within: None }, &mut ranks)?;
+            }
+            // Others may soon begin without this node, whatever its ranks were asked to stop for.
+            if !cut_off && let Some((_, within)) = membership.out_of_contact() {
+                cut_off = true;
+                engine.send(Event::Regroup { within }, &mut ranks)?;
             }
         }
         for token in tokens {

@@ -20,22 +20,7 @@ pub enum Halt {
     /// This node is not let in any more.
     Refused(String),
     /// There has been no contact for so long that nobody can know what the others do.
-    OutOfContact {
-        /// For people.
-        why: String,
-        /// The time in which ranks have to end, if others may go on without this node.
-        within: Option<Duration>,
-    },
-}
-
-impl Halt {
-    /// The time in which ranks have to end, if there is one.
-    pub fn within(&self) -> Option<Duration> {
-        match self {
-            Halt::OutOfContact { within, .. } => *within,
-            Halt::Told(..) | Halt::Refused(_) => None,
-        }
-    }
+    OutOfContact(String),
 }
 
 /// A node among others.
@@ -115,7 +100,7 @@ impl Membership {
                 News::Lost { why } if self.lost.is_none() => {
                     if matches!(self.seat.standing, Standing::Runs { .. }) {
                         let limit = match &self.keeper {
-                            Keeper::Master => self.lease / 4,
+                            Keeper::Master => self.lease * 3 / 10,
                             Keeper::Etcd(_, patience) => *patience,
                         };
                         warn!(
@@ -185,7 +170,7 @@ impl Membership {
         }
         match self.step() {
             Step::Stop { why, end } => Some(Halt::Told(why, end)),
-            _ => self.out_of_contact().map(|(why, within)| Halt::OutOfContact { why, within }),
+            _ => self.out_of_contact().map(|(why, _)| Halt::OutOfContact(why)),
         }
     }
 
@@ -220,7 +205,7 @@ impl Membership {
         self.lost.as_ref().map(|lost| lost.why.as_str())
     }
 
-    /// When `halt` wants to be asked though nothing has come.
+    /// When `halt` and `out_of_contact` want to be asked though nothing has come.
     pub fn due(&self) -> Option<Duration> {
         self.due
     }

@@ -270,6 +270,10 @@ impl Supervisor {
         if let Some(within) = within {
             let at = now.saturating_add(within);
             self.stop_by = Some(self.stop_by.map_or(at, |other| other.min(at)));
+            // Whatever they were asked to stop for.
+            if self.phase == Phase::Stopping && self.timer.due().is_none_or(|due| due > at) {
+                self.timer.arm(now, within);
+            }
         }
         self.stop(now, StopReason::Regroup, effects);
     }

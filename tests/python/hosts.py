@@ -20,10 +20,18 @@ INTO_USER = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
 class Host:
     """One of them. Its number is the last part of its addresses."""
 
-    def __init__(self, number: int, pid: int) -> None:
+    def __init__(self, number: int, pid: int, holder: subprocess.Popen[bytes]) -> None:
         self.ip = f"10.77.0.{number}"
         self.ipv6 = f"fd77::{number}"
-        self.pid = pid
+        self.number, self.pid, self.holder = number, pid, holder
+
+    def link(self, state: str) -> None:
+        """Sets its cable's other end, on the switch, `up` or `down`."""
+        assert self.holder.stdin is not None
+        assert self.holder.stdout is not None
+        self.holder.stdin.write(f"{self.number} {state}\n".encode())
+        self.holder.stdin.flush()
+        assert self.holder.stdout.readline() == b"done\n"
 
     def run(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         """Starts a command on it."""
@@ -41,13 +49,13 @@ def hosts(count: int) -> Iterator[list[Host]]:
         line = holder.stdout.readline()
         assert line, "no network namespaces here"
         try:
-            yield [Host(number, pid) for number, pid in enumerate(json.loads(line), 1)]
+            yield [Host(number, pid, holder) for number, pid in enumerate(json.loads(line), 1)]
         finally:
             holder.stdin.close()
 
 
 def hold(count: int) -> None:
-    """Makes them and keeps them until stdin closes."""
+    """Makes them and keeps them until stdin closes; a line of it is a link's new state."""
     from pyroute2 import IPRoute
 
     pids = []
@@ -68,8 +76,12 @@ def hold(count: int) -> None:
             switch.link("set", index=end, master=bridge, state="up")
             os.write(go, b".")
             assert os.read(apart, 1)
-    print(json.dumps(pids), flush=True)
-    sys.stdin.read()
+        print(json.dumps(pids), flush=True)
+        for line in sys.stdin:
+            number, state = line.split()
+            (end,) = switch.link_lookup(ifname=f"host{number}")
+            switch.link("set", index=end, state=state)
+            print("done", flush=True)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-/// How often those who wait are told who is here.
+/// How often those who wait are told who is here, and how long nobody is at first: most come at once.
 const ROLL_EVERY: Duration = Duration::from_secs(10);
+const ROLL_SOON: Duration = Duration::from_millis(1500);
 /// How many nodes a roll names.
 const NAMED: usize = 32;
 /// How many refusals are told; who is refused goes at once.
@@ -40,6 +41,8 @@ pub struct Coordinator {
     owed: BTreeSet<String>,
     /// How long before they went those who have gone were heard of.
     ages: BTreeMap<String, Duration>,
+    /// By what signals members of the round were stopped that have gone since.
+    left: BTreeMap<String, i32>,
     /// Whether it is in the place of another, and has not yet found a job that goes on.
     takes_over: bool,
     /// When gathering began, or somebody came after all had gone; and when somebody last came or went.
@@ -47,7 +50,8 @@ pub struct Coordinator {
     moved: Duration,
     /// No round begins before.
     not_before: Duration,
-    rolled: Duration,
+    /// When those who wait are told next.
+    roll_due: Duration,
     next: Option<Duration>,
     changed: bool,
 }
@@ -73,11 +77,12 @@ impl Coordinator {
             unfit: BTreeSet::new(),
             owed: BTreeSet::new(),
             ages: BTreeMap::new(),
+            left: BTreeMap::new(),
             takes_over: true,
             began: Some(now),
             moved: now,
             not_before: Duration::ZERO,
-            rolled: now,
+            roll_due: now + ROLL_SOON,
             next: Some(now),
             changed: true,
         }
@@ -115,7 +120,10 @@ impl Coordinator {
 
     /// A node is not here any more; it was last heard of so long ago.
     pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        if self.nodes.remove(id).is_some() {
+        if let Some(node) = self.nodes.remove(id) {
+            if let Standing::Leaves { signal } = node.record.standing {
+                self.left.insert(id.to_owned(), signal);
+            }
             self.owed.remove(id);
             self.ages.insert(id.to_owned(), age);
             self.moved = now;
@@ -188,7 +196,7 @@ impl Coordinator {
     }
 
     fn gather(&mut self, now: Duration) {
-        (self.began, self.moved, self.rolled) = (Some(now), now, now);
+        (self.began, self.moved, self.roll_due) = (Some(now), now, now + ROLL_SOON);
         self.state.phase = Phase::Gathering;
         self.state.roll = None;
     }
@@ -274,7 +282,10 @@ impl Coordinator {
             self.began = None;
             return false;
         };
-        let began = *self.began.get_or_insert(now);
+        if self.began.is_none() {
+            self.gather(now);
+        }
+        let began = self.began.unwrap_or(now);
         let ready = self.ready();
         let count = ready.len();
         let last_call = self.moved + Duration::from_millis(rules.last_call_ms);
@@ -292,6 +303,7 @@ impl Coordinator {
             let members: Vec<Member> = ids.into_iter().map(member).collect();
             self.members = members;
             self.ages.clear();
+            self.left.clear();
             self.state.round += 1;
             self.state.phase = Phase::Running;
             self.state.roll = None;
@@ -310,14 +322,15 @@ impl Coordinator {
         } else if count >= rules.min {
             wake = wake.min(last_call);
         }
-        let due = self.rolled + ROLL_EVERY;
-        if now >= due {
-            let roll = self.roll(&rules, now, until);
-            self.rolled = now;
+        if now >= self.roll_due {
+            // Once there are enough, what is left is the last call.
+            let left = if count >= rules.min { until.min(last_call) } else { until };
+            let roll = self.roll(&rules, now, left);
+            self.roll_due = now + ROLL_EVERY;
             self.state.roll = Some(roll);
             self.changed = true;
         }
-        self.wake(wake.min(self.rolled + ROLL_EVERY));
+        self.wake(wake.min(self.roll_due));
         false
     }
 
@@ -401,10 +414,14 @@ impl Coordinator {
 
     /// Who of the round was stopped from outside.
     fn stopped(&self) -> Option<Why> {
-        self.of_round().find_map(|record| match record.standing {
-            Standing::Leaves { signal } => Some(Why::Stopped { host: record.offer.host.clone(), signal }),
-            _ => None,
-        })
+        let signal = |member: &Member| match self.nodes.get(&member.id).map(|node| &node.record.standing) {
+            Some(Standing::Leaves { signal }) => Some(*signal),
+            Some(_) => None,
+            // He has gone since.
+            None => self.left.get(&member.id).copied(),
+        };
+        let why = |member: &Member| Some(Why::Stopped { host: member.offer.host.clone(), signal: signal(member)? });
+        self.members.iter().find_map(why)
     }
 
     /// How the job ends by that, if it does.
@@ -418,14 +435,20 @@ impl Coordinator {
                     OnFailure::Hold => None,
                     OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
                     OnFailure::Restart if most == 0 => failed(None),
-                    OnFailure::Restart if used >= most => failed(Some(format!("all {most} restarts are used up"))),
+                    OnFailure::Restart if used >= most => failed(Some(format!("there have been {used} already"))),
                     OnFailure::Restart => None,
                 }
             }
             Why::Lost { lost } => {
                 (rules.on_loss == OnLoss::End || self.done() > 0).then(|| End::Lost { lost: lost.clone() })
             }
-            Why::Stopped { host, signal } => Some(End::Stopped { host: host.clone(), signal: *signal }),
+            // Where nodes may come and go, one that is stopped goes, while enough are left.
+            Why::Stopped { host, signal } => {
+                let stays = |record: &&Record| !matches!(record.standing, Standing::Leaves { .. });
+                let enough = rules.min < rules.max && self.of_round().filter(stays).count() >= rules.min;
+                let goes_on = rules.on_loss == OnLoss::Regroup && enough && self.done() == 0;
+                (!goes_on).then(|| End::Stopped { host: host.clone(), signal: *signal })
+            }
             Why::More { .. } => None,
         }
     }

@@ -275,7 +275,7 @@ impl Node {
     fn connect(&mut self) -> Result<(Line, Lines, Seal), Ended> {
         let Join { host, port, job, key, lease, clock } = self.config.clone();
         let shared = Arc::clone(&self.shared);
-        let end = clock() + (lease / 4).clamp(Duration::from_millis(500), Duration::from_secs(5));
+        let end = clock() + (lease / 6).clamp(Duration::from_millis(500), Duration::from_secs(5));
         let mut left = move || match shared.lock().order {
             Order::Stay => Ok(end.saturating_sub(clock())),
             _ => Err(ErrorKind::Interrupted.into()),
@@ -355,7 +355,7 @@ impl Node {
             };
             if now >= ping {
                 said.extend(Body::of(&FromNode::Ping).line(&mut seal));
-                ping = now + lease / 5;
+                ping = now + lease / 10;
             }
             if order == Order::Leave {
                 said.extend(Body::of(&FromNode::Leave).line(&mut seal));
