@@ -137,9 +137,9 @@ mod tests {
 
     #[test]
     fn where_nobody_does_this_node_is_cut_off_and_ends_its_ranks_before_its_lease_lapses() {
-        // Nobody has these addresses (RFC 5737).
-        let nobody = [("192.0.2.1".to_owned(), 9)];
-        let etcd = Keeper::Etcd(vec![("192.0.2.2".into(), 9)], 20 * LEASE);
+        // No connection leads to all machines at once.
+        let nobody = [("255.255.255.255".to_owned(), 9)];
+        let etcd = Keeper::Etcd(nobody.to_vec(), 20 * LEASE);
         let mut lost = Lost::new(clock::now(), "gone".into());
         match settled(&mut lost, &etcd, &nobody) {
             Verdict::CutOff(within) => assert!(within < LEASE / 3),
