@@ -290,7 +290,16 @@ impl Coordinator {
         let count = ready.len();
         let last_call = self.moved + Duration::from_millis(rules.last_call_ms);
         let until = began + Duration::from_millis(rules.join_ms);
-        let enough = count >= rules.max || count >= rules.min && (now >= last_call || now >= until);
+        // Whoever is here and has only to say so is waited for: left out he would stop the round again at once.
+        let is_coming = |(id, Node { record, .. }): (&String, &Node)| match &record.standing {
+            _ if self.unfit.contains(id) || record.offer.foreign => false,
+            Standing::Leaves { .. } => false,
+            Standing::Failed { failure, .. } => self.state.goes.as_ref() != Some(failure),
+            Standing::Ready { seen } => *seen < self.state.round,
+            Standing::Runs { .. } | Standing::Done { .. } => true,
+        };
+        let called = now >= last_call && !self.nodes.iter().any(is_coming);
+        let enough = count >= rules.max || count >= rules.min && (called || now >= until);
         // One that was given up, and has come back while its ranks still run, has to stop them first.
         let runs = self.nodes.values().any(|node| matches!(node.record.standing, Standing::Runs { .. }));
         if enough && !runs && now >= self.not_before {
@@ -319,7 +328,7 @@ impl Coordinator {
         if enough {
             // Where somebody still runs, what he says next is what is waited for.
             wake = if runs { Duration::MAX } else { self.not_before };
-        } else if count >= rules.min {
+        } else if count >= rules.min && now < last_call {
             wake = wake.min(last_call);
         }
         if now >= self.roll_due {
