@@ -58,7 +58,7 @@ fn a_node_that_was_cut_off_for_longer_than_its_lease_comes_back() {
     let mut a = Node::start(&config(&[etcd.endpoint()], "job"), "a");
     a.until_state("[a=new]");
     let cable = Cable::to(etcd.client_port);
-    let mut b = Node::start(&config(&[cable.endpoint.clone()], "job"), "b");
+    let mut b = Node::start(&config(std::slice::from_ref(&cable.endpoint), "job"), "b");
     b.until_state("[a=new,b=new]");
     cable.cut();
     b.until_lost();
@@ -76,7 +76,7 @@ fn a_node_that_was_cut_off_for_longer_than_its_lease_comes_back() {
 fn who_leads_and_is_cut_off_is_replaced_and_follows_when_it_is_back() {
     let etcd = Etcd::start();
     let cable = Cable::to(etcd.client_port);
-    let mut a = Node::start(&config(&[cable.endpoint.clone()], "job"), "a");
+    let mut a = Node::start(&config(std::slice::from_ref(&cable.endpoint), "job"), "a");
     a.until_state("[a=new]");
     let mut b = Node::start(&config(&[etcd.endpoint()], "job"), "b");
     b.until_state("[a=new,b=new]");
