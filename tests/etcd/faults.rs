@@ -133,16 +133,30 @@ fn a_cluster_may_change_its_leader_and_lose_a_member() {
         Etcd::move_leader(&cluster);
         agree(&mut a, &mut b, &format!("moved-{round}"));
     }
-    // The one that all are at.
-    cluster[0].stop();
-    agree(&mut a, &mut b, "stopped");
-    cluster[0].restart();
-    agree(&mut a, &mut b, "restarted");
-    cluster[1].pause();
-    agree(&mut a, &mut b, "paused");
+    // Whichever they are at.
+    for at in 0..cluster.len() {
+        cluster[at].stop();
+        agree(&mut a, &mut b, &format!("stopped-{at}"));
+        cluster[at].restart();
+        agree(&mut a, &mut b, &format!("restarted-{at}"));
+        cluster[at].pause();
+        agree(&mut a, &mut b, &format!("paused-{at}"));
+        cluster[at].go_on();
+        cluster[at].until_healthy();
+    }
     assert!(!has_lost(&a) && !has_lost(&b), "{:?} {:?}", a.heard, b.heard);
-    cluster[1].go_on();
     b.close();
     a.close();
     assert_eq!(cluster[0].keys("/"), [""; 0]);
+}
+
+#[test]
+fn closing_ends_where_nobody_answers() {
+    let mut etcd = Etcd::start();
+    let (mut a, mut b) = super::two(&config(&[etcd.endpoint()], "job"));
+    etcd.stop();
+    for node in [&mut a, &mut b] {
+        let error = node.tie.close(Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("this node's record goes with its lease"), "{error}");
+    }
 }

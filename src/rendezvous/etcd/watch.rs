@@ -19,6 +19,9 @@ pub(super) enum Seen {
     Changes(Vec<Change>),
     /// This is all there was at that revision: what was before has been forgotten by etcd.
     All(Vec<Kv>, i64),
+    /// Something has changed before it began. Etcd tells that too, but takes its time, up to 100 ms (its loop for watchers
+    /// that are behind): who is in a hurry asks.
+    Behind,
     /// It cannot be watched.
     Refused(String),
 }
@@ -42,7 +45,7 @@ impl Watch {
     ) -> std::io::Result<Self> {
         let caller = Caller::streaming(client);
         let line = Arc::clone(&caller.line);
-        super::tie::spawn("etcd-watch", move || Watching { caller, prefix, revision, tell }.run())?;
+        super::tie::spawn("etcd-watch", move || Watching { caller, prefix, revision, began: false, tell }.run())?;
         Ok(Self(line))
     }
 }
@@ -51,6 +54,8 @@ struct Watching<T> {
     caller: Caller,
     prefix: String,
     revision: i64,
+    /// Whether there was a stream before.
+    began: bool,
     tell: T,
 }
 
@@ -131,6 +136,9 @@ impl<T: Fn(Seen)> Watching<T> {
         if result["canceled"].as_bool().unwrap_or(false) {
             let why = result["cancel_reason"].as_str().unwrap_or("the watch was canceled");
             return Some(End::Broken(Fault::Contact(why.to_owned())));
+        }
+        if !std::mem::replace(&mut self.began, true) && words::revision(result) > self.revision {
+            (self.tell)(Seen::Behind);
         }
         let changes = changes(result);
         let is_whole = !result["fragment"].as_bool().unwrap_or(false);
