@@ -19,8 +19,7 @@ pub(super) enum Seen {
     Changes(Vec<Change>),
     /// This is all there was at that revision: what was before has been forgotten by etcd.
     All(Vec<Kv>, i64),
-    /// Something has changed before it began. Etcd tells that too, but takes its time, up to 100 ms (its loop for watchers
-    /// that are behind): who is in a hurry asks.
+    /// Something may have changed before it began: that is to be asked for.
     Behind,
     /// It cannot be watched.
     Refused(String),
@@ -99,9 +98,12 @@ impl<T: Fn(Seen)> Watching<T> {
 
     /// Sees changes until the stream ends.
     fn stream(&mut self) -> End {
+        // The first one begins now. Etcd keeps watches that begin in the past waiting, up to 100 ms (its loop for those that
+        // are behind); a stream that is begun anew has to miss nothing.
+        let first = if self.began { words::first_after(self.revision) } else { "0".to_owned() };
         let question = json!({ "create_request": {
             "key": words::coded(&self.prefix), "range_end": words::coded(&words::end(&self.prefix)),
-            "start_revision": words::first_after(self.revision), "progress_notify": true, "fragment": true,
+            "start_revision": first, "progress_notify": true, "fragment": true,
         } });
         let response = match self.caller.stream("/v3/watch", &question) {
             Ok(response) => response,
@@ -138,6 +140,7 @@ impl<T: Fn(Seen)> Watching<T> {
             return Some(End::Broken(Fault::Contact(why.to_owned())));
         }
         if !std::mem::replace(&mut self.began, true) && words::revision(result) > self.revision {
+            self.revision = words::revision(result);
             (self.tell)(Seen::Behind);
         }
         let changes = changes(result);
