@@ -134,15 +134,15 @@ fn a_cluster_may_change_its_leader_and_lose_a_member() {
         agree(&mut a, &mut b, &format!("moved-{round}"));
     }
     // Whichever they are at.
-    for at in 0..cluster.len() {
-        cluster[at].stop();
+    for (at, member) in cluster.iter_mut().enumerate() {
+        member.stop();
         agree(&mut a, &mut b, &format!("stopped-{at}"));
-        cluster[at].restart();
+        member.restart();
         agree(&mut a, &mut b, &format!("restarted-{at}"));
-        cluster[at].pause();
+        member.pause();
         agree(&mut a, &mut b, &format!("paused-{at}"));
-        cluster[at].go_on();
-        cluster[at].until_healthy();
+        member.go_on();
+        member.until_healthy();
     }
     assert!(!has_lost(&a) && !has_lost(&b), "{:?} {:?}", a.heard, b.heard);
     b.close();
