@@ -58,7 +58,7 @@ fn a_node_that_was_cut_off_for_longer_than_its_lease_comes_back() {
     let mut a = Node::start(&config(&[etcd.endpoint()], "job"), "a");
     a.until_state("[a=new]");
     let cable = Cable::to(etcd.client_port);
-    let mut b = Node::start(&config(&[cable.endpoint.clone()], "job"), "b");
+    let mut b = Node::start(&config(std::slice::from_ref(&cable.endpoint), "job"), "b");
     b.until_state("[a=new,b=new]");
     cable.cut();
     b.until_lost();
@@ -76,7 +76,7 @@ fn a_node_that_was_cut_off_for_longer_than_its_lease_comes_back() {
 fn who_leads_and_is_cut_off_is_replaced_and_follows_when_it_is_back() {
     let etcd = Etcd::start();
     let cable = Cable::to(etcd.client_port);
-    let mut a = Node::start(&config(&[cable.endpoint.clone()], "job"), "a");
+    let mut a = Node::start(&config(std::slice::from_ref(&cable.endpoint), "job"), "a");
     a.until_state("[a=new]");
     let mut b = Node::start(&config(&[etcd.endpoint()], "job"), "b");
     b.until_state("[a=new,b=new]");
@@ -133,16 +133,30 @@ fn a_cluster_may_change_its_leader_and_lose_a_member() {
         Etcd::move_leader(&cluster);
         agree(&mut a, &mut b, &format!("moved-{round}"));
     }
-    // The one that all are at.
-    cluster[0].stop();
-    agree(&mut a, &mut b, "stopped");
-    cluster[0].restart();
-    agree(&mut a, &mut b, "restarted");
-    cluster[1].pause();
-    agree(&mut a, &mut b, "paused");
+    // Whichever they are at.
+    for (at, member) in cluster.iter_mut().enumerate() {
+        member.stop();
+        agree(&mut a, &mut b, &format!("stopped-{at}"));
+        member.restart();
+        agree(&mut a, &mut b, &format!("restarted-{at}"));
+        member.pause();
+        agree(&mut a, &mut b, &format!("paused-{at}"));
+        member.go_on();
+        member.until_healthy();
+    }
     assert!(!has_lost(&a) && !has_lost(&b), "{:?} {:?}", a.heard, b.heard);
-    cluster[1].go_on();
     b.close();
     a.close();
     assert_eq!(cluster[0].keys("/"), [""; 0]);
+}
+
+#[test]
+fn closing_ends_where_nobody_answers() {
+    let mut etcd = Etcd::start();
+    let (mut a, mut b) = super::two(&config(&[etcd.endpoint()], "job"));
+    etcd.stop();
+    for node in [&mut a, &mut b] {
+        let error = node.tie.close(Duration::from_secs(1)).unwrap_err();
+        assert!(error.to_string().contains("this node's record goes with its lease"), "{error}");
+    }
 }

@@ -171,7 +171,7 @@ impl Etcd {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn until_healthy(&self) {
+    pub fn until_healthy(&self) {
         wait_for("the cluster is healthy", || {
             let mut command = Command::new(program("etcdctl"));
             command.args(["--endpoints", &self.endpoint(), "endpoint", "health"]);

@@ -61,12 +61,14 @@ impl Client {
             return Err(wrong("no endpoint is given"));
         }
         let needs_tls = endpoints.iter().any(|one| one.starts_with("https:"));
+        let first = fastrand::usize(..endpoints.len());
         Ok(Arc::new(Self {
             endpoints,
             tls: if needs_tls { Some(tls::config(config.tls.as_ref())?) } else { None },
             user: config.user.clone(),
             timeout: config.timeout.min(config.lease / 3),
-            preferred: AtomicUsize::new(0),
+            // Not all nodes at the same member.
+            preferred: AtomicUsize::new(first),
             met: AtomicBool::new(false),
             token: Mutex::new(None),
             traffic: Arc::default(),
