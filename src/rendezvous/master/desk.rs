@@ -8,6 +8,8 @@ use super::seal::{self, Seal, Side};
 use std::time::Duration;
 use tracing::warn;
 
+/// How many things are warned of.
+const MOST_WARNINGS: usize = 64;
 /// Bodies that are sent together with their heads.
 const SMALL: usize = 16 * 1024;
 
@@ -65,16 +67,32 @@ impl Hub {
             "HEAD" => (405, None),
             _ => (501, None),
         };
+        if status == 409 {
+            let key = path.rsplitn(3, '/').collect::<Vec<_>>();
+            let name = key.get(1).copied().unwrap_or_default();
+            self.warn_once(format!(
+                "{name}, a node that Paddle's own launcher has started, has come too late: the job runs without it"
+            ));
+        }
         let Some(change) = change else { return (status, Vec::new()) };
         self.change(change.clone(), now);
         self.kv.sweep(now).into_iter().for_each(|gone| self.change(gone, now));
         self.decide(now);
         match self.kv.refused(&change) {
             Some(why) => {
-                warn!("a node that Paddle's own launcher has started cannot take part: {why}");
+                let text = format!("a node that Paddle's own launcher has started cannot take part: {why}");
+                self.warn_once(text);
                 (409, Vec::new())
             }
             None => (status, Vec::new()),
+        }
+    }
+
+    /// Its launcher tries again ten times a second.
+    fn warn_once(&mut self, text: String) {
+        if self.warned.len() < MOST_WARNINGS && !self.warned.contains(&text) {
+            warn!("{text}");
+            self.warned.insert(text);
         }
     }
 
