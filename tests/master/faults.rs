@@ -150,6 +150,23 @@ fn large_bodies_are_refused_and_odd_methods_answered() {
     assert!(ask("GET /x HTTP/1.0\r\n\r\n").ends_with("\r\n\r\n{\"/x\": \"1\"}"));
 }
 
+#[test]
+fn links_that_break_the_rules_are_hung_up_on() {
+    let (_server, port) = started(config(None, LEASE));
+    for garbage in [&b"no document\n"[..], b"{\"say\":\"ping\"}\n", b"\n", &vec![b' '; 5 << 20]] {
+        let mut bare = Bare::new(port, None);
+        // It may have hung up before all is sent.
+        let _ = bare.socket.write_all(garbage);
+        while bare.hear().is_some() {}
+    }
+    let (mut a, mut b) = pair(to(port, None, LEASE));
+    for node in [&mut a, &mut b] {
+        node.tie.put("no record");
+    }
+    b.tie.put(&"x".repeat(5 << 20));
+    until(&mut [&mut a], "the other has said too much", |nodes| !matches!(nodes[0].phase(), Some(Phase::Running)));
+}
+
 static LATER: AtomicU64 = AtomicU64::new(0);
 
 fn shifted() -> Duration {

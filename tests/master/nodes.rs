@@ -127,7 +127,8 @@ fn a_silent_node_is_missed_after_its_lease() {
     let (_server, port) = started(config(None, lease));
     let mut bare = Bare::new(port, None);
     bare.hello("b", "job", 2);
-    let mut a = Node::new(to(port, None, lease), "a", 2);
+    // Which lease it is the master says.
+    let mut a = Node::new(to(port, None, LEASE * 100), "a", 2);
     until(&mut [&mut a], "it runs", |nodes| nodes[0].runs());
     let time = until(&mut [&mut a], "the other is missed", |nodes| lost_age(nodes[0]).is_some());
     let age = lost_age(&a).unwrap();

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from launching import LIMIT, Place, environment
+from launching import LIMIT, Place, environment, free_ports
 from paddle.distributed.launch.controllers import master as paddle_master
 from paddle.distributed.launch.utils.kv_client import KVClient
 from paddle.distributed.launch.utils.kv_server import KVServer
@@ -258,19 +258,26 @@ def test_whoever_reads_nothing_stalls_nobody(ours: _lib.Master) -> None:
         assert client.get("/healthy") == "ok"
 
 
+SCRIPT = """
+import json, os
+names = "PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS PADDLE_MASTER PADDLE_NNODES"
+seen = {name: os.environ.get(name) for name in names.split()}
+open(f"seen.{os.environ['PADDLE_TRAINER_ID']}", "w").write(json.dumps(seen))
+"""
+
+
+def paddle_s_launcher(place: Place, port: int) -> subprocess.Popen[bytes]:
+    """A node with two ranks."""
+    (place.folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "paddle.distributed.launch", "--master", f"127.0.0.1:{port}"]
+    command += ["--host", "127.0.0.1", "--nnodes", "2", "--nproc_per_node", "2", "train.py"]
+    return subprocess.Popen(command, cwd=place.folder, env=environment(), stdin=subprocess.DEVNULL)
+
+
 def test_paddle_s_launcher_starts_with_a_node_of_ours(place: Place) -> None:
-    (place.folder / "train.py").write_text(
-        "import json, os\n"
-        "names = 'PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS PADDLE_MASTER PADDLE_NNODES'\n"
-        "seen = {name: os.environ.get(name) for name in names.split()}\n"
-        "open(f\"seen.{os.environ['PADDLE_TRAINER_ID']}\", 'w').write(json.dumps(seen))\n"
-    )
     ours = _lib.Master()
     node = Node(ours.port, "aaaaaa", 2).join()
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--master", f"127.0.0.1:{ours.port}"]
-    command += ["--host", "127.0.0.1", "--nnodes", "2", "--nproc_per_node", "2", "train.py"]
-    began = time.monotonic()
-    process = subprocess.Popen(command, cwd=place.folder, env=environment(), stdin=subprocess.DEVNULL)
+    process = paddle_s_launcher(place, ours.port)
     try:
         members = node.round()
         node.tie.put(node.record({"is": "Runs", "round": 1}))
@@ -279,7 +286,6 @@ def test_paddle_s_launcher_starts_with_a_node_of_ours(place: Place) -> None:
         process.kill()
         process.wait()
         ours.close()
-    print(f"{time.monotonic() - began:.1f} s")
     theirs = members[1]["offer"]
     assert [member["id"].split(":")[0] for member in members] == ["aaaaaa", "paddle"]
     assert (theirs["ranks"], len(theirs["endpoints"])) == (2, 2)
@@ -287,3 +293,22 @@ def test_paddle_s_launcher_starts_with_a_node_of_ours(place: Place) -> None:
     assert (seen["PADDLE_TRAINERS_NUM"], seen["PADDLE_NNODES"]) == ("4", "2")
     assert seen["PADDLE_MASTER"] == "127.0.0.1:5"
     assert seen["PADDLE_TRAINER_ENDPOINTS"].split(",") == ["127.0.0.1:6", "127.0.0.1:7", *theirs["endpoints"]]
+
+
+def test_a_node_of_ours_starts_with_paddle_s_launcher(place: Place) -> None:
+    port = free_ports(1)
+    process = paddle_s_launcher(place, port)
+    try:
+        all_, index = _lib.meet_by_paddle(
+            "127.0.0.1", port, "default", 2, "us", -1, payload("us", -1), LIMIT * 3
+        )
+        assert process.wait(LIMIT * 3) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert [key for key, _ in all_] == ["/default/info/aaaaaa/-1", "/default/info/us/-1"]
+    assert index == 1
+    theirs = json.loads(all_[0][1])
+    seen = json.loads((place.folder / "seen.0").read_text())
+    assert seen["PADDLE_MASTER"] == theirs["candidate"]
+    assert seen["PADDLE_TRAINER_ENDPOINTS"] == theirs["endpoints"] + ",127.0.0.1:6,127.0.0.1:7"

@@ -22,9 +22,11 @@ use std::time::Duration;
 /// The first pause before another try, and the longest; each is twice as long as the one before.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Nobody is pinged more often than a lease of this asks for.
+const LEAST_LEASE: Duration = Duration::from_millis(100);
 /// How long a thread that is told to end may take until nobody waits for it (it may be asking for a name).
 const GRACE: Duration = Duration::from_secs(1);
-/// Bytes that may wait to be sent to a master that reads nothing.
+/// Bytes that are read at once.
 const CHUNK: usize = 64 * 1024;
 
 /// Which master.
@@ -38,7 +40,7 @@ pub struct Join {
     pub job: String,
     /// What both sides have to prove to know, if anything.
     pub key: Option<String>,
-    /// The server's: half of it without a sign, and contact is lost.
+    /// What the server's lease is taken to be until it has said so: half of it without a sign, and contact is lost.
     pub lease: Duration,
     /// The clock.
     pub clock: Clock,
@@ -308,7 +310,10 @@ impl Node {
         lines.feed(&rest);
         let theirs = loop {
             match lines.next_said(&mut seal) {
-                Ok(Some(FromMaster::Hello { job, .. })) => break job,
+                Ok(Some(FromMaster::Hello { job, lease_ms, .. })) => {
+                    self.config.lease = Duration::from_millis(lease_ms).max(LEAST_LEASE);
+                    break job;
+                }
                 Ok(Some(_)) => return Err(Ended::Lost("it speaks another language".to_owned())),
                 Ok(None) => {}
                 Err(super::frame::Broken::Unproved) => {

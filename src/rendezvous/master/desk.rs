@@ -8,6 +8,11 @@ use super::seal::{self, Seal, Side};
 use std::time::Duration;
 use tracing::warn;
 
+/// How many things are warned of.
+const MOST_WARNINGS: usize = 64;
+/// Bodies that are sent together with their heads.
+const SMALL: usize = 16 * 1024;
+
 impl Hub {
     pub(super) fn request(&mut self, client: u64, message: Message, now: Duration) {
         let [method, path, _] = &message.first;
@@ -37,8 +42,15 @@ impl Hub {
     fn answer(&mut self, client: u64, message: &Message, status: u16, body: Vec<u8>, more: &str) {
         let Some(connection) = self.clients.get_mut(&client) else { return };
         let keep = message.keeps();
-        connection.push(http::answer(status, body.len(), keep, more));
-        connection.push(if message.first[0] == "HEAD" { Vec::new() } else { body });
+        let body = if message.first[0] == "HEAD" { Vec::new() } else { body };
+        let mut head = http::answer(status, body.len(), keep, more);
+        if body.len() <= SMALL {
+            head.extend_from_slice(&body);
+            connection.push(head);
+        } else {
+            connection.push(head);
+            connection.push(body);
+        }
         connection.ends = !keep;
     }
 
@@ -55,16 +67,32 @@ impl Hub {
             "HEAD" => (405, None),
             _ => (501, None),
         };
+        if status == 409 {
+            let key = path.rsplitn(3, '/').collect::<Vec<_>>();
+            let name = key.get(1).copied().unwrap_or_default();
+            self.warn_once(format!(
+                "{name}, a node that Paddle's own launcher has started, has come too late: the job runs without it"
+            ));
+        }
         let Some(change) = change else { return (status, Vec::new()) };
         self.change(change.clone(), now);
         self.kv.sweep(now).into_iter().for_each(|gone| self.change(gone, now));
         self.decide(now);
         match self.kv.refused(&change) {
             Some(why) => {
-                warn!("a node that Paddle's own launcher has started cannot take part: {why}");
+                let text = format!("a node that Paddle's own launcher has started cannot take part: {why}");
+                self.warn_once(text);
                 (409, Vec::new())
             }
             None => (status, Vec::new()),
+        }
+    }
+
+    /// Its launcher tries again ten times a second.
+    fn warn_once(&mut self, text: String) {
+        if self.warned.len() < MOST_WARNINGS && !self.warned.contains(&text) {
+            warn!("{text}");
+            self.warned.insert(text);
         }
     }
 
@@ -84,7 +112,9 @@ impl Hub {
         );
         connection.push(head.into_bytes());
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        connection.push(Body::of(&FromMaster::Hello { version, job: self.config.job.clone() }).line(&mut seal));
+        let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
+        connection
+            .push(Body::of(&FromMaster::Hello { version, job: self.config.job.clone(), lease_ms }).line(&mut seal));
         let mut lines = Lines::default();
         if let Speaks::Http(parser) =
             std::mem::replace(&mut connection.speaks, Speaks::Http(http::Parser::of_requests()))

@@ -52,6 +52,8 @@ pub enum FromMaster {
         version: String,
         /// Its job.
         job: String,
+        /// A node that has said nothing for so long has gone; milliseconds.
+        lease_ms: u64,
     },
     /// The job's state.
     State {

@@ -61,6 +61,8 @@ pub(super) struct Hub {
     /// Nobody's time is over before.
     pub(super) sweep: Duration,
     closing: Option<Duration>,
+    /// What has been warned of.
+    pub(super) warned: BTreeSet<String>,
     chunk: Vec<u8>,
 }
 
@@ -101,6 +103,7 @@ impl Hub {
             answered: BTreeSet::new(),
             sweep: Duration::MAX,
             closing: None,
+            warned: BTreeSet::new(),
             chunk: vec![0; CHUNK],
         })
     }

@@ -74,7 +74,7 @@ pub fn sync(
                     roll(Ok(&names));
                     said = Some(Ok(names));
                 }
-                check(&found, size, own.rank.is_some() && !sort_ip)?;
+                check(&found, size, (!sort_ip).then_some(own.rank.is_some()))?;
                 if found.len() == size {
                     return order(found, &key, own.rank, sort_ip);
                 }
@@ -163,8 +163,8 @@ fn rank_of(key: &str) -> Option<i64> {
     key.rsplit_once('/')?.1.parse().ok()
 }
 
-/// What can never come right.
-fn check(found: &BTreeMap<String, String>, size: usize, numbered: bool) -> io::Result<()> {
+/// What can never come right. `numbered`: whether this node has a number, where that makes the order.
+fn check(found: &BTreeMap<String, String>, size: usize, numbered: Option<bool>) -> io::Result<()> {
     let wrong = |why: String| Err(io::Error::new(ErrorKind::InvalidInput, why));
     let mut numbers: BTreeMap<i64, &str> = BTreeMap::new();
     for key in found.keys() {
@@ -177,13 +177,16 @@ fn check(found: &BTreeMap<String, String>, size: usize, numbered: bool) -> io::R
                     return wrong(format!("--rank {rank} is given twice: {other} and {key}"));
                 }
             }
-            _ if numbered && found.len() == size => {
-                return wrong(format!("{key} has no --rank, and others have: give it to all nodes or to none"));
-            }
             _ => {}
         }
     }
-    Ok(())
+    let unlike = |key: &&String| numbered.is_some_and(|numbered| numbered != (rank_of(key) >= Some(0)));
+    match found.keys().find(unlike) {
+        Some(key) if found.len() == size => {
+            wrong(format!("{key} and this node: only one of them has a --rank; give it to all nodes or to none"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// As Paddle's launcher orders them.
@@ -229,9 +232,13 @@ mod tests {
     #[test]
     fn numbers_that_cannot_be_are_named() {
         let why = |keys: &[&str], numbered| check(&found(keys), 2, numbered).unwrap_err().to_string();
-        assert!(why(&["a/0", "b/0"], true).contains("--rank 0 is given twice: /j/info/a/0 and /j/info/b/0"));
-        assert!(why(&["a/2"], true).contains("--rank 2 (/j/info/a/2): there are 2 nodes"));
-        assert!(why(&["a/0", "b/-1"], true).contains("/j/info/b/-1 has no --rank"));
-        assert!(check(&found(&["a/-1", "b/-1", "c/-1"]), 2, false).is_ok(), "too many may become fewer");
+        assert!(why(&["a/0", "b/0"], Some(true)).contains("--rank 0 is given twice: /j/info/a/0 and /j/info/b/0"));
+        assert!(why(&["a/2"], Some(false)).contains("--rank 2 (/j/info/a/2): there are 2 nodes"));
+        assert!(
+            why(&["a/0", "b/-1"], Some(true)).contains("/j/info/b/-1 and this node: only one of them has a --rank")
+        );
+        assert!(why(&["a/0", "b/-1"], Some(false)).contains("/j/info/a/0 and this node"));
+        assert!(check(&found(&["a/0", "b/-1"]), 2, None).is_ok(), "addresses make the order");
+        assert!(check(&found(&["a/-1", "b/-1", "c/-1"]), 2, Some(false)).is_ok(), "too many may become fewer");
     }
 }
