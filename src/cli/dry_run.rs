@@ -157,7 +157,7 @@ pub fn table(plan: &Plan) -> String {
 }
 
 /// A command line that a shell would read back.
-fn shell_line(argv: &[Cow<'_, str>]) -> String {
+pub(super) fn shell_line(argv: &[Cow<'_, str>]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     let quote = |arg: &Cow<'_, str>| {
         let safe = !arg.is_empty() && arg.chars().all(plain);

@@ -237,13 +237,14 @@ fn launch_on_this_node(
     }
     let name = circumstances.host.clone();
     let nodes = spec.meeting.as_ref().map(|meeting| meeting.nodes);
-    let words = Words { kind, gpus, nodes, circumstances };
+    let door = Words { kind, gpus, nodes, circumstances };
     let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
-        return node::carry_out(&launch, &words, (leases, Work::Once), signals, record);
+        return node::carry_out(&launch, &door, (leases, Work::Once), signals, record);
     };
-    let alone = Alone { shares, cluster, kind };
+    let words = dry_run::shell_line(&args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>());
+    let alone = Alone { shares, cluster, kind, words };
     let met = PaddleMeeting::new((spec, meeting), vars, &facts, &alone, (advertised, &name), &asked);
-    node::carry_out(&launch, &words, (leases, Work::Rounds(&met)), signals, record)
+    node::carry_out(&launch, &door, (leases, Work::Rounds(&met)), signals, record)
 }
 
 /// The program behind the ranks' `argv[0]`.

@@ -33,6 +33,7 @@ pub struct PaddleMeeting<'a> {
     own: &'a Cluster,
     advertised: Advertised,
     host: String,
+    words: String,
     device: String,
     restarts: RefCell<Restarts>,
 }
@@ -45,6 +46,8 @@ pub struct Alone<'a> {
     pub cluster: &'a Cluster,
     /// What kind of devices there are.
     pub kind: &'a str,
+    /// What it was started with, for a shell.
+    pub words: String,
 }
 
 impl<'a> PaddleMeeting<'a> {
@@ -68,6 +71,7 @@ impl<'a> PaddleMeeting<'a> {
             own: alone.cluster,
             advertised,
             host: host.to_owned(),
+            words: alone.words.clone(),
             device: if has_devices { alone.kind.to_owned() } else { "cpu".into() },
             restarts: RefCell::new(Restarts::new(any)),
         }
@@ -129,7 +133,7 @@ fn millis(time: Duration) -> u64 {
 
 impl Meeting for PaddleMeeting<'_> {
     fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
-        tie::join(self.meeting, self.offer(), go_on)
+        tie::join(self.meeting, self.offer(), &self.words, go_on)
     }
 
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal> {

@@ -85,8 +85,14 @@ fn first_own() -> IpAddr {
     own.unwrap_or_else(|| IpAddr::from([127, 0, 0, 1]))
 }
 
-/// Ties this node to the others. `go_on`: whether there is any use in trying further.
-pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
+/// Ties this node to the others. `words`: what it was started with, for a shell; `go_on`: whether there is any use in trying
+/// further.
+pub fn join(
+    meeting: &Meeting,
+    mut offer: Offer,
+    words: &str,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Joined, Refusal> {
     let Offer { address, address_from, .. } = &offer;
     info!("this node's address is {address}: {address_from}");
     let (endpoint, server) = match &meeting.at {
@@ -95,7 +101,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
             let listener = listen_at(&offer.address, 0).map_err(|error| cannot_listen(&offer.address, &error))?;
             let port = listener.local_addr().map_err(|error| cannot_listen(&offer.address, &error))?.port();
             let endpoint = Endpoint::new(&offer.address, port);
-            print_command(&endpoint);
+            print_command(&endpoint, words);
             (endpoint, Some(serve(meeting, vec![listener])?))
         }
         At::Master(endpoint) => (endpoint.clone(), own_master(meeting, endpoint)?),
@@ -225,12 +231,10 @@ fn serve(meeting: &Meeting, listeners: Vec<TcpListener>) -> Result<Server, Refus
 }
 
 /// What the other nodes are to be started with.
-fn print_command(endpoint: &Endpoint) {
-    let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+fn print_command(endpoint: &Endpoint, words: &str) {
     let line = "-".repeat(80);
     let text = format!(
-        "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {}\n{line}\n",
-        args.join(" ")
+        "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {words}\n{line}\n"
     );
     message::to_stdout(text.as_bytes());
 }

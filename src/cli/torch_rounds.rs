@@ -76,7 +76,7 @@ impl Meeting for TorchMeeting<'_> {
             role: self.spec.role.clone(),
             ..Offer::default()
         };
-        tie::join(self.meeting, offer, go_on)
+        tie::join(self.meeting, offer, "", go_on)
     }
 
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal> {

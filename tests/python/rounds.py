@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,26 +48,17 @@ live()
 # Sums whole numbers over all ranks, by a star around rank 0 that only this world's network can make.
 STAR = """
 import socket
-where = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0] if "PADDLE_TRAINER_ENDPOINTS" in os.environ else None
-if where is None:
-    # Rank 0 says where it is, in a file of this round.
-    where = f"star.{os.environ['MASTER_PORT']}.{os.environ['TORCHELASTIC_RESTART_COUNT']}.{world}"
-    if rank == 0:
-        star = socket.create_server((os.environ["MASTER_ADDR"], 0))
-        with open(where + ".tmp", "w") as file:
-            file.write(f"{os.environ['MASTER_ADDR']}:{star.getsockname()[1]}")
-        os.rename(where + ".tmp", where)
-    await_file(where)
-    where = open(where).read()
-elif rank == 0:
-    star = socket.create_server((where.split(":")[0], int(where.split(":")[1])), reuse_port=True)
+endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS") or os.environ["MASTER_ADDR"] + ":6000"
+host, port = endpoints.split(",")[0].split(":")
+if rank == 0:
+    star = socket.create_server((host, int(port)), reuse_port=True)
 
 if rank == 0:
     rays = [star.accept()[0].makefile("rw") for _ in range(1, world)]
 else:
     while True:
         try:
-            ray = socket.create_connection((where.split(":")[0], int(where.split(":")[1])), 20)
+            ray = socket.create_connection((host, int(port)), 20)
             break
         except ConnectionRefusedError:
             time.sleep(0.01)
@@ -265,6 +256,11 @@ class Job:
         for name in names:
             until(lambda name=name: (self.folder / name).exists(), name)
 
+    def await_text(self, name: str, fits: Callable[[str], bool]) -> None:
+        """Waits until what is in this file fits."""
+        path = self.folder / name
+        until(lambda: path.exists() and fits(path.read_text()), name)
+
     def finish(self) -> None:
         """Lets ranks that wait for it end."""
         (self.folder / "finish").touch()
@@ -295,6 +291,15 @@ class Job:
         order = sorted(spans)
         for one, next_one in itertools.pairwise(order):
             assert spans[one][1] < spans[next_one][0], (one, next_one, spans)
-        return worlds
+        return {number: worlds[number] for number in order}
 
 
+
+
+def start_at_once(job: Job, on: tuple[int, ...], *args: str) -> None:
+    """Starts launchers on these hosts at the same moment: all are there already and wait for it."""
+    wait = 'echo > "here.$NODE"; while [ ! -e go ]; do :; done; exec "$@"'
+    for host in on:
+        job.run(host, ["sh", "-c", wait, "sh", *job.command(PADDLE, *args)])
+    job.await_files(*(f"here.{node}" for node in range(len(on))))
+    (job.folder / "go").touch()

@@ -148,23 +148,38 @@ def test_a_variable_that_cannot_be_read_is_refused(
     refuse(place, USAGE, ["train.py"], *words, env=environment(**variables))
 
 
-LATER = [
-    ("--nnodes", "2", "PADDLE_NNODES"),
-    ("--nnodes", "1:2", "PADDLE_NNODES"),
-    ("--master", "etcd://127.0.0.1:2379", "PADDLE_MASTER"),
-    ("--elastic_level", "0", "PADDLE_ELASTIC_LEVEL"),
-    ("--elastic_level", "1", "PADDLE_ELASTIC_LEVEL"),
-]
+@pytest.mark.parametrize(
+    ("option", "value", "variable"),
+    [
+        ("--nnodes", "0", "PADDLE_NNODES"),
+        ("--nnodes", "2:1", "PADDLE_NNODES"),
+        ("--nnodes", "two", "PADDLE_NNODES"),
+        ("--master", "etcd://", "PADDLE_MASTER"),
+        ("--master", "etcd://a:b", "PADDLE_MASTER"),
+        ("--master", "nowhere", "PADDLE_MASTER"),
+        ("--elastic_level", "high", "PADDLE_ELASTIC_LEVEL"),
+        ("--elastic_timeout", "soon", "PADDLE_ELASTIC_TIMEOUT"),
+        ("--join_timeout", "-1", "RLAUNCH_JOIN_TIMEOUT"),
+        ("--lease", "1", "RLAUNCH_LEASE"),
+        ("--lost_timeout", "x", "RLAUNCH_LOST_TIMEOUT"),
+        ("--etcd_cert", "a", "RLAUNCH_ETCD_CERT"),
+    ],
+)
+def test_a_meeting_that_cannot_be_is_refused(place: Place, option: str, value: str, variable: str) -> None:
+    others = ["--nnodes=2", "--master=etcd://127.0.0.1:1"]
+    others = [other for other in others if not other.startswith(option)]
+    refuse(place, USAGE, [*others, option, value, "train.py"], f"{option} {value}")
+    env = environment(**{variable: value})
+    refuse(place, USAGE, [*others, "train.py"], f"{variable} {value}", env=env)
 
 
-@pytest.mark.parametrize(("option", "value", "variable"), LATER)
-def test_what_is_not_there_yet_is_refused_and_not_ignored(
-    place: Place, option: str, value: str, variable: str | None
-) -> None:
-    refuse(place, USAGE, [option, value, "train.py"], f"{option} {value}", "not in this version of rlaunch")
-    if variable is not None:
-        env = environment(**{variable: value})
-        refuse(place, USAGE, ["train.py"], f"{variable} {value}", "not in this version of rlaunch", env=env)
+def test_secrets_are_shown_to_nobody(place: Place) -> None:
+    env = environment(RLAUNCH_JOB_KEY="s3cret", RLAUNCH_ETCD_USER="me:s3cret")
+    args = ["--nnodes=2", "--join_timeout=0.1", "--log_level=DEBUG", "train.py"]
+    for master in ("127.0.0.1:1", "etcd://127.0.0.1:1"):
+        ended = place.run(f"--master={master}", *args, env=env)
+        assert ended.status != 0
+        assert "s3cret" not in ended.stderr + ended.stdout.decode()
 
 
 def test_options_without_effect_on_one_node_are_accepted(place: Place) -> None:
@@ -385,6 +400,7 @@ def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None
         "72",
         "73",
         "74",
+        "75",
     ]
     assert place.names() == {"train.py"}
 
