@@ -82,7 +82,7 @@ fn level_1_starts_again_while_there_are_restarts_left() {
     let failing = Story::calm(level_1(2, 2, 2), &[LONG, &[Fails(1_000)]]);
     let world = World::live(&failing);
     assert_eq!(rounds(&world).len(), 3);
-    let used_up = "all 2 restarts are used up".to_owned();
+    let used_up = "there have been 2 already".to_owned();
     assert!(matches!(&ends(&world)[0], End::Failed { failure, no_restart }
         if !failure.lost_peer && *no_restart == Some(used_up)));
 
@@ -222,9 +222,14 @@ fn who_is_cut_off_for_less_than_the_lease_is_not_missed() {
 }
 
 #[test]
-fn one_that_is_stopped_stops_all() {
+fn one_that_is_stopped_stops_all_but_where_nodes_may_come_and_go() {
     for early in [true, false] {
-        let calm = Story::calm(level_1(1, 2, 5), &[LONG, LONG]);
+        let calm = Story::calm(level_1(1, 2, 5), &[&[Well(20_000)], LONG]);
+        let world = World::live(&calm.with(2_000, Happening::Signal { node: 1, early }));
+        assert_eq!(world.nodes[0].exit, Some(Exit::End(End::Completed)));
+        assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+
+        let calm = Story::calm(level_1(2, 2, 5), &[LONG, LONG]);
         let story = calm.with(2_000, Happening::Signal { node: 1, early });
         let world = World::live(&story);
         let end = End::Stopped { host: "host1".into(), signal: 15 };

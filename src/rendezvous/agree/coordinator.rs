@@ -491,7 +491,7 @@ impl Coordinator {
             (end, why, corrected) = (self.follows(rules, &better), better, true);
         }
         // Who is stopped while the job is to go on stops it all the same.
-        if let (None, Some(stopped), Some(rules)) = (&end, self.stopped(), &rules) {
+        if let (None, Some(stopped), Some(rules)) = (&end, self.stopped().filter(|stopped| *stopped != why), &rules) {
             (end, why, corrected) = (self.follows(rules, &stopped), stopped, true);
         }
         let has_stopped = |record: &Record| record.standing.stopped_in() >= Some(round) || record.offer.foreign;
