@@ -225,7 +225,8 @@ fn who_is_cut_off_for_less_than_the_lease_is_not_missed() {
 fn one_that_is_stopped_stops_all_but_where_nodes_may_come_and_go() {
     for early in [true, false] {
         let calm = Story::calm(level_1(1, 2, 5), &[&[Well(20_000)], LONG]);
-        let world = World::live(&calm.with(2_000, Happening::Signal { node: 1, early }));
+        let story = calm.with(2_000, Happening::Signal { node: 1, early });
+        let world = World::live(&story);
         assert_eq!(world.nodes[0].exit, Some(Exit::End(End::Completed)));
         assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
 
