@@ -119,10 +119,8 @@ impl<'a> PaddleMeeting<'a> {
             endpoints: self.own.endpoints.iter().map(Endpoint::to_string).collect(),
             rules: self.rules(),
             version: env!("CARGO_PKG_VERSION").into(),
-            clock_ms: millis(clock::wall()),
-            foreign: false,
-            role: String::new(),
             more: more.collect(),
+            ..Offer::default()
         }
     }
 }

@@ -133,6 +133,9 @@ pub fn supervise(
                 return Err(refusal);
             }
         };
+        for warning in membership.state().map_or(&[][..], |state| &state.warnings) {
+            warn!("{warning}");
+        }
         let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
         if let Some(Ran { plan, attempt, .. }) = &last {
             logs::put_all_aside(&launch.log_dir, plan, *attempt, launch.rotation.map_or(0, |kept| kept.backups));

@@ -119,6 +119,7 @@ pub fn join(
         }
     }
     let id = id();
+    offer.clock_ms = wall_ms();
     let record = Membership::record(&offer, &Standing::Ready { seen: 0 });
     let config = master::Join {
         host: endpoint.host.clone(),
@@ -134,6 +135,11 @@ pub fn join(
     Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, by))))
 }
 
+/// What this machine's clock says.
+fn wall_ms() -> u64 {
+    u64::try_from(clock::wall().as_millis()).unwrap_or(0)
+}
+
 /// What this launcher is known by.
 fn id() -> String {
     (0..16).map(|_| fastrand::alphanumeric()).collect()
@@ -143,7 +149,8 @@ fn id() -> String {
 const WITHOUT_ETCD: Duration = Duration::from_secs(60);
 
 #[cfg(feature = "etcd")]
-fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, offer: Offer) -> Result<Joined, Refusal> {
+fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, mut offer: Offer) -> Result<Joined, Refusal> {
+    offer.clock_ms = wall_ms();
     use crate::rendezvous::etcd::{Etcd, Tls, tie};
     let EtcdSpec { endpoints, tls, ca, cert, user, prefix } = etcd;
     let scheme = if *tls { "https" } else { "http" };

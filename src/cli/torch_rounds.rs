@@ -14,7 +14,6 @@ use crate::spec::dialects::Dialect;
 use crate::spec::meeting;
 use crate::spec::options::Vars;
 use crate::spec::torchrun::TorchSpec;
-use crate::sys::clock;
 use std::time::Duration;
 
 /// A node that is to meet others.
@@ -72,7 +71,6 @@ impl Meeting for TorchMeeting<'_> {
             master: self.store.to_string(),
             rules: self.rules(),
             version: env!("CARGO_PKG_VERSION").into(),
-            clock_ms: millis(clock::wall()),
             role: self.spec.role.clone(),
             ..Offer::default()
         };

@@ -1,6 +1,7 @@
 //! Who cannot take part, and why.
 
 use super::record::{FORMAT, Offer, Record, Rules};
+use super::state::Member;
 use std::collections::BTreeMap;
 
 /// Whether a node could take part if all others were like it.
@@ -39,6 +40,16 @@ pub fn unfit<'a>(nodes: impl Iterator<Item = (&'a str, &'a Record)>, first: &Off
         unfit.extend(why.map(|why| (id.to_owned(), why)));
     }
     unfit
+}
+
+/// A line for people where not all launchers are of one version, though they understand each other.
+pub fn versions(members: &[Member]) -> Option<String> {
+    let mut found: BTreeMap<&str, &str> = BTreeMap::new();
+    for Member { offer, .. } in members.iter().filter(|member| !member.offer.foreign) {
+        found.entry(&offer.version).or_insert(&offer.host);
+    }
+    let all: Vec<String> = found.iter().map(|(version, host)| format!("{version} (on {host})")).collect();
+    (all.len() > 1).then(|| format!("not all launchers are of one version: {}", all.join(", ")))
 }
 
 impl Rules {

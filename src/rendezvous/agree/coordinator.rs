@@ -1,10 +1,10 @@
 //! Who decides: reads what nodes say of themselves, and writes the job's state.
 
 use super::admission;
+use super::clocks::{self, Reading};
 use super::order::{self, Candidate};
-use super::record::{FORMAT, Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing};
-use super::state::{End, Lost, Member, Phase, Roll, State, Why};
-use std::cmp::Reverse;
+use super::record::{FORMAT, Offer, OnFailure, Record, Rules, Standing};
+use super::state::{End, Member, Phase, Roll, State, Why};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
@@ -16,33 +16,35 @@ const ROLL_SOON: Duration = Duration::from_millis(1500);
 const NAMED: usize = 32;
 /// How many refusals are told; who is refused goes at once.
 const MOST_REFUSED: usize = 64;
-/// How far clocks may be apart before somebody is told.
-pub const CLOCKS_APART: Duration = Duration::from_secs(30);
 
 /// A node that is here.
 #[derive(Clone, Debug)]
-struct Node {
-    record: Record,
-    came: u64,
+pub(super) struct Node {
+    pub(super) record: Record,
+    pub(super) came: u64,
+    /// What its clock said, if that is known.
+    clock: Option<Reading>,
 }
 
 /// Decides for one job.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
-    state: State,
-    members: Vec<Member>,
+    pub(super) state: State,
+    pub(super) members: Vec<Member>,
     /// Whether the members are to be told with the state.
     tells_members: bool,
-    nodes: BTreeMap<String, Node>,
+    pub(super) nodes: BTreeMap<String, Node>,
     came: u64,
     /// Who cannot take part: all of them, where the state names the first few.
     unfit: BTreeSet<String>,
     /// Who was here when the job ended, and has not gone since.
     owed: BTreeSet<String>,
     /// How long before they went those who have gone were heard of.
-    ages: BTreeMap<String, Duration>,
+    pub(super) ages: BTreeMap<String, Duration>,
     /// By what signals members of the round were stopped that have gone since.
-    left: BTreeMap<String, i32>,
+    pub(super) left: BTreeMap<String, i32>,
+    /// Whether it has decided anything.
+    has_decided: bool,
     /// Whether it is in the place of another, and has not yet found a job that goes on.
     takes_over: bool,
     /// When gathering began, or somebody came after all had gone; and when somebody last came or went.
@@ -60,8 +62,18 @@ impl Coordinator {
     /// For a job of which nothing is known yet.
     pub fn new(now: Duration) -> Self {
         let (phase, refused, waited) = (Phase::Gathering, BTreeMap::new(), BTreeSet::new());
-        let state =
-            State { format: FORMAT, serial: 0, round: 0, failures: 0, phase, refused, goes: None, waited, roll: None };
+        let state = State {
+            format: FORMAT,
+            serial: 0,
+            round: 0,
+            failures: 0,
+            phase,
+            refused,
+            goes: None,
+            warnings: Vec::new(),
+            waited,
+            roll: None,
+        };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
     }
 
@@ -78,6 +90,7 @@ impl Coordinator {
             owed: BTreeSet::new(),
             ages: BTreeMap::new(),
             left: BTreeMap::new(),
+            has_decided: false,
             takes_over: true,
             began: Some(now),
             moved: now,
@@ -111,7 +124,10 @@ impl Coordinator {
             None => {
                 self.came += 1;
                 self.ages.remove(id);
-                self.nodes.insert(id.to_owned(), Node { record, came: self.came });
+                // Who was here before this one began to decide may have come at any time.
+                let clock_ms = Some(record.offer.clock_ms).filter(|clock| *clock > 0 && self.has_decided);
+                let clock = clock_ms.map(|clock_ms| Reading { clock_ms, came: now });
+                self.nodes.insert(id.to_owned(), Node { record, came: self.came, clock });
                 self.moved = now;
             }
         }
@@ -144,6 +160,7 @@ impl Coordinator {
     /// Decides. The state, if it is another now, and the members with it, if they are.
     pub fn turn(&mut self, now: Duration) -> Option<(State, Option<Vec<Member>>)> {
         self.next = None;
+        self.has_decided = true;
         if self.is_left_to_others() {
             self.begin_anew(now);
         }
@@ -316,6 +333,10 @@ impl Coordinator {
             self.state.round += 1;
             self.state.phase = Phase::Running;
             self.state.roll = None;
+            let readings: Vec<(&str, Reading)> =
+                self.of_members().filter_map(|node| Some((node.record.offer.host.as_str(), node.clock?))).collect();
+            self.state.warnings = clocks::apart(&readings);
+            self.state.warnings.extend(admission::versions(&self.members));
             self.tells_members = true;
             return true;
         }
@@ -367,17 +388,6 @@ impl Coordinator {
         }
     }
 
-    /// The records of the round's members that are here.
-    fn of_round(&self) -> impl Iterator<Item = &Record> {
-        self.members.iter().filter_map(|member| self.nodes.get(&member.id)).map(|node| &node.record)
-    }
-
-    /// How many of them have ended well.
-    fn done(&self) -> usize {
-        let round = self.state.round;
-        self.of_round().filter(|record| record.standing == Standing::Done { round }).count()
-    }
-
     fn running(&mut self) -> bool {
         self.state.phase = Phase::Running;
         let Some(rules) = self.rules().cloned() else {
@@ -403,76 +413,6 @@ impl Coordinator {
         let hosts: Vec<String> =
             ready.iter().filter(|one| is_new(one)).map(|one| one.offer.host.clone()).take(room).collect();
         !hosts.is_empty() && self.stop(Why::More { hosts }, None)
-    }
-
-    /// Why the round stops, if its members give a reason. Whose peer was gone failed later than that, whoever was heard
-    /// first. `running`: nobody has told them to stop yet.
-    fn cause(&self, running: bool) -> Option<Why> {
-        let round = self.state.round;
-        let failures = || {
-            self.of_round().filter_map(move |record| match &record.standing {
-                Standing::Failed { round: its, failure } if *its == round => Some(failure),
-                _ => None,
-            })
-        };
-        let failed = |failure: &Failure| Why::Failed { failure: failure.clone() };
-        let own = || failures().find(|failure| !failure.lost_peer).map(failed);
-        let lost = || self.lost(running).map(|lost| Why::Lost { lost });
-        own().or_else(|| self.stopped()).or_else(lost).or_else(|| failures().next().map(failed))
-    }
-
-    /// Who of the round was stopped from outside.
-    fn stopped(&self) -> Option<Why> {
-        let signal = |member: &Member| match self.nodes.get(&member.id).map(|node| &node.record.standing) {
-            Some(Standing::Leaves { signal }) => Some(*signal),
-            Some(_) => None,
-            // He has gone since.
-            None => self.left.get(&member.id).copied(),
-        };
-        let why = |member: &Member| Some(Why::Stopped { host: member.offer.host.clone(), signal: signal(member)? });
-        self.members.iter().find_map(why)
-    }
-
-    /// How the job ends by that, if it does.
-    fn follows(&self, rules: &Rules, why: &Why) -> Option<End> {
-        match why {
-            Why::Failed { failure } => {
-                let failed = |no_restart| Some(End::Failed { failure: failure.clone(), no_restart });
-                let (used, most) = (self.state.failures, rules.restarts);
-                match rules.on_failure {
-                    OnFailure::End => failed(None),
-                    OnFailure::Hold => None,
-                    OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
-                    OnFailure::Restart if most == 0 => failed(None),
-                    OnFailure::Restart if used >= most => failed(Some(format!("there have been {used} already"))),
-                    OnFailure::Restart => None,
-                }
-            }
-            Why::Lost { lost } => {
-                (rules.on_loss == OnLoss::End || self.done() > 0).then(|| End::Lost { lost: lost.clone() })
-            }
-            // Where nodes may come and go, one that is stopped goes, while enough are left.
-            Why::Stopped { host, signal } => {
-                let stays = |record: &&Record| !matches!(record.standing, Standing::Leaves { .. });
-                let enough = rules.min < rules.max && self.of_round().filter(stays).count() >= rules.min;
-                let goes_on = rules.on_loss == OnLoss::Regroup && enough && self.done() == 0;
-                (!goes_on).then(|| End::Stopped { host: host.clone(), signal: *signal })
-            }
-            Why::More { .. } => None,
-        }
-    }
-
-    /// The member that has gone, if one has: the one that was heard of longest ago. While they run also one that runs nothing
-    /// any more though nobody has told it to stop: it has lost its contact for too long.
-    fn lost(&self, running: bool) -> Option<Lost> {
-        let round = self.state.round;
-        let gave_up = |node: &Node| matches!(node.record.standing, Standing::Ready { seen } if seen >= round);
-        let is_lost = |member: &Member| self.nodes.get(&member.id).is_none_or(|node| running && gave_up(node));
-        let age = |member: &Member| self.ages.get(&member.id).copied().unwrap_or_default();
-        let lost = self.members.iter().enumerate().filter(|(_, member)| is_lost(member));
-        let (node, member) = lost.max_by_key(|(node, member)| (age(member), Reverse(*node)))?;
-        let Offer { host, address, .. } = member.offer.clone();
-        Some(Lost { node, host, address, age_ms: millis(age(member)) })
     }
 
     fn stop(&mut self, why: Why, end: Option<End>) -> bool {
@@ -515,6 +455,6 @@ impl Coordinator {
     }
 }
 
-fn millis(time: Duration) -> u64 {
+pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -43,6 +43,8 @@
 //! - A node leaves its record there until it has been told an end, is refused, or loses patience.
 
 mod admission;
+mod cause;
+mod clocks;
 pub mod coordinator;
 pub mod node;
 pub mod order;

@@ -40,6 +40,7 @@ pub struct Offer {
     /// Where its ranks listen, one each, if they do.
     pub endpoints: Vec<String>,
     /// What it takes the rules of the job to be.
+    #[serde(skip_serializing_if = "Rules::are_left_out")]
     pub rules: Rules,
     /// The version of its launcher.
     pub version: String,
@@ -107,6 +108,13 @@ pub struct Rules {
     pub restarts: u32,
     /// The order of the nodes.
     pub order: Order,
+}
+
+impl Rules {
+    /// Whether there are none, as in lists of members.
+    fn are_left_out(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Where a node stands.

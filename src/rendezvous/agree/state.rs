@@ -25,6 +25,9 @@ pub struct State {
     pub waited: BTreeSet<String>,
     /// Ids of nodes that cannot take part, and why; the first few.
     pub refused: BTreeMap<String, String>,
+    /// What people should know of the round, which changes nothing.
+    #[serde(default)]
+    pub warnings: Vec<String>,
     /// Who is waited for.
     pub roll: Option<Roll>,
 }
