@@ -50,7 +50,9 @@ fn with(endpoint: &str, tls: Option<Tls>) -> etcd::Etcd {
 fn refused(config: &etcd::Etcd) -> String {
     let mut node = Node::start(config, "a");
     let why = node.until_refused();
-    assert_eq!(node.heard.len(), 1, "{:?}", node.heard);
+    // A server may be too busy to answer at first.
+    let others = node.heard.iter().filter(|news| !matches!(news, News::Lost { .. }));
+    assert_eq!(others.count(), 1, "{:?}", node.heard);
     node.close();
     why
 }
