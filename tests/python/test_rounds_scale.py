@@ -1,4 +1,4 @@
-"""Jobs that grow and shrink while they train: what they have learned in the end is what they would have learned anyway."""
+"""Jobs that grow and shrink while they train learn what they would have learned anyway."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hosts import Host, hosts
 from rounds import MEETINGS, PADDLE, STAR, TORCH, AtMaster, Job, Node, joining
 
-# Fits a line to eight points, in whole numbers: a sum is the same in whatever order. Which points a rank has goes by the
-# world's size. It goes on from the last checkpoint, which all take from rank 0, and as far as `gate` says.
+# Fits a line to eight points, in whole numbers: a sum is the same in whatever order. Which points a rank has
+# goes by the world's size. It goes on from the last checkpoint, which all take from rank 0, as far as `gate` says.
 LEARN = """
 points = [(x, 5 * x + 11) for x in range(8)]
 
