@@ -257,6 +257,9 @@ class Job:
         for name in names:
             until(lambda name=name: (self.folder / name).exists(), name)
 
+    def text(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
     def await_text(self, name: str, fits: Callable[[str], bool]) -> None:
         """Waits until what is in this file fits."""
         path = self.folder / name

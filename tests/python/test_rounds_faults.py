@@ -1,4 +1,4 @@
-"""Launchers that are killed, hosts that are cut off: who notices when, and that there are never two worlds."""
+"""Launchers that are killed, hosts cut off: who notices when, and that there are never two worlds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real training by nodes that find each other, with Paddle and torch, and Paddle's own launcher among ours."""
+"""Real training by nodes that find each other, with Paddle and torch, and by Paddle's launcher among ours."""
 
 from __future__ import annotations
 
