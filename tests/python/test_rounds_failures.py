@@ -62,7 +62,8 @@ def test_a_failure_stops_all_and_has_one_name(
 
 
 @pytest.mark.parametrize(
-    ("module", "options"), [(PADDLE, ["--elastic_level=1"]), (TORCH, ["--max-restarts=3"])]
+    ("module", "options"),
+    [(PADDLE, ["--elastic_level=1", "--restart_delay=0"]), (TORCH, ["--max-restarts=3"])],
 )
 def test_all_begin_again_together(
     tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, options: list[str]
