@@ -99,10 +99,10 @@ pub fn why(parting: &Parting) -> Option<String> {
     let Parting::Halted(halt) = parting else { return None };
     Some(match halt {
         Halt::Told(Some(Why::Failed { failure }), end) => {
-            format!("{}; the ranks of this node were stopped{}", of_failure(failure), goes_on(end.is_none()))
+            format!("{}; the ranks of this node are stopped{}", of_failure(failure), goes_on(end.is_none()))
         }
         Halt::Told(Some(Why::Lost { lost }), end) => {
-            format!("{}; the ranks of this node were stopped{}", of_lost(lost), goes_on(end.is_none()))
+            format!("{}; the ranks of this node are stopped{}", of_lost(lost), goes_on(end.is_none()))
         }
         Halt::Told(Some(Why::More { hosts }), _) => {
             format!(
@@ -114,12 +114,12 @@ pub fn why(parting: &Parting) -> Option<String> {
         Halt::Told(Some(Why::Stopped { host, signal }), end) => {
             let goes_on = goes_on(end.is_none());
             format!(
-                "{} came to the launcher on {host}; the ranks of this node were stopped{goes_on}",
+                "{} came to the launcher on {host}; the ranks of this node are stopped{goes_on}",
                 signal_label(*signal)
             )
         }
-        Halt::Told(None, _) => "the other nodes have gone on without this one; its ranks were stopped".into(),
-        Halt::Refused(why) | Halt::OutOfContact(why) => format!("{why}; the ranks of this node were stopped"),
+        Halt::Told(None, _) => "the other nodes have gone on without this one; its ranks are stopped".into(),
+        Halt::Refused(why) | Halt::OutOfContact(why) => format!("{why}; the ranks of this node are stopped"),
     })
 }
 

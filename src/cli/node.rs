@@ -4,7 +4,7 @@ use super::conclude::{Circumstances, complain_about_stuck, verdict};
 use super::record::Record;
 use super::refusal::{Refusal, complain, tell, unmet};
 use super::rounds::{self, Meeting};
-use super::{exit_code, notes};
+use super::{ends, exit_code, notes};
 use crate::log::secret;
 use crate::log::verdict::{self, Style, Verdict, render};
 use crate::model::Exit;
@@ -13,8 +13,10 @@ use crate::run::console::Shown;
 use crate::run::front::{self, Front, Guarded, Loss, Side, Supervisor};
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Listener, Others};
+use crate::run::membership::Halt;
 use crate::run::request::Requests;
 use crate::run::result;
+use crate::run::together::Parting;
 use crate::run::{self, logs, sweep, temporary};
 use crate::supervise::{ChildId, Note, Outcome, Policy};
 use crate::sys::ports::Lease;
@@ -82,6 +84,13 @@ impl Listener for At<'_> {
 
     fn noted(&self, note: &Note) {
         self.door.notes(note, &self.launch.policy, self.launch);
+    }
+
+    fn halted(&self, parting: &Parting) {
+        // What goes before the end of this node alone is said with that.
+        if let (Parting::Halted(Halt::Told(..)), Some(why)) = (parting, ends::why(parting)) {
+            tell(&why);
+        }
     }
 }
 

@@ -183,9 +183,6 @@ pub fn supervise(
             },
         };
         let why = ends::why(&launched.parting);
-        if let Some(why) = why.as_ref().filter(|_| ending.is_none()) {
-            tell(why);
-        }
         journal.write(What::RoundEnded { round: number, outcome: result::outcome(&launched), why: why.as_deref() });
         last = Some(Ran { plan: part.plan, attempt, launched });
         if let Some(ending) = ending {

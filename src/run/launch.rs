@@ -118,6 +118,8 @@ pub trait Listener {
     fn started(&self, id: ChildId, pid: i32);
     /// Something happens on the way down, or up again.
     fn noted(&self, note: &Note);
+    /// The round is over before the ranks have ended: they are stopped now.
+    fn halted(&self, _parting: &Parting) {}
 }
 
 /// What remains of a launch.
@@ -203,6 +205,7 @@ pub fn run(
             membership.hear();
             if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
                 parting = Parting::Halted(halt);
+                listener.halted(&parting);
                 engine.send(Event::Regroup { within: None }, &mut ranks)?;
             }
             // Others may soon begin without this node, whatever its ranks were asked to stop for.

@@ -68,8 +68,11 @@ fn refuse_without_restarts(values: &Values) -> Result<(), SpecError> {
         "same_failure_limit",
     ];
     let said = |name: &&str| values.on_command_line(name).is_some_and(|text| !text.trim().is_empty());
+    // Which restarts after failures whatever else is said.
+    let elastic =
+        values.text("elastic_level").and_then(|text| text.trim().parse::<i64>().ok()).is_some_and(|level| level > 0);
     match HOW.iter().find(|name| said(name)) {
-        Some(name) if values.given("max_restart").is_none() => {
+        Some(name) if values.given("max_restart").is_none() && !elastic => {
             Err(values.error(name, "has no effect without --max_restart", "say how many restarts there may be"))
         }
         _ => Ok(()),

@@ -1,4 +1,4 @@
-"""Launchers that are killed and hosts that are cut off: who notices when, and that there are never two worlds."""
+"""Launchers that are killed, hosts cut off: who notices when, and that there are never two worlds."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RUN = """
 tell(f"began.{node}.{attempt}", world)
 live_until("finish")
 """
-# One that does not hear that it is to stop.
-DEAF = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
+# The second node's does not hear that it is to stop.
+DEAF = 'if node == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,14 @@ def test_without_whoever_serves_the_others_end_within_the_lease(
 def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], meeting: type[AtMaster]) -> None:
     with Job(tmp_path, two, meeting) as job:
         script = job.script(RUN)
-        zero, one = job.start(*joining(PADDLE, 20, 12), script)
+        # By default, after ten seconds of silence a node is lost.
+        zero, one = job.start(script)
         for node in (zero, one):
             node.await_round(2)
         cut = time.monotonic()
         two[1].link("down")
         try:
-            one.await_said("no contact with .*the ranks run on", 12)
+            one.await_said("no contact with .*the ranks run on")
             until(lambda: time.monotonic() > cut + 5, "five seconds")
         finally:
             two[1].link("up")
@@ -133,7 +134,11 @@ def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
     tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, body: str
 ) -> None:
     with Job(tmp_path, two, meeting, "1:2") as job:
-        args = ["--elastic_level=1", "--grace=1"] if module == PADDLE else ["--max-restarts=3", "--shutdown-timeout=1"]
+        args = (
+            ["--elastic_level=1", "--grace=1"]
+            if module == PADDLE
+            else ["--max-restarts=3", "--shutdown-timeout=1"]
+        )
         zero, one = both(job, module, *args, body=body)
         two[1].link("down")
         try:
@@ -142,13 +147,35 @@ def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
         finally:
             two[1].link("up")
         # It has ended by name, or comes again.
-        until(lambda: one.process.poll() is not None or one.events("round_ended"), "the end of the cut-off ranks")
-        again = one if one.process.poll() is None else job.node(1, *joining(module, 20, LEASE), *args, "train.py", module=module)
+        until(
+            lambda: one.process.poll() is not None or one.events("round_ended"),
+            "the end of the cut-off ranks",
+        )
+        again = (
+            one
+            if one.process.poll() is None
+            else job.node(1, *joining(module, 20, LEASE), *args, "train.py", module=module)
+        )
         again.await_round(2, 3)
         zero.await_round(2, 3)
         job.finish()
         job.end_well(zero, again)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
+
+
+def test_who_loses_whoever_serves_ends_before_that_one_goes_on(tmp_path: Path, two: list[Host]) -> None:
+    with Job(tmp_path, two, AtMaster, "1:2") as job:
+        zero, one = both(job, PADDLE, "--elastic_level=1", "--grace=30", body=DEAF)
+        two[0].link("down")
+        try:
+            end = one.end()
+            zero.await_round(1, 2)
+        finally:
+            two[0].link("up")
+        assert end.status == STORE_LOST, end.stderr
+        job.finish()
+        job.end_well(zero)
+        assert job.check_one_world() == {1: 2, 2: 1}
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])

@@ -1,4 +1,4 @@
-"""Nodes that wait for others, and nodes that cannot take part: who is told what, and that the others are unharmed."""
+"""Nodes that wait, and nodes that cannot take part: who is told what, and that the others are unharmed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_who_waits_is_told_who_is_here(
         one, two = job.node(1, script, module=module), job.node(2, script, module=module)
         job.end_well(zero, one, two)
         # The interface that leads to the others.
-        assert {(tmp_path / f"began.{node}.{rank}").read_text() for node, rank in enumerate(range(3))} == {"wire"}
+        assert {(tmp_path / f"began.{node}.{rank}").read_text() for node, rank in enumerate(range(3))} == {
+            "wire"
+        }
 
 
 def test_roll_is_called_every_ten_seconds_by_the_numbers(
@@ -93,7 +95,12 @@ def test_no_master_is_said_after_the_time(tmp_path: Path, three: list[Host], mod
 
 @pytest.mark.parametrize(
     ("module", "number", "serves"),
-    [(PADDLE, signal.SIGINT, True), (PADDLE, signal.SIGTERM, False), (TORCH, signal.SIGTERM, True), (TORCH, signal.SIGINT, False)],
+    [
+        (PADDLE, signal.SIGINT, True),
+        (PADDLE, signal.SIGTERM, False),
+        (TORCH, signal.SIGTERM, True),
+        (TORCH, signal.SIGINT, False),
+    ],
 )
 def test_a_wait_ends_at_once_and_quietly(
     tmp_path: Path, three: list[Host], module: str, number: int, serves: bool
@@ -121,7 +128,12 @@ def test_a_wait_ends_at_once_and_quietly(
     ],
 )
 def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
-    tmp_path: Path, three: list[Host], meeting: type[AtMaster], first: list[str], second: list[str], words: list[str]
+    tmp_path: Path,
+    three: list[Host],
+    meeting: type[AtMaster],
+    first: list[str],
+    second: list[str],
+    words: list[str],
 ) -> None:
     with Job(tmp_path, three, meeting) as job:
         script = job.script(RUN)
@@ -165,9 +177,10 @@ def test_a_number_out_of_range_is_a_wrong_command_line(tmp_path: Path, three: li
 def test_garbage_at_the_masters_port_harms_nobody(tmp_path: Path, three: list[Host]) -> None:
     garbage = """
 import os, socket, sys
+said = [os.urandom(300), b"GET / HTTP/1.1\\r\\n\\r\\n", b"PUT /job/info HTTP/1.0\\r\\n", b""]
 for number in range(200):
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as guest:
-        guest.sendall([os.urandom(300), b"GET / HTTP/1.1\\r\\n\\r\\n", b"PUT /job/info HTTP/1.0\\r\\n", b""][number % 4])
+        guest.sendall(said[number % 4])
 """
     with Job(tmp_path, three, AtMaster) as job:
         script = job.script(RUN)
@@ -190,7 +203,12 @@ def test_what_else_listens_at_the_masters_port_is_named(tmp_path: Path, three: l
             end = job.node(on, "--join_timeout=5", script).end()
             assert end.status == NOT_MET, end.stderr
             (line,) = end.error_lines()
-            for word in (f"--master 10.77.0.1:{job.meeting.port}", "something else listens there", "HTTP", "free port"):
+            for word in (
+                f"--master 10.77.0.1:{job.meeting.port}",
+                "something else listens there",
+                "HTTP",
+                "free port",
+            ):
                 assert word in line, line
         server.process.kill()
         server.process.wait()

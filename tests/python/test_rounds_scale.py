@@ -1,18 +1,19 @@
-"""Jobs that grow and shrink while they train: what they have learned in the end is what they would have learned anyway."""
+"""Jobs that grow and shrink while they train learn what they would have learned anyway."""
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hosts import Host, hosts
 from rounds import MEETINGS, PADDLE, STAR, TORCH, AtMaster, Job, Node, joining
 
-# Fits a line to eight points, in whole numbers: a sum is the same in whatever order. Which points a rank has goes by the
-# world's size. It goes on from the last checkpoint, which all take from rank 0, and as far as `gate` says.
+# Fits a line to eight points, in whole numbers: a sum is the same in whatever order. Which points a rank has
+# goes by the world's size. It goes on from the last checkpoint, which all have from rank 0, up to `gate`.
 LEARN = """
 points = [(x, 5 * x + 11) for x in range(8)]
 
@@ -105,15 +106,22 @@ def elastic(module: str) -> list[str]:
     return ["--elastic_level=1"] if module == PADDLE else ["--max-restarts=3"]
 
 
-def uninterrupted(tmp_path: Path, on: list[Host], meeting: type[AtMaster], module: str, body: str) -> str:
-    """What is learned by one round of these hosts."""
+@contextmanager
+def uninterrupted(
+    tmp_path: Path, on: list[Host], meeting: type[AtMaster], module: str, body: str
+) -> Iterator[Callable[[], str]]:
+    """One round of these hosts, beside what else goes on: what it learns, once it has ended."""
     (tmp_path / "whole").mkdir()
     with Job(tmp_path / "whole", on, meeting, str(len(on))) as job:
         open_gate(job, 60)
         script = job.script(body)
         job.start(script, module=module)
-        job.end_well()
-        return (job.folder / "learned.0").read_text()
+
+        def learned() -> str:
+            job.end_well()
+            return (job.folder / "learned.0").read_text()
+
+        yield learned
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -121,7 +129,8 @@ def uninterrupted(tmp_path: Path, on: list[Host], meeting: type[AtMaster], modul
 def test_two_become_four_and_two_again(
     tmp_path: Path, four: list[Host], meeting: type[AtMaster], module: str, how: str
 ) -> None:
-    with Job(tmp_path, four, meeting, "2:4") as job:
+    whole = uninterrupted(tmp_path, four[1:], meeting, module, STAR + LEARN)
+    with whole as learned, Job(tmp_path, four, meeting, "2:4") as job:
         script = job.script(STAR + LEARN)
         args = [*joining(module, 20), *elastic(module), script]
 
@@ -149,14 +158,14 @@ def test_two_become_four_and_two_again(
         job.end_well(*nodes[:2])
         worlds = list(job.check_one_world().values())
         assert (worlds[0], max(worlds), worlds[-1]) == (2, 4, 2)
-        learned = (tmp_path / "learned.0").read_text()
-    assert learned == uninterrupted(tmp_path, four[:3], meeting, module, STAR + LEARN)
+        assert job.text("learned.0") == learned()
 
 
 def test_torch_learns_the_same_with_one_two_and_one(
     tmp_path: Path, four: list[Host], meeting: type[AtMaster]
 ) -> None:
-    with Job(tmp_path, four[:2], meeting, "1:2") as job:
+    whole = uninterrupted(tmp_path, four[2:3], meeting, TORCH, TORCHS)
+    with whole as learned, Job(tmp_path, four[:2], meeting, "1:2") as job:
         args = [*joining(TORCH, 60), *elastic(TORCH), job.script(TORCHS)]
         open_gate(job, 2)
         zero = job.node(0, *args, module=TORCH)
@@ -169,5 +178,4 @@ def test_torch_learns_the_same_with_one_two_and_one(
         zero.await_round(1)
         open_gate(job, 60)
         job.end_well(zero)
-        learned = (tmp_path / "learned.0").read_text()
-    assert learned == uninterrupted(tmp_path, four[:1], meeting, TORCH, TORCHS)
+        assert job.text("learned.0") == learned()

@@ -1,4 +1,4 @@
-"""Real training by nodes that find each other: Paddle's and torch's own collectives, and Paddle's own launcher among ours."""
+"""Real training by nodes that find each other, with Paddle and torch, and by Paddle's launcher among ours."""
 
 from __future__ import annotations
 
@@ -59,19 +59,25 @@ def test_four_hosts_train_with_paddle(tmp_path: Path, four: list[Host], meeting:
         check_training(job, 4)
 
 
-@pytest.mark.parametrize(("module", "body"), [(PADDLE, TRAIN), (TORCH, DDP)])
-def test_two_hosts_with_one_rank_and_two_train(
-    tmp_path: Path, four: list[Host], meeting: type[AtMaster], module: str, body: str
+def test_two_hosts_with_one_rank_and_two_train_with_paddle(
+    tmp_path: Path, four: list[Host], meeting: type[AtMaster]
 ) -> None:
     with Job(tmp_path, four[:2], meeting) as job:
-        script = job.script(body)
-        for on, ranks in ((0, 2), (1, 1)):
-            option = f"--nproc-per-node={ranks}" if module == TORCH else f"--nproc_per_node={ranks}"
-            job.node(on, option, script, module=module)
+        script = job.script(TRAIN)
+        job.node(0, "--nproc_per_node=2", script)
+        job.node(1, script)
         check_training(job, 3)
 
 
-@pytest.mark.parametrize("modules", [(PADDLES, PADDLE), (PADDLE, PADDLES)], ids=["Paddle serves", "rlaunch serves"])
+def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], meeting: type[AtMaster]) -> None:
+    with Job(tmp_path, four[:2], meeting) as job:
+        job.start(job.script(DDP), module=TORCH)
+        check_training(job, 2)
+
+
+@pytest.mark.parametrize(
+    "modules", [(PADDLES, PADDLE), (PADDLE, PADDLES)], ids=["Paddle serves", "rlaunch serves"]
+)
 def test_paddles_own_launcher_is_one_of_the_nodes(
     tmp_path: Path, four: list[Host], modules: tuple[str, str]
 ) -> None:
