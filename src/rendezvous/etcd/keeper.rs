@@ -1,0 +1,116 @@
+//! A thread that has a lease and keeps it, whatever else is slow; so it is the first to know when there is no contact.
+
+use super::client::{Caller, Fault, NOT_FOUND};
+use super::words::number;
+use super::worker::Event;
+use crossbeam_channel::Sender;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long to wait before the next attempt: longer each time, and never the same on all nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Backoff(Duration);
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self(FIRST_PAUSE)
+    }
+}
+
+impl Backoff {
+    pub(super) fn next(&mut self) -> Duration {
+        let pause = self.0;
+        self.0 = (pause * 2).min(LONGEST_PAUSE);
+        pause.mul_f64(0.75 + fastrand::f64() / 2.0)
+    }
+}
+
+/// Keeps a node's lease, and the job's while the node leads.
+pub(super) struct Keeper {
+    pub(super) caller: Caller,
+    pub(super) time: Duration,
+    pub(super) events: Sender<Event>,
+    /// The job's lease; 0: another node keeps it.
+    pub(super) jobs: Arc<AtomicI64>,
+}
+
+impl Keeper {
+    pub(super) fn run(self) {
+        let (mut lease, mut lost, mut backoff) = (0, false, Backoff::default());
+        loop {
+            let done = if lease == 0 { self.grant() } else { self.keep(lease) };
+            let pause = match done {
+                Ok(0) => {
+                    lease = 0;
+                    self.say(Event::Expired);
+                    continue;
+                }
+                Ok(kept) => {
+                    if kept != lease {
+                        self.say(Event::Lease(kept));
+                    } else if lost {
+                        self.say(Event::Contact);
+                    }
+                    (lease, lost, backoff) = (kept, false, Backoff::default());
+                    self.keep_jobs();
+                    self.time / 3
+                }
+                Err(Fault::Closed) => return,
+                Err(Fault::Refused(why)) => return self.say(Event::Refused(why)),
+                Err(Fault::Contact(why) | Fault::No { message: why, .. }) => {
+                    lost = true;
+                    self.say(Event::Lost(why));
+                    backoff.next()
+                }
+            };
+            if self.caller.line.rest(pause) {
+                return;
+            }
+        }
+    }
+
+    /// Who is told may have gone; then this thread is about to.
+    fn say(&self, event: Event) {
+        let _ = self.events.send(event);
+    }
+
+    fn grant(&self) -> Result<i64, Fault> {
+        grant(&self.caller, self.time)
+    }
+
+    /// The lease, or 0 if it has run out.
+    fn keep(&self, lease: i64) -> Result<i64, Fault> {
+        match self.caller.call("/v3/lease/keepalive", &json!({ "ID": lease.to_string() })) {
+            Ok(answer) if number(&answer["result"]["TTL"]) > 0 => Ok(lease),
+            Ok(Value::Object(answer)) if answer.contains_key("error") => {
+                Err(Fault::Contact(answer["error"]["message"].as_str().unwrap_or("the lease was not kept").to_owned()))
+            }
+            Ok(_) | Err(Fault::No { code: NOT_FOUND, .. }) => Ok(0),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    fn keep_jobs(&self) {
+        let jobs = self.jobs.load(Ordering::Relaxed);
+        if jobs != 0 {
+            // It is long: the next time is early enough.
+            let _ = self.keep(jobs);
+        }
+    }
+}
+
+/// A new lease, for so long.
+pub(super) fn grant(caller: &Caller, time: Duration) -> Result<i64, Fault> {
+    // In whole seconds.
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    let answer = caller.call("/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
+    match number(&answer["ID"]) {
+        0 => Err(Fault::Contact("the lease was not granted".to_owned())),
+        lease => Ok(lease),
+    }
+}
