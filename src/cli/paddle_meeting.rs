@@ -85,6 +85,7 @@ impl<'a> PaddleMeeting<'a> {
             min,
             max,
             last_call_ms: millis(last_call),
+            at_once: None,
             join_ms: millis(join),
             on_failure: match level {
                 Level::Restart => OnFailure::Restart,

@@ -7,7 +7,7 @@ use super::refusal::{Refusal, complain, tell};
 use super::waiting::{Waited, Waiting};
 use crate::log::verdict::Outcome as Verdictum;
 use crate::plan::Plan;
-use crate::rendezvous::agree::{End, Failure, Member, Phase, Standing};
+use crate::rendezvous::agree::{End, Failure, Member, Phase, Roll, Standing};
 use crate::run;
 use crate::run::front::Supervisor;
 use crate::run::journal::{self, Journal, What};
@@ -51,12 +51,28 @@ pub trait Meeting {
     /// Finds whoever keeps what the nodes share. In the supervisor: threads may be started. `go_on` says once in a while
     /// whether there is any use in trying further.
     fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal>;
+    /// Does what comes before a round.
+    fn prepare(&self, _round: &Round<'_>, _go_on: &mut dyn FnMut() -> bool) -> Result<(), Refusal> {
+        Ok(())
+    }
     /// What is to run here in a round.
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal>;
     /// How long a round may take to come together.
     fn patience(&self) -> Duration;
     /// After what time all may be started again after this failure, or why not, as far as this node's options say.
     fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String>;
+    /// Whether this failure is none, but the wish that all nodes launch again.
+    fn asks_again(&self, _launched: &Launched) -> bool {
+        false
+    }
+    /// Whether who is stopped leaves the others to go on without it.
+    fn leaves_alone(&self) -> bool {
+        false
+    }
+    /// Who is waited for, where that is said in other words.
+    fn roll_call(&self, _roll: Option<&Roll>) -> Option<String> {
+        None
+    }
 }
 
 /// How the others were found.
@@ -85,7 +101,7 @@ pub fn supervise(
     door: &dyn Door,
 ) -> Result<(i32, Value), Refusal> {
     let mut journal = node::begin(launch, door)?;
-    let mut waiting = Waiting::new(launch, supervisor, signals, meeting.patience());
+    let mut waiting = Waiting::new(launch, supervisor, signals, meeting);
     let joined = meeting.join(&mut || waiting.go_on());
     if let Some(signal) = waiting.requests.stopped_by() {
         return Ok(without_ranks(launch, &Ending::Stopped(signal), journal, door));
@@ -115,7 +131,12 @@ pub fn supervise(
         let Some((members, own)) = membership.round() else {
             break Ending::Refused("it was not told who takes part".into());
         };
-        let part = match meeting.part(&Round { members, own, failures }) {
+        let round = Round { members, own, failures };
+        let prepared = meeting.prepare(&round, &mut || waiting.go_on());
+        if let Some(ending) = waiting.given_up() {
+            break ending;
+        }
+        let part = match prepared.and_then(|()| meeting.part(&round)) {
             Ok(part) => part,
             Err(refusal) => {
                 let Refusal(text, status) = &refusal;
@@ -178,7 +199,9 @@ pub fn supervise(
             break ending;
         }
     };
-    if let Ending::Stopped(signal) = ending {
+    if let Ending::Stopped(signal) = ending
+        && !meeting.leaves_alone()
+    {
         membership.put(Standing::Leaves { signal });
     }
     let own = membership.round().map(|(_, own)| own);
@@ -225,7 +248,8 @@ fn failure(
         Err(why) => (Some(why), Duration::ZERO),
     };
     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-    let failure = Failure { host, node, status, no_restart, delay_ms, ..Failure::default() };
+    let again = meeting.asks_again(launched);
+    let failure = Failure { host, node, status, again, no_restart, delay_ms, ..Failure::default() };
     if let Outcome::NotStarted { local_rank } = launched.report.outcome {
         let who = launch.plan.ranks[local_rank].who().to_string();
         let words = launched.report.ranks[local_rank].not_started.clone().unwrap_or_default();

@@ -7,11 +7,13 @@ use super::rounds::Joined;
 use crate::model::Endpoint;
 use crate::probe::net;
 use crate::rendezvous::agree::{Coordinator, Member, Offer, Standing};
+#[cfg(feature = "etcd")]
+use crate::rendezvous::etcd;
 use crate::rendezvous::master::{self, Config, Found, Server, paddle_kv};
 use crate::rendezvous::torch_store::listen;
 use crate::run::logs;
 use crate::run::membership::Membership;
-use crate::spec::meeting::{At, Meeting};
+use crate::spec::meeting::{At, EtcdSpec, Meeting};
 use crate::sys::clock;
 use serde_json::Value;
 use std::io;
@@ -83,7 +85,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
     let Offer { address, address_from, .. } = &offer;
     info!("this node's address is {address}: {address_from}");
     let (endpoint, server) = match &meeting.at {
-        At::Etcd(_) => return Err(unmet("etcd: not yet")),
+        At::Etcd(etcd) => return by_etcd(meeting, etcd, offer),
         At::Here => {
             let listener = listen_at(&offer.address, 0).map_err(|error| cannot_listen(&offer.address, &error))?;
             let port = listener.local_addr().map_err(|error| cannot_listen(&offer.address, &error))?.port();
@@ -119,6 +121,35 @@ pub fn join(meeting: &Meeting, mut offer: Offer, go_on: &mut dyn FnMut() -> bool
     let patience = meeting.lost_timeout.unwrap_or(meeting.lease);
     let at = format!("the master at {endpoint}");
     Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), server), at, &id, offer, patience))))
+}
+
+/// How long ranks run on without etcd where nobody says how long.
+#[cfg(feature = "etcd")]
+const WITHOUT_ETCD: Duration = Duration::from_secs(60);
+
+#[cfg(feature = "etcd")]
+fn by_etcd(meeting: &Meeting, etcd: &EtcdSpec, offer: Offer) -> Result<Joined, Refusal> {
+    let id: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let record = Membership::record(&offer, &Standing::Ready { seen: 0 });
+    let path = |text: &String| std::path::PathBuf::from(text);
+    let (cert, key) = etcd.cert.as_ref().map(|(cert, key)| (path(cert), path(key))).unzip();
+    let config = etcd::Etcd {
+        tls: etcd.tls.then(|| etcd::Tls { ca: etcd.ca.as_ref().map(path), cert, key }),
+        user: etcd.user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),
+        prefix: etcd.prefix.clone(),
+        lease: meeting.lease,
+        ..etcd::Etcd::new(etcd.endpoints.iter().map(Endpoint::to_string).collect(), &meeting.name)
+    };
+    let tie = etcd::tie(&config, &id, &record, || Box::new(Coordinator::new(clock::now())));
+    let tie = tie.map_err(|error| internal("the tie to etcd", &error))?;
+    let at = format!("etcd at {}", Endpoint::join(&etcd.endpoints));
+    let patience = meeting.lost_timeout.unwrap_or(WITHOUT_ETCD);
+    Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), None), at, &id, offer, patience))))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn by_etcd(_: &Meeting, _: &EtcdSpec, _: Offer) -> Result<Joined, Refusal> {
+    Err(unmet("this rlaunch was built without etcd (feature `etcd`)"))
 }
 
 fn key(meeting: &Meeting) -> Option<String> {

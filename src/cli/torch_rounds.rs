@@ -46,6 +46,7 @@ impl TorchMeeting<'_> {
             min,
             max,
             last_call_ms: millis(last_call),
+            at_once: None,
             join_ms: millis(join),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnLoss::End } else { OnLoss::Regroup },

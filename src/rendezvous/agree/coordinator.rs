@@ -260,7 +260,10 @@ impl Coordinator {
         let count = ready.len();
         let last_call = self.moved + Duration::from_millis(rules.last_call_ms);
         let until = began + Duration::from_millis(rules.join_ms);
-        let enough = count >= rules.max || count >= rules.min && (now >= last_call || now >= until);
+        // The number that the older launcher's users begin with, and then the one that the job has come to.
+        let usual = rules.at_once.map(|first| if self.members.is_empty() { first } else { self.members.len() });
+        let is_usual = usual == Some(count);
+        let enough = count >= rules.max || count >= rules.min && (is_usual || now >= last_call || now >= until);
         // One that was given up, and has come back while its ranks still run, has to stop them first.
         let runs = self.nodes.values().any(|node| matches!(node.record.standing, Standing::Runs { .. }));
         if enough && !runs && now >= self.not_before {
@@ -389,6 +392,7 @@ impl Coordinator {
     /// How the job ends by that, if it does.
     fn follows(&self, rules: &Rules, why: &Why) -> Option<End> {
         match why {
+            Why::Failed { failure } if failure.again => None,
             Why::Failed { failure } => {
                 let failed = |no_restart| Some(End::Failed { failure: failure.clone(), no_restart });
                 let (used, most) = (self.state.failures, rules.restarts);
@@ -453,6 +457,7 @@ impl Coordinator {
         if let Why::Failed { failure } = why {
             self.not_before = now + Duration::from_millis(failure.delay_ms);
             match rules.map(|rules| rules.on_failure) {
+                _ if failure.again => {}
                 Some(OnFailure::Restart) => self.state.failures += 1,
                 Some(OnFailure::Hold) => self.state.goes = Some(failure),
                 _ => {}
