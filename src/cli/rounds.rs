@@ -14,7 +14,7 @@ use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Others, Screens};
 use crate::run::membership::{Halt, Membership};
 use crate::run::together::Parting;
-use crate::run::{logs, result};
+use crate::run::{logs, result, temporary};
 use crate::supervise::Outcome;
 use crate::sys::signals::Signals;
 use serde_json::Value;
@@ -152,6 +152,9 @@ pub fn supervise(
         let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
         if let Some(Ran { plan, attempt, .. }) = &last {
             logs::put_all_aside(&launch.log_dir, plan, *attempt, launch.rotation.map_or(0, |kept| kept.backups));
+            if let Some(folder) = &launch.temporary {
+                temporary::empty(folder);
+            }
         }
         let this = launch.of_round(&part.plan, part.shown, part.store, attempt);
         let Plan { nnodes, world_size, .. } = part.plan;

@@ -88,7 +88,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var(
         "GLOO_SOCKET_IFNAME",
-        "launch, run",
+        "launch, legacy, run",
         "interface that has this node's address; only on several nodes, and unless it is set",
         "eth0",
     ),
@@ -122,7 +122,7 @@ pub const VARIABLES: &[Variable] = &[
     var("MASTER_PORT", "run", "the port of the same", "40819"),
     var(
         "NCCL_SOCKET_IFNAME",
-        "launch, run",
+        "launch, legacy, run",
         "the same interface as NCCL writes exactly this one; only on several nodes, and unless it is set",
         "=eth0",
     ),

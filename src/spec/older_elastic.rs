@@ -100,10 +100,17 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
         said.push(format!("--force {} {IDLE}", shown(force)));
     }
     let [Some(server), Some(job), Some(np)] = asked(values, vars) else {
-        if let Some(name) = ["elastic_server", "np"].into_iter().find(|name| filled(values, name).is_some()) {
-            said.push(format!("--{name} has no effect: an elastic job needs --elastic_server, --job_id and --np"));
-        }
-        return Ok(None);
+        return match ["elastic_server", "elastic_pre_hook", "np"]
+            .into_iter()
+            .find(|name| filled(values, name).is_some())
+        {
+            Some(name) => {
+                let hint =
+                    "give them (PADDLE_ELASTIC_SERVER, _JOB_ID, _NP); --nproc_per_node has the ranks of this node";
+                Err(values.error(name, "an elastic job needs --elastic_server, --job_id and --np", hint))
+            }
+            None => Ok(None),
+        };
     };
     if values.bool("enable_auto_mapping")? == Some(true) {
         let why = "an elastic job's ranks are where its nodes are";

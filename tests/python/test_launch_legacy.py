@@ -179,15 +179,6 @@ def test_a_dry_run_makes_nothing(place: Place, own: Path) -> None:
     assert not list(own.iterdir())
 
 
-def test_elastic_jobs_are_refused(place: Place) -> None:
-    place.script("")
-    elastic = {"SERVER": "127.0.0.1:2379", "JOB_ID": "mine", "NP": "2"}
-    env = environment(**{f"PADDLE_ELASTIC_{name}": value for name, value in elastic.items()})
-    ended = place.run("--legacy=1", "train.py", env=env)
-    assert ended.status == 2
-    assert "elastic jobs are not in this version" in ended.error_lines()[0]
-
-
 def test_a_folder_that_cannot_be_made_is_said_before_anything_starts(place: Place) -> None:
     place.script("tell('started')")
     ended = place.run("--legacy=1", "train.py", env=environment(TMPDIR=str(place.folder / "nowhere")))
