@@ -124,7 +124,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
     let etcd = etcd(values, servers, false)?;
     let (hosts, own) = (listed(values, vars)?, own(values));
     let np = number_of_nodes(&np)?;
-    let level = set(vars, LEVEL).map_or(Ok(1), |text| level(text))?;
+    let level = set(vars, LEVEL).map_or(Ok(1), level)?;
     let (nodes, after_failure) = match np {
         Np::Fixed(count) => {
             let listed = hosts.as_ref().map(|(_, hosts)| hosts.len()).filter(|listed| *listed != count);
@@ -145,7 +145,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
     };
     let timeout = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
     let number = set(vars, "PADDLE_TRAINER_ID").and_then(|text| text.trim().parse::<usize>().ok());
-    let in_list = || Some(hosts.as_ref()?.1.iter().position(|host| Some(host) == own.as_ref())?);
+    let in_list = || hosts.as_ref()?.1.iter().position(|host| Some(host) == own.as_ref());
     let stays = nodes.0 == nodes.1;
     if values.given("max_restart").is_some_and(|text| text.trim() != "0") {
         said.push(format!("{} has no effect on an elastic job: a failed node goes", field(values, "max_restart")));

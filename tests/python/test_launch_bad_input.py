@@ -63,7 +63,7 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--mlus", "0"], ["--mlus"]),
         (["-x"], ["-x"]),
         (["--zz\nzz"], ["--zz"]),
-        (["--job", "2"], ["ambiguous option: --job could match --job_id, --job_key"]),
+        (["--serv", "2"], ["ambiguous option: --serv could match --servers, --server_num"]),
         (["--np", "2"], ["--np 2: an elastic job needs --elastic_server", "--nproc_per_node"]),
         (["--elastic=1"], ["ambiguous", "--elastic_level", "--elastic_timeout"]),
         (["--no_python=1"], ["--no_python"]),

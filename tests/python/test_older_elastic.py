@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from launching import until
+from launching import await_gone, until
 from older_nodes import Etcd, Nodes, numbers, on_etcd
 
 
@@ -36,9 +37,9 @@ def test_all_is_well(nodes: Nodes, etcd: Etcd) -> None:
     assert [numbers(each) for each in told] == [("0", "127.0.0.1,127.0.0.2"), ("1", "127.0.0.1,127.0.0.2")]
     listed = told[0]["PADDLE_TRAINER_ENDPOINTS"]
     assert [endpoint.split(":")[0] for endpoint in listed.split(",")] == ["127.0.0.1", "127.0.0.2"]
-    assert {each[name] for each in told for name in ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")} == {
-        listed
-    }
+    assert {
+        each[name] for each in told for name in ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
+    } == {listed}
     assert [each["PADDLE_CURRENT_ENDPOINT"] for each in told] == listed.split(",")
     assert etcd.keys("job")
     for node in (one, two):
@@ -63,11 +64,27 @@ def test_a_hook_that_complains_stops_nothing(nodes: Nodes) -> None:
 
 
 def test_a_stop_ends_a_hook_that_hangs(nodes: Nodes) -> None:
-    (node,) = nodes.begin(range(1, 2), "--np", "1", "--elastic_pre_hook", "sleep 600")
-    until(lambda: "execute pre_hook..." in node.said(), "the hook")
+    hook = "echo $$ > pid.new; mv pid.new pid; sleep 600; true"
+    (node,) = nodes.begin(range(1, 2), "--np", "1", "--elastic_pre_hook", hook)
+    until((node.folder / "pid").exists, "the hook")
+    processes = [psutil.Process(int(node.text("pid")))]
+    processes += until(processes[0].children, "its sleep")
     node.stop()
     assert node.ended().status == 143
+    await_gone(*processes)
     assert not node.rounds()
+
+
+def test_what_a_hook_leaves_in_the_background_lives_as_long_as_the_job(nodes: Nodes) -> None:
+    hook = "sleep 600 & echo $! > pid; echo done"
+    (node,) = nodes.begin(range(1, 2), "--np", "1", "--elastic_pre_hook", hook)
+    node.round(0)
+    process = psutil.Process(int(node.text("pid")))
+    assert process.is_running()
+    node.leave(0)
+    assert node.ended().status == 0
+    assert "pre_hook exec result: done\n" in node.said()
+    await_gone(process)
 
 
 def test_102_launches_all_again_as_often_as_it_comes(nodes: Nodes) -> None:
