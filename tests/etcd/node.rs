@@ -1,8 +1,8 @@
 //! A node of a test, and who decides for it: everybody is told who is here.
 
-use crate::server::LIMIT;
+use crate::server::{Etcd, LIMIT};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rlaunch::rendezvous::etcd::{Etcd, EtcdTie, tie};
+use rlaunch::rendezvous::etcd::{self, EtcdTie, tie};
 use rlaunch::rendezvous::tie::{Decide, News, Publication, Tie};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
@@ -80,17 +80,17 @@ pub struct Node {
     fresh: VecDeque<News>,
 }
 
-pub fn config(endpoints: &[String], job: &str) -> Etcd {
-    Etcd { lease: Duration::from_secs(2), ..Etcd::new(endpoints.to_vec(), job) }
+pub fn config(endpoints: &[String], job: &str) -> etcd::Etcd {
+    etcd::Etcd { lease: Duration::from_secs(2), ..etcd::Etcd::new(endpoints.to_vec(), job) }
 }
 
 impl Node {
-    pub fn start(config: &Etcd, id: &str) -> Self {
+    pub fn start(config: &etcd::Etcd, id: &str) -> Self {
         let by = id.to_owned();
         Self::deciding(config, id, move || Roster::of(&by))
     }
 
-    pub fn deciding(config: &Etcd, id: &str, decide: impl Fn() -> Box<dyn Decide> + Send + 'static) -> Self {
+    pub fn deciding(config: &etcd::Etcd, id: &str, decide: impl Fn() -> Box<dyn Decide> + Send + 'static) -> Self {
         Self { tie: tie(config, id, "new", decide).unwrap(), heard: Vec::new(), fresh: VecDeque::new() }
     }
 
@@ -135,6 +135,19 @@ impl Node {
             _ => None,
         };
         self.until(&format!("a state with {part}"), of)
+    }
+
+    /// The states that it has heard.
+    pub fn states(&self) -> Vec<String> {
+        let of = |news: &News| if let News::State { state, .. } = news { Some(state.clone()) } else { None };
+        self.heard.iter().filter_map(of).collect()
+    }
+
+    /// Hears until the state that etcd has.
+    pub fn until_latest(&mut self, etcd: &Etcd, job: &str) -> String {
+        let posted = etcd.value(&format!("/rlaunch/{job}/board/state"));
+        let state = serde_json::from_str::<serde_json::Value>(&posted).unwrap()["state"].as_str().unwrap().to_owned();
+        if self.states().last() == Some(&state) { state } else { self.until_state(&state) }
     }
 
     pub fn until_lost(&mut self) -> String {

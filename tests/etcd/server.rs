@@ -63,6 +63,8 @@ pub struct Etcd {
     folder: Folder,
     options: Vec<String>,
     scheme: &'static str,
+    /// Whether it needs others to be well.
+    is_member: bool,
     pub client_port: u16,
     child: Option<Child>,
 }
@@ -97,7 +99,8 @@ impl Etcd {
         all.extend(["--data-dir".to_owned(), folder.0.join("data").to_string_lossy().into_owned()]);
         all.push("--unsafe-no-fsync".to_owned());
         all.extend(options.iter().map(|&option| option.to_owned()));
-        let mut etcd = Self { folder, options: all, scheme, client_port: port, child: None };
+        let mut etcd =
+            Self { folder, options: all, scheme, is_member: name != "default", client_port: port, child: None };
         etcd.run();
         etcd
     }
@@ -117,7 +120,17 @@ impl Etcd {
         let log = fs::File::create(self.folder.0.join("log")).unwrap();
         let started = Command::new(program("etcd")).args(&self.options).stderr(log).stdout(Stdio::null()).spawn();
         self.child = Some(started.unwrap());
-        wait_for("etcd listens", || TcpStream::connect(("127.0.0.1", self.client_port)).is_ok());
+        wait_for("etcd listens", || {
+            let Ok(mut socket) = TcpStream::connect(("127.0.0.1", self.client_port)) else { return false };
+            if self.scheme == "https" || self.is_member {
+                return true;
+            }
+            // It listens before it has elected itself.
+            let mut answer = String::new();
+            write!(socket, "GET /health HTTP/1.0\r\n\r\n").unwrap();
+            socket.read_to_string(&mut answer).ok();
+            answer.contains("true")
+        });
     }
 
     pub fn endpoint(&self) -> String {
@@ -158,12 +171,48 @@ impl Etcd {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    fn until_healthy(&self) {
+    pub fn until_healthy(&self) {
         wait_for("the cluster is healthy", || {
             let mut command = Command::new(program("etcdctl"));
             command.args(["--endpoints", &self.endpoint(), "endpoint", "health"]);
             command.output().unwrap().status.success()
         });
+    }
+
+    /// What etcd has at a key, with all that it knows of it.
+    fn kv(&self, key: &str) -> serde_json::Value {
+        let answer: serde_json::Value = serde_json::from_str(&self.control(&["get", "-w", "json", key])).unwrap();
+        answer["kvs"][0].clone()
+    }
+
+    /// The lease that a key goes with, as etcdctl writes it.
+    pub fn lease_of(&self, key: &str) -> String {
+        format!("{:x}", self.kv(key)["lease"].as_i64().unwrap_or(0))
+    }
+
+    /// The revision that all keys are at.
+    pub fn revision(&self) -> i64 {
+        let answer: serde_json::Value = serde_json::from_str(&self.control(&["get", "-w", "json", "x"])).unwrap();
+        answer["header"]["revision"].as_i64().unwrap()
+    }
+
+    /// Another member leads the cluster from here on.
+    pub fn move_leader(cluster: &[Self]) {
+        let status = |member: &Self| {
+            let text = member.control(&["endpoint", "status", "-w", "json"]);
+            let status: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let status = &status[0]["Status"];
+            (status["header"]["member_id"].as_u64().unwrap(), status["leader"].as_u64().unwrap())
+        };
+        let all: Vec<(u64, u64)> = cluster.iter().map(status).collect();
+        let leader = all.iter().position(|(id, leader)| id == leader).unwrap();
+        let next = all[(leader + 1) % all.len()].0;
+        cluster[leader].control(&["move-leader", &format!("{next:x}")]);
+    }
+
+    /// What etcd has at a key.
+    pub fn value(&self, key: &str) -> String {
+        self.control(&["get", "--print-value-only", key])
     }
 
     /// All keys that begin with this.

@@ -61,12 +61,14 @@ impl Client {
             return Err(wrong("no endpoint is given"));
         }
         let needs_tls = endpoints.iter().any(|one| one.starts_with("https:"));
+        let first = fastrand::usize(..endpoints.len());
         Ok(Arc::new(Self {
             endpoints,
             tls: if needs_tls { Some(tls::config(config.tls.as_ref())?) } else { None },
             user: config.user.clone(),
             timeout: config.timeout.min(config.lease / 3),
-            preferred: AtomicUsize::new(0),
+            // Not all nodes at the same member.
+            preferred: AtomicUsize::new(first),
             met: AtomicBool::new(false),
             token: Mutex::new(None),
             traffic: Arc::default(),
@@ -274,8 +276,8 @@ impl Caller {
             ureq::Error::Protocol(_) | ureq::Error::Http(_) => return self.stranger(at, "it does not speak HTTP"),
             ureq::Error::HostNotFound => "no such host".to_owned(),
             ureq::Error::Io(error) if has_gone(error) && !self.client.met.load(Ordering::Relaxed) => {
-                let hint = if endpoint.starts_with("http:") { " (if it wants TLS, write https://)" } else { "" };
-                format!("{error}{hint}")
+                let (wants, scheme) = if endpoint.starts_with("http:") { ("", "https") } else { (" no", "http") };
+                format!("it hung up ({error}); if it wants{wants} TLS, write {scheme}://")
             }
             ureq::Error::Io(error) => error.to_string(),
             other => other.to_string(),

@@ -99,6 +99,9 @@ pub(super) struct Office {
     here: BTreeSet<String>,
     /// What another left behind, which is published anew even if nothing is to be said.
     left: Option<Publication>,
+    /// No change up to this revision is news; whether there may be some before the watch began.
+    revision: i64,
+    behind: bool,
     /// Whether something has happened.
     heard: bool,
     own: String,
@@ -142,6 +145,8 @@ impl Office {
             jobs: Arc::clone(&desk.jobs),
             here: BTreeSet::new(),
             left,
+            revision: 0,
+            behind: false,
             heard: true,
             own: desk.id.clone(),
             _watch: watch,
@@ -155,13 +160,22 @@ impl Office {
     /// Takes note of what nodes say.
     pub(super) fn hear(&mut self, desk: &Desk, seen: Seen, now: Duration) {
         match seen {
-            Seen::Changes(changes) => changes.into_iter().for_each(|change| self.see(desk, change, now)),
-            Seen::All(kvs, _) => {
+            Seen::Changes(changes) => {
+                for change in changes {
+                    // All up to there was asked for.
+                    if change.revision() > self.revision {
+                        self.see(desk, change, now);
+                    }
+                }
+            }
+            Seen::All(kvs, revision) => {
+                self.revision = revision;
                 let there: BTreeSet<String> = kvs.iter().filter_map(|kv| desk.keys.id_of(&kv.key)).collect();
                 let gone: Vec<String> = self.here.difference(&there).cloned().collect();
                 gone.iter().for_each(|id| self.forget(id, desk.time, now));
                 kvs.into_iter().for_each(|kv| self.see(desk, Change::Put(kv), now));
             }
+            Seen::Behind => (self.behind, self.heard) = (true, true),
             Seen::Refused(_) => {}
         }
     }
@@ -203,6 +217,11 @@ impl Office {
         let is_due = self.decide.next_deadline().is_some_and(|at| at <= now);
         if !self.heard && !is_due {
             return Ok(Turn::Nothing);
+        }
+        if self.behind {
+            let (kvs, revision) = desk.caller.range(&desk.keys.nodes())?;
+            self.hear(desk, Seen::All(kvs, revision), now);
+            self.behind = false;
         }
         self.heard = false;
         let left = self.left.take();

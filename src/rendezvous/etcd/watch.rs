@@ -19,6 +19,8 @@ pub(super) enum Seen {
     Changes(Vec<Change>),
     /// This is all there was at that revision: what was before has been forgotten by etcd.
     All(Vec<Kv>, i64),
+    /// Something may have changed before it began: that is to be asked for.
+    Behind,
     /// It cannot be watched.
     Refused(String),
 }
@@ -42,7 +44,7 @@ impl Watch {
     ) -> std::io::Result<Self> {
         let caller = Caller::streaming(client);
         let line = Arc::clone(&caller.line);
-        super::tie::spawn("etcd-watch", move || Watching { caller, prefix, revision, tell }.run())?;
+        super::tie::spawn("etcd-watch", move || Watching { caller, prefix, revision, began: false, tell }.run())?;
         Ok(Self(line))
     }
 }
@@ -51,6 +53,8 @@ struct Watching<T> {
     caller: Caller,
     prefix: String,
     revision: i64,
+    /// Whether there was a stream before.
+    began: bool,
     tell: T,
 }
 
@@ -94,9 +98,12 @@ impl<T: Fn(Seen)> Watching<T> {
 
     /// Sees changes until the stream ends.
     fn stream(&mut self) -> End {
+        // The first one begins now. Etcd keeps watches that begin in the past waiting, up to 100 ms (its loop for those that
+        // are behind); a stream that is begun anew has to miss nothing.
+        let first = if self.began { words::first_after(self.revision) } else { "0".to_owned() };
         let question = json!({ "create_request": {
             "key": words::coded(&self.prefix), "range_end": words::coded(&words::end(&self.prefix)),
-            "start_revision": words::first_after(self.revision), "progress_notify": true, "fragment": true,
+            "start_revision": first, "progress_notify": true, "fragment": true,
         } });
         let response = match self.caller.stream("/v3/watch", &question) {
             Ok(response) => response,
@@ -131,6 +138,10 @@ impl<T: Fn(Seen)> Watching<T> {
         if result["canceled"].as_bool().unwrap_or(false) {
             let why = result["cancel_reason"].as_str().unwrap_or("the watch was canceled");
             return Some(End::Broken(Fault::Contact(why.to_owned())));
+        }
+        if !std::mem::replace(&mut self.began, true) && words::revision(result) > self.revision {
+            self.revision = words::revision(result);
+            (self.tell)(Seen::Behind);
         }
         let changes = changes(result);
         let is_whole = !result["fragment"].as_bool().unwrap_or(false);

@@ -111,7 +111,7 @@ impl Connector<()> for Wires {
                 let name = ServerName::try_from(host).map_err(io::Error::other)?;
                 let mut session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
                 while session.is_handshaking() {
-                    session.complete_io(&mut socket)?;
+                    session.complete_io(&mut socket).map_err(|error| told(error, details.timeout))?;
                 }
                 Way::Tls(Box::new(StreamOwned::new(session, socket)))
             }

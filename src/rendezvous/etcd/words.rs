@@ -164,6 +164,15 @@ pub(super) enum Change {
     Gone { key: String, revision: i64 },
 }
 
+impl Change {
+    pub(super) fn revision(&self) -> i64 {
+        match self {
+            Change::Put(kv) => kv.written,
+            Change::Gone { revision, .. } => *revision,
+        }
+    }
+}
+
 /// The changes in a message of a watch.
 pub(super) fn changes(result: &Value) -> Vec<Change> {
     let change = |event: &Value| {

@@ -79,6 +79,8 @@ pub(super) struct Worker {
     office: Option<Office>,
     /// Whether it is not known who leads.
     unsure: bool,
+    /// Whether the board may have changed before its watch began.
+    behind: bool,
     /// When to try to lead.
     stand_at: Duration,
     /// What is to be told, by which revision, and what has been.
@@ -120,6 +122,7 @@ impl Worker {
             watch: None,
             office: None,
             unsure: false,
+            behind: false,
             stand_at: Duration::ZERO,
             news: None,
             told: 0,
@@ -204,6 +207,7 @@ impl Worker {
             Event::Refused(why) | Event::Board(Seen::Refused(why)) | Event::Nodes(_, Seen::Refused(why)) => {
                 self.refuse(why);
             }
+            Event::Board(Seen::Behind) => self.behind = true,
             Event::Board(Seen::All(kvs, revision)) => self.look(kvs, revision),
             Event::Board(Seen::Changes(changes)) => {
                 for change in changes {
@@ -314,6 +318,11 @@ impl Worker {
         if self.lost && self.contact {
             self.lost = false;
             self.outbox.tell(News::Back);
+        }
+        if self.behind {
+            let (kvs, revision) = self.desk.caller.range(&self.desk.keys.board())?;
+            self.behind = false;
+            self.look(kvs, revision);
         }
         if self.unsure || self.board.leader.is_none() && self.now() >= self.stand_at {
             self.enter(false)?;
