@@ -119,7 +119,7 @@ fn times_are_as_they_were() {
         [meeting.last_call, meeting.join, meeting.lease].map(|time| time.as_secs())
     };
     assert_eq!(times(&[]), [120, 1200, 60]);
-    assert_eq!(times(&[("PADDLE_ELASTIC_TIMEOUT", "5"), ("PADDLE_ELASTIC_TTL", "6")]), [5, 50, 6]);
+    assert_eq!(times(&[("PADDLE_ELASTIC_TIMEOUT", "5"), ("PADDLE_ELASTIC_TTL", "6")]), [5, 120, 6]);
     assert_eq!(times(&[("RLAUNCH_JOIN_TIMEOUT", "7"), ("RLAUNCH_LEASE", "8")]), [120, 7, 8]);
     let text = refused(&[("legacy", "1")], &[ON[0], ON[1], ON[2], ("PADDLE_ELASTIC_TTL", "1")]);
     assert!(text.starts_with("PADDLE_ELASTIC_TTL 1: "), "{text}");

@@ -144,6 +144,8 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
         None => TIMEOUT,
     };
     let timeout = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
+    // There no end of it was known.
+    let join = (timeout * 10).max(Duration::from_secs(TIMEOUT.unsigned_abs()));
     let number = set(vars, "PADDLE_TRAINER_ID").and_then(|text| text.trim().parse::<usize>().ok());
     let in_list = || hosts.as_ref()?.1.iter().position(|host| Some(host) == own.as_ref());
     let stays = nodes.0 == nodes.1;
@@ -162,7 +164,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
             rank: number.filter(|number| stays && *number < nodes.1),
             level: Level::Hold,
             last_call: timeout,
-            join: values.seconds("join_timeout")?.map_or(timeout * 10, Duration::from_secs_f64),
+            join: values.seconds("join_timeout")?.map_or(join, Duration::from_secs_f64),
             sort_ip: false,
             lease: lease(values, vars)?,
             lost_timeout: values.seconds("lost_timeout")?.map(Duration::from_secs_f64),

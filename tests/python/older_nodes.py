@@ -1,19 +1,16 @@
-"""Nodes of an elastic job in the older launcher's words: an etcd, and folders to launch in."""
+"""Nodes of an elastic job in the older launcher's words: folders to launch in."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-from launching import TALKING, Ended, Place, environment, free_ports, until
+from etcd import Etcd
+from launching import TALKING, Ended, Place, environment, until
 
 # Each round of a rank: what it is told, and then it does what its folder says.
 SCRIPT = f"""
@@ -28,39 +25,6 @@ while True:
             sys.exit(int(open(name).read()))
     time.sleep(0.01)
 """
-
-
-class Etcd:
-    """A real server, on ports of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        first = free_ports(2)
-        self.address = f"127.0.0.1:{first}"
-        self.program = Path(sys.executable).with_name("etcd")
-        own, peers = (f"http://127.0.0.1:{port}" for port in (first, first + 1))
-        args = ["--data-dir", folder, "--listen-client-urls", own, "--advertise-client-urls", own]
-        args += ["--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers]
-        args += ["--initial-cluster", f"default={peers}", "--log-level", "error"]
-        self.process = subprocess.Popen([self.program, *args], stderr=subprocess.DEVNULL)
-        until(self._answers, "etcd")
-
-    def _answers(self) -> bool:
-        host, port = self.address.split(":")
-        with contextlib.suppress(OSError), socket.create_connection((host, int(port))):
-            return "successfully" in self.control("endpoint", "health")
-        return False
-
-    def control(self, *args: str) -> str:
-        command = [self.program.with_name("etcdctl"), "--endpoints", self.address, *args]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        return ended.stdout + ended.stderr
-
-    def keys(self, job: str) -> list[str]:
-        return self.control("get", "--prefix", "--keys-only", f"/rlaunch/{job}/").split()
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 class Node(Place):
@@ -141,15 +105,6 @@ class Nodes:
             if node.launcher is not None and node.launcher.poll() is None:
                 node.launcher.kill()
                 node.launcher.wait()
-
-
-@contextlib.contextmanager
-def on_etcd(folder: Path) -> Iterator[Etcd]:
-    etcd = Etcd(folder)
-    try:
-        yield etcd
-    finally:
-        etcd.stop()
 
 
 def numbers(told: dict[str, Any]) -> tuple[str, str]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from etcd import Etcd
 from launching import await_gone, until
-from older_nodes import Etcd, Nodes, numbers, on_etcd
+from older_nodes import Nodes, numbers
 
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with on_etcd(tmp_path_factory.mktemp("etcd")) as server:
+    with Etcd(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
@@ -41,7 +42,7 @@ def test_all_is_well(nodes: Nodes, etcd: Etcd) -> None:
         each[name] for each in told for name in ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
     } == {listed}
     assert [each["PADDLE_CURRENT_ENDPOINT"] for each in told] == listed.split(",")
-    assert etcd.keys("job")
+    assert etcd.keys("/rlaunch/job/")
     for node in (one, two):
         node.leave(0)
     for number, node in enumerate((one, two)):
@@ -52,7 +53,7 @@ def test_all_is_well(nodes: Nodes, etcd: Etcd) -> None:
         assert "execute pre_hook..." in ended.stderr
         assert f"pre_hook exec result: {number} of 127.0.0.1,127.0.0.2\n" in ended.stderr
         assert node.text("log/endpoints.log") == "PADDLE_TRAINER_ENDPOINTS: \n" + listed.replace(",", "\n")
-    assert not etcd.keys("job")
+    assert not etcd.keys("/rlaunch/job/")
 
 
 def test_a_hook_that_complains_stops_nothing(nodes: Nodes) -> None:
@@ -138,6 +139,14 @@ def test_a_failed_node_of_fault_tolerance_is_started_again_from_outside(nodes: N
     assert [node.ended().status for node in (one, replacement)] == [0, 0]
 
 
+def test_a_failed_node_that_is_alone(nodes: Nodes, etcd: Etcd) -> None:
+    (node,) = nodes.begin(range(1, 2), "--np", "1")
+    node.leave(5)
+    assert node.ended().status == 101
+    assert len(node.rounds()) == 1
+    assert not etcd.keys("/rlaunch/job/")
+
+
 def test_a_failed_node_of_an_elastic_job_is_left_behind(nodes: Nodes, etcd: Etcd) -> None:
     one, two = nodes.begin(range(1, 3), "--np", "1:2", PADDLE_ELASTIC_TIMEOUT="2")
     for node in (one, two):
@@ -147,7 +156,7 @@ def test_a_failed_node_of_an_elastic_job_is_left_behind(nodes: Nodes, etcd: Etcd
     assert numbers(two.round(1)) == ("0", "127.0.0.2")
     two.leave(0)
     assert two.ended().status == 0
-    assert not etcd.keys("job")
+    assert not etcd.keys("/rlaunch/job/")
 
 
 def test_nodes_come_and_go_and_the_others_keep_their_numbers(nodes: Nodes) -> None:
@@ -197,14 +206,14 @@ def test_a_job_whose_name_begins_like_another_s_is_not_touched_by_it(nodes: Node
     for node in short:
         node.leave(0)
     assert [node.ended().status for node in short] == [0, 0]
-    assert not etcd.keys("ex7")
-    assert etcd.keys("ex7e")
+    assert not etcd.keys("/rlaunch/ex7/")
+    assert etcd.keys("/rlaunch/ex7e/")
     for node in longer:
         node.leave(0)
     for node in longer:
         assert node.ended().status == 0
         assert len(node.rounds()) == 1
-    assert not etcd.keys("ex7e")
+    assert not etcd.keys("/rlaunch/ex7e/")
 
 
 def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
@@ -212,7 +221,7 @@ def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
     until(lambda: "not ready for np 2" in node.said(), "the wait")
     node.stop(signal.SIGINT)
     assert node.ended().status == 130
-    assert not etcd.keys("job")
+    assert not etcd.keys("/rlaunch/job/")
 
 
 def test_too_few_nodes_have_an_end(nodes: Nodes) -> None:
