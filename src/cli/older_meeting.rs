@@ -157,6 +157,10 @@ fn ranks(member: &Member, first: usize, kind: &str) -> Result<Vec<Rank>, Refusal
     Ok(read.into_iter().zip(first..).map(rank).collect())
 }
 
+fn asks_again(launched: &Launched) -> bool {
+    matches!(launched.report.outcome, Outcome::Failed { exit: Exit::Code(AGAIN), .. })
+}
+
 /// `['10.0.0.1:6170', '10.0.0.2:6170']`
 fn listed(members: &[Member]) -> String {
     let first = |member: &Member| format!("'{}'", member.offer.endpoints.first().map_or("", String::as_str));
@@ -210,11 +214,11 @@ impl Meeting for OlderMeeting<'_> {
     }
 
     fn restart(&self, launched: &Launched, _failures: u32) -> Result<Duration, String> {
-        Ok(if self.asks_again(launched) { BREATH } else { Duration::ZERO })
+        Ok(if asks_again(launched) { BREATH } else { Duration::ZERO })
     }
 
     fn asks_again(&self, launched: &Launched) -> bool {
-        let asks = matches!(launched.report.outcome, Outcome::Failed { exit: Exit::Code(AGAIN), .. });
+        let asks = asks_again(launched);
         if asks {
             tell(&format!("a rank has ended with {AGAIN}: all nodes launch again"));
         }
