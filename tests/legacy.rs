@@ -460,6 +460,7 @@ proptest! {
             backend: "nccl".into(),
             with_gloo: "0".into(),
             folder: "/tmp/x".into(),
+            trainers: None,
             mapping: mapping.map(|w| Mapping { topology: "t".into(), wanted: w.map(wanted) }),
         };
         let who = Identity { rank, local_rank, endpoint, binding };

@@ -81,6 +81,9 @@ impl Ending {
 pub fn of_failure(failure: &Failure) -> String {
     let Failure { host, node, who, how, words, .. } = failure;
     let words = if words.is_empty() { String::new() } else { format!(": {words}") };
+    if failure.again {
+        return format!("{who} on node {node} ({host}) asks by {how} that all be started again");
+    }
     format!("{who} on node {node} ({host}) failed first, with {how}{words}")
 }
 

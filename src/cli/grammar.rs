@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_refused_in_one_line() {
-        assert_eq!(refused("--np 2 t.py"), "ambiguous option: --np could match --nproc_per_node, --npus");
+        assert_eq!(refused("--serv 2 t.py"), "ambiguous option: --serv could match --servers, --server_num");
         assert!(
             refused("--nproc_pre_node 2 t.py").contains("--nproc_per_node"),
             "{}",
@@ -230,7 +230,7 @@ mod tests {
         }
         assert!(refused("--zzz t.py").starts_with("unknown option --zzz;"));
         assert!(refused("--job_id").starts_with("option --job_id needs a value"), "{}", refused("--job_id"));
-        for line in ["--np 2 t.py", "--zzz t.py", "--job_id", "--no_python=1 t.py"] {
+        for line in ["--serv 2 t.py", "--zzz t.py", "--job_id", "--no_python=1 t.py"] {
             assert_eq!(refused(line).lines().count(), 1, "{line}");
         }
     }

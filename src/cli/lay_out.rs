@@ -5,6 +5,7 @@ use super::refusal::{Refusal, unmet, usage};
 use crate::model::Endpoint;
 use crate::plan::cluster::Cluster;
 use crate::plan::devices::{self, Share, Visible};
+use crate::plan::legacy::{Ground, Itself, Site};
 use crate::plan::machine::Ask;
 use crate::plan::ps::{self, Devices};
 use crate::plan::visible::Device;
@@ -37,12 +38,24 @@ pub struct LaidOut {
     pub endpoints: Option<Vec<Endpoint>>,
     /// The devices of ranks that are all alike, and the nodes as far as they are known beforehand.
     pub alike: Option<(Vec<Share>, Cluster)>,
+    /// This node's part of an elastic job in the older launcher's ways.
+    pub older: Option<Older>,
+}
+
+/// What of a plan for this node alone goes into those with others.
+pub struct Older {
+    /// What the ranks run on.
+    pub ground: Ground,
+    /// Who runs here.
+    pub site: Site,
+    /// What the launcher tells of itself.
+    pub itself: Itself,
 }
 
 impl LaidOut {
     /// Without a log of its GPUs.
     pub fn new(plan: Plan, leases: Vec<Lease>, kind: &'static str, nofile: Option<u64>) -> Self {
-        Self { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None, alike: None }
+        Self { plan, leases, kind, gpus: Vec::new(), nofile, endpoints: None, alike: None, older: None }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A job in the older launcher's ways, made ready: `--legacy`, or one of its own options.
 
-use super::lay_out::LaidOut;
+use super::lay_out::{LaidOut, Older};
 use super::message;
 use super::refusal::{Refusal, unmet, usage};
 use crate::model::Role;
@@ -104,8 +104,9 @@ pub(super) fn lay_out(
     if maps(&plan) {
         info!("no rank mapping yet: one process a machine makes {}", itself.mapping);
     }
-    let endpoints = Some(site.endpoints());
-    Ok(LaidOut { endpoints, ..LaidOut::new(plan, leases, ground.visible.kind, nofile) })
+    let (endpoints, kind) = (Some(site.endpoints()), ground.visible.kind);
+    let older = Some(Older { ground, site, itself });
+    Ok(LaidOut { endpoints, older, ..LaidOut::new(plan, leases, kind, nofile) })
 }
 
 /// Says that a rank runs, as the older launcher does.

@@ -13,6 +13,7 @@ pub mod legacy;
 pub mod message;
 mod node;
 pub mod notes;
+mod older_meeting;
 pub mod paddle;
 mod paddle_meeting;
 pub mod policy;

@@ -5,6 +5,7 @@ use super::door::{self, Own, enter, print};
 use super::grammar::{self, Parsed};
 use super::lay_out::{LaidOut, lay_out};
 use super::node::{self, Door, Work};
+use super::older_meeting::{self, OlderDoor, OlderMeeting};
 use super::paddle_meeting::{Alone, PaddleMeeting};
 use super::policy::policy;
 use super::record::Record;
@@ -161,12 +162,15 @@ fn launch_on_this_node(
     };
     let advertised = spec.meeting.as_ref().map(tie::advertise).transpose()?;
     let mut spec = Cow::Borrowed(spec);
-    if let (Some(advertised), Nodes::One { ports, .. }) = (&advertised, &spec.nodes) {
+    if let (Some(advertised), true) = (&advertised, is_older(&spec)) {
+        spec = Cow::Owned(older_meeting::at(&spec, &advertised.address));
+    } else if let (Some(advertised), Nodes::One { ports, .. }) = (&advertised, &spec.nodes) {
         let nodes = Nodes::One { host: advertised.address.clone(), ports: *ports };
         spec = Cow::Owned(LaunchSpec { nodes, ..spec.into_owned() });
     }
     let spec = spec.as_ref();
-    let LaidOut { plan, leases, kind, gpus, nofile, endpoints, alike } = lay_out(spec, vars, &facts, args)?;
+    let LaidOut { plan, leases, kind, gpus, nofile, endpoints, alike, older: parts } =
+        lay_out(spec, vars, &facts, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
@@ -238,6 +242,15 @@ fn launch_on_this_node(
     let name = circumstances.host.clone();
     let nodes = spec.meeting.as_ref().map(|meeting| meeting.nodes);
     let door = Words { kind, gpus, nodes, circumstances };
+    if let (job::Job::Legacy(asked), Some(own)) = (&spec.job, &parts)
+        && let (Some(elastic), Some(advertised)) = (&asked.elastic, &advertised)
+    {
+        let older = (&**asked, elastic);
+        let (advertised, facts) = (advertised.clone(), &facts);
+        let met = OlderMeeting { spec, older, vars, facts, own, advertised, host: name };
+        let older_door = OlderDoor { door: &door, elastic };
+        return node::carry_out(&launch, &older_door, (leases, Work::Rounds(&met)), signals, record);
+    }
     let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
         return node::carry_out(&launch, &door, (leases, Work::Once), signals, record);
     };

@@ -2,7 +2,7 @@
 
 use super::notes;
 use super::refusal::{Refusal, unmet};
-use super::rounds::{Joined, Meeting, Part, Round};
+use super::rounds::{GoOn, Joined, Meeting, Part, Round};
 use super::tie::{self, Advertised};
 use crate::model::Endpoint;
 use crate::plan::cluster::{Cluster, Node};
@@ -89,6 +89,7 @@ impl<'a> PaddleMeeting<'a> {
             min,
             max,
             last_call_ms: millis(last_call),
+            at_once: None,
             join_ms: millis(join),
             on_failure: match level {
                 Level::Restart => OnFailure::Restart,
@@ -130,7 +131,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Meeting for PaddleMeeting<'_> {
-    fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
+    fn join(&self, go_on: GoOn<'_>) -> Result<Joined, Refusal> {
         tie::join(self.meeting, self.offer(), &self.words, go_on)
     }
 

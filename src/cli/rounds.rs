@@ -7,14 +7,14 @@ use super::refusal::{Refusal, complain, tell};
 use super::waiting::{Waited, Waiting};
 use crate::log::verdict::Outcome as Verdictum;
 use crate::plan::Plan;
-use crate::rendezvous::agree::{End, Failure, Member, Phase, Standing};
+use crate::rendezvous::agree::{End, Failure, Member, Phase, Roll, Standing};
 use crate::run;
 use crate::run::front::Supervisor;
 use crate::run::journal::{self, Journal, What};
 use crate::run::launch::{Launch, Launched, Others, Screens};
 use crate::run::membership::{Halt, Membership};
 use crate::run::together::Parting;
-use crate::run::{logs, result};
+use crate::run::{logs, result, temporary};
 use crate::supervise::Outcome;
 use crate::sys::signals::Signals;
 use serde_json::Value;
@@ -46,17 +46,36 @@ pub struct Part {
     pub store: Vec<TcpListener>,
 }
 
+/// Waits for so long at most whether somebody asks for a stop; whether there is any use in trying further.
+pub type GoOn<'a> = &'a mut dyn FnMut(Duration) -> bool;
+
 /// How a door's nodes find each other.
 pub trait Meeting {
     /// Finds whoever keeps what the nodes share. In the supervisor: threads may be started. `go_on` says once in a while
     /// whether there is any use in trying further.
-    fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal>;
+    fn join(&self, go_on: GoOn<'_>) -> Result<Joined, Refusal>;
+    /// Does what comes before a round.
+    fn prepare(&self, _round: &Round<'_>, _go_on: &mut dyn FnMut() -> bool) -> Result<(), Refusal> {
+        Ok(())
+    }
     /// What is to run here in a round.
     fn part(&self, round: &Round<'_>) -> Result<Part, Refusal>;
     /// How long a round may take to come together.
     fn patience(&self) -> Duration;
     /// After what time all may be started again after this failure, or why not, as far as this node's options say.
     fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String>;
+    /// Whether this failure is none, but the wish that all nodes launch again.
+    fn asks_again(&self, _launched: &Launched) -> bool {
+        false
+    }
+    /// Whether who is stopped leaves the others to go on without it.
+    fn leaves_alone(&self) -> bool {
+        false
+    }
+    /// Who is waited for, where that is said in other words.
+    fn roll_call(&self, _roll: Option<&Roll>) -> Option<String> {
+        None
+    }
 }
 
 /// How the others were found.
@@ -85,8 +104,8 @@ pub fn supervise(
     door: &dyn Door,
 ) -> Result<(i32, Value), Refusal> {
     let mut journal = node::begin(launch, door)?;
-    let mut waiting = Waiting::new(launch, supervisor, signals, meeting.patience());
-    let joined = meeting.join(&mut || waiting.go_on());
+    let mut waiting = Waiting::new(launch, supervisor, signals, meeting);
+    let joined = meeting.join(&mut |time| waiting.pause(time));
     if let Some(signal) = waiting.requests.stopped_by() {
         return Ok(without_ranks(launch, &Ending::Stopped(signal), journal, door));
     }
@@ -120,7 +139,12 @@ pub fn supervise(
         let Some((members, own)) = membership.round() else {
             break Ending::Refused("it was not told who takes part".into());
         };
-        let part = match meeting.part(&Round { members, own, failures }) {
+        let round = Round { members, own, failures };
+        let prepared = meeting.prepare(&round, &mut || waiting.go_on());
+        if let Some(ending) = waiting.given_up() {
+            break ending;
+        }
+        let part = match prepared.and_then(|()| meeting.part(&round)) {
             Ok(part) => part,
             Err(refusal) => {
                 let Refusal(text, status) = &refusal;
@@ -139,6 +163,9 @@ pub fn supervise(
         let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
         if let Some(Ran { plan, attempt, .. }) = &last {
             logs::put_all_aside(&launch.log_dir, plan, *attempt, launch.rotation.map_or(0, |kept| kept.backups));
+            if let Some(folder) = &launch.temporary {
+                temporary::empty(folder);
+            }
         }
         let this = launch.of_round(&part.plan, part.shown, part.store, attempt);
         let Plan { nnodes, world_size, .. } = part.plan;
@@ -189,7 +216,9 @@ pub fn supervise(
             break ending;
         }
     };
-    if let Ending::Stopped(signal) = ending {
+    if let Ending::Stopped(signal) = ending
+        && !meeting.leaves_alone()
+    {
         membership.put(Standing::Leaves { signal });
     }
     let own = membership.round().map(|(_, own)| own);
@@ -236,7 +265,8 @@ fn failure(
         Err(why) => (Some(why), Duration::ZERO),
     };
     let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-    let failure = Failure { host, node, status, no_restart, delay_ms, ..Failure::default() };
+    let again = meeting.asks_again(launched);
+    let failure = Failure { host, node, status, again, no_restart, delay_ms, ..Failure::default() };
     if let Outcome::NotStarted { local_rank } = launched.report.outcome {
         let who = launch.plan.ranks[local_rank].who().to_string();
         let words = launched.report.ranks[local_rank].not_started.clone().unwrap_or_default();

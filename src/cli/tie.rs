@@ -3,7 +3,7 @@
 use super::exit_code;
 use super::message;
 use super::refusal::{Refusal, tell, unmet};
-use super::rounds::Joined;
+use super::rounds::{GoOn, Joined};
 use crate::model::Endpoint;
 use crate::probe::net;
 use crate::rendezvous::agree::{Coordinator, Member, Offer, Standing};
@@ -87,12 +87,7 @@ fn first_own() -> IpAddr {
 
 /// Ties this node to the others. `words`: what it was started with, for a shell; `go_on`: whether there is any use in trying
 /// further.
-pub fn join(
-    meeting: &Meeting,
-    mut offer: Offer,
-    words: &str,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<Joined, Refusal> {
+pub fn join(meeting: &Meeting, mut offer: Offer, words: &str, go_on: GoOn<'_>) -> Result<Joined, Refusal> {
     let Offer { address, address_from, .. } = &offer;
     info!("this node's address is {address}: {address_from}");
     let (endpoint, server) = match &meeting.at {
@@ -247,9 +242,11 @@ fn print_command(endpoint: &Endpoint, words: &str) {
 }
 
 /// Looks until there is a master. `None`: a stop came first.
-fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: &mut dyn FnMut() -> bool) -> Result<Option<Found>, Refusal> {
+fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: GoOn<'_>) -> Result<Option<Found>, Refusal> {
     let (began, mut next) = (clock::now(), clock::now() + SOON);
-    while go_on() {
+    let mut pause = Duration::ZERO;
+    while go_on(pause) {
+        pause = AGAIN;
         let why = match master::probe(&endpoint.host, endpoint.port, PROBE, clock::now) {
             Found::Nothing(why) => why,
             Found::Foreign(said) => {
@@ -277,7 +274,6 @@ fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: &mut dyn FnMut() -> bool)
             let left = (began + meeting.join).saturating_sub(now).as_secs();
             tell(&format!("waiting for the master at {endpoint}{resolved}: {why}; {left} s left"));
         }
-        std::thread::sleep(AGAIN);
     }
     Ok(None)
 }
@@ -287,12 +283,7 @@ fn unmet_meeting(text: String) -> Refusal {
 }
 
 /// Takes part in a job whose master is of Paddle's own launcher: a list, made once.
-fn listed(
-    meeting: &Meeting,
-    endpoint: &Endpoint,
-    offer: &Offer,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<Joined, Refusal> {
+fn listed(meeting: &Meeting, endpoint: &Endpoint, offer: &Offer, go_on: GoOn<'_>) -> Result<Joined, Refusal> {
     if offer.rules.door != "paddle" {
         return Err(unmet_meeting(format!("{endpoint}: a launcher of Paddle serves there")));
     }
@@ -307,7 +298,7 @@ fn listed(
     let until = clock::now() + meeting.join;
     let mut stopped = false;
     let mut left = || {
-        if go_on() {
+        if go_on(Duration::ZERO) {
             Ok(until.saturating_sub(clock::now()))
         } else {
             stopped = true;

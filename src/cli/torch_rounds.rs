@@ -1,7 +1,7 @@
 //! How the nodes of a job in torchrun's words find each other (c10d, etcd), and what this one runs with the others.
 
 use super::refusal::{Refusal, unmet, usage};
-use super::rounds::{Joined, Meeting, Part, Round};
+use super::rounds::{GoOn, Joined, Meeting, Part, Round};
 use super::tie::{self, Advertised};
 use super::torch_meeting::listen_on;
 use crate::model::{CpuSet, Endpoint};
@@ -45,6 +45,7 @@ impl TorchMeeting<'_> {
             min,
             max,
             last_call_ms: millis(last_call),
+            at_once: None,
             join_ms: millis(join),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnLoss::End } else { OnLoss::Regroup },
@@ -59,7 +60,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 impl Meeting for TorchMeeting<'_> {
-    fn join(&self, go_on: &mut dyn FnMut() -> bool) -> Result<Joined, Refusal> {
+    fn join(&self, go_on: GoOn<'_>) -> Result<Joined, Refusal> {
         let (_, host) = self.names;
         let offer = Offer {
             // Nodes of one machine have one address.

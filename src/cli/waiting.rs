@@ -2,7 +2,7 @@
 
 use super::ends::Ending;
 use super::refusal::tell;
-use super::rounds::has_been_heard;
+use super::rounds::{Meeting, has_been_heard};
 use crate::rendezvous::agree::{Phase, Roll, Standing, State, Step};
 use crate::run::front::Supervisor;
 use crate::run::launch::Launch;
@@ -36,7 +36,7 @@ pub struct Waiting<'a> {
     notify: &'a BTreeSet<i32>,
     /// What has been asked for.
     pub requests: Requests,
-    patience: Duration,
+    meeting: &'a dyn Meeting,
     front_lost: bool,
 }
 
@@ -46,10 +46,29 @@ const FRONT: u64 = 2;
 const REQUESTS: u64 = 3;
 
 impl<'a> Waiting<'a> {
-    /// For the others `patience` long at most.
-    pub fn new(launch: &'a Launch<'_>, supervisor: &'a Supervisor, signals: &'a Signals, patience: Duration) -> Self {
+    /// For the others of this meeting.
+    pub fn new(
+        launch: &'a Launch<'_>,
+        supervisor: &'a Supervisor,
+        signals: &'a Signals,
+        meeting: &'a dyn Meeting,
+    ) -> Self {
         let (notify, requests) = (&launch.notify, Requests::default());
-        Self { supervisor, signals, notify, requests, patience, front_lost: false }
+        Self { supervisor, signals, notify, requests, meeting, front_lost: false }
+    }
+
+    /// The same, after so long a wait for something to be asked for.
+    pub fn pause(&mut self, time: Duration) -> bool {
+        let poll = || -> io::Result<()> {
+            let poll = Poll::new()?;
+            poll.readable(self.signals, SIGNALS)?;
+            poll.readable(&self.supervisor.front, FRONT)?;
+            poll.readable(&self.supervisor.requests, REQUESTS)?;
+            poll.ready(Some(time))
+        };
+        // Without a wait it is only asked for more often.
+        let _ = poll();
+        self.go_on()
     }
 
     /// Takes in what has been asked for; whether anything is to be tried further.
@@ -69,7 +88,7 @@ impl<'a> Waiting<'a> {
     }
 
     /// Why nothing is to be tried further, if so.
-    fn given_up(&mut self) -> Option<Ending> {
+    pub fn given_up(&mut self) -> Option<Ending> {
         if self.go_on() {
             return None;
         }
@@ -116,17 +135,19 @@ impl<'a> Waiting<'a> {
                 return Ok(Waited::Ended(Ending::OutOfContact(why)));
             }
             let now = clock::now();
-            if !membership.is_in_touch() && now >= began + self.patience {
+            let patience = self.meeting.patience();
+            if !membership.is_in_touch() && now >= began + patience {
                 let why = membership.no_contact().unwrap_or("it does not answer");
-                let why =
-                    format!("{}: not reached within {:.0} s: {why}", membership.at(), self.patience.as_secs_f64());
+                let why = format!("{}: not reached within {:.0} s: {why}", membership.at(), patience.as_secs_f64());
                 return Ok(Waited::Ended(Ending::NotReached(why)));
             }
             if let Some(roll) = roll {
-                tell(&of_roll(&roll));
+                tell(&self.meeting.roll_call(Some(&roll)).unwrap_or_else(|| of_roll(&roll)));
                 next = now + EVERY;
             } else if now >= next {
-                tell(&waits_for(membership));
+                let gathers = membership.state().is_some_and(|state| state.phase == Phase::Gathering);
+                let words = self.meeting.roll_call(None).filter(|_| gathers && membership.no_contact().is_none());
+                tell(&words.unwrap_or_else(|| waits_for(membership)));
                 next = now + EVERY;
             }
             let due = membership.due().filter(|_| membership.is_in_touch());

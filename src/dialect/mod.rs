@@ -73,6 +73,12 @@ pub const VARIABLES: &[Variable] = &[
         "run: this rank's one device with --virtual-local-rank, else as it was; a rank's MIG device, or the UUIDs of --devices where no list was set; in the older words of ps, a worker's device; else as it was",
         "MIG-5c1f3b7e-7a0e-5d0f-9d0c-2f6a3f1b8e11",
     ),
+    var(
+        "DISTRIBUTED_TRAINER_ENDPOINTS",
+        "legacy",
+        "the same as PADDLE_TRAINER_ENDPOINTS; only of elastic jobs",
+        "10.0.0.1:6070,10.0.0.2:6070",
+    ),
     var("FLAGS_selected_accelerators", "legacy", "the same as FLAGS_selected_{kind}s", "0"),
     var(
         "FLAGS_selected_{kind}s",
@@ -82,7 +88,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var(
         "GLOO_SOCKET_IFNAME",
-        "launch, run",
+        "launch, legacy, run",
         "interface that has this node's address; only on several nodes, and unless it is set",
         "eth0",
     ),
@@ -116,7 +122,7 @@ pub const VARIABLES: &[Variable] = &[
     var("MASTER_PORT", "run", "the port of the same", "40819"),
     var(
         "NCCL_SOCKET_IFNAME",
-        "launch, run",
+        "launch, legacy, run",
         "the same interface as NCCL writes exactly this one; only on several nodes, and unless it is set",
         "=eth0",
     ),
@@ -225,6 +231,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     var("PADDLE_ROLE", "launch (ps)", "the same as TRAINING_ROLE; not by the older words", "PSERVER"),
     var("PADDLE_STAGE_TRAINERS_NUM", "launch (older ps)", "workers of each stage", "[1, 1, 2]"),
+    var("PADDLE_TRAINERS", "legacy", "the nodes' addresses; only of elastic jobs", "10.0.0.1,10.0.0.2"),
     var("PADDLE_TRAINERS_NUM", "launch, legacy, spawn", "ranks in the job", "2"),
     var(
         "PADDLE_TRAINER_ENDPOINTS",

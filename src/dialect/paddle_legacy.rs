@@ -34,6 +34,8 @@ pub struct World {
     pub with_gloo: String,
     /// An empty folder that is there as long as the job.
     pub folder: String,
+    /// The nodes' addresses, where nodes come and go.
+    pub trainers: Option<Arc<str>>,
     /// Only with `--enable_auto_mapping`.
     pub mapping: Option<Mapping>,
 }
@@ -84,6 +86,10 @@ pub fn write(who: &Identity, world: &World) -> EnvPatch {
             env.set("PADDLE_ORIGINAL_CMD_ARGS", wanted.args.as_str());
         }
     }
+    if let Some(trainers) = &world.trainers {
+        env.set("PADDLE_TRAINERS", trainers.clone());
+        env.set("DISTRIBUTED_TRAINER_ENDPOINTS", world.endpoints.clone());
+    }
     env.set("PADDLE_TRAINER_ID", who.rank.to_string());
     env.set("PADDLE_CURRENT_ENDPOINT", who.endpoint.to_string());
     env.set("PADDLE_TRAINERS_NUM", world.size.to_string());
@@ -132,6 +138,7 @@ pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Option<(Identity, World)> {
         backend: get("PADDLE_DISTRI_BACKEND")?,
         with_gloo: get("PADDLE_WITH_GLOO")?,
         folder: get("PADDLE_GLOO_FS_PATH")?,
+        trainers: get("PADDLE_TRAINERS").map(Into::into),
         mapping: get("PADDLE_CLUSTER_TOPO_PATH").map(|path| mapping(path.clone()).unwrap_or_else(|| placed(path))),
     };
     Some((identity, world))

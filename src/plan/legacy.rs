@@ -61,6 +61,8 @@ pub struct Site {
     pub ports_from: String,
     /// What the user should know.
     pub warnings: Vec<String>,
+    /// The interface that has this node's address, if that is known and other nodes are reached by it.
+    pub interface: Option<String>,
 }
 
 impl Site {
@@ -74,6 +76,12 @@ impl Site {
         for (member, port) in self.nodes[self.own].iter_mut().zip(ports) {
             member.endpoint.port = *port;
         }
+    }
+
+    /// The nodes' addresses, joined by commas.
+    pub fn hosts(&self) -> String {
+        let hosts = self.nodes.iter().filter_map(|node| Some(node.first()?.endpoint.host.as_str()));
+        hosts.collect::<Vec<_>>().join(",")
     }
 
     /// Where all ranks listen, node by node.
@@ -135,7 +143,7 @@ pub fn ground(spec: &LaunchSpec, legacy: &LegacySpec, vars: &Vars, machine: Ask<
     let Some(mut ground) = found else {
         return refuse("Don't supported devices".into(), "auto takes what the devices that are there need");
     };
-    if ground.backend == "gloo" && legacy.ips.contains(',') {
+    if ground.backend == "gloo" && legacy.elastic.is_none() && legacy.ips.contains(',') {
         let why = format!("CPUONLY launch only support single trainer, that is len(ips)=1, but got {}.", legacy.ips);
         return Err(SpecError::new("--ips", &legacy.ips, why, "leave out --legacy: the newer launcher can"));
     }
@@ -182,7 +190,7 @@ pub fn site(
             let own = own(list, &asks.addresses)?;
             let node = |(node, host): (usize, &Host)| all_of(node, &host.name, shares, start);
             let nodes = list.hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
-            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings: Vec::new() })
+            Ok(Site { nodes, own, ports_from: list.ports_from.clone(), warnings: Vec::new(), interface: None })
         }
         Layout::Cloud(cloud) => on_platform(cloud, shares),
         Layout::Mapped(mapped) => match &mapped.mapping {
@@ -244,7 +252,7 @@ fn on_platform(cloud: &Cloud, shares: &[Share]) -> Result<Site, SpecError> {
     };
     let nodes = cloud.hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
     let from = if cloud.endpoints.is_some() { "DISTRIBUTED_TRAINER_ENDPOINTS" } else { from };
-    Ok(Site { nodes, own: cloud.own, ports_from: from.into(), warnings })
+    Ok(Site { nodes, own: cloud.own, ports_from: from.into(), warnings, interface: None })
 }
 
 /// A mapper a machine.
@@ -317,7 +325,7 @@ fn on_machines(
         Start::Free => "",
         Start::From(_, from) => from,
     };
-    Ok(Site { nodes, own, ports_from: from.into(), warnings: Vec::new() })
+    Ok(Site { nodes, own, ports_from: from.into(), warnings: Vec::new(), interface: None })
 }
 
 fn list(hosts: &[String], own: Option<&String>, file: &File<'_>) -> Fixed {
@@ -367,7 +375,7 @@ fn by_table(spec: &LaunchSpec, table: &RankTable, asks: &Asks<'_>) -> Result<Sit
     let (first, from) = table.start;
     let node = |(node, host): (usize, &String)| all_of(node, host, &shares, &Start::From(first, from));
     let nodes = hosts.iter().enumerate().map(node).collect::<Result<_, SpecError>>()?;
-    Ok(Site { nodes, own, ports_from: from.into(), warnings: Vec::new() })
+    Ok(Site { nodes, own, ports_from: from.into(), warnings: Vec::new(), interface: None })
 }
 
 /// The plan for this node.
@@ -401,6 +409,7 @@ pub fn plan(
         devices: paddle_legacy::world_devices(site.nodes.iter().flatten().map(|m| &m.share.binding)).into(),
         backend: ground.backend.into(),
         with_gloo: legacy.with_gloo.clone(),
+        trainers: legacy.elastic.is_some().then(|| site.hosts().into()),
         folder: itself.folder.clone(),
         mapping,
     };
@@ -415,6 +424,9 @@ pub fn plan(
             env.unset(name);
         }
         env.extend(&paddle_legacy::write(&who, &world));
+        if let Some(interface) = &site.interface {
+            surroundings::set_interface(&mut env, vars, interface);
+        }
         let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
         let (endpoint, binding) = (Some(who.endpoint), who.binding);
         let log = format!("{}.{local_rank}", role.log());

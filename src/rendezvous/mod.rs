@@ -7,6 +7,3 @@ pub mod master;
 pub mod tie;
 pub mod torch_static;
 pub mod torch_store;
-
-/// Whether nodes can meet at etcd: this was built with the feature `etcd`.
-pub const HAS_ETCD: bool = cfg!(feature = "etcd");

@@ -14,6 +14,7 @@ use tracing::{info, warn};
 
 /// Why the ranks of a round are stopped from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one a round")]
 pub enum Halt {
     /// All stop; or, without a reason, the others have gone on without this node.
     Told(Option<Why>, Option<End>),

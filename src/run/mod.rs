@@ -11,6 +11,7 @@ pub mod legacy;
 pub mod logs;
 pub mod membership;
 pub mod output;
+pub mod pre_hook;
 pub mod preflight;
 pub mod request;
 pub mod result;

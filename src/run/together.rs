@@ -19,6 +19,7 @@ use tracing::warn;
 
 /// How this node parted from the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one a round")]
 pub enum Parting {
     /// There are none, or there was nothing to it.
     Well,

@@ -2,6 +2,7 @@
 
 use super::SpecError;
 use super::legacy::{self, LegacySpec};
+use super::older_elastic;
 use super::options::{Values, Vars};
 use super::ps::{self, PsSpec};
 
@@ -47,6 +48,11 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Job
                 return Err(values.error(name, "is for --run_mode ps-heter", "give that, or leave this option out"));
             }
             let heter = heter.is_some() || mode == "ps-heter";
+            if older_launcher && older_elastic::is_asked(values, vars) {
+                let hint = "leave those words or variables out; servers are named by their lists";
+                let why = "no job with parameter servers is elastic (--elastic_server, PADDLE_ELASTIC_SERVER)";
+                return Err(SpecError::new("--run_mode", "ps", why, hint));
+            }
             let in_older_words = older_launcher || heter || older.is_some();
             let idle = ["nproc_per_node", "devices"].into_iter().take(if in_older_words { 1 } else { 2 });
             let idle = idle.filter(|name| values.given(name).is_some_and(|text| !text.trim().is_empty()));

@@ -174,7 +174,11 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         Job::Collective | Job::Rpc => nodes::check(values, vars, &mut warnings, &mut infos)?,
     };
     let meets = matches!((&job, &nodes), (Job::Collective | Job::Rpc, Nodes::One { .. }));
-    let meeting = if meets { meeting::check(values, &mut warnings)? } else { None };
+    let meeting = match &job {
+        Job::Legacy(older) => older.elastic.as_ref().map(|elastic| elastic.meeting.clone()),
+        _ if meets => meeting::check(values, &mut warnings)?,
+        _ => None,
+    };
     if meeting.is_none() {
         check_nnodes(values, &nodes, &job)?;
     }
@@ -188,7 +192,8 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
     if log_dir.is_empty() {
         return Err(values.error("log_dir", "is empty", "name a folder, or leave the option out for ./log"));
     }
-    let job_id = values.text("job_id").unwrap_or("default").to_owned();
+    let elastic = meeting.as_ref().filter(|_| older);
+    let job_id = elastic.map_or(values.text("job_id").unwrap_or("default"), |meeting| &meeting.name).to_owned();
     if job_id.is_empty() || job_id.contains(['/', '\0']) {
         return Err(values.error("job_id", "cannot be part of a file name", "use letters, digits, '-' and '_'"));
     }

@@ -1,7 +1,8 @@
 //! What was asked of the older launcher, `python -m paddle.distributed.fleet.launch`, for a collective job. Its
 //! parameter servers are another kind of job.
 
-use super::nodes::{self, CLOUD, CLOUD_PORT, Fixed, bare, field, port_of};
+use super::nodes::{self, CLOUD, CLOUD_PORT, Fixed, Host, HostPorts, bare, field, port_of};
+use super::older_elastic::{self, Elastic};
 use super::options::{Values, Vars};
 use super::{SpecError, shown};
 use crate::model::Endpoint;
@@ -20,6 +21,8 @@ pub struct LegacySpec {
     pub ips: String,
     /// Value of PADDLE_WITH_GLOO.
     pub with_gloo: String,
+    /// How the nodes find each other, if they come and go; then `layout` is this node's part.
+    pub elastic: Option<Elastic>,
 }
 
 /// What ranks talk by.
@@ -130,7 +133,8 @@ const FIRST_PORT: u16 = 6070;
 
 /// Whether the older launcher is meant.
 pub fn is_asked(values: &Values) -> Result<bool, SpecError> {
-    Ok(values.bool("legacy")? == Some(true) || OLDER.iter().any(|name| values.given(name).is_some()))
+    let own = OLDER.iter().chain(&older_elastic::OPTIONS).any(|name| values.given(name).is_some());
+    Ok(own || values.bool("legacy")? == Some(true))
 }
 
 /// Checks that options go together: backend and mode, and both names for the devices. `said` gets what the user
@@ -138,12 +142,6 @@ pub fn is_asked(values: &Values) -> Result<bool, SpecError> {
 pub fn check_mode(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<(), SpecError> {
     refuse_newer(values, &NEWER)?;
     check_devices(values, said)?;
-    let set_or_given = set(vars, "PADDLE_ELASTIC_JOB_ID").or(values.given("job_id"));
-    let elastic = set(vars, "PADDLE_ELASTIC_NP").and(set_or_given).and(set(vars, "PADDLE_ELASTIC_SERVER"));
-    if let Some(server) = elastic {
-        let why = "elastic jobs are not in this version of rlaunch";
-        return Err(SpecError::new("PADDLE_ELASTIC_SERVER", server, why, "unset it"));
-    }
     let (backend, from) = backend(values, vars)?;
     let mode = values.text("run_mode").unwrap_or("");
     if backend != Backend::Auto && !matches!(mode, "" | "collective") {
@@ -206,8 +204,13 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Leg
         return Err(values.error("nproc_per_node", &format!("{number} is no number of ranks"), "give 1 or more"));
     }
     let ips = filled(values, "ips").unwrap_or("127.0.0.1").to_owned();
-    let layout = match mapped(values, vars)? {
-        Some(mapped) => Layout::Mapped(mapped),
+    let elastic = older_elastic::check(values, vars, said)?;
+    let layout = match &elastic {
+        Some(elastic) => Some(alone(elastic)),
+        None => mapped(values, vars)?.map(Layout::Mapped),
+    };
+    let layout = match layout {
+        Some(layout) => layout,
         None => match (cloud(vars, &ips, said)?, rank_table(values, vars, backend)?) {
             (Some(cloud), _) => Layout::Cloud(cloud),
             (None, Some(table)) => Layout::RankTable(table),
@@ -223,7 +226,19 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Leg
         said.push(format!("{} has no effect with {why}: a file says who runs where", field(values, name)));
     }
     let with_gloo = values.given("with_gloo").unwrap_or("0").to_owned();
-    Ok(LegacySpec { backend, backend_from, layout, ips, with_gloo })
+    Ok(LegacySpec { backend, backend_from, layout, ips, with_gloo, elastic })
+}
+
+/// This node's part of a job whose nodes find each other. Its address may be found later.
+fn alone(elastic: &Elastic) -> Layout {
+    let name = elastic.meeting.host.clone().unwrap_or_else(|| "127.0.0.1".into());
+    let (start, from) = match elastic.ports {
+        Some((first, from)) => (Start::From(first, from), from),
+        None => (Start::Free, START),
+    };
+    let host = Host { name: name.clone(), ports: HostPorts::These(Vec::new()) };
+    let from_host = ("--host".to_owned(), name.clone());
+    Layout::Nodes(Fixed { hosts: vec![host], own: Some(name), from: from_host, ports_from: from.into() }, start)
 }
 
 fn backend(values: &Values, vars: &Vars) -> Result<(Backend, (String, String)), SpecError> {

@@ -10,6 +10,7 @@ pub mod legacy;
 pub mod meeting;
 pub mod nodes;
 pub mod notify;
+pub mod older_elastic;
 pub mod options;
 pub mod paddlecloud;
 pub mod places;

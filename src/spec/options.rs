@@ -122,6 +122,11 @@ pub const OPTIONS: &[Opt] = &[
     opt("enable_auto_mapping", Bool, &[], None, "Place ranks by --rank_mapping_path, or let a process a machine work it out first"),
     opt("cluster_topo_path", Text, &[], None, "JSON file of the machines, for --enable_auto_mapping"),
     opt("rank_mapping_path", Text, &[], None, "JSON file of which rank runs where [default: PADDLE_RANK_MAPPING_PATH; else it is made first]"),
+    opt("elastic_server", Text, &[], None, "Elastic jobs in older words: etcd's host:port [default: PADDLE_ELASTIC_SERVER]; goes with --job_id and --np"),
+    opt("np", Text, &[], None, "Their nodes: a number, or MIN:MAX, with which they may come and go [default: PADDLE_ELASTIC_NP]"),
+    opt("elastic_pre_hook", Text, &[], None, "A command for a shell before their ranks are started, each time"),
+    opt("scale", Int, &[], None, "No effect, as on the older launcher"),
+    opt("force", Text, &[], None, "No effect, as on the older launcher"),
     opt("auto_tuner_json", Text, &[], None, "Refused: rlaunch searches no configurations"),
 ];
 

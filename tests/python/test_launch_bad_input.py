@@ -63,7 +63,8 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--mlus", "0"], ["--mlus"]),
         (["-x"], ["-x"]),
         (["--zz\nzz"], ["--zz"]),
-        (["--np", "2"], ["ambiguous option: --np could match --nproc_per_node, --npus"]),
+        (["--serv", "2"], ["ambiguous option: --serv could match --servers, --server_num"]),
+        (["--np", "2"], ["--np 2: an elastic job needs --elastic_server", "--nproc_per_node"]),
         (["--elastic=1"], ["ambiguous", "--elastic_level", "--elastic_timeout"]),
         (["--no_python=1"], ["--no_python"]),
         (["--nproc_per_node="], ["--nproc_per_node"]),
@@ -377,7 +378,7 @@ OPTIONS = """
     module no_python dry_run auto_cluster_config master rank nnodes run_mode sort_ip enable_gpu_log legacy
     max_restart restart_on never_restart_on restart_delay restart_delay_max restart_window
     same_failure_limit elastic_level elastic_timeout auto_parallel_config auto_tuner_json servers trainers
-    server_num trainer_num gloo_port with_gloo help version
+    server_num trainer_num gloo_port with_gloo elastic_server np elastic_pre_hook scale force help version
 """
 
 

@@ -179,15 +179,6 @@ def test_a_dry_run_makes_nothing(place: Place, own: Path) -> None:
     assert not list(own.iterdir())
 
 
-def test_elastic_jobs_are_refused(place: Place) -> None:
-    place.script("")
-    elastic = {"SERVER": "127.0.0.1:2379", "JOB_ID": "mine", "NP": "2"}
-    env = environment(**{f"PADDLE_ELASTIC_{name}": value for name, value in elastic.items()})
-    ended = place.run("--legacy=1", "train.py", env=env)
-    assert ended.status == 2
-    assert "elastic jobs are not in this version" in ended.error_lines()[0]
-
-
 def test_a_folder_that_cannot_be_made_is_said_before_anything_starts(place: Place) -> None:
     place.script("tell('started')")
     ended = place.run("--legacy=1", "train.py", env=environment(TMPDIR=str(place.folder / "nowhere")))
@@ -358,7 +349,7 @@ def test_both_passes_are_one_call_from_python(tmp_path: Path, mapped: Place) -> 
         (["--legacy=1", "--rank_maping_path=x"], "did you mean --rank_mapping_path?"),
         (["--legacy=1", "--nproc_pre_node=2"], "did you mean --nproc_per_node?"),
         (["--legacy=1", "--backned=gloo"], "did you mean --backend?"),
-        (["--legacy=1", "--np=2"], "ambiguous option: --np could match"),
+        (["--legacy=1", "--np=2"], "an elastic job needs --elastic_server, --job_id and --np"),
         (["--legacy=1", "--start_port=7000"], "the older launcher has no such option; set FLAGS_START_PORT"),
         (["--legacy=1", "--nnodes=2"], "the older launcher has no such option; name the nodes with --ips"),
         (["--backend=gloo", "--master=127.0.0.1:7000"], "the older launcher has no such option"),

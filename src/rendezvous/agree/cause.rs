@@ -53,6 +53,7 @@ impl Coordinator {
     /// How the job ends by that, if it does.
     pub(super) fn follows(&self, rules: &Rules, why: &Why) -> Option<End> {
         match why {
+            Why::Failed { failure } if failure.again => None,
             Why::Failed { failure } => {
                 let failed = |no_restart| Some(End::Failed { failure: failure.clone(), no_restart });
                 let (used, most) = (self.state.failures, rules.restarts);

@@ -316,7 +316,10 @@ impl Coordinator {
             Standing::Runs { .. } | Standing::Done { .. } => true,
         };
         let called = now >= last_call && !self.nodes.iter().any(is_coming);
-        let enough = count >= rules.max || count >= rules.min && (called || now >= until);
+        // The number that the older launcher's users begin with, and then the one that the job has come to.
+        let usual = rules.at_once.map(|first| if self.members.is_empty() { first } else { self.members.len() });
+        let is_usual = usual == Some(count);
+        let enough = count >= rules.max || count >= rules.min && (is_usual || called || now >= until);
         // One that was given up, and has come back while its ranks still run, has to stop them first.
         let runs = self.nodes.values().any(|node| matches!(node.record.standing, Standing::Runs { .. }));
         if enough && !runs && now >= self.not_before {
@@ -445,6 +448,7 @@ impl Coordinator {
         if let Why::Failed { failure } = why {
             self.not_before = now + Duration::from_millis(failure.delay_ms);
             match rules.map(|rules| rules.on_failure) {
+                _ if failure.again => {}
                 Some(OnFailure::Restart) => self.state.failures += 1,
                 Some(OnFailure::Hold) => self.state.goes = Some(failure),
                 _ => {}

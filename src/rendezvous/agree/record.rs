@@ -98,6 +98,9 @@ pub struct Rules {
     pub max: usize,
     /// How long more are waited for once there are enough, in milliseconds since the last one came or went.
     pub last_call_ms: u64,
+    /// With as many nodes as this, or later as many as in the last round, no more are waited for; `None`: with the most
+    /// alone. Who came first says it for all.
+    pub at_once: Option<usize>,
     /// How long a round may take to come together, in milliseconds.
     pub join_ms: u64,
     /// After a failure.
@@ -181,6 +184,8 @@ pub struct Failure {
     pub status: i32,
     /// Whether it says that it failed because another rank had gone: then it is not the first.
     pub lost_peer: bool,
+    /// Whether it is none, but the wish that all be started again, which uses nothing up.
+    pub again: bool,
     /// Why the job is not to be started again, if its node's rules say so.
     pub no_restart: Option<String>,
     /// How long to wait before it is, in milliseconds.
