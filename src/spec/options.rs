@@ -96,7 +96,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "With MIN:MAX nodes: seconds that more are waited for after the last one came or went"),
     opt("join_timeout", Seconds, &["RLAUNCH_JOIN_TIMEOUT"], None, "How long nodes are waited for in all [default: 10 times --elastic_timeout]"),
     opt("lease", Seconds, &["RLAUNCH_LEASE"], Some("10"), "After how long a silence a node is taken for lost, 2 or more"),
-    opt("lost_timeout", Seconds, &["RLAUNCH_LOST_TIMEOUT"], None, "How long ranks run on without contact to etcd [default: 60], or to the master [default: --lease]: there a node waits no longer for it than for others"),
+    opt("lost_timeout", Seconds, &["RLAUNCH_LOST_TIMEOUT"], None, "How long ranks run on without contact to etcd [default: 60]; without contact to the master they have ended before --lease is over, whatever this says"),
     opt("job_key", Text, &["RLAUNCH_JOB_KEY"], None, "A secret that all nodes of the job have: the embedded master listens to nobody else; better given in the variable"),
     opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the certificates that etcd's is signed by [default: Mozilla's list]"),
     opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd"),
