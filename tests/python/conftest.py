@@ -13,6 +13,7 @@ import nvml
 import pytest
 from launching import Place, marked
 from oracle import SEED, Oracle
+from rounds import MEETINGS, Meeting
 
 # A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
 # test of a stop would find anybody who listens.
@@ -43,6 +44,13 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
+
+
+@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
+def meeting(request: pytest.FixtureRequest) -> Meeting:
+    """Each way in which nodes find each other."""
+    kind: Meeting = request.param
+    return kind
 
 
 @pytest.fixture

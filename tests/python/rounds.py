@@ -83,7 +83,7 @@ def all_reduce(own):
 """
 
 
-class Meeting(Protocol):
+class At(Protocol):
     """Where the nodes of a job find each other, said in each launcher's words."""
 
     def paddle(self) -> list[str]: ...
@@ -111,7 +111,9 @@ class AtMaster:
         pass
 
 
-MEETINGS: dict[str, type[AtMaster]] = {"master": AtMaster}
+# Made anew for each job, by its first host.
+Meeting = Callable[[Host], At]
+MEETINGS: dict[str, Meeting] = {"master": AtMaster}
 
 
 def joining(module: str, seconds: float, lease: float = 10) -> list[str]:
@@ -206,9 +208,9 @@ class Node:
 class Job:
     """The launchers of one job, none of which outlives it."""
 
-    def __init__(self, folder: Path, on: list[Host], meeting: type[AtMaster], nnodes: str = "2") -> None:
+    def __init__(self, folder: Path, on: list[Host], meeting: Meeting, nnodes: str = "2") -> None:
         self.folder, self.on, self.nnodes = folder, on, nnodes
-        self.meeting: Meeting = meeting(on[0])
+        self.meeting = meeting(on[0])
         self.nodes: list[Node] = []
 
     def __enter__(self) -> Job:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hosts import Host, hosts
 from launching import until
-from rounds import MEETINGS, PADDLE, TORCH, AtMaster, Job, Node
+from rounds import PADDLE, TORCH, Job, Meeting, Node
 
 # Rank 1 fails as often as its node is told, once all have begun; the others run on until they may end.
 FAIL = """
@@ -31,12 +31,6 @@ def two() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> type[AtMaster]:
-    kind: type[AtMaster] = request.param
-    return kind
-
-
 def check_one_name(nodes: list[Node], status: int, words: str) -> None:
     """They have ended with this status, and all say of rank 1 alone that it failed with these words."""
     for node in nodes:
@@ -51,7 +45,7 @@ def check_one_name(nodes: list[Node], status: int, words: str) -> None:
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_a_failure_stops_all_and_has_one_name(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         script = job.script(FAIL)
@@ -66,7 +60,7 @@ def test_a_failure_stops_all_and_has_one_name(
     [(PADDLE, ["--elastic_level=1", "--restart_delay=0"]), (TORCH, ["--max-restarts=3"])],
 )
 def test_all_begin_again_together(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, options: list[str]
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str, options: list[str]
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         script = job.script(FAIL)
@@ -91,7 +85,7 @@ def test_all_begin_again_together(
     ],
 )
 def test_a_budget_that_is_used_up_is_said(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, options: list[str]
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str, options: list[str]
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         script = job.script(FAIL)
@@ -104,7 +98,7 @@ def test_a_budget_that_is_used_up_is_said(
         assert job.check_one_world() == {1: 2, 2: 2}
 
 
-def test_others_hold_until_another_comes(tmp_path: Path, two: list[Host], meeting: type[AtMaster]) -> None:
+def test_others_hold_until_another_comes(tmp_path: Path, two: list[Host], meeting: Meeting) -> None:
     with Job(tmp_path, two, meeting) as job:
         options = ["--elastic_level=0", job.script(FAIL)]
         zero, one = job.start(*options, FAILS='["no 1"]', OTHERS="0")
@@ -121,9 +115,7 @@ def test_others_hold_until_another_comes(tmp_path: Path, two: list[Host], meetin
         assert job.check_one_world() == {1: 2, 2: 2}
 
 
-def test_nodes_that_come_and_go_use_up_no_restart(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster]
-) -> None:
+def test_nodes_that_come_and_go_use_up_no_restart(tmp_path: Path, two: list[Host], meeting: Meeting) -> None:
     with Job(tmp_path, two, meeting, "1:2") as job:
         options = ["--elastic_level=1", "--max_restart=1", "--elastic_timeout=2", job.script(FAIL)]
         zero, one = job.start(*options, FAILS="[]", OTHERS="0")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hosts import Host, hosts
 from launching import gone, until
-from rounds import MEETINGS, NODE_LOST, PADDLE, STORE_LOST, TORCH, AtMaster, Job, Node, joining
+from rounds import NODE_LOST, PADDLE, STORE_LOST, TORCH, AtMaster, Job, Meeting, Node, joining
 
 LEASE = 4
 
@@ -27,12 +27,6 @@ DEAF = 'if node == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
 def two() -> Iterator[list[Host]]:
     with hosts(2) as made:
         yield made
-
-
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> type[AtMaster]:
-    kind: type[AtMaster] = request.param
-    return kind
 
 
 def both(job: Job, module: str, *args: str, body: str = RUN) -> tuple[Node, Node]:
@@ -53,7 +47,7 @@ def ended_after(node: Node, began: float) -> float:
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
 def test_a_killed_launcher_is_noticed_at_once(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, whole: bool
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str, whole: bool
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         zero, one = both(job, module)
@@ -85,7 +79,7 @@ def test_without_whoever_serves_the_others_end_within_the_lease(
         job.check_one_world()
 
 
-def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], meeting: type[AtMaster]) -> None:
+def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], meeting: Meeting) -> None:
     with Job(tmp_path, two, meeting) as job:
         script = job.script(RUN)
         # By default, after ten seconds of silence a node is lost.
@@ -107,7 +101,7 @@ def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], meetin
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_a_host_that_is_cut_off_is_named_and_its_ranks_end(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         zero, one = both(job, module)
@@ -131,7 +125,7 @@ def test_a_host_that_is_cut_off_is_named_and_its_ranks_end(
 @pytest.mark.parametrize("body", [RUN, DEAF], ids=["", "deaf"])
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, body: str
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str, body: str
 ) -> None:
     with Job(tmp_path, two, meeting, "1:2") as job:
         args = (
@@ -181,7 +175,7 @@ def test_who_loses_whoever_serves_ends_before_that_one_goes_on(tmp_path: Path, t
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_of_one_stops_all(
-    tmp_path: Path, two: list[Host], meeting: type[AtMaster], module: str, number: int
+    tmp_path: Path, two: list[Host], meeting: Meeting, module: str, number: int
 ) -> None:
     with Job(tmp_path, two, meeting) as job:
         zero, one = both(job, module)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hosts import Host, hosts
 from launching import until
-from rounds import MEETINGS, NOT_MET, PADDLE, TORCH, USAGE, AtMaster, Job, joining, start_at_once
+from rounds import NOT_MET, PADDLE, TORCH, USAGE, AtMaster, Job, Meeting, joining, start_at_once
 
 RUN = 'tell(f"began.{node}", os.environ.get("GLOO_SOCKET_IFNAME"))'
 
@@ -23,15 +23,9 @@ def three() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> type[AtMaster]:
-    kind: type[AtMaster] = request.param
-    return kind
-
-
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_who_waits_is_told_who_is_here(
-    tmp_path: Path, three: list[Host], meeting: type[AtMaster], module: str
+    tmp_path: Path, three: list[Host], meeting: Meeting, module: str
 ) -> None:
     with Job(tmp_path, three, meeting, "3") as job:
         script = job.script(RUN)
@@ -48,7 +42,7 @@ def test_who_waits_is_told_who_is_here(
 
 
 def test_roll_is_called_every_ten_seconds_by_the_numbers(
-    tmp_path: Path, three: list[Host], meeting: type[AtMaster]
+    tmp_path: Path, three: list[Host], meeting: Meeting
 ) -> None:
     with Job(tmp_path, three, meeting, "3") as job:
         script = job.script(RUN)
@@ -67,7 +61,7 @@ def test_roll_is_called_every_ten_seconds_by_the_numbers(
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_too_few_end_in_time_with_the_roll(
-    tmp_path: Path, three: list[Host], meeting: type[AtMaster], module: str
+    tmp_path: Path, three: list[Host], meeting: Meeting, module: str
 ) -> None:
     with Job(tmp_path, three, meeting, "3") as job:
         script = job.script(RUN)
@@ -130,7 +124,7 @@ def test_a_wait_ends_at_once_and_quietly(
 def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
     tmp_path: Path,
     three: list[Host],
-    meeting: type[AtMaster],
+    meeting: Meeting,
     first: list[str],
     second: list[str],
     words: list[str],
@@ -228,7 +222,7 @@ def test_the_command_that_is_printed_starts_the_other_node(tmp_path: Path, three
 
 @pytest.mark.parametrize("on", [(0, 1), (0, 0)], ids=["apart", "on one host"])
 def test_two_that_start_at_once_make_one_world(
-    tmp_path: Path, three: list[Host], meeting: type[AtMaster], on: tuple[int, int]
+    tmp_path: Path, three: list[Host], meeting: Meeting, on: tuple[int, int]
 ) -> None:
     for turn in range(10):
         (tmp_path / str(turn)).mkdir()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, hosts
-from rounds import MEETINGS, PADDLE, STAR, TORCH, AtMaster, Job, Node, joining
+from rounds import PADDLE, STAR, TORCH, Job, Meeting, Node, joining
 
 # Fits a line to eight points, in whole numbers: a sum is the same in whatever order. Which points a rank has
 # goes by the world's size. It goes on from the last checkpoint, which all have from rank 0, up to `gate`.
@@ -91,12 +91,6 @@ def four() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> type[AtMaster]:
-    kind: type[AtMaster] = request.param
-    return kind
-
-
 def open_gate(job: Job, step: int) -> None:
     (job.folder / "gate.new").write_text(str(step))
     (job.folder / "gate.new").rename(job.folder / "gate")
@@ -108,7 +102,7 @@ def elastic(module: str) -> list[str]:
 
 @contextmanager
 def uninterrupted(
-    tmp_path: Path, on: list[Host], meeting: type[AtMaster], module: str, body: str
+    tmp_path: Path, on: list[Host], meeting: Meeting, module: str, body: str
 ) -> Iterator[Callable[[], str]]:
     """One round of these hosts, beside what else goes on: what it learns, once it has ended."""
     (tmp_path / "whole").mkdir()
@@ -127,7 +121,7 @@ def uninterrupted(
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_two_become_four_and_two_again(
-    tmp_path: Path, four: list[Host], meeting: type[AtMaster], module: str, how: str
+    tmp_path: Path, four: list[Host], meeting: Meeting, module: str, how: str
 ) -> None:
     whole = uninterrupted(tmp_path, four[1:], meeting, module, STAR + LEARN)
     with whole as learned, Job(tmp_path, four, meeting, "2:4") as job:
@@ -162,7 +156,7 @@ def test_two_become_four_and_two_again(
 
 
 def test_torch_learns_the_same_with_one_two_and_one(
-    tmp_path: Path, four: list[Host], meeting: type[AtMaster]
+    tmp_path: Path, four: list[Host], meeting: Meeting
 ) -> None:
     whole = uninterrupted(tmp_path, four[2:3], meeting, TORCH, TORCHS)
     with whole as learned, Job(tmp_path, four[:2], meeting, "1:2") as job:

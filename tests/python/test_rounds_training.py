@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hosts import Host, hosts
-from rounds import MEETINGS, PADDLE, PADDLES, TORCH, AtMaster, Job
+from rounds import PADDLE, PADDLES, TORCH, AtMaster, Job, Meeting
 from test_launch_nodes import TRAIN
 
 DDP = """
@@ -39,12 +39,6 @@ def four() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> type[AtMaster]:
-    kind: type[AtMaster] = request.param
-    return kind
-
-
 def check_training(job: Job, world: int) -> None:
     job.end_well()
     # All have the same parameters in the end, and the sum that only all of them together have.
@@ -53,14 +47,14 @@ def check_training(job: Job, world: int) -> None:
     assert (size, float(total), learned) == (str(world), world * (world + 1) / 2, "True")
 
 
-def test_four_hosts_train_with_paddle(tmp_path: Path, four: list[Host], meeting: type[AtMaster]) -> None:
+def test_four_hosts_train_with_paddle(tmp_path: Path, four: list[Host], meeting: Meeting) -> None:
     with Job(tmp_path, four, meeting, "4") as job:
         job.start(job.script(TRAIN))
         check_training(job, 4)
 
 
 def test_two_hosts_with_one_rank_and_two_train_with_paddle(
-    tmp_path: Path, four: list[Host], meeting: type[AtMaster]
+    tmp_path: Path, four: list[Host], meeting: Meeting
 ) -> None:
     with Job(tmp_path, four[:2], meeting) as job:
         script = job.script(TRAIN)
@@ -69,7 +63,7 @@ def test_two_hosts_with_one_rank_and_two_train_with_paddle(
         check_training(job, 3)
 
 
-def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], meeting: type[AtMaster]) -> None:
+def test_two_hosts_train_with_torch(tmp_path: Path, four: list[Host], meeting: Meeting) -> None:
     with Job(tmp_path, four[:2], meeting) as job:
         job.start(job.script(DDP), module=TORCH)
         check_training(job, 2)
