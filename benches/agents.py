@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rendezvous import etcd_server
+from meeting import etcd_server
 
 COUNTS = (10, 30, 100, 300, 1000)
 MEETINGS = ("master", "etcd")

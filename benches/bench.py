@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import end
+import meeting
 import output
 import planning
-import rendezvous
 import restart
 import start
 from contenders import LAUNCHERS, RUN
@@ -41,7 +41,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "stall": output.measure_stall,
     "lines": output.measure_lines,
     "plan": planning.measure_plan,
-    "rendezvous": rendezvous.measure_rendezvous,
+    "rendezvous": meeting.measure_rendezvous,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
 
