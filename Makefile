@@ -55,6 +55,7 @@ lint-rust:
 	$(CARGO) fmt --check
 	$(CARGO) clippy --quiet --all-targets --locked -- -D warnings
 	$(CARGO) clippy --quiet --features python --locked -- -D warnings
+	$(CARGO) clippy --quiet --no-default-features --locked -- -D warnings
 
 # The etcd that nodes meet at is among what is installed.
 test-rust: $(VENV)/installed
@@ -72,6 +73,7 @@ test-python: $(VENV)/built $(VENV)/torch
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
 # BENCH="--write docs/benchmarks.md": the results page too.
 bench: $(VENV)/built $(VENV)/torch
+	$(BIN)/python -m pip install --quiet --group bench
 	$(BIN)/python benches/bench.py $(BENCH)
 
 agents: $(VENV)/built
