@@ -140,9 +140,6 @@ fn id() -> String {
     (0..16).map(|_| fastrand::alphanumeric()).collect()
 }
 
-/// How long ranks run on without contact to etcd, where nobody says.
-const WITHOUT_ETCD: Duration = Duration::from_secs(60);
-
 #[cfg(feature = "etcd")]
 fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, mut offer: Offer) -> Result<Joined, Refusal> {
     offer.clock_ms = wall_ms();
@@ -168,7 +165,7 @@ fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, mut offer: Offer) -> Result<Joine
     let at = format!("etcd at {}", list.join(","));
     let tie = tied.map_err(|error| unmet(format!("{at}: {}", logs::plain(&error))))?;
     let witnesses = endpoints.iter().map(|at| (at.host.clone(), at.port)).collect();
-    let by = (Keeper::Etcd(witnesses, meeting.lost_timeout.unwrap_or(WITHOUT_ETCD)), meeting.lease);
+    let by = (Keeper::Etcd(witnesses, meeting.lost_timeout), meeting.lease);
     Ok(Joined::Tied(Box::new(Membership::new((Box::new(tie), None), at, &id, offer, by))))
 }
 

@@ -77,8 +77,8 @@ pub struct Meeting {
     pub sort_ip: bool,
     /// After what silence a node is taken for lost.
     pub lease: Duration,
-    /// How long ranks run on without contact, if the user says so.
-    pub lost_timeout: Option<Duration>,
+    /// How long ranks run on while etcd does not answer.
+    pub lost_timeout: Duration,
     /// By which nodes of a job know each other.
     pub key: Option<Secret>,
     /// This node's address, if the user gives one.
@@ -164,7 +164,7 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
         join,
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         lease: lease(values)?,
-        lost_timeout: values.seconds("lost_timeout")?.map(Duration::from_secs_f64),
+        lost_timeout: Duration::from_secs_f64(values.seconds("lost_timeout")?.unwrap_or(60.0)),
         key: key.map(|key| Secret(key.to_owned())),
         host: host.map(str::to_owned),
     }))

@@ -167,7 +167,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
             join: values.seconds("join_timeout")?.map_or(join, Duration::from_secs_f64),
             sort_ip: false,
             lease: lease(values, vars)?,
-            lost_timeout: values.seconds("lost_timeout")?.map(Duration::from_secs_f64),
+            lost_timeout: Duration::from_secs_f64(values.seconds("lost_timeout")?.unwrap_or(60.0)),
             key: None,
             host: own.clone(),
         },

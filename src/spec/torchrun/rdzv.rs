@@ -198,7 +198,7 @@ fn dynamic(
         join: seconds("join_timeout", 600)?,
         sort_ip: true,
         lease: lease.max(Duration::from_secs(2)),
-        lost_timeout: conf.contains_key("lost_timeout").then(|| seconds("lost_timeout", 0)).transpose()?,
+        lost_timeout: seconds("lost_timeout", 60)?,
         key: values.given("job-key").filter(|key| !key.is_empty()).map(|key| Secret(key.to_owned())),
         host,
     })))
