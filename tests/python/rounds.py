@@ -205,7 +205,7 @@ class Node:
 class Job:
     """The launchers of one job, none of which outlives it."""
 
-    def __init__(self, folder: Path, on: list[Host], meeting: type[AtMaster], nnodes: str = "2") -> None:
+    def __init__(self, folder: Path, on: list[Host], meeting: Callable[[Host], Meeting], nnodes: str = "2") -> None:
         self.folder, self.on, self.nnodes = folder, on, nnodes
         self.meeting: Meeting = meeting(on[0])
         self.nodes: list[Node] = []
