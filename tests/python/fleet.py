@@ -11,7 +11,7 @@ from pathlib import Path
 from etcd import Etcd, EtcdCluster
 from hosts import INTO_USER, Host, hosts
 from launching import until
-from rounds import Job, Node
+from rounds import TORCH, Job, Node
 
 
 class AtEtcd:
@@ -59,6 +59,16 @@ class Fleet:
 def fleet(count: int) -> Iterator[Fleet]:
     with hosts(count + 1) as made:
         yield Fleet(made[:count], made[count])
+
+
+def joining(module: str, seconds: float, lease: float, lost: float | None = None) -> list[str]:
+    """How long nodes wait: for others, and without contact; in the words of either launcher."""
+    if module == TORCH:
+        conf = {"join_timeout": seconds, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": lease}
+        conf |= {} if lost is None else {"lost_timeout": lost}
+        return ["--rdzv-conf=" + ",".join(f"{name}={value:.0f}" for name, value in conf.items())]
+    words = [f"--join_timeout={seconds}", f"--lease={lease}", "--elastic_timeout=2"]
+    return words if lost is None else [*words, f"--lost_timeout={lost}"]
 
 
 def await_ranks(job: Job, nodes: list[Node]) -> None:

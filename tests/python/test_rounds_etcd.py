@@ -14,10 +14,10 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 from etcd import Certificates, Etcd
-from fleet import Fleet, await_ranks, fleet, name_of
+from fleet import Fleet, await_ranks, fleet, joining, name_of
 from hosts import Host
 from launching import Ended, Place, environment, free_ports, until
-from rounds import NODE_LOST, NOT_MET, PADDLE, STAR, TORCH, USAGE, Job, Node, joining, start_at_once
+from rounds import NODE_LOST, NOT_MET, PADDLE, STAR, TORCH, USAGE, Job, Node, start_at_once
 from test_launch_nodes import TRAIN
 from test_rounds_scale import LEARN, elastic, open_gate
 from test_rounds_training import DDP, check_training

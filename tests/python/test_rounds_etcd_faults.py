@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from etcd import Etcd
-from fleet import Fleet, await_ranks, fleet, lived, name_of, rounds_of
+from fleet import Fleet, await_ranks, fleet, joining, lived, name_of, rounds_of
 from launching import gone, until
-from rounds import NODE_LOST, PADDLE, STORE_LOST, TORCH, Job, Node, joining
+from rounds import NODE_LOST, PADDLE, STORE_LOST, TORCH, Job, Node
 
 LEASE = 3.0
 
@@ -39,10 +39,12 @@ def own(made: Fleet, tmp_path: Path) -> Iterator[Etcd]:
         yield etcd
 
 
-def both(job: Job, *args: str, module: str = PADDLE, body: str = RUN) -> list[Node]:
+def both(
+    job: Job, *args: str, module: str = PADDLE, body: str = RUN, lost: float | None = None
+) -> list[Node]:
     """Two nodes whose ranks run."""
     script = job.script(body)
-    nodes = job.start(*joining(module, 30, LEASE), *args, script, module=module)
+    nodes = job.start(*joining(module, 30, LEASE, lost), *args, script, module=module)
     await_ranks(job, nodes)
     return nodes
 
@@ -119,8 +121,7 @@ def test_a_job_ends_without_etcd_after_the_time_that_it_may(
     tmp_path: Path, made: Fleet, own: Etcd, module: str
 ) -> None:
     with Job(tmp_path, made.on, made.at(own)) as job:
-        option = "--lost-timeout=3" if module == TORCH else "--lost_timeout=3"
-        nodes = both(job, option, module=module)
+        nodes = both(job, module=module, lost=3)
         began = time.monotonic()
         own.stop()
         for node in nodes:
@@ -210,7 +211,8 @@ def test_the_others_go_on_without_a_killed_launcher(tmp_path: Path, made: Fleet,
         killed = nodes[which].kill()
         other.await_round(1, 2)
         until(lambda: list(tmp_path.glob(f"life.{other.label}.1.*")), "the survivor's rank")
-        assert lived(job, 2)[0] - killed < LEASE + 2
+        # Others are waited for, `--elastic_timeout` long.
+        assert lived(job, 2)[0] - killed < LEASE + 1 + 2 + 1
         job.finish()
         job.end_well(other)
         assert job.check_one_world() == {1: 2, 2: 1}
