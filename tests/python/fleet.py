@@ -64,7 +64,12 @@ def fleet(count: int) -> Iterator[Fleet]:
 def joining(module: str, seconds: float, lease: float, lost: float | None = None) -> list[str]:
     """How long nodes wait: for others, and without contact; in the words of either launcher."""
     if module == TORCH:
-        conf = {"join_timeout": seconds, "last_call_timeout": 1, "keep_alive_interval": 1, "keep_alive_max_attempt": lease}
+        conf = {
+            "join_timeout": seconds,
+            "last_call_timeout": 1,
+            "keep_alive_interval": 1,
+            "keep_alive_max_attempt": lease,
+        }
         conf |= {} if lost is None else {"lost_timeout": lost}
         return ["--rdzv-conf=" + ",".join(f"{name}={value:.0f}" for name, value in conf.items())]
     words = [f"--join_timeout={seconds}", f"--lease={lease}", "--elastic_timeout=2"]
