@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -84,7 +83,7 @@ def all_reduce(own):
 """
 
 
-class Meeting(Protocol):
+class At(Protocol):
     """Where the nodes of a job find each other, said in each launcher's words."""
 
     def paddle(self) -> list[str]: ...
@@ -112,14 +111,18 @@ class AtMaster:
         pass
 
 
-MEETINGS: dict[str, type[AtMaster]] = {"master": AtMaster}
+# Made anew for each job, by its first host.
+Meeting = Callable[[Host], At]
+MEETINGS: dict[str, Meeting] = {"master": AtMaster}
 
 
 def joining(module: str, seconds: float, lease: float = 10) -> list[str]:
     """How long nodes wait for others, in the words of either launcher."""
     if module == TORCH:
-        return [f"--rdzv-conf=join_timeout={seconds:.0f},last_call_timeout=1,keep_alive_interval={lease / 2:.0f},"
-                "keep_alive_max_attempt=2"]
+        return [
+            f"--rdzv-conf=join_timeout={seconds:.0f},last_call_timeout=1,keep_alive_interval={lease / 2:.0f},"
+            "keep_alive_max_attempt=2"
+        ]
     return [f"--join_timeout={seconds}", f"--lease={lease}", "--elastic_timeout=2"]
 
 
@@ -205,9 +208,9 @@ class Node:
 class Job:
     """The launchers of one job, none of which outlives it."""
 
-    def __init__(self, folder: Path, on: list[Host], meeting: Callable[[Host], Meeting], nnodes: str = "2") -> None:
+    def __init__(self, folder: Path, on: list[Host], meeting: Meeting, nnodes: str = "2") -> None:
         self.folder, self.on, self.nnodes = folder, on, nnodes
-        self.meeting: Meeting = meeting(on[0])
+        self.meeting = meeting(on[0])
         self.nodes: list[Node] = []
 
     def __enter__(self) -> Job:
@@ -256,6 +259,9 @@ class Job:
         for name in names:
             until(lambda name=name: (self.folder / name).exists(), name)
 
+    def text(self, name: str) -> str:
+        return (self.folder / name).read_text()
+
     def await_text(self, name: str, fits: Callable[[str], bool]) -> None:
         """Waits until what is in this file fits."""
         path = self.folder / name
@@ -271,11 +277,13 @@ class Job:
             assert ended.status == 0, (node.label, ended.stderr, ended.stdout.decode(errors="replace"))
 
     def lives(self) -> Iterator[tuple[int, int, float, float]]:
-        """Of each rank that ever ran: the round, the world's size, when it began and when it was last there."""
+        """Of each rank that ever ran: the round, its world, when it began and when it was last there."""
         for node in self.nodes:
             rounds = {one["attempt"]: one["round"] for one in node.events("round_started")}
             for path in self.folder.glob(f"life.{node.label}.*"):
-                lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+                lines = [
+                    line.split() for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"
+                ]
                 attempt = int(path.name.split(".")[2])
                 if lines:
                     yield rounds[attempt], int(lines[0][1]), float(lines[0][0]), float(lines[-1][0])
@@ -292,8 +300,6 @@ class Job:
         for one, next_one in itertools.pairwise(order):
             assert spans[one][1] < spans[next_one][0], (one, next_one, spans)
         return {number: worlds[number] for number in order}
-
-
 
 
 def start_at_once(job: Job, on: tuple[int, ...], *args: str) -> None:
