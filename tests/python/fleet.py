@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from etcd import Etcd, EtcdCluster
 from hosts import INTO_USER, Host, hosts
 from launching import until
-from rounds import TORCH, Job, Node
+from rounds import TORCH, Job, Meeting, Node
 
 
 class AtEtcd:
@@ -49,7 +49,7 @@ class Fleet:
     def cluster(self, folder: Path) -> EtcdCluster:
         return EtcdCluster(folder, host=self.server.ip, prefix=onto(self.server))
 
-    def at(self, etcd: Etcd | EtcdCluster, name: str | None = None) -> Callable[[object], AtEtcd]:
+    def at(self, etcd: Etcd | EtcdCluster, name: str | None = None) -> Meeting:
         """Where a job meets, under a name of its own if it is not told one."""
         addresses = etcd.addresses if isinstance(etcd, EtcdCluster) else etcd.address
         return lambda _: AtEtcd(addresses, name or f"job{next(self.names)}")

@@ -1,4 +1,4 @@
-"""Jobs whose nodes meet at a real etcd: training, growing and shrinking, names, leftovers, and etcds of no use."""
+"""Jobs whose nodes meet at a real etcd: training, growing, names, leftovers, and etcds of no use."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 def refused(place: Place, module: str, master: str, options: dict[str, str], **variables: str) -> Ended:
-    """How a launcher ends that cannot meet anybody there. `options` are Paddle's `--etcd_...`, without that."""
+    """How a launcher ends that meets nobody there. `options`: Paddle's `--etcd_...`, without that."""
     script = place.script("")
     if module == PADDLE:
         words = [f"--etcd_{name}={value}" for name, value in options.items()]

@@ -174,9 +174,8 @@ def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
         job.finish()
         job.end_well(zero, one)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
-        print(
-            f"{module}: ranks cut off ended after {ended:.2f} s, the next round began after {lived(job, 2)[0] - cut:.2f}"
-        )
+        begins = lived(job, 2)[0] - cut
+        print(f"{module}: ranks cut off ended after {ended:.2f} s, the next round began after {begins:.2f} s")
 
 
 def test_a_short_cut_changes_nothing(tmp_path: Path, made: Fleet, etcd: Etcd) -> None:
