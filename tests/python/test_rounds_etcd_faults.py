@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from etcd import Etcd
 from fleet import Fleet, await_ranks, fleet, joining, lived, name_of, rounds_of
 from launching import gone, until
-from rounds import NODE_LOST, PADDLE, STORE_LOST, TORCH, Job, Node
+from rounds import NODE_LOST, NOT_MET, PADDLE, STORE_LOST, TORCH, Job, Node
 
 LEASE = 3.0
 
@@ -233,3 +234,36 @@ def test_the_others_go_on_without_a_killed_launcher(
         assert job.check_one_world() == {1: 2, 2: 1}
         below = f"/rlaunch/{name_of(job)}/"
         until(lambda: not etcd.keys(below), f"the end of {below}", 2 * LEASE)
+
+
+# In a host's namespace: no way to that address any more, or a way again.
+ROUTE = """
+import sys
+from pyroute2 import IPRoute
+with IPRoute() as network:
+    network.route(sys.argv[1], type="blackhole", dst=sys.argv[2] + "/32")
+"""
+
+
+def test_a_node_whose_job_has_ended_without_it_ends_by_name(tmp_path: Path, made: Fleet, etcd: Etcd) -> None:
+    def route(word: str) -> None:
+        with made.on[1].run([sys.executable, "-c", ROUTE, word, made.server.ip]) as process:
+            assert process.wait() == 0
+
+    with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
+        # It finds the other node where it does not find etcd, which it takes to be down.
+        zero, one = both(job, "--elastic_level=1", body='live_until(f"finish{node}")\n')
+        route("add")
+        try:
+            zero.await_round(1, 2)
+            (tmp_path / "finish0").touch()
+            job.end_well(zero)
+            assert etcd.keys(f"/rlaunch/{name_of(job)}/") == []
+        finally:
+            route("del")
+        end = one.end()
+        assert end.status == NOT_MET, end.stderr
+        assert "it has ended without it" in end.error_lines()[-1]
+        assert rounds_of(one) == [1]
+        assert not one.ranks()
+        assert etcd.keys(f"/rlaunch/{name_of(job)}/") == []
