@@ -142,7 +142,7 @@ impl Membership {
         // The master's states end with it; at etcd a job's name may be taken again.
         let is_anothers = state.round < self.seat.told || state.serial < self.seat.serial;
         if is_anothers && matches!(self.keeper, Keeper::Etcd(..)) {
-            let why = "the job that this node was part of is not there any more: it has ended without it";
+            let why = "the job that this node was part of is not there any more: it has ended without it, or etcd has lost its data";
             self.refused = Some(format!("{}: {why}", self.at));
             return None;
         }

@@ -89,8 +89,12 @@ def name_of(job: Job) -> str:
 
 
 def lived(job: Job, number: int) -> tuple[float, float]:
-    """When the first rank of a round began, and when the last of them was last there."""
-    spans = [(began, ended) for of, _, began, ended in job.lives() if of == number]
+    """When the first rank of a round began, once one has, and when the last of them was last there."""
+
+    def found() -> list[tuple[float, float]]:
+        return [(began, ended) for of, _, began, ended in job.lives() if of == number]
+
+    spans: list[tuple[float, float]] = until(found, f"a rank of round {number}")
     return min(began for began, _ in spans), max(ended for _, ended in spans)
 
 

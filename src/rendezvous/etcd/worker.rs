@@ -337,7 +337,7 @@ impl Worker {
         let board = json!({ "request_range": words::range(&keys.board()) });
         let record: Vec<Value> = with_record.then_some(record).into_iter().collect();
         let leader: Vec<Value> = (self.now() >= self.stand_at).then_some(leader).into_iter().collect();
-        let won = [&record[..], &leader[..], &[board.clone()]].concat();
+        let won = [&record[..], &leader[..], std::slice::from_ref(&board)].concat();
         let lost = [&record[..], &[board]].concat();
         let answer = self.desk.call(
             "txn",
