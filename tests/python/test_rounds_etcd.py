@@ -47,7 +47,12 @@ def await_nothing_below(etcd: Etcd, job: Job, limit: float) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize(("module", "body"), [(PADDLE, TRAIN), (TORCH, DDP)])
+# All is trained and written by then. torch 2.15 has been seen to abort after that, as the interpreter ended
+# ("terminate called without an active exception").
+LEAVE = "os._exit(0)\n"
+
+
+@pytest.mark.parametrize(("module", "body"), [(PADDLE, TRAIN), (TORCH, DDP + LEAVE)])
 def test_two_hosts_train(tmp_path: Path, made: Fleet, etcd: Etcd, module: str, body: str) -> None:
     with Job(tmp_path, made.on[:2], made.at(etcd)) as job:
         job.start(job.script(body), module=module)
