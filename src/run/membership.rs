@@ -140,6 +140,13 @@ impl Membership {
                 return None;
             }
         };
+        // The master's states end with it; at etcd a job's name may be taken again.
+        let is_anothers = state.round < self.seat.told || state.serial < self.seat.serial;
+        if is_anothers && matches!(self.keeper, Keeper::Etcd(..)) {
+            let why = "the job that this node was part of is not there any more: it has ended without it, or etcd has lost its data";
+            self.refused = Some(format!("{}: {why}", self.at));
+            return None;
+        }
         let members: Option<Vec<Member>> = members.and_then(|text| serde_json::from_str(text).ok());
         let told = self.seat.told;
         let is_newest = self.seat.hear(&state, members.as_deref());

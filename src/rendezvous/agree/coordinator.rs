@@ -144,6 +144,9 @@ impl Coordinator {
             self.ages.insert(id.to_owned(), age);
             self.moved = now;
             self.next = Some(now);
+        } else if self.takes_over {
+            // Whoever decided before.
+            self.ages.insert(id.to_owned(), age);
         }
     }
 

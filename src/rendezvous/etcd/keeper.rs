@@ -1,8 +1,8 @@
 //! A thread that has a lease and keeps it, whatever else is slow; so it is the first to know when there is no contact.
 
 use super::client::{Caller, Fault, NOT_FOUND};
+use super::event::Event;
 use super::words::number;
-use super::worker::Event;
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -65,7 +65,8 @@ impl Keeper {
                 Err(Fault::Contact(why) | Fault::No { message: why, .. }) => {
                     lost = true;
                     self.say(Event::Lost(why));
-                    backoff.next()
+                    // All are back within a lease of etcd.
+                    backoff.next().min(self.time / 3)
                 }
             };
             if self.caller.line.rest(pause) {

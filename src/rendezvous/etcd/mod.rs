@@ -14,6 +14,7 @@
 //! state that it knows. When all nodes have left, everything goes; where nobody could see to that, the job's lease does.
 
 mod client;
+mod event;
 mod keeper;
 mod office;
 mod tie;

@@ -1,14 +1,14 @@
 //! What a node does while it coordinates: it sees what the nodes say, has it decided, and publishes, fenced.
 
 use super::client::{Caller, Fault, NOT_FOUND};
+use super::event::Event;
 use super::keeper::grant;
 use super::watch::{Seen, Watch};
 use super::words::{self, Change, Keys, List, Posted};
-use super::worker::Event;
 use crate::rendezvous::tie::{Decide, Publication};
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
@@ -97,6 +97,10 @@ pub(super) struct Office {
     jobs: Arc<AtomicI64>,
     /// The nodes that are here.
     here: BTreeSet<String>,
+    /// Whose lease ran out while this node had no contact either: when that was seen, and until when they may come back.
+    missing: BTreeMap<String, (Duration, Duration)>,
+    /// No lease that has run out before then says that its node is lost.
+    pub(super) calm_at: Duration,
     /// What another left behind, which is published anew even if nothing is to be said.
     left: Option<Publication>,
     /// No change up to this revision is news; whether there may be some before the watch began.
@@ -105,6 +109,8 @@ pub(super) struct Office {
     /// Whether something has happened.
     heard: bool,
     own: String,
+    /// Whether this node has left.
+    has_left: bool,
     _watch: Watch,
 }
 
@@ -133,6 +139,7 @@ impl Office {
         let watch = Watch::start(&desk.caller.client, keys.nodes(), words::revision(&answer), tell);
         let watch = watch.map_err(|error| Fault::Contact(error.to_string()))?;
         desk.jobs.store(lease, Ordering::Relaxed);
+        let by = posted.as_ref().map(|posted| posted.by.clone());
         let left = posted
             .filter(|posted| posted.term != term)
             .map(|posted| Publication { state: posted.state, members: None });
@@ -144,15 +151,21 @@ impl Office {
             lease,
             jobs: Arc::clone(&desk.jobs),
             here: BTreeSet::new(),
+            missing: BTreeMap::new(),
+            calm_at: Duration::ZERO,
             left,
             revision: 0,
             behind: false,
             heard: true,
             own: desk.id.clone(),
+            has_left: false,
             _watch: watch,
         };
         for kv in nodes {
             office.see(desk, Change::Put(kv), now);
+        }
+        if let Some(by) = by.filter(|by| !office.here.contains(by)) {
+            office.decide.gone(&by, desk.time, now);
         }
         Ok(office)
     }
@@ -172,7 +185,7 @@ impl Office {
                 self.revision = revision;
                 let there: BTreeSet<String> = kvs.iter().filter_map(|kv| desk.keys.id_of(&kv.key)).collect();
                 let gone: Vec<String> = self.here.difference(&there).cloned().collect();
-                gone.iter().for_each(|id| self.forget(id, desk.time, now));
+                gone.iter().for_each(|id| self.miss(id, desk.time, now));
                 kvs.into_iter().for_each(|kv| self.see(desk, Change::Put(kv), now));
             }
             Seen::Behind => (self.behind, self.heard) = (true, true),
@@ -183,7 +196,10 @@ impl Office {
     fn see(&mut self, desk: &Desk, change: Change, now: Duration) {
         match change {
             Change::Put(kv) => {
-                let Some(id) = desk.keys.id_of(&kv.key) else { return };
+                let Some(id) = desk.keys.id_of(&kv.key).filter(|id| !(self.has_left && *id == self.own)) else {
+                    return;
+                };
+                self.missing.remove(&id);
                 if kv.value.is_empty() {
                     // It leaves in order.
                     return self.forget(&id, Duration::ZERO, now);
@@ -194,13 +210,37 @@ impl Office {
             }
             Change::Gone { key, .. } => {
                 let Some(id) = desk.keys.id_of(&key) else { return };
-                self.forget(&id, desk.time, now);
+                self.miss(&id, desk.time, now);
             }
         }
     }
 
+    /// The lease of a node has run out.
+    fn miss(&mut self, id: &str, age: Duration, now: Duration) {
+        if now >= self.calm_at {
+            self.forget(id, age, now);
+        } else if self.here.contains(id) {
+            self.missing.entry(id.to_owned()).or_insert((now, self.calm_at));
+        }
+    }
+
+    /// This node leaves, with this as its last word.
+    pub(super) fn leave(&mut self, record: &str, now: Duration) {
+        let own = self.own.clone();
+        if !self.has_left && self.here.contains(&own) {
+            self.decide.record(&own, record, now);
+            self.forget(&own, Duration::ZERO, now);
+        }
+        self.has_left = true;
+    }
+
+    /// When `turn` wants to be called next, if ever.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.missing.values().map(|(_, until)| *until).chain(self.decide.next_deadline()).min()
+    }
+
     /// A node has gone.
-    pub(super) fn forget(&mut self, id: &str, age: Duration, now: Duration) {
+    fn forget(&mut self, id: &str, age: Duration, now: Duration) {
         if self.here.remove(id) {
             self.heard = true;
             self.decide.gone(id, age, now);
@@ -214,7 +254,7 @@ impl Office {
 
     /// Decides and publishes, if there is a reason to.
     pub(super) fn turn(&mut self, desk: &Desk, now: Duration) -> Result<Turn, Fault> {
-        let is_due = self.decide.next_deadline().is_some_and(|at| at <= now);
+        let is_due = self.next_deadline().is_some_and(|at| at <= now);
         if !self.heard && !is_due {
             return Ok(Turn::Nothing);
         }
@@ -222,6 +262,13 @@ impl Office {
             let (kvs, revision) = desk.caller.range(&desk.keys.nodes())?;
             self.hear(desk, Seen::All(kvs, revision), now);
             self.behind = false;
+        }
+        let missed: Vec<String> =
+            self.missing.iter().filter(|(_, (_, until))| *until <= now).map(|(id, _)| id.clone()).collect();
+        for id in missed {
+            if let Some((since, _)) = self.missing.remove(&id) {
+                self.forget(&id, desk.time + now.saturating_sub(since), now);
+            }
         }
         self.heard = false;
         let left = self.left.take();

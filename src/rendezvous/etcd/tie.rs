@@ -2,10 +2,11 @@
 
 use super::Etcd;
 use super::client::{Caller, Client};
+use super::event::Event;
 use super::keeper::Keeper;
 use super::wire::{Line, Traffic};
 use super::words::Keys;
-use super::worker::{Event, Worker};
+use super::worker::Worker;
 use crate::rendezvous::tie::{Decide, News, Tie};
 use crossbeam_channel::{Sender, bounded, unbounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};

@@ -2,6 +2,7 @@
 //! it does what is left to do, and again after a pause where that failed.
 
 use super::client::{Caller, Fault};
+use super::event::Event;
 use super::keeper::Backoff;
 use super::office::{Desk, Office, Turn};
 use super::tie::Outbox;
@@ -18,30 +19,6 @@ use std::time::{Duration, Instant};
 
 /// How far apart nodes try to lead when nobody does.
 const APART_MS: u64 = 50;
-
-/// What the worker hears.
-pub(super) enum Event {
-    /// The node's record is this now.
-    Put(String),
-    /// It leaves.
-    Close { patience: Duration, done: Sender<io::Result<()>> },
-    /// It has left without a word.
-    Stop,
-    /// There is a new lease.
-    Lease(i64),
-    /// The lease has run out.
-    Expired,
-    /// There is contact again.
-    Contact,
-    /// There is none.
-    Lost(String),
-    /// It is of no use.
-    Refused(String),
-    /// On the board.
-    Board(Seen),
-    /// Among the nodes, in that term.
-    Nodes(i64, Seen),
-}
 
 /// What is on the board.
 #[derive(Default)]
@@ -83,6 +60,8 @@ pub(super) struct Worker {
     behind: bool,
     /// When to try to lead.
     stand_at: Duration,
+    /// Until when those who have been without contact like this node may come back.
+    calm_at: Duration,
     /// What is to be told, by which revision, and what has been.
     news: Option<(i64, Posted)>,
     told: i64,
@@ -124,6 +103,7 @@ impl Worker {
             unsure: false,
             behind: false,
             stand_at: Duration::ZERO,
+            calm_at: Duration::ZERO,
             news: None,
             told: 0,
             told_list: String::new(),
@@ -171,7 +151,7 @@ impl Worker {
             return closes;
         }
         let stands = (self.may_stand() && self.board.leader.is_none()).then_some(self.stand_at);
-        let decides = self.office.as_ref().and_then(|office| office.decide.next_deadline());
+        let decides = self.office.as_ref().and_then(|office| office.next_deadline());
         let retries = (self.retry_at > self.now()).then_some(self.retry_at);
         // What is due before a pause is over waits for its end.
         let due = stands.into_iter().chain(decides).min().map(|at| at.max(self.retry_at));
@@ -190,10 +170,12 @@ impl Worker {
             }
             Event::Stop => self.over = true,
             Event::Lease(lease) => {
+                self.come_back();
                 (self.lease, self.contact, self.joined, self.written) = (lease, true, false, false);
                 self.retry_at = Duration::ZERO;
             }
             Event::Contact => {
+                self.come_back();
                 self.contact = true;
                 self.retry_at = Duration::ZERO;
             }
@@ -216,7 +198,9 @@ impl Worker {
             }
             Event::Nodes(term, seen) => {
                 let now = self.now();
+                let calm_at = if self.lost && !self.contact { now + self.desk.time } else { self.calm_at };
                 if let Some(office) = self.office.as_mut().filter(|office| office.term == term) {
+                    office.calm_at = calm_at;
                     office.hear(&self.desk, seen, now);
                 }
             }
@@ -228,6 +212,14 @@ impl Worker {
         if !self.lost {
             self.lost = true;
             self.outbox.tell(News::Lost { why });
+        }
+    }
+
+    /// Where nobody could reach etcd the leases of all may have run out: whoever is not there yet is not lost for that.
+    fn come_back(&mut self) {
+        if self.lost && self.watch.is_some() {
+            self.calm_at = self.now() + self.desk.time;
+            self.stand_at = self.calm_at + Duration::from_millis(fastrand::u64(0..APART_MS));
         }
     }
 
@@ -270,7 +262,8 @@ impl Worker {
         }
         if key == self.desk.keys.leader() {
             if kv.is_none() {
-                self.stand_at = self.now() + Duration::from_millis(fastrand::u64(0..APART_MS));
+                let from = self.now().max(self.calm_at);
+                self.stand_at = from + Duration::from_millis(fastrand::u64(0..APART_MS));
             }
             self.board.leader = kv;
             self.check_office();
@@ -336,14 +329,15 @@ impl Worker {
         self.lease != 0 && self.joined && self.closing.is_none()
     }
 
-    /// Leads if nobody does, with its record where that is not there yet, and looks at the board: all at once.
+    /// Leads if nobody does and it is time, with its record where that is not there yet, and looks at the board: all at once.
     fn enter(&mut self, with_record: bool) -> Result<(), Fault> {
         let keys = &self.desk.keys;
         let record = json!({ "request_put": words::put(&self.desk.own_key(), &self.record, self.lease) });
         let leader = json!({ "request_put": words::put(&keys.leader(), &self.desk.id, self.lease) });
         let board = json!({ "request_range": words::range(&keys.board()) });
         let record: Vec<Value> = with_record.then_some(record).into_iter().collect();
-        let won = [&record[..], &[leader, board.clone()]].concat();
+        let leader: Vec<Value> = (self.now() >= self.stand_at).then_some(leader).into_iter().collect();
+        let won = [&record[..], &leader[..], std::slice::from_ref(&board)].concat();
         let lost = [&record[..], &[board]].concat();
         let answer = self.desk.call(
             "txn",
@@ -353,7 +347,7 @@ impl Worker {
                 "failure": lost,
             }),
         )?;
-        let index = record.len() + usize::from(words::held(&answer));
+        let index = record.len() + if words::held(&answer) { leader.len() } else { 0 };
         let revision = words::revision(&answer);
         if with_record {
             (self.joined, self.written) = (true, true);
@@ -449,10 +443,14 @@ impl Worker {
         let Some(closing) = &mut self.closing else { return Ok(()) };
         if self.joined && !closing.said && !self.refused {
             closing.said = true;
+            if !self.written {
+                // Its last word: why it leaves.
+                self.desk.call("put", &words::put(&self.desk.own_key(), &self.record, self.lease))?;
+            }
             // The lease may take its time to go; this is seen at once, and for what it is.
             self.desk.call("put", &words::put(&self.desk.own_key(), "", self.lease))?;
             if let Some(office) = &mut self.office {
-                office.forget(&self.desk.id, Duration::ZERO, now);
+                office.leave(&self.record, now);
             }
         }
         let is_needed = now < closing.until && self.office.as_ref().is_some_and(|office| !office.is_over());

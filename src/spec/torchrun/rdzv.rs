@@ -179,7 +179,9 @@ fn dynamic(
     } else {
         let endpoints = list.split(',').map(one).collect::<Result<_, _>>()?;
         let ca = text_of(&["ca_cert", "cacert"]);
-        let cert = text_of(&["ssl_cert", "cert"]).zip(text_of(&["ssl_cert_key", "key"]));
+        // One file may have both.
+        let key = |cert: &String| text_of(&["ssl_cert_key", "key"]).unwrap_or_else(|| cert.clone());
+        let cert = text_of(&["ssl_cert", "cert"]).map(|cert| (cert.clone(), key(&cert)));
         let user = text_of(&["user"]).zip(text_of(&["password"])).map(|(user, password)| (user, Secret(password)));
         let tls = conf.get("protocol").is_some_and(|protocol| protocol == "https") || ca.is_some() || cert.is_some();
         let prefix = text_of(&["etcd_prefix"]).unwrap_or_else(|| "/rlaunch".into());
