@@ -201,7 +201,9 @@ pub fn supervise(
             Outcome::HostLost => Some(Ending::FrontLost),
             Outcome::Regrouped => match (waiting.requests.stopped_by(), &launched.parting) {
                 (Some(signal), _) => Some(Ending::Stopped(signal)),
-                (None, Parting::Halted(Halt::OutOfContact(why))) => Some(Ending::OutOfContact(why.clone())),
+                (None, Parting::Halted(Halt::OutOfContact(why))) if !membership.may_come_back() => {
+                    Some(Ending::OutOfContact(why.clone()))
+                }
                 (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
                 _ => {
                     membership.put(Standing::Ready { seen: number });

@@ -129,8 +129,10 @@ impl<'a> Waiting<'a> {
             {
                 return Ok(Waited::Ended(Ending::Job(end.clone())));
             }
+            // Who is cut off may take part again, as long as ranks would run on without etcd.
             if membership.is_in_touch()
-                && let Some((why, _)) = membership.out_of_contact()
+                && let Some((why, cut_off)) = membership.out_of_contact()
+                && !(cut_off.is_some() && membership.may_come_back())
             {
                 return Ok(Waited::Ended(Ending::OutOfContact(why)));
             }

@@ -19,6 +19,16 @@ pub enum Keeper {
     Etcd(Vec<(String, u16)>, Duration),
 }
 
+impl Keeper {
+    /// When nothing more is to be waited for, if contact was lost then.
+    pub fn gives_up_at(&self, since: Duration) -> Option<Duration> {
+        match self {
+            Keeper::Master => None,
+            Keeper::Etcd(_, patience) => Some(since + *patience),
+        }
+    }
+}
+
 /// What is known while there is no contact.
 #[derive(Debug)]
 pub struct Lost {

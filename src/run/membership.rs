@@ -3,7 +3,7 @@
 use super::contact::{Keeper, Lost, Verdict};
 use crate::model::Endpoint;
 use crate::rendezvous::agree::record::FORMAT;
-use crate::rendezvous::agree::{End, Member, Offer, Record, Roll, Seat, Standing, State, Step, Why, step};
+use crate::rendezvous::agree::{End, Member, Offer, OnLoss, Record, Roll, Seat, Standing, State, Step, Why, step};
 use crate::rendezvous::master::Server;
 use crate::rendezvous::tie::{News, Tie};
 use crate::sys::clock;
@@ -198,14 +198,25 @@ impl Membership {
                 None
             }
             Verdict::CutOff(within) if self.keeper == Keeper::Master => {
+                self.due = None;
                 Some((format!("no contact with {at} for {gone:.1} s: {why}"), Some(within)))
             }
             Verdict::CutOff(within) => {
+                self.due = self.keeper.gives_up_at(lost.since);
                 let why = format!("this node is cut off: neither {at} nor any other node answers ({why})");
                 Some((why, Some(within)))
             }
-            Verdict::TooLong => Some((format!("no contact with {at} for {gone:.0} s: {why}"), None)),
+            Verdict::TooLong => {
+                self.due = None;
+                Some((format!("no contact with {at} for {gone:.0} s: {why}"), None))
+            }
         }
+    }
+
+    /// Whether it may take part again once it is back from where nobody answers: the job goes on elsewhere, and so does
+    /// whoever keeps what is shared.
+    pub fn may_come_back(&self) -> bool {
+        matches!(self.keeper, Keeper::Etcd(..)) && self.offer.rules.on_loss == OnLoss::Regroup
     }
 
     /// Why there is no contact just now, if there is none.
