@@ -206,6 +206,9 @@ pub fn supervise(
                 }
                 (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
                 _ => {
+                    if let Parting::Halted(Halt::OutOfContact(why)) = &launched.parting {
+                        tell(&format!("{why}; its ranks were stopped, and it waits until others answer again"));
+                    }
                     membership.put(Standing::Ready { seen: number });
                     None
                 }
