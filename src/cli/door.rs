@@ -4,6 +4,7 @@ use super::exit_code;
 use super::record::Record;
 use super::refusal::{Refusal, usage};
 use crate::plan::nested::{Outer, without_outer_exports};
+use crate::run::SECRETS;
 use crate::spec::options::{Opt, Vars};
 use crate::sys::console;
 use crate::sys::signals::{self, HELD_AT_START, Signals};
@@ -56,7 +57,8 @@ pub struct Own {
 pub fn own(base: Environment, all: &Vars) -> Own {
     let (vars, outer) = without_outer_exports(all);
     let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let base = base.into_iter().filter(|(name, _)| !dropped.iter().any(|d| *name == **d)).collect();
+    let is_kept = |name: &OsString| !dropped.iter().any(|d| *name == **d) && !SECRETS.iter().any(|s| *name == **s);
+    let base = base.into_iter().filter(|(name, _)| is_kept(name)).collect();
     Own { base, vars, outer }
 }
 

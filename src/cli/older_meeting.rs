@@ -78,6 +78,7 @@ impl OlderMeeting<'_> {
             max,
             last_call_ms: millis(elastic.meeting.last_call),
             at_once: Some(elastic.usual),
+            lease_ms: millis(self.older.1.meeting.lease),
             join_ms: millis(elastic.meeting.join),
             on_failure: OnFailure::Hold,
             on_loss: OnLoss::Regroup,

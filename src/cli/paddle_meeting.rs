@@ -90,6 +90,7 @@ impl<'a> PaddleMeeting<'a> {
             max,
             last_call_ms: millis(last_call),
             at_once: None,
+            lease_ms: millis(self.meeting.lease),
             join_ms: millis(join),
             on_failure: match level {
                 Level::Restart => OnFailure::Restart,

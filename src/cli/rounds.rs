@@ -149,8 +149,10 @@ pub fn supervise(
             Err(refusal) => {
                 let Refusal(text, status) = &refusal;
                 let words = text.clone();
+                let (host, who, how) = (door.circumstances().host.clone(), "the launcher".into(), "a refusal".into());
+                let no_restart = Some("this node cannot begin".into());
                 let failure =
-                    Failure { node: own, who: "the launcher".into(), words, status: *status, ..Failure::default() };
+                    Failure { host, node: own, who, how, words, status: *status, no_restart, ..Failure::default() };
                 membership.put(Standing::Failed { round: number, failure });
                 waiting.let_hear(&mut membership, LEAVING).map_err(node::failed)?;
                 let _ = membership.close(LEAVING);
@@ -280,11 +282,7 @@ fn failure(
     }
     let verdict = conclude::verdict(launch, launched, status, circumstances);
     let Some(Verdictum::Failed(culprit)) = verdict.map(|verdict| verdict.outcome) else { return failure };
-    let words = culprit.blame.as_ref().map(|blame| {
-        let text = blame.fault.text.lines().next().unwrap_or_default();
-        let line = if text.is_empty() { blame.fault.what.clone() } else { format!("{}: {text}", blame.fault.what) };
-        line.chars().take(300).collect()
-    });
+    let words = culprit.blame.as_ref().map(|blame| blame.fault.in_a_line());
     Failure {
         who: culprit.who.to_string(),
         how: culprit.exit.to_string(),

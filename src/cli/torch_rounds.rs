@@ -46,6 +46,7 @@ impl TorchMeeting<'_> {
             max,
             last_call_ms: millis(last_call),
             at_once: None,
+            lease_ms: millis(self.meeting.lease),
             join_ms: millis(join),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnLoss::End } else { OnLoss::Regroup },

@@ -57,6 +57,15 @@ pub struct Fault {
     pub place: Option<Place>,
 }
 
+impl Fault {
+    /// What it is, and the first line of what it says; 300 characters at most.
+    pub fn in_a_line(&self) -> String {
+        let text = self.text.lines().next().unwrap_or_default();
+        let line = if text.is_empty() { self.what.clone() } else { format!("{}: {text}", self.what) };
+        line.chars().take(300).collect()
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.what.as_str(), self.text.as_str()) {

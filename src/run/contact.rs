@@ -7,6 +7,8 @@ use std::time::Duration;
 
 /// How often an answer that others are to give is looked for.
 const LOOK: Duration = Duration::from_millis(50);
+/// How often nobody has to answer: a packet may be lost.
+const TRIES: u32 = 2;
 /// How many others are asked.
 const ASKED: usize = 8;
 
@@ -37,8 +39,9 @@ pub struct Lost {
     /// Why, for people.
     pub why: String,
     asked: Option<Receiver<bool>>,
-    /// When others were asked last, and whether any of them answered.
+    /// When others were asked last, and whether any of them answered; and how often nobody has.
     answered: Option<(Duration, bool)>,
+    silent: u32,
 }
 
 /// What follows now.
@@ -55,7 +58,7 @@ pub enum Verdict {
 impl Lost {
     /// Contact was lost.
     pub fn new(since: Duration, why: String) -> Self {
-        Self { since, why, asked: None, answered: None }
+        Self { since, why, asked: None, answered: None, silent: 0 }
     }
 
     /// What follows at `now`. A tie tells of a loss at the latest when two thirds of a lease have gone by without a word
@@ -75,16 +78,18 @@ impl Lost {
             Some(answer) => {
                 self.asked = None;
                 // A thread that could not say anything says nothing against the others.
-                self.answered = Some((now, answer.unwrap_or(true)));
+                let answered = answer.unwrap_or(true);
+                self.silent = if answered { 0 } else { self.silent + 1 };
+                self.answered = Some((now, answered));
             }
             None => {}
         }
         match self.answered {
-            Some((_, false)) => Verdict::CutOff((self.since + lease / 3).saturating_sub(now)),
+            Some((_, false)) if self.silent >= TRIES => Verdict::CutOff((self.since + lease / 3).saturating_sub(now)),
             Some((at, true)) if now < at + lease / 3 => Verdict::Until((at + lease / 3).min(self.since + patience)),
             _ => {
                 let whom = others.iter().take(ASKED).chain(witnesses).cloned().collect();
-                self.asked = Some(ask(whom, lease / 12));
+                self.asked = Some(ask(whom, lease / 10));
                 Verdict::Until(now + LOOK)
             }
         }

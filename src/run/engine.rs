@@ -2,7 +2,7 @@
 //! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
 
 use crate::model::Exit;
-use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, Supervisor};
+use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, StopReason, Supervisor};
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::pidfd;
@@ -127,6 +127,11 @@ impl Engine {
     /// Whether this is a child that has not been collected yet.
     pub fn owns(&self, pid: i32) -> bool {
         self.children.iter().flatten().any(|child| child.pid() == pid)
+    }
+
+    /// Why the present attempt stops, if it does.
+    pub fn reason(&self) -> Option<StopReason> {
+        self.supervisor.reason()
     }
 
     /// Whether the job is on its way down.

@@ -186,7 +186,7 @@ pub fn run(
     let store = launch.store.take();
     let mut ranks = Ranks::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
     engine.send(Event::Start, &mut ranks)?;
-    let mut cut_off = false;
+    let (mut told, mut cut_off) = (false, false);
     while engine.report().is_none() {
         let busy = ranks.followers().any(|follower| follower.has_more());
         let due = ranks.followers().filter_map(|follower| follower.due()).min();
@@ -203,6 +203,10 @@ pub fn run(
         if let Some(membership) = &mut membership {
             // Whoever waits hears the roll; here nobody does.
             membership.hear();
+            if !told && let Some(stops) = engine.reason().and_then(|reason| ranks.why_they_stop(reason, membership)) {
+                told = true;
+                membership.stops(stops);
+            }
             if let Some(halt) = membership.halt().filter(|_| parting == Parting::Well) {
                 parting = Parting::Halted(halt);
                 listener.halted(&parting);

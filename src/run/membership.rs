@@ -3,7 +3,9 @@
 use super::contact::{Keeper, Lost, Verdict};
 use crate::model::Endpoint;
 use crate::rendezvous::agree::record::FORMAT;
-use crate::rendezvous::agree::{End, Member, Offer, OnLoss, Record, Roll, Seat, Standing, State, Step, Why, step};
+use crate::rendezvous::agree::{
+    End, Member, Offer, OnLoss, Record, Roll, Seat, Standing, State, Step, Stops, Why, step,
+};
 use crate::rendezvous::master::Server;
 use crate::rendezvous::tie::{News, Tie};
 use crate::sys::clock;
@@ -90,6 +92,13 @@ impl Membership {
     pub fn put(&mut self, standing: Standing) {
         self.seat.standing = standing;
         self.tie.put(&Self::record(&self.offer, &self.seat.standing));
+    }
+
+    /// Says why its ranks are being stopped, while they are.
+    pub fn stops(&mut self, why: Stops) {
+        if let Standing::Runs { round } = self.seat.standing {
+            self.put(Standing::Stops { round, why });
+        }
     }
 
     /// Takes in what has come; once the descriptor is readable. The roll, if there is a new one.
@@ -189,7 +198,7 @@ impl Membership {
         let now = clock::now();
         let others = self.members.iter().filter(|member| member.offer.address != self.offer.address);
         let others: Vec<(String, u16)> =
-            others.filter_map(|member| Endpoint::parse(&member.offer.master)).map(|at| (at.host, at.port)).collect();
+            others.filter_map(|member| place_of(&member.offer)).map(|at| (at.host, at.port)).collect();
         let verdict = lost.verdict(now, &self.keeper, self.lease, &others);
         let (at, why, gone) = (&self.at, &lost.why, now.saturating_sub(lost.since).as_secs_f64());
         match verdict {
@@ -259,6 +268,12 @@ impl Membership {
         }
         left
     }
+}
+
+/// Where a node's machine can be asked whether it is there.
+fn place_of(offer: &Offer) -> Option<Endpoint> {
+    let known = [Some(&offer.master), offer.endpoints.first()];
+    known.into_iter().flatten().find_map(|text| Endpoint::parse(text))
 }
 
 impl AsFd for Membership {

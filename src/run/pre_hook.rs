@@ -1,5 +1,6 @@
 //! A command of the user's before each round of an elastic job in the older launcher's ways.
 
+use crate::run::SECRETS;
 use crate::sys::child::Child;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
@@ -79,7 +80,8 @@ pub fn run(
 }
 
 fn start(command: &str, vars: &[(&str, String)]) -> io::Result<(Child, [Written; 2])> {
-    let mut env: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    let mut env: BTreeMap<OsString, OsString> =
+        std::env::vars_os().filter(|(name, _)| !SECRETS.iter().any(|secret| *name == **secret)).collect();
     env.extend(vars.iter().map(|(name, value)| ((*name).into(), value.into())));
     let env = env.into_iter().map(|(name, value)| [name.into_vec(), value.into_vec()].join(&b'='));
     let argv = ["sh", "-c", command].map(|word| word.as_bytes().to_vec());

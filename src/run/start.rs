@@ -6,6 +6,7 @@ use super::engine::{End, Host};
 use super::journal::{Journal, What};
 use super::launch::{Launch, Listener};
 use super::logs;
+use super::membership::Membership;
 use super::output;
 use super::preflight::limits_of_store;
 use super::rotate::Rotation;
@@ -13,10 +14,11 @@ use super::screens::Screens;
 use super::store::Served;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
-use crate::log::lost_peer;
+use crate::log::{blame, lost_peer};
 use crate::model::{Exit, Who};
 use crate::plan::Output;
-use crate::supervise::{ChildId, Note, Part};
+use crate::rendezvous::agree::{Failure, Stops};
+use crate::supervise::{ChildId, Note, Part, StopReason};
 use crate::sys::affinity::Mask;
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
@@ -138,6 +140,26 @@ impl<'a> Ranks<'a> {
         for (process, gone) in self.processes.iter_mut().zip(gone) {
             process.log_start = process.log_start.saturating_sub(gone);
         }
+    }
+
+    /// What the other nodes are told at once of a stop that begins here.
+    pub fn why_they_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<Stops> {
+        let (local_rank, exit) = match reason {
+            StopReason::Asked(signal) => return Some(Stops::Signal { signal }),
+            StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
+            _ => return None,
+        };
+        let process = &self.processes[local_rank];
+        let id = ChildId { attempt: process.attempt, local_rank };
+        let log = self.launch.last_words(local_rank, process.attempt);
+        let last = log.map(|log| logs::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default();
+        let words = blame(&last, exit).map(|blame| blame.fault.in_a_line()).unwrap_or_default();
+        let (host, node) = (membership.offer().host.clone(), membership.round().map_or(0, |(_, own)| own));
+        let (who, how) = (self.who(id).to_string(), exit.to_string());
+        let (status, lost_peer) = (exit.shell_status(), self.lost_peer(id));
+        Some(Stops::Failure {
+            failure: Failure { host, node, who, how, words, status, lost_peer, ..Failure::default() },
+        })
     }
 
     fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {

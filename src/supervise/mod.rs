@@ -130,6 +130,11 @@ impl Supervisor {
         (0..self.children.len()).filter(|&i| self.children[i].state == State::Alive).collect()
     }
 
+    /// Why the present attempt stops, if it does: the first reason.
+    pub fn reason(&self) -> Option<StopReason> {
+        self.reasons.map(|reasons| reasons.first)
+    }
+
     /// Whether the attempt is on its way down.
     pub fn is_stopping(&self) -> bool {
         matches!(self.phase, Phase::Stopping | Phase::Killing)

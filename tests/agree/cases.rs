@@ -7,8 +7,9 @@ use Life::{Fails, Well};
 use rlaunch::rendezvous::agree::record::FORMAT;
 use rlaunch::rendezvous::agree::{
     Coordinator, End, Failure, Member, Offer, OnFailure, OnLoss, Phase, Record, Rules, Seat, Standing, State, Step,
-    Why, step,
+    Stops, Why, step,
 };
+use std::time::Duration;
 
 const LONG: &[Life] = &[Well(100_000)];
 
@@ -326,6 +327,66 @@ fn what_follows_is_said_by_the_failure_that_is_to_blame() {
     assert_eq!(again.next_deadline(), Some(time(502)));
     let state = again.turn(time(502)).unwrap().0;
     assert_eq!((state.round, state.phase), (2, Phase::Running));
+}
+
+/// Who is told first of, not whose ranks have ended first: ranks may take their time to go.
+#[test]
+fn what_is_said_at_once_counts_though_its_ranks_still_go() {
+    let rules = rules(2, 2, OnFailure::End, OnLoss::End);
+    let record =
+        |standing| Record { format: FORMAT, offer: Offer { rules: rules.clone(), ..Offer::default() }, standing };
+    let mut begun = Coordinator::new(time(0));
+    for id in ["a", "b"] {
+        begun.record(id, record(Standing::Ready { seen: 0 }), time(0));
+    }
+    begun.turn(time(0));
+    for id in ["a", "b"] {
+        begun.record(id, record(Standing::Runs { round: 1 }), time(1));
+    }
+    let first = Failure { node: 0, who: "rank 1".into(), status: 3, ..Failure::default() };
+    let later = Failure { node: 1, who: "rank 2".into(), status: 5, ..Failure::default() };
+    let mut machine = begun.clone();
+    let stops = Stops::Failure { failure: first.clone() };
+    machine.record("a", record(Standing::Stops { round: 1, why: stops }), time(2));
+    assert!(matches!(machine.turn(time(2)).unwrap().0.phase, Phase::Stopping { .. }));
+    machine.record("b", record(Standing::Failed { round: 1, failure: later.clone() }), time(3));
+    machine.turn(time(3));
+    assert!(matches!(machine.state().phase, Phase::Stopping { .. }), "a still stops its ranks");
+    let known = Failure { words: "ValueError: no".into(), ..first };
+    machine.record("a", record(Standing::Failed { round: 1, failure: known.clone() }), time(4));
+    machine.turn(time(4));
+    assert_eq!(machine.state().phase, Phase::Ended { end: End::Failed { failure: known, no_restart: None } });
+
+    let mut machine = begun;
+    machine.record("a", record(Standing::Stops { round: 1, why: Stops::Signal { signal: 15 } }), time(2));
+    machine.turn(time(2));
+    machine.record("b", record(Standing::Failed { round: 1, failure: later }), time(3));
+    machine.record("a", record(Standing::Leaves { signal: 15 }), time(4));
+    machine.turn(time(4));
+    assert!(matches!(machine.state().phase, Phase::Ended { end: End::Stopped { signal: 15, .. } }));
+}
+
+/// A connection may break where the node lives on: cut off, it ends what it runs within its lease.
+#[test]
+fn who_is_missed_at_once_may_still_run_for_a_while() {
+    let rules = Rules { lease_ms: 10_000, ..level_1(1, 2, 0) };
+    let record =
+        |standing| Record { format: FORMAT, offer: Offer { rules: rules.clone(), ..Offer::default() }, standing };
+    let members = ["a", "b"].map(|id| Member { id: id.into(), offer: Offer::default() });
+    let mut machine = Coordinator::resume(state(5, 2, Phase::Running), members.to_vec(), time(0));
+    for id in ["a", "b"] {
+        machine.record(id, record(Standing::Runs { round: 2 }), time(0));
+    }
+    machine.turn(time(0));
+    machine.gone("b", Duration::ZERO, time(1_000));
+    machine.turn(time(1_000));
+    assert!(matches!(machine.state().phase, Phase::Stopping { why: Why::Lost { .. }, end: None }));
+    machine.record("a", record(Standing::Ready { seen: 2 }), time(1_100));
+    machine.turn(time(1_100));
+    machine.turn(time(4_900));
+    assert_eq!(machine.state().phase, Phase::Gathering);
+    machine.turn(time(5_000));
+    assert_eq!((machine.state().round, &machine.state().phase), (3, &Phase::Running));
 }
 
 /// It was a member of a round that it may still begin, if it has not heard of a newer one.

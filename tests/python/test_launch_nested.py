@@ -140,3 +140,12 @@ def test_a_rank_of_paddles_own_launcher_is_one_too(place: Place) -> None:
     assert place.names("real/nested.0") >= {"workerlog.0"}
     assert "PADDLE_BACKUP_ENV_PATH" not in inner["env"]
     assert "running inside a rank of another job" in place.log(0, "real").decode()
+
+
+@pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run"])
+def test_ranks_do_not_know_what_the_launcher_alone_is_told(place: Place, module: str) -> None:
+    place.script("print(sorted(name for name in os.environ if name in ('RLAUNCH_JOB_KEY', 'RLAUNCH_ETCD_USER')))")
+    env = environment(RLAUNCH_JOB_KEY="secret", RLAUNCH_ETCD_USER="me:secret")
+    command = [sys.executable, "-m", module, "train.py"]
+    done = subprocess.run(command, cwd=place.folder, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

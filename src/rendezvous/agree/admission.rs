@@ -68,6 +68,7 @@ impl Rules {
             ("what follows a failure", format!("{:?}", self.on_failure), format!("{:?}", job.on_failure)),
             ("what follows a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
             ("the order of nodes", format!("{:?}", self.order), format!("{:?}", job.order)),
+            ("--lease", seconds(self.lease_ms), seconds(job.lease_ms)),
             ("the last call", seconds(self.last_call_ms), seconds(job.last_call_ms)),
             ("the time to join", seconds(self.join_ms), seconds(job.join_ms)),
         ];

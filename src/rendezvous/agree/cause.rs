@@ -1,7 +1,7 @@
 //! Why a round stops, and what follows.
 
 use super::coordinator::{Coordinator, Node, millis};
-use super::record::{Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing};
+use super::record::{Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing, Stops};
 use super::state::{End, Lost, Member, Why};
 use std::cmp::Reverse;
 
@@ -29,6 +29,7 @@ impl Coordinator {
         let failures = || {
             self.of_round().filter_map(move |record| match &record.standing {
                 Standing::Failed { round: its, failure } if *its == round => Some(failure),
+                Standing::Stops { round: its, why: Stops::Failure { failure } } if *its == round => Some(failure),
                 _ => None,
             })
         };
@@ -38,10 +39,22 @@ impl Coordinator {
         own().or_else(|| self.stopped()).or_else(lost).or_else(|| failures().next().map(failed))
     }
 
+    /// The same failure as its node tells it now that all its ranks have ended, if it tells it differently.
+    pub(super) fn known_better(&self, failure: &Failure) -> Option<Failure> {
+        let node = self.nodes.get(&self.members.get(failure.node)?.id)?;
+        match &node.record.standing {
+            Standing::Failed { round, failure: known } if *round == self.state.round && known != failure => {
+                Some(known.clone())
+            }
+            _ => None,
+        }
+    }
+
     /// Who of the round was stopped from outside.
     pub(super) fn stopped(&self) -> Option<Why> {
         let signal = |member: &Member| match self.nodes.get(&member.id).map(|node| &node.record.standing) {
             Some(Standing::Leaves { signal }) => Some(*signal),
+            Some(Standing::Stops { why: Stops::Signal { signal }, .. }) => Some(*signal),
             Some(_) => None,
             // He has gone since.
             None => self.left.get(&member.id).copied(),
@@ -71,7 +84,11 @@ impl Coordinator {
             }
             // Where nodes may come and go, one that is stopped goes, while enough are left.
             Why::Stopped { host, signal } => {
-                let stays = |record: &&Record| !matches!(record.standing, Standing::Leaves { .. });
+                let goes = |standing: &Standing| match standing {
+                    Standing::Leaves { .. } | Standing::Stops { why: Stops::Signal { .. }, .. } => true,
+                    _ => false,
+                };
+                let stays = |record: &&Record| !goes(&record.standing);
                 let enough = rules.min < rules.max && self.of_round().filter(stays).count() >= rules.min;
                 let goes_on = rules.on_loss == OnLoss::Regroup && enough && self.done() == 0;
                 (!goes_on).then(|| End::Stopped { host: host.clone(), signal: *signal })

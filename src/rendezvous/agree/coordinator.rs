@@ -140,6 +140,13 @@ impl Coordinator {
             if let Standing::Leaves { signal } = node.record.standing {
                 self.left.insert(id.to_owned(), signal);
             }
+            // Whose connection has broken may live on, cut off, until it finds out and has ended what it runs: with the master
+            // nine tenths of a lease after its last sign of life, of which there is one every tenth.
+            let runs = matches!(node.record.standing, Standing::Runs { .. } | Standing::Stops { .. });
+            if runs && age.is_zero() {
+                let fence = Duration::from_millis(node.record.offer.rules.lease_ms) * 4 / 10;
+                self.not_before = self.not_before.max(now + fence);
+            }
             self.owed.remove(id);
             self.ages.insert(id.to_owned(), age);
             self.moved = now;
@@ -316,7 +323,7 @@ impl Coordinator {
             Standing::Leaves { .. } => false,
             Standing::Failed { failure, .. } => self.state.goes.as_ref() != Some(failure),
             Standing::Ready { seen } => *seen < self.state.round,
-            Standing::Runs { .. } | Standing::Done { .. } => true,
+            Standing::Runs { .. } | Standing::Stops { .. } | Standing::Done { .. } => true,
         };
         let called = now >= last_call && !self.nodes.iter().any(is_coming);
         // The number that the older launcher's users begin with, and then the one that the job has come to.
@@ -324,7 +331,10 @@ impl Coordinator {
         let is_usual = usual == Some(count);
         let enough = count >= rules.max || count >= rules.min && (is_usual || called || now >= until);
         // One that was given up, and has come back while its ranks still run, has to stop them first.
-        let runs = self.nodes.values().any(|node| matches!(node.record.standing, Standing::Runs { .. }));
+        let runs = self
+            .nodes
+            .values()
+            .any(|node| matches!(node.record.standing, Standing::Runs { .. } | Standing::Stops { .. }));
         if enough && !runs && now >= self.not_before {
             let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
             let ids = order::round(&ready, rules.max, &before);
@@ -440,6 +450,13 @@ impl Coordinator {
         if let (None, Some(stopped), Some(rules)) = (&end, self.stopped().filter(|stopped| *stopped != why), &rules) {
             (end, why, corrected) = (self.follows(rules, &stopped), stopped, true);
         }
+        // What was said of a failure at once, said again once it was known better.
+        if let (Why::Failed { failure }, Some(rules)) = (&why, &rules)
+            && let Some(known) = self.known_better(failure)
+        {
+            let known = Why::Failed { failure: known };
+            (end, why, corrected) = (self.follows(rules, &known), known, true);
+        }
         let has_stopped = |record: &Record| record.standing.stopped_in() >= Some(round) || record.offer.foreign;
         if !self.of_round().all(has_stopped) {
             self.state.phase = Phase::Stopping { why, end };
@@ -449,7 +466,7 @@ impl Coordinator {
             return self.end(end);
         }
         if let Why::Failed { failure } = why {
-            self.not_before = now + Duration::from_millis(failure.delay_ms);
+            self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));
             match rules.map(|rules| rules.on_failure) {
                 _ if failure.again => {}
                 Some(OnFailure::Restart) => self.state.failures += 1,

@@ -97,7 +97,7 @@ pub fn step(seat: &Seat, state: &State) -> Step {
         }
         (Phase::Ended { end }, Standing::Runs { .. }) => Step::Stop { why: None, end: Some(end.clone()) },
         (Phase::Ended { end }, _) => Step::End(end.clone()),
-        (_, Standing::Leaves { .. }) => Step::Wait,
+        (_, Standing::Leaves { .. } | Standing::Stops { .. }) => Step::Wait,
         (Phase::Running, Standing::Ready { seen }) if *seen < now => match is_member {
             true => Step::Start { round: now },
             // It would take part in the next; but is it sure that it has no part in this one?

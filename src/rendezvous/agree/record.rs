@@ -103,6 +103,8 @@ pub struct Rules {
     pub at_once: Option<usize>,
     /// How long a round may take to come together, in milliseconds.
     pub join_ms: u64,
+    /// After what silence a node is taken for lost, in milliseconds; 0: nobody says.
+    pub lease_ms: u64,
     /// After a failure.
     pub on_failure: OnFailure,
     /// After a loss.
@@ -134,6 +136,13 @@ pub enum Standing {
         /// In this round.
         round: u64,
     },
+    /// They are being stopped, and that began here; what they become is said once all have ended.
+    Stops {
+        /// In this round.
+        round: u64,
+        /// Why.
+        why: Stops,
+    },
     /// They have ended well.
     Done {
         /// In this round.
@@ -154,6 +163,22 @@ pub enum Standing {
     },
 }
 
+/// Why a node stops its ranks of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "for")]
+pub enum Stops {
+    /// One has failed.
+    Failure {
+        /// Which, as far as it is known.
+        failure: Failure,
+    },
+    /// Somebody has stopped the node.
+    Signal {
+        /// With this signal.
+        signal: i32,
+    },
+}
+
 impl Standing {
     /// The last round that it has heard of and in which none of its ranks runs any more; `None` while some do.
     pub fn stopped_in(&self) -> Option<u64> {
@@ -161,7 +186,7 @@ impl Standing {
             Standing::Ready { seen } => Some(*seen),
             Standing::Done { round } | Standing::Failed { round, .. } => Some(*round),
             Standing::Leaves { .. } => Some(u64::MAX),
-            Standing::Runs { .. } => None,
+            Standing::Runs { .. } | Standing::Stops { .. } => None,
         }
     }
 }
