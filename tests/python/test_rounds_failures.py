@@ -122,6 +122,7 @@ def test_nodes_that_come_and_go_use_up_no_restart(tmp_path: Path, two: list[Host
         job.await_files("began.0.0.0", "began.1.0.1")
         one.kill()
         zero.await_round(1, 2)
+        until(lambda: list(tmp_path.glob("life.0.1.*")), "the survivor's rank")
         # It has a restart left: its node's second attempt fails, and is made good.
         again = job.node(1, *options, FAILS='["no 1"]', OTHERS="")
         zero.await_said("ValueError: no 1")
