@@ -191,3 +191,17 @@ fn that_nobody_answers_is_told_when_two_thirds_of_a_lease_are_over_however_many_
     a.close();
     assert_eq!(etcd.keys("/"), [""; 0]);
 }
+
+#[test]
+fn closing_lasts_a_second_longer_than_its_patience_however_many_endpoints_are_silent() {
+    let (etcd, a, b) = at_three(Duration::from_secs(9));
+    etcd.pause();
+    for mut node in [a, b] {
+        // It is being asked for something already.
+        node.tie.put("busy");
+        let began = Instant::now();
+        node.tie.close(Duration::from_secs(1)).unwrap_err();
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(2500), "{took:?}");
+    }
+}

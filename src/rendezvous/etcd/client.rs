@@ -48,6 +48,8 @@ pub(super) struct Client {
     began: Instant,
     /// When the node is told at the latest that there is no contact, in ms: nothing that it asks may hold that up.
     told_by_ms: AtomicU64,
+    /// When the node has left, whoever answers, in ms.
+    left_by_ms: AtomicU64,
     /// The number of the endpoint that is asked first.
     preferred: AtomicUsize,
     /// Whether etcd has ever answered.
@@ -76,6 +78,7 @@ impl Client {
             timeout: config.timeout.min(config.lease / 3),
             began,
             told_by_ms: AtomicU64::new(0),
+            left_by_ms: AtomicU64::new(u64::MAX),
             // Not all nodes at the same member.
             preferred: AtomicUsize::new(first),
             met: AtomicBool::new(false),
@@ -91,11 +94,24 @@ impl Client {
 
     /// Contact holds until then; who has asked for something by then has to listen again.
     pub(super) fn hold_until(&self, until: Duration) {
-        self.told_by_ms.store(u64::try_from(until.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.told_by_ms.store(in_ms(until), Ordering::Relaxed);
     }
 
-    pub(super) fn told_by(&self) -> Duration {
-        Duration::from_millis(self.told_by_ms.load(Ordering::Relaxed))
+    /// The node leaves, which is over by then.
+    pub(super) fn leave_by(&self, until: Duration) {
+        self.left_by_ms.store(in_ms(until), Ordering::Relaxed);
+    }
+
+    /// By when what is asked now has to be answered. Who leaves does not have to be told of anything.
+    pub(super) fn until(&self) -> Duration {
+        match self.left_by_ms.load(Ordering::Relaxed) {
+            u64::MAX => Duration::from_millis(self.told_by_ms.load(Ordering::Relaxed)),
+            _ => self.now() + self.timeout,
+        }
+    }
+
+    fn left_by(&self) -> Duration {
+        Duration::from_millis(self.left_by_ms.load(Ordering::Relaxed))
     }
 
     fn preferred(&self) -> usize {
@@ -158,9 +174,9 @@ impl Caller {
         Self { client: Arc::clone(client), line, agent }
     }
 
-    /// Asks whoever answers, for as long as contact holds.
+    /// Asks whoever answers, for as long as contact holds, or until the node has left.
     pub(super) fn call(&self, path: &str, question: &Value) -> Result<Value, Fault> {
-        self.call_until(self.client.told_by(), path, question)
+        self.call_until(self.client.until(), path, question)
     }
 
     /// Asks whoever answers by then.
@@ -188,7 +204,7 @@ impl Caller {
         let mut last = "no time is left to ask it".to_owned();
         for (step, waiting) in (1..=u32::try_from(count).unwrap_or(u32::MAX)).rev().enumerate() {
             let (at, now) = ((first + step) % count, self.client.now());
-            let left = until.saturating_sub(now);
+            let left = until.min(self.client.left_by()).saturating_sub(now);
             if left.is_zero() {
                 // Those that were not asked come first the next time.
                 self.client.preferred.store(at, Ordering::Relaxed);
@@ -363,6 +379,10 @@ impl Caller {
         let answer = self.call("/v3/kv/range", &words::range(prefix))?;
         Ok((words::kvs(&answer), words::revision(&answer)))
     }
+}
+
+fn in_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn is_stale(message: &str) -> bool {

@@ -282,7 +282,7 @@ impl Office {
         let keys = &desk.keys;
         if self.lease == 0 {
             let time = (desk.time * JOBS_TIME).max(LEAST_JOBS_TIME);
-            self.lease = grant(&desk.caller, desk.caller.client.told_by(), time)?;
+            self.lease = grant(&desk.caller, desk.caller.client.until(), time)?;
             self.jobs.store(self.lease, Ordering::Relaxed);
         }
         let leads = words::made_by(&keys.leader(), self.term);
