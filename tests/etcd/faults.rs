@@ -205,3 +205,32 @@ fn closing_lasts_a_second_longer_than_its_patience_however_many_endpoints_are_si
         assert!(took < Duration::from_millis(2500), "{took:?}");
     }
 }
+
+#[test]
+fn an_etcd_that_has_lost_its_data_is_no_way_into_another_job_of_that_name() {
+    let mut etcd = Etcd::start();
+    let cables = [(); 2].map(|()| Cable::to(etcd.client_port));
+    let at = |endpoint: &String| config(std::slice::from_ref(endpoint), "job");
+    let mut a = Node::start(&at(&cables[0].endpoint), "a");
+    a.until_state("[a=new]");
+    let mut b = Node::start(&at(&cables[1].endpoint), "b");
+    b.until_state("[a=new,b=new]");
+    cables.iter().for_each(Cable::cut);
+    etcd.restart_empty();
+    // `a` finds nothing there, `b` another job, at whatever serial.
+    cables[0].mend();
+    assert!(a.until_refused().contains("is not there any more"));
+    a.close();
+    let mut c = Node::start(&at(&etcd.endpoint()), "c");
+    c.until_state("[c=new]");
+    for number in 0..20 {
+        let word = format!("w{number}");
+        c.tie.put(&word);
+        c.until_state(&format!("[c={word}]"));
+    }
+    cables[1].mend();
+    assert!(b.until_refused().contains("is not there any more"));
+    b.close();
+    c.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}
