@@ -162,6 +162,13 @@ impl Etcd {
         self.run();
     }
 
+    /// Starts again with nothing.
+    pub fn restart_empty(&mut self) {
+        self.stop();
+        fs::remove_dir_all(self.folder.0.join("data")).unwrap();
+        self.run();
+    }
+
     /// What etcdctl says.
     pub fn control(&self, words: &[&str]) -> String {
         let mut command = Command::new(program("etcdctl"));

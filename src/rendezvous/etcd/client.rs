@@ -6,15 +6,17 @@ use rustls::ClientConfig;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ureq::http::{Response, Uri};
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::{Agent, Body};
 
 /// Answers longer than this are not etcd's: it takes 1.5 MiB in one request, and lists come in pieces.
 const LONGEST: u64 = 64 << 20;
+/// No endpoint gets less than this, while there is so much.
+const LEAST: Duration = Duration::from_millis(200);
 
 /// Why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +45,12 @@ pub(super) struct Client {
     tls: Option<Arc<ClientConfig>>,
     user: Option<(String, String)>,
     pub(super) timeout: Duration,
-    /// The number of the endpoint that answered last.
+    began: Instant,
+    /// When the node is told at the latest that there is no contact, in ms: nothing that it asks may hold that up.
+    told_by_ms: AtomicU64,
+    /// When the node has left, whoever answers, in ms.
+    left_by_ms: AtomicU64,
+    /// The number of the endpoint that is asked first.
     preferred: AtomicUsize,
     /// Whether etcd has ever answered.
     met: AtomicBool,
@@ -62,11 +69,16 @@ impl Client {
         }
         let needs_tls = endpoints.iter().any(|one| one.starts_with("https:"));
         let first = fastrand::usize(..endpoints.len());
+        #[expect(clippy::disallowed_methods, reason = "a floor's siblings do not use each other: sys is one")]
+        let began = Instant::now();
         Ok(Arc::new(Self {
             endpoints,
             tls: if needs_tls { Some(tls::config(config.tls.as_ref())?) } else { None },
             user: config.user.clone(),
             timeout: config.timeout.min(config.lease / 3),
+            began,
+            told_by_ms: AtomicU64::new(0),
+            left_by_ms: AtomicU64::new(u64::MAX),
             // Not all nodes at the same member.
             preferred: AtomicUsize::new(first),
             met: AtomicBool::new(false),
@@ -74,6 +86,32 @@ impl Client {
             traffic: Arc::default(),
             streams: Mutex::new(Vec::new()),
         }))
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Contact holds until then; who has asked for something by then has to listen again.
+    pub(super) fn hold_until(&self, until: Duration) {
+        self.told_by_ms.store(in_ms(until), Ordering::Relaxed);
+    }
+
+    /// The node leaves, which is over by then.
+    pub(super) fn leave_by(&self, until: Duration) {
+        self.left_by_ms.store(in_ms(until), Ordering::Relaxed);
+    }
+
+    /// By when what is asked now has to be answered. Who leaves does not have to be told of anything.
+    pub(super) fn until(&self) -> Duration {
+        match self.left_by_ms.load(Ordering::Relaxed) {
+            u64::MAX => Duration::from_millis(self.told_by_ms.load(Ordering::Relaxed)),
+            _ => self.now() + self.timeout,
+        }
+    }
+
+    fn left_by(&self) -> Duration {
+        Duration::from_millis(self.left_by_ms.load(Ordering::Relaxed))
     }
 
     fn preferred(&self) -> usize {
@@ -96,6 +134,14 @@ impl Client {
     }
 }
 
+/// One endpoint's turn to answer.
+#[derive(Clone, Copy)]
+struct Try {
+    at: usize,
+    share: Duration,
+    until: Duration,
+}
+
 /// One thread's way to the server.
 pub(super) struct Caller {
     pub(super) client: Arc<Client>,
@@ -106,20 +152,20 @@ pub(super) struct Caller {
 impl Caller {
     /// For questions and answers.
     pub(super) fn new(client: &Arc<Client>) -> Self {
-        Self::with(client, Some(client.timeout))
+        Self::with(client)
     }
 
     /// For a stream.
     pub(super) fn streaming(client: &Arc<Client>) -> Self {
-        let caller = Self::with(client, None);
+        let caller = Self::with(client);
         client.streams.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&caller.line));
         caller
     }
 
-    fn with(client: &Arc<Client>, limit: Option<Duration>) -> Self {
-        let line = Line::new(Arc::clone(&client.traffic), client.timeout);
+    fn with(client: &Arc<Client>) -> Self {
+        let line = Line::new(Arc::clone(&client.traffic), client.timeout, client.began);
         let config = Agent::config_builder().proxy(None).http_status_as_error(false).max_redirects(0);
-        let config = config.max_redirects_will_error(false).user_agent("rlaunch").accept("").timeout_global(limit);
+        let config = config.max_redirects_will_error(false).user_agent("rlaunch").accept("");
         let config = config.timeout_connect(Some(client.timeout)).timeout_resolve(Some(client.timeout));
         let config =
             config.max_idle_connections(1).max_idle_connections_per_host(1).max_idle_age(Duration::MAX).build();
@@ -128,31 +174,44 @@ impl Caller {
         Self { client: Arc::clone(client), line, agent }
     }
 
-    /// Asks whoever answers.
+    /// Asks whoever answers, for as long as contact holds, or until the node has left.
     pub(super) fn call(&self, path: &str, question: &Value) -> Result<Value, Fault> {
-        self.first(|at| {
-            let response = self.post(at, path, question)?;
-            self.answer(at, response)
+        self.call_until(self.client.until(), path, question)
+    }
+
+    /// Asks whoever answers by then.
+    pub(super) fn call_until(&self, until: Duration, path: &str, question: &Value) -> Result<Value, Fault> {
+        self.first(until, |to| {
+            let response = self.post(to, path, question)?;
+            self.answer(to, response)
         })
     }
 
     /// A stream from whoever begins one.
     pub(super) fn stream(&self, path: &str, question: &Value) -> Result<Response<Body>, Fault> {
         self.line.streams.store(false, Ordering::Relaxed);
-        self.first(|at| {
-            self.line.endpoint.store(at, Ordering::Relaxed);
-            let response = self.post(at, path, question)?;
-            if response.status().is_success() { Ok(response) } else { Err(self.no(at, response)) }
+        // Nobody waits for it.
+        self.first(Duration::MAX, |to| {
+            self.line.endpoint.store(to.at, Ordering::Relaxed);
+            let response = self.send(to, path, question, None)?;
+            if response.status().is_success() { Ok(response) } else { Err(self.no(to, response)) }
         })
     }
 
-    /// What the first endpoint that can answer says.
-    fn first<T>(&self, ask: impl Fn(usize) -> Result<T, Fault>) -> Result<T, Fault> {
+    /// What the first endpoint that can answer says. The time is shared out among those that are left.
+    fn first<T>(&self, until: Duration, ask: impl Fn(Try) -> Result<T, Fault>) -> Result<T, Fault> {
         let (count, first) = (self.client.endpoints.len(), self.client.preferred());
-        let mut last = String::new();
-        for step in 0..count {
-            let at = (first + step) % count;
-            match self.with_token(at, &ask) {
+        let mut last = "no time is left to ask it".to_owned();
+        for (step, waiting) in (1..=u32::try_from(count).unwrap_or(u32::MAX)).rev().enumerate() {
+            let (at, now) = ((first + step) % count, self.client.now());
+            let left = until.min(self.client.left_by()).saturating_sub(now);
+            if left.is_zero() {
+                // Those that were not asked come first the next time.
+                self.client.preferred.store(at, Ordering::Relaxed);
+                break;
+            }
+            let share = (left / waiting).max(LEAST).min(left).min(self.client.timeout);
+            match self.with_token(Try { at, share, until: now + share }, &ask) {
                 Err(_) if self.line.is_closed() => return Err(Fault::Closed),
                 Err(Fault::Contact(why)) => last = why,
                 Ok(answer) => {
@@ -166,16 +225,16 @@ impl Caller {
     }
 
     /// Asks with a token where a user is given; with another where that is not valid any more.
-    fn with_token<T>(&self, at: usize, ask: impl Fn(usize) -> Result<T, Fault>) -> Result<T, Fault> {
+    fn with_token<T>(&self, to: Try, ask: impl Fn(Try) -> Result<T, Fault>) -> Result<T, Fault> {
         if self.client.user.is_some() && self.token().is_none() {
-            self.authenticate(at)?;
+            self.authenticate(to)?;
         }
-        match ask(at) {
+        match ask(to) {
             Err(Fault::No { message, .. }) if is_stale(&message) => {
-                self.authenticate(at)?;
-                ask(at).map_err(|fault| self.meant(at, fault))
+                self.authenticate(to)?;
+                ask(to).map_err(|fault| self.meant(to.at, fault))
             }
-            other => other.map_err(|fault| self.meant(at, fault)),
+            other => other.map_err(|fault| self.meant(to.at, fault)),
         }
     }
 
@@ -183,61 +242,67 @@ impl Caller {
         self.client.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn authenticate(&self, at: usize) -> Result<(), Fault> {
+    fn authenticate(&self, to: Try) -> Result<(), Fault> {
         let Some((name, password)) = &self.client.user else { return Ok(()) };
         let question = json!({ "name": name, "password": password });
-        let response = self.post(at, "/v3/auth/authenticate", &question)?;
-        let token = match self.answer(at, response) {
+        let response = self.post(to, "/v3/auth/authenticate", &question)?;
+        let token = match self.answer(to, response) {
             Ok(answer) => answer["token"].as_str().map(str::to_owned),
             // Whoever asks nobody for a name lets everybody in.
             Err(Fault::No { message, .. }) if message.contains("authentication is not enabled") => Some(String::new()),
-            Err(fault) => return Err(self.meant(at, fault)),
+            Err(fault) => return Err(self.meant(to.at, fault)),
         };
         *self.client.token.lock().unwrap_or_else(PoisonError::into_inner) = token;
         Ok(())
     }
 
     /// A request; again at once where a connection that had been kept turns out to have gone.
-    fn post(&self, at: usize, path: &str, question: &Value) -> Result<Response<Body>, Fault> {
+    fn post(&self, to: Try, path: &str, question: &Value) -> Result<Response<Body>, Fault> {
+        self.send(to, path, question, Some(to.until))
+    }
+
+    /// The same; the whole answer has to be there by then.
+    fn send(&self, to: Try, path: &str, question: &Value, until: Option<Duration>) -> Result<Response<Body>, Fault> {
         let post = || {
-            let url = format!("{}{path}", self.client.endpoints[at]);
+            let url = format!("{}{path}", self.client.endpoints[to.at]);
             // Without a leader a member refuses a watch instead of keeping silent.
             let mut request = self.agent.post(url).header("Content-Type", "application/json");
             request = request.header("Grpc-Metadata-hasleader", "true");
             if let Some(token) = self.token().filter(|token| !token.is_empty()) {
                 request = request.header("Authorization", token);
             }
-            request.send(question.to_string())
+            let limit = until.map(|until| until.saturating_sub(self.client.now()).max(Duration::from_millis(1)));
+            request.config().timeout_global(limit).build().send(question.to_string())
         };
         let response = match post() {
             Err(ureq::Error::Io(error)) if has_gone(&error) && !self.line.is_closed() => post(),
             other => other,
         };
-        response.map_err(|error| self.broken(at, &error))
+        response.map_err(|error| self.broken(to, &error))
     }
 
-    fn answer(&self, at: usize, mut response: Response<Body>) -> Result<Value, Fault> {
+    fn answer(&self, to: Try, mut response: Response<Body>) -> Result<Value, Fault> {
         if !response.status().is_success() {
-            return Err(self.no(at, response));
+            return Err(self.no(to, response));
         }
         let text = response.body_mut().with_config().limit(LONGEST).read_to_vec();
-        let text = text.map_err(|error| self.broken(at, &error))?;
+        let text = text.map_err(|error| self.broken(to, &error))?;
         let answer = serde_json::from_slice::<Value>(&text).ok().filter(Value::is_object);
-        answer.ok_or_else(|| self.stranger(at, "its answer is not JSON"))
+        answer.ok_or_else(|| self.stranger(to, "its answer is not JSON"))
     }
 
     /// What an answer means that is none.
-    fn no(&self, at: usize, mut response: Response<Body>) -> Fault {
+    fn no(&self, to: Try, mut response: Response<Body>) -> Fault {
         let status = response.status();
         let text = response.body_mut().with_config().limit(1 << 16).read_to_vec().unwrap_or_default();
         let told = serde_json::from_slice::<Value>(&text).ok();
         let told = told.as_ref().and_then(|value| Some((value["code"].as_i64()?, value["error"].as_str()?)));
         match told {
             Some((_, "Not Found")) | None if status.is_client_error() => {
-                self.stranger(at, &format!("it answers with HTTP status {}", status.as_u16()))
+                self.stranger(to, &format!("it answers with HTTP status {}", status.as_u16()))
             }
             Some((code, message)) => Fault::No { code, message: message.to_owned() },
-            None => Fault::Contact(format!("{}: HTTP status {}", self.client.endpoints[at], status.as_u16())),
+            None => Fault::Contact(format!("{}: HTTP status {}", self.client.endpoints[to.at], status.as_u16())),
         }
     }
 
@@ -260,8 +325,8 @@ impl Caller {
         }
     }
 
-    fn broken(&self, at: usize, error: &ureq::Error) -> Fault {
-        let endpoint = &self.client.endpoints[at];
+    fn broken(&self, to: Try, error: &ureq::Error) -> Fault {
+        let endpoint = &self.client.endpoints[to.at];
         if self.line.is_closed() {
             return Fault::Closed;
         }
@@ -272,8 +337,8 @@ impl Caller {
             return Fault::Refused(format!("etcd at {endpoint}: {reason}"));
         }
         let why = match error {
-            ureq::Error::Timeout(_) => format!("no answer within {} s", self.client.timeout.as_secs_f64()),
-            ureq::Error::Protocol(_) | ureq::Error::Http(_) => return self.stranger(at, "it does not speak HTTP"),
+            ureq::Error::Timeout(_) => format!("no answer within {} s", (to.share.as_secs_f64() * 10.0).round() / 10.0),
+            ureq::Error::Protocol(_) | ureq::Error::Http(_) => return self.stranger(to, "it does not speak HTTP"),
             ureq::Error::HostNotFound => "no such host".to_owned(),
             ureq::Error::Io(error) if has_gone(error) && !self.client.met.load(Ordering::Relaxed) => {
                 let (wants, scheme) = if endpoint.starts_with("http:") { ("", "https") } else { (" no", "http") };
@@ -286,12 +351,15 @@ impl Caller {
     }
 
     /// What answers there is not etcd, or a very old one. Where it has been etcd, something in between may say so.
-    fn stranger(&self, at: usize, sign: &str) -> Fault {
-        let endpoint = &self.client.endpoints[at];
+    fn stranger(&self, to: Try, sign: &str) -> Fault {
+        let endpoint = &self.client.endpoints[to.at];
         if self.client.met.load(Ordering::Relaxed) {
             return Fault::Contact(format!("{endpoint}: {sign}"));
         }
-        let get = |path: &str| self.agent.get(format!("{endpoint}{path}")).call().ok();
+        let get = |path: &str| {
+            let request = self.agent.get(format!("{endpoint}{path}")).config();
+            request.timeout_global(Some(self.client.timeout)).build().call().ok()
+        };
         let version = get("/version").and_then(|mut response| {
             let text = response.body_mut().with_config().limit(1 << 16).read_to_string().ok()?;
             Some(serde_json::from_str::<Value>(&text).ok()?["etcdserver"].as_str()?.to_owned())
@@ -311,6 +379,10 @@ impl Caller {
         let answer = self.call("/v3/kv/range", &words::range(prefix))?;
         Ok((words::kvs(&answer), words::revision(&answer)))
     }
+}
+
+fn in_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn is_stale(message: &str) -> bool {

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+/// An attempt lasts so long at least, however late it comes.
+const LEAST: Duration = Duration::from_millis(200);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
@@ -41,9 +43,15 @@ pub(super) struct Keeper {
 
 impl Keeper {
     pub(super) fn run(self) {
+        let client = &self.caller.client;
         let (mut lease, mut lost, mut backoff) = (0, false, Backoff::default());
+        // Until when contact holds. A node that is cut off has to know when two thirds of its lease are over, so that its ranks
+        // have ended when all are: a sixtieth is for telling it.
+        let mut holds_until = Duration::ZERO;
         loop {
-            let done = if lease == 0 { self.grant() } else { self.keep(lease) };
+            let sent = client.now();
+            let until = if lost || lease == 0 { sent + self.time / 3 } else { holds_until.max(sent + LEAST) };
+            let done = if lease == 0 { grant(&self.caller, until, self.time) } else { self.keep(lease, until) };
             let pause = match done {
                 Ok(0) => {
                     lease = 0;
@@ -51,14 +59,17 @@ impl Keeper {
                     continue;
                 }
                 Ok(kept) => {
+                    holds_until = sent + self.time * 13 / 20;
+                    client.hold_until(holds_until);
                     if kept != lease {
                         self.say(Event::Lease(kept));
                     } else if lost {
                         self.say(Event::Contact);
                     }
                     (lease, lost, backoff) = (kept, false, Backoff::default());
-                    self.keep_jobs();
-                    self.time / 3
+                    let next = sent + self.time / 3;
+                    self.keep_jobs(next.max(client.now() + self.time / 12));
+                    next.saturating_sub(client.now())
                 }
                 Err(Fault::Closed) => return,
                 Err(Fault::Refused(why)) => return self.say(Event::Refused(why)),
@@ -80,13 +91,9 @@ impl Keeper {
         let _ = self.events.send(event);
     }
 
-    fn grant(&self) -> Result<i64, Fault> {
-        grant(&self.caller, self.time)
-    }
-
     /// The lease, or 0 if it has run out.
-    fn keep(&self, lease: i64) -> Result<i64, Fault> {
-        match self.caller.call("/v3/lease/keepalive", &json!({ "ID": lease.to_string() })) {
+    fn keep(&self, lease: i64, until: Duration) -> Result<i64, Fault> {
+        match self.caller.call_until(until, "/v3/lease/keepalive", &json!({ "ID": lease.to_string() })) {
             Ok(answer) if number(&answer["result"]["TTL"]) > 0 => Ok(lease),
             Ok(Value::Object(answer)) if answer.contains_key("error") => {
                 Err(Fault::Contact(answer["error"]["message"].as_str().unwrap_or("the lease was not kept").to_owned()))
@@ -96,20 +103,20 @@ impl Keeper {
         }
     }
 
-    fn keep_jobs(&self) {
+    fn keep_jobs(&self, until: Duration) {
         let jobs = self.jobs.load(Ordering::Relaxed);
         if jobs != 0 {
             // It is long: the next time is early enough.
-            let _ = self.keep(jobs);
+            let _ = self.keep(jobs, until);
         }
     }
 }
 
 /// A new lease, for so long.
-pub(super) fn grant(caller: &Caller, time: Duration) -> Result<i64, Fault> {
+pub(super) fn grant(caller: &Caller, until: Duration, time: Duration) -> Result<i64, Fault> {
     // In whole seconds.
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    let answer = caller.call("/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
+    let answer = caller.call_until(until, "/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
     match number(&answer["ID"]) {
         0 => Err(Fault::Contact("the lease was not granted".to_owned())),
         lease => Ok(lease),

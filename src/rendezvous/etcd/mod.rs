@@ -13,6 +13,7 @@
 //! board, who leads watches the nodes too. What a coordinator writes is fenced: by its term, and by the revision of the
 //! state that it knows. When all nodes have left, everything goes; where nobody could see to that, the job's lease does.
 
+mod board;
 mod client;
 mod event;
 mod keeper;
@@ -46,7 +47,7 @@ pub struct Etcd {
     pub job: String,
     /// How long a node that nobody hears of is taken to be there; 2 s at least.
     pub lease: Duration,
-    /// How long an answer may take; never longer than a third of the lease.
+    /// How long an endpoint may take to answer; never longer than a third of the lease, which all endpoints share.
     pub timeout: Duration,
 }
 

@@ -281,7 +281,8 @@ impl Office {
     fn publish(&mut self, desk: &Desk, publication: Publication) -> Result<Turn, Fault> {
         let keys = &desk.keys;
         if self.lease == 0 {
-            self.lease = grant(&desk.caller, (desk.time * JOBS_TIME).max(LEAST_JOBS_TIME))?;
+            let time = (desk.time * JOBS_TIME).max(LEAST_JOBS_TIME);
+            self.lease = grant(&desk.caller, desk.caller.client.until(), time)?;
             self.jobs.store(self.lease, Ordering::Relaxed);
         }
         let leads = words::made_by(&keys.leader(), self.term);

@@ -4,7 +4,7 @@ use super::Etcd;
 use super::client::{Caller, Client};
 use super::event::Event;
 use super::keeper::Keeper;
-use super::wire::{Line, Traffic};
+use super::wire::Line;
 use super::words::Keys;
 use super::worker::Worker;
 use crate::rendezvous::tie::{Decide, News, Tie};
@@ -23,6 +23,9 @@ use tracing::dispatcher::{get_default, with_default};
 
 /// The shortest lease. Etcd looks at leases every half second, and grants none below its election's time.
 const SHORTEST: Duration = Duration::from_secs(2);
+/// How much longer than its patience closing may take: what is still to be asked then, and to be told of that.
+const ASKING: Duration = Duration::from_millis(900);
+const TELLING: Duration = Duration::from_millis(100);
 
 /// News that wait, and the bell that rings for them.
 pub(super) struct Outbox {
@@ -43,9 +46,7 @@ pub struct EtcdTie {
     events: Sender<Event>,
     outbox: Arc<Outbox>,
     lines: [Arc<Line>; 2],
-    traffic: Arc<Traffic>,
-    /// How much longer than its patience closing may take, where nobody answers.
-    slack: Duration,
+    client: Arc<Client>,
 }
 
 /// Ties this node, whose id no other has, to the others of the job; `decide` makes who decides, should this node coordinate.
@@ -79,8 +80,7 @@ pub fn tie(
         (Arc::clone(&outbox), jobs),
         Box::new(decide),
     );
-    let slack = client.timeout * u32::try_from(4 * config.endpoints.len()).unwrap_or(u32::MAX) + Duration::from_secs(1);
-    let tie = EtcdTie { events, outbox, lines, traffic: Arc::clone(&client.traffic), slack };
+    let tie = EtcdTie { events, outbox, lines, client };
     spawn("etcd-worker", move || worker.run())?;
     spawn("etcd-keeper", move || keeper.run())?;
     Ok(tie)
@@ -98,7 +98,8 @@ pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Resu
 impl EtcdTie {
     /// Bytes sent and received, below TLS or its lack, above TCP.
     pub fn traffic(&self) -> (u64, u64) {
-        (self.traffic.sent.load(Ordering::Relaxed), self.traffic.received.load(Ordering::Relaxed))
+        let traffic = &self.client.traffic;
+        (traffic.sent.load(Ordering::Relaxed), traffic.received.load(Ordering::Relaxed))
     }
 }
 
@@ -123,11 +124,13 @@ impl Tie for EtcdTie {
 
     fn close(&mut self, patience: Duration) -> io::Result<()> {
         let (done, wait) = bounded(1);
+        // What is asked already is not to last longer either.
+        self.client.leave_by(self.client.now() + patience + ASKING);
         if self.events.send(Event::Close { patience, done }).is_err() {
             return Ok(());
         }
         let why = "etcd has not answered; this node's record goes when its lease runs out";
-        wait.recv_timeout(patience + self.slack).map_err(|_| io::Error::new(io::ErrorKind::TimedOut, why))?
+        wait.recv_timeout(patience + ASKING + TELLING).map_err(|_| io::Error::new(io::ErrorKind::TimedOut, why))?
     }
 }
 

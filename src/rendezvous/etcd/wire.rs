@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport};
 
 /// Bytes that have gone and come.
@@ -25,6 +25,7 @@ pub(super) struct Line {
     bell: Condvar,
     socket: Mutex<Weak<TcpStream>>,
     traffic: Arc<Traffic>,
+    began: Instant,
     /// How long bytes may take while no stream has begun.
     patience: Duration,
     /// Whether silence is all right.
@@ -34,16 +35,21 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(traffic: Arc<Traffic>, patience: Duration) -> Arc<Self> {
+    pub(super) fn new(traffic: Arc<Traffic>, patience: Duration, began: Instant) -> Arc<Self> {
         Arc::new(Self {
             closed: Mutex::new(false),
             bell: Condvar::new(),
             socket: Mutex::new(Weak::new()),
             traffic,
+            began,
             patience,
             streams: AtomicBool::new(false),
             endpoint: AtomicUsize::new(0),
         })
+    }
+
+    fn now(&self) -> Duration {
+        self.began.elapsed()
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -86,11 +92,16 @@ impl Connector<()> for Wires {
 
     fn connect(&self, details: &ConnectionDetails<'_>, _: Option<()>) -> Result<Option<Wire>, ureq::Error> {
         let limit = details.timeout.not_zero().map_or(self.line.patience, |limit| *limit);
+        let until = self.line.now() + limit;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        let connected = details
-            .addrs
-            .iter()
-            .find_map(|address| TcpStream::connect_timeout(address, limit).map_err(|error| last = error).ok());
+        // The time is for all addresses together.
+        let connected = (1..).zip(details.addrs.iter().rev()).collect::<Vec<_>>().into_iter().rev().find_map(
+            |(waiting, address): (u32, _)| {
+                let share = until.saturating_sub(self.line.now()) / waiting;
+                let stream = TcpStream::connect_timeout(address, share.max(Duration::from_millis(1)));
+                stream.map_err(|error| last = error).ok()
+            },
+        );
         let stream = Arc::new(connected.ok_or(last)?);
         stream.set_nodelay(true)?;
         // A peer that went without a word is noticed even where nothing is said for long.
@@ -102,10 +113,9 @@ impl Connector<()> for Wires {
         if self.line.is_closed() {
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
-        let mut socket = Socket { stream, line: Arc::clone(&self.line) };
+        let mut socket = Socket { stream, line: Arc::clone(&self.line), until: Some(until) };
         let way = match &self.tls {
             Some(config) if details.needs_tls() => {
-                socket.limit(Some(limit))?;
                 let host = details.uri.host().unwrap_or_default();
                 let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
                 let name = ServerName::try_from(host).map_err(io::Error::other)?;
@@ -126,17 +136,23 @@ impl Connector<()> for Wires {
 struct Socket {
     stream: Arc<TcpStream>,
     line: Arc<Line>,
+    /// When it is to be done, in however many pieces.
+    until: Option<Duration>,
 }
 
 impl Socket {
-    fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
-        self.stream.set_read_timeout(limit)?;
-        self.stream.set_write_timeout(limit)
+    /// How long it may take still.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.until.map(|until| until.saturating_sub(self.line.now())) {
+            Some(Duration::ZERO) => Err(io::Error::from(io::ErrorKind::TimedOut)),
+            left => Ok(left),
+        }
     }
 }
 
 impl Read for Socket {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
         let count = (&*self.stream).read(bytes)?;
         self.line.traffic.received.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
@@ -145,6 +161,7 @@ impl Read for Socket {
 
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
         let count = (&*self.stream).write(bytes)?;
         self.line.traffic.sent.fetch_add(count as u64, Ordering::Relaxed);
         Ok(count)
@@ -181,9 +198,14 @@ impl Wire {
         }
     }
 
-    fn limit(&self, timeout: NextTimeout) -> io::Result<()> {
+    fn limit(&mut self, timeout: NextTimeout) {
         let patience = (!self.line.streams.load(Ordering::Relaxed)).then_some(self.line.patience);
-        self.socket().limit(timeout.not_zero().map(|limit| *limit).or(patience))
+        let limit = timeout.not_zero().map(|limit| *limit).or(patience);
+        let until = limit.map(|limit| self.line.now() + limit);
+        match &mut self.way {
+            Way::Plain(socket) => socket.until = until,
+            Way::Tls(stream) => stream.sock.until = until,
+        }
     }
 }
 
@@ -200,7 +222,7 @@ impl Transport for Wire {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
-        self.limit(timeout)?;
+        self.limit(timeout);
         let output = &self.buffers.output()[..amount];
         let written = match &mut self.way {
             Way::Plain(socket) => socket.write_all(output),
@@ -210,7 +232,7 @@ impl Transport for Wire {
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
-        self.limit(timeout)?;
+        self.limit(timeout);
         let input = self.buffers.input_append_buf();
         let read = match &mut self.way {
             Way::Plain(socket) => socket.read(input),

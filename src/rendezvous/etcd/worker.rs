@@ -1,6 +1,7 @@
 //! The worker of a tie: it alone writes. Its events come from the node, the keeper of the lease and the watches; after each
 //! it does what is left to do, and again after a pause where that failed.
 
+use super::board::Board;
 use super::client::{Caller, Fault};
 use super::event::Event;
 use super::keeper::Backoff;
@@ -19,15 +20,6 @@ use std::time::{Duration, Instant};
 
 /// How far apart nodes try to lead when nobody does.
 const APART_MS: u64 = 50;
-
-/// What is on the board.
-#[derive(Default)]
-struct Board {
-    leader: Option<Kv>,
-    state: Option<Kv>,
-    /// No change up to this revision is news.
-    revision: i64,
-}
 
 struct Closing {
     until: Duration,
@@ -190,11 +182,13 @@ impl Worker {
                 self.refuse(why);
             }
             Event::Board(Seen::Behind) => self.behind = true,
-            Event::Board(Seen::All(kvs, revision)) => self.look(kvs, revision),
+            Event::Board(Seen::All(kvs, revision)) => {
+                let looked = self.look(&kvs, revision);
+                looked.unwrap_or_else(|fault| self.fail(fault));
+            }
             Event::Board(Seen::Changes(changes)) => {
-                for change in changes {
-                    self.see(change);
-                }
+                let seen = changes.into_iter().try_for_each(|change| self.see(change));
+                seen.unwrap_or_else(|fault| self.fail(fault));
             }
             Event::Nodes(term, seen) => {
                 let now = self.now();
@@ -240,25 +234,23 @@ impl Worker {
     }
 
     /// Takes note of the whole board.
-    fn look(&mut self, kvs: Vec<Kv>, revision: i64) {
+    fn look(&mut self, kvs: &[Kv], revision: i64) -> Result<(), Fault> {
         if revision < self.board.revision {
-            return;
+            return Ok(());
         }
-        let find = |key: String| kvs.iter().find(|kv| kv.key == key).cloned();
-        let (leader, state) = (find(self.desk.keys.leader()), find(self.desk.keys.state()));
-        self.board = Board { leader, state, revision };
+        self.board.read(&self.desk.keys, kvs, revision);
         self.check_office();
-        self.note_state();
+        self.note_state()
     }
 
     /// Takes note of one change on it.
-    fn see(&mut self, change: Change) {
+    fn see(&mut self, change: Change) -> Result<(), Fault> {
         let (key, revision, kv) = match change {
             Change::Put(kv) => (kv.key.clone(), kv.written, Some(kv)),
             Change::Gone { key, revision } => (key, revision, None),
         };
         if revision <= self.board.revision {
-            return;
+            return Ok(());
         }
         if key == self.desk.keys.leader() {
             if kv.is_none() {
@@ -270,8 +262,9 @@ impl Worker {
         } else if key == self.desk.keys.state() {
             self.board.state = kv;
             // Now, not later: its coordinator may be gone by the next change.
-            self.note_state();
+            self.note_state()?;
         }
+        Ok(())
     }
 
     fn check_office(&mut self) {
@@ -281,13 +274,11 @@ impl Worker {
         }
     }
 
-    /// A state of who leads is news; another's is that of an earlier run.
-    fn note_state(&mut self) {
-        let (Some(leader), Some(state)) = (&self.board.leader, &self.board.state) else { return };
-        let Ok(posted) = serde_json::from_str::<Posted>(&state.value) else { return };
-        if posted.term == leader.created && state.written > self.told {
-            self.news = Some((state.written, posted));
+    fn note_state(&mut self) -> Result<(), Fault> {
+        if let Some(news) = self.board.posted()?.filter(|(written, _)| *written > self.told) {
+            self.news = Some(news);
         }
+        Ok(())
     }
 
     /// Does what is left to do.
@@ -315,7 +306,7 @@ impl Worker {
         if self.behind {
             let (kvs, revision) = self.desk.caller.range(&self.desk.keys.board())?;
             self.behind = false;
-            self.look(kvs, revision);
+            self.look(&kvs, revision)?;
         }
         if self.unsure || self.board.leader.is_none() && self.now() >= self.stand_at {
             self.enter(false)?;
@@ -353,7 +344,12 @@ impl Worker {
             (self.joined, self.written) = (true, true);
         }
         self.unsure = false;
-        self.look(words::kvs_of(&answer, index), revision);
+        if revision < self.board.revision {
+            // Etcd has lost its data, and begins anew.
+            self.board.check(0)?;
+            (self.board, self.told, self.news, self.watch) = (Board::default(), 0, None, None);
+        }
+        self.look(&words::kvs_of(&answer, index), revision)?;
         if self.watch.is_none() {
             let events = self.desk.events.clone();
             let tell = move |seen| drop(events.send(Event::Board(seen)));
@@ -366,7 +362,9 @@ impl Worker {
         {
             let taken = Office::take(&self.desk, term, (self.decide)(), self.now());
             self.unsure = taken.is_err();
-            self.office = Some(taken?);
+            let office = taken?;
+            self.board.check(office.lease)?;
+            self.office = Some(office);
         }
         Ok(())
     }
@@ -469,7 +467,10 @@ impl Worker {
         let jobs = jobs.or(self.board.state.as_ref().map(|state| state.lease)).unwrap_or(0);
         (self.watch, self.office) = (None, None);
         let result = match fault {
-            None if self.lease != 0 && !self.refused => self.desk.clear(self.lease, jobs),
+            // Refused is also who may still write: its record is not to be left to another job.
+            None if self.lease != 0 => {
+                self.desk.clear(self.lease, jobs).or_else(|fault| if self.refused { Ok(()) } else { Err(fault) })
+            }
             None => Ok(()),
             Some(fault) => Err(fault),
         };
