@@ -113,8 +113,8 @@ impl Hub {
         connection.push(head.into_bytes());
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
-        connection
-            .push(Body::of(&FromMaster::Hello { version, job: self.config.job.clone(), lease_ms }).line(&mut seal));
+        let (job, instance) = (self.config.job.clone(), self.instance.clone());
+        connection.push(Body::of(&FromMaster::Hello { version, job, instance, lease_ms }).line(&mut seal));
         let mut lines = Lines::default();
         if let Speaks::Http(parser) =
             std::mem::replace(&mut connection.speaks, Speaks::Http(http::Parser::of_requests()))

@@ -52,6 +52,9 @@ pub enum FromMaster {
         version: String,
         /// Its job.
         job: String,
+        /// Which master it is: another one at the same address says another.
+        #[serde(default)]
+        instance: String,
         /// A node that has said nothing for so long has gone; milliseconds.
         lease_ms: u64,
     },

@@ -48,6 +48,8 @@ pub(super) struct Hub {
     members: Option<String>,
     pub(super) kv: Kv,
     pub(super) challenges: Challenges,
+    /// Random: tells this master from another at its address.
+    pub(super) instance: String,
     traffic: Traffic,
     ledger: Ledger,
     next: u64,
@@ -94,6 +96,7 @@ impl Hub {
             told: None,
             members: None,
             challenges: Challenges::new(seal::nonce()?),
+            instance: seal::nonce()?,
             traffic,
             ledger: Ledger::new(TRAFFIC),
             next: FIRST_CLIENT,
