@@ -2,6 +2,7 @@
 
 use super::nodes::Bare;
 use super::*;
+use rlaunch::rendezvous::master::frame::{FromMaster, FromNode};
 use rlaunch::rendezvous::master::{Found, probe};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener};
@@ -209,4 +210,44 @@ fn what_listens_is_told_apart() {
     });
     let found = probe("127.0.0.1", port, second, clock::now);
     assert_eq!(found, Found::Foreign("HTTP/1.0 418 I am a teapot".into()));
+}
+
+#[test]
+fn what_a_stranger_says_makes_no_state_too_long() {
+    let (_server, port) = started(config(None, LEASE));
+    let (mut a, mut b) = pair(to(port, None, LEASE));
+    let hello = |id: String, record: String| {
+        let mut bare = Bare::new(port, None);
+        bare.say(&FromNode::Hello { version: String::new(), job: "job".into(), id, record });
+        bare.say(&FromNode::Ping);
+        bare
+    };
+    let unfit = |text: &str| {
+        let text = text.to_owned();
+        let rules = Rules { door: text.clone(), min: 9, max: 9, ..Rules::default() };
+        let offer = Offer { host: text.clone(), address: text.clone(), version: text, rules, ..Offer::default() };
+        serde_json::to_string(&Record { format: FORMAT, offer, standing: Standing::Ready { seen: 0 } }).unwrap()
+    };
+    for (id, record, words) in [
+        ("x".repeat(1_900_000), unfit("h"), "id"),
+        ("a b".into(), unfit("h"), "id"),
+        ("x".into(), unfit(&"h".repeat(300_000)), "record"),
+    ] {
+        let heard: Vec<FromMaster> = {
+            let mut bare = hello(id, record);
+            std::iter::from_fn(|| bare.hear()).collect()
+        };
+        assert!(matches!(heard.last(), Some(FromMaster::Refused { why }) if why.contains(words)), "{heard:?}");
+    }
+    // Many that say as much as they may.
+    let text = "\"\\".repeat(15_000);
+    let strangers: Vec<Bare> = (0..70).map(|i| hello(format!("x{i}"), unfit(&text))).collect();
+    until(&mut [&mut a, &mut b], "they are refused", |nodes| {
+        nodes.iter().all(|node| node.state.as_ref().is_some_and(|state| state.refused.len() == 64))
+    });
+    let state = serde_json::to_string(a.state.as_ref().unwrap()).unwrap();
+    println!("a state of {} bytes", state.len());
+    assert!(state.len() < 128 * 1024, "{}", state.len());
+    assert!(a.runs() && b.runs() && (a.lost(), b.lost()) == (None, None), "{:?}", a.lost());
+    drop(strangers);
 }

@@ -133,6 +133,10 @@ impl Hub {
                 let why = format!("it is of job {job}, and this is the master of job {}", self.config.job);
                 self.refuse(client, &why);
             }
+            (None, FromNode::Hello { id, .. }) if !frame::is_id(&id) => self.refuse(client, "its id is no id"),
+            (_, FromNode::Hello { record, .. } | FromNode::Record { record }) if record.len() > frame::MAX_RECORD => {
+                self.refuse(client, "its record is too long");
+            }
             (None, FromNode::Hello { id, record, .. }) => {
                 if let Speaks::Link { id: own, .. } = &mut connection.speaks {
                     *own = Some(id.clone());
