@@ -39,7 +39,7 @@ pub struct Coordinator {
     unfit: BTreeSet<String>,
     /// Who was here when the job ended, and has not gone since.
     owed: BTreeSet<String>,
-    /// How long before they went those who have gone were heard of.
+    /// How long before they went members of the round that have gone were heard of.
     pub(super) ages: BTreeMap<String, Duration>,
     /// By what signals members of the round were stopped that have gone since.
     pub(super) left: BTreeMap<String, i32>,
@@ -136,17 +136,18 @@ impl Coordinator {
 
     /// A node is not here any more; it was last heard of so long ago.
     pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        if let Some(node) = self.nodes.remove(id) {
-            if let Standing::Leaves { signal } = node.record.standing {
-                self.left.insert(id.to_owned(), signal);
-            }
-            self.owed.remove(id);
+        let node = self.nodes.remove(id);
+        // Who is not here may be whoever decided before. Of strangers nothing is kept.
+        if (node.is_some() || self.takes_over) && self.members.iter().any(|member| member.id == id) {
             self.ages.insert(id.to_owned(), age);
+            if let Some(Standing::Leaves { signal }) = node.as_ref().map(|node| &node.record.standing) {
+                self.left.insert(id.to_owned(), *signal);
+            }
+        }
+        if node.is_some() {
+            self.owed.remove(id);
             self.moved = now;
             self.next = Some(now);
-        } else if self.takes_over {
-            // Whoever decided before.
-            self.ages.insert(id.to_owned(), age);
         }
     }
 

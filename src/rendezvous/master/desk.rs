@@ -121,7 +121,7 @@ impl Hub {
         {
             lines.feed(&parser.rest());
         }
-        connection.speaks = Speaks::Link { lines, seal, id: None };
+        connection.speaks = Speaks::Link { lines, seal, id: None, kept: 0 };
     }
 
     /// A node says something.
@@ -144,6 +144,7 @@ impl Hub {
                 if let Some(told) = &self.told {
                     say(connection, told);
                 }
+                connection.keep(record.len());
                 self.guests.remove(&client);
                 self.sweep = self.sweep.min(now + self.config.lease);
                 // It has come back before its old connection was seen to end.
@@ -152,7 +153,10 @@ impl Hub {
                 }
                 self.decide.record(&id, &record, now);
             }
-            (Some(id), FromNode::Record { record }) => self.decide.record(&id, &record, now),
+            (Some(id), FromNode::Record { record }) => {
+                connection.keep(record.len());
+                self.decide.record(&id, &record, now);
+            }
             (Some(_), FromNode::Ping) => say(connection, &Body::of(&FromMaster::Pong)),
             (Some(_), FromNode::Leave) => connection.ends = true,
             (Some(_), FromNode::Hello { .. }) | (None, _) => connection.ends = true,
