@@ -81,6 +81,36 @@ fn a_node_that_was_cut_off_comes_back() {
     until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
 }
 
+/// Time enough to come back, also where this machine has much to do.
+fn slow() -> Duration {
+    clock::now() / 40
+}
+
+#[test]
+fn a_link_that_breaks_changes_nothing() {
+    for key in [None, Some("k")] {
+        let (_server, port) = started(Config { clock: slow, ..config(key, LEASE) });
+        let way = Forwarder::new(port);
+        let mut a = Node::new(to(port, key, LEASE), "a", 2);
+        let mut b = Node::new(to(way.port, key, LEASE), "b", 2);
+        until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+        for _ in 0..3 {
+            b.news.clear();
+            way.cut();
+            let time = until(&mut [&mut b], "it is back", |nodes| nodes[0].is_back());
+            println!("back after {time:?}");
+        }
+        for node in [&mut a, &mut b] {
+            assert!(node.runs() && matches!(node.phase(), Some(Phase::Running)), "{:?}", node.state);
+            node.stand(Standing::Done { round: 1 });
+        }
+        until(&mut [&mut a, &mut b], "they end well", |nodes| {
+            nodes.iter().all(|node| node.end == Some(End::Completed))
+        });
+        assert_eq!(a.lost(), None);
+    }
+}
+
 #[test]
 fn a_node_that_is_back_within_its_lease_was_never_gone() {
     let lease = Duration::from_secs(6);

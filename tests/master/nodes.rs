@@ -105,7 +105,7 @@ fn fifty_nodes_agree() {
 }
 
 #[test]
-fn a_node_whose_launcher_dies_is_missed_at_once() {
+fn a_node_whose_launcher_dies_is_missed_soon() {
     let (_server, port) = started(config(None, LEASE));
     let mut bare = Bare::new(port, None);
     bare.hello("b", "job", 2);
@@ -116,7 +116,7 @@ fn a_node_whose_launcher_dies_is_missed_at_once() {
         matches!(nodes[0].phase(), Some(Phase::Stopping { .. } | Phase::Ended { .. }))
     });
     println!("missed after {time:?}");
-    assert!(time < LEASE / 2, "{time:?}");
+    assert!(time < LEASE / 4, "{time:?}");
     until(&mut [&mut a], "it has ended", |nodes| lost_age(nodes[0]).is_some());
     assert_eq!(lost_age(&a), Some(Duration::ZERO));
 }

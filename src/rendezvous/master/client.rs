@@ -227,12 +227,17 @@ impl From<io::Error> for Ended {
 
 impl Node {
     fn run(&mut self) {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, clock) = (FIRST_PAUSE, self.config.clock);
         while self.shared.lock().order == Order::Stay {
             let (had_contact, ended) = match self.connect() {
                 Ok(link) => {
-                    pause = FIRST_PAUSE;
-                    (true, self.serve(link))
+                    let since = clock();
+                    let ended = self.serve(link);
+                    // At once where something has broken that held: the master does not wait long. Who is hung up on again
+                    // and again is not to keep it busy.
+                    let held = self.has_joined && clock() - since >= LONGEST_PAUSE;
+                    pause = if held { Duration::ZERO } else { FIRST_PAUSE };
+                    (true, ended)
                 }
                 Err(ended) => (false, ended),
             };
@@ -251,7 +256,7 @@ impl Node {
             }
             // Not all nodes at once.
             self.wait(pause.mul_f64(0.5 + fastrand::f64()));
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         }
     }
 

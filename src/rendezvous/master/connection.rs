@@ -116,6 +116,14 @@ impl Connection {
         }
     }
 
+    /// What is kept of what it has said of itself, bytes.
+    pub fn kept(&self) -> usize {
+        match &self.speaks {
+            Speaks::Link { kept, .. } => *kept,
+            Speaks::Http(_) => 0,
+        }
+    }
+
     /// Takes in what has come, once; how much. `None`: nothing more will come.
     pub fn read(&mut self, chunk: &mut [u8]) -> Option<usize> {
         match self.socket.read(chunk) {

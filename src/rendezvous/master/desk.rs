@@ -145,6 +145,7 @@ impl Hub {
                     say(connection, told);
                 }
                 connection.keep(record.len());
+                self.is_here(&id);
                 self.guests.remove(&client);
                 self.sweep = self.sweep.min(now + self.config.lease);
                 // It has come back before its old connection was seen to end.
