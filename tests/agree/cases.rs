@@ -187,6 +187,27 @@ fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
     assert!(matches!(&state.phase, Phase::Stopping { end: Some(End::Lost { lost }), .. } if lost.node == 1));
 }
 
+#[test]
+fn nothing_is_kept_of_strangers_that_have_gone() {
+    let offer = |min| Offer { rules: rules(min, min, OnFailure::End, OnLoss::End), ..Offer::default() };
+    let record = |min, standing| Record { format: FORMAT, offer: offer(min), standing };
+    let mut machine = Coordinator::new(time(0));
+    machine.record("own", record(1, Standing::Ready { seen: 0 }), time(0));
+    assert_eq!(machine.turn(time(0)).unwrap().0.phase, Phase::Running);
+    machine.record("own", record(1, Standing::Runs { round: 1 }), time(1));
+    machine.turn(time(1));
+    let before = format!("{machine:?}").len();
+    for at in 0..100 {
+        let id = format!("stranger{at}");
+        machine.record(&id, record(9, Standing::Leaves { signal: 15 }), time(2));
+        machine.turn(time(2));
+        machine.gone(&id, time(5), time(3));
+        machine.turn(time(3));
+    }
+    let after = format!("{machine:?}");
+    assert!(!after.contains("stranger") && after.len() < before + 50, "{after}");
+}
+
 /// Another takes over in each phase, from one who knows it and from one who does not.
 #[test]
 fn a_leader_s_end_changes_nothing_but_who_leads() {

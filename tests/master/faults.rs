@@ -2,6 +2,7 @@
 
 use super::nodes::Bare;
 use super::*;
+use rlaunch::rendezvous::master::frame::{FromMaster, FromNode};
 use rlaunch::rendezvous::master::{Found, probe};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener};
@@ -78,6 +79,36 @@ fn a_node_that_was_cut_off_comes_back() {
     assert!(a.lost().is_some());
     let mut b = Node::new(to(port, None, LEASE), "b", 2);
     until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+}
+
+/// Time enough to come back, also where this machine has much to do.
+fn slow() -> Duration {
+    clock::now() / 40
+}
+
+#[test]
+fn a_link_that_breaks_changes_nothing() {
+    for key in [None, Some("k")] {
+        let (_server, port) = started(Config { clock: slow, ..config(key, LEASE) });
+        let way = Forwarder::new(port);
+        let mut a = Node::new(to(port, key, LEASE), "a", 2);
+        let mut b = Node::new(to(way.port, key, LEASE), "b", 2);
+        until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+        for _ in 0..3 {
+            b.news.clear();
+            way.cut();
+            let time = until(&mut [&mut b], "it is back", |nodes| nodes[0].is_back());
+            println!("back after {time:?}");
+        }
+        for node in [&mut a, &mut b] {
+            assert!(node.runs() && matches!(node.phase(), Some(Phase::Running)), "{:?}", node.state);
+            node.stand(Standing::Done { round: 1 });
+        }
+        until(&mut [&mut a, &mut b], "they end well", |nodes| {
+            nodes.iter().all(|node| node.end == Some(End::Completed))
+        });
+        assert_eq!(a.lost(), None);
+    }
 }
 
 #[test]
@@ -209,4 +240,44 @@ fn what_listens_is_told_apart() {
     });
     let found = probe("127.0.0.1", port, second, clock::now);
     assert_eq!(found, Found::Foreign("HTTP/1.0 418 I am a teapot".into()));
+}
+
+#[test]
+fn what_a_stranger_says_makes_no_state_too_long() {
+    let (_server, port) = started(config(None, LEASE));
+    let (mut a, mut b) = pair(to(port, None, LEASE));
+    let hello = |id: String, record: String| {
+        let mut bare = Bare::new(port, None);
+        bare.say(&FromNode::Hello { version: String::new(), job: "job".into(), id, record });
+        bare.say(&FromNode::Ping);
+        bare
+    };
+    let unfit = |text: &str| {
+        let text = text.to_owned();
+        let rules = Rules { door: text.clone(), min: 9, max: 9, ..Rules::default() };
+        let offer = Offer { host: text.clone(), address: text.clone(), version: text, rules, ..Offer::default() };
+        serde_json::to_string(&Record { format: FORMAT, offer, standing: Standing::Ready { seen: 0 } }).unwrap()
+    };
+    for (id, record, words) in [
+        ("x".repeat(1_900_000), unfit("h"), "id"),
+        ("a b".into(), unfit("h"), "id"),
+        ("x".into(), unfit(&"h".repeat(300_000)), "record"),
+    ] {
+        let heard: Vec<FromMaster> = {
+            let mut bare = hello(id, record);
+            std::iter::from_fn(|| bare.hear()).collect()
+        };
+        assert!(matches!(heard.last(), Some(FromMaster::Refused { why }) if why.contains(words)), "{heard:?}");
+    }
+    // Many that say as much as they may.
+    let text = "\"\\".repeat(2_000);
+    let strangers: Vec<Bare> = (0..70).map(|i| hello(format!("x{i}"), unfit(&text))).collect();
+    until(&mut [&mut a, &mut b], "they are refused", |nodes| {
+        nodes.iter().all(|node| node.state.as_ref().is_some_and(|state| state.refused.len() == 64))
+    });
+    let state = serde_json::to_string(a.state.as_ref().unwrap()).unwrap();
+    println!("a state of {} bytes", state.len());
+    assert!(state.len() < 128 * 1024, "{}", state.len());
+    assert!(a.runs() && b.runs() && (a.lost(), b.lost()) == (None, None), "{:?}", a.lost());
+    drop(strangers);
 }

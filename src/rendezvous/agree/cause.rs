@@ -84,9 +84,8 @@ impl Coordinator {
             }
             // Where nodes may come and go, one that is stopped goes, while enough are left.
             Why::Stopped { host, signal } => {
-                let goes = |standing: &Standing| match standing {
-                    Standing::Leaves { .. } | Standing::Stops { why: Stops::Signal { .. }, .. } => true,
-                    _ => false,
+                let goes = |standing: &Standing| {
+                    matches!(standing, Standing::Leaves { .. } | Standing::Stops { why: Stops::Signal { .. }, .. })
                 };
                 let stays = |record: &&Record| !goes(&record.standing);
                 let enough = rules.min < rules.max && self.of_round().filter(stays).count() >= rules.min;

@@ -39,7 +39,7 @@ pub struct Coordinator {
     unfit: BTreeSet<String>,
     /// Who was here when the job ended, and has not gone since.
     owed: BTreeSet<String>,
-    /// How long before they went those who have gone were heard of.
+    /// How long before they went members of the round that have gone were heard of.
     pub(super) ages: BTreeMap<String, Duration>,
     /// By what signals members of the round were stopped that have gone since.
     pub(super) left: BTreeMap<String, i32>,
@@ -136,24 +136,26 @@ impl Coordinator {
 
     /// A node is not here any more; it was last heard of so long ago.
     pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        if let Some(node) = self.nodes.remove(id) {
-            if let Standing::Leaves { signal } = node.record.standing {
-                self.left.insert(id.to_owned(), signal);
-            }
+        let node = self.nodes.remove(id);
+        if let Some(Node { record: Record { standing, offer, .. }, .. }) = &node {
             // Whose connection has broken may live on, cut off, until it finds out and has ended what it runs: with the master
-            // nine tenths of a lease after its last sign of life, of which there is one every tenth.
-            let runs = matches!(node.record.standing, Standing::Runs { .. } | Standing::Stops { .. });
-            if runs && age.is_zero() {
-                let fence = Duration::from_millis(node.record.offer.rules.lease_ms) * 4 / 10;
-                self.not_before = self.not_before.max(now + fence);
+            // four tenths of a lease later. Who was silent for a lease has done so.
+            let lease = Duration::from_millis(offer.rules.lease_ms);
+            if matches!(standing, Standing::Runs { .. } | Standing::Stops { .. }) && age < lease {
+                self.not_before = self.not_before.max(now + lease * 4 / 10);
             }
-            self.owed.remove(id);
+        }
+        // Who is not here may be whoever decided before. Of strangers nothing is kept.
+        if (node.is_some() || self.takes_over) && self.members.iter().any(|member| member.id == id) {
             self.ages.insert(id.to_owned(), age);
+            if let Some(Standing::Leaves { signal }) = node.as_ref().map(|node| &node.record.standing) {
+                self.left.insert(id.to_owned(), *signal);
+            }
+        }
+        if node.is_some() {
+            self.owed.remove(id);
             self.moved = now;
             self.next = Some(now);
-        } else if self.takes_over {
-            // Whoever decided before.
-            self.ages.insert(id.to_owned(), age);
         }
     }
 

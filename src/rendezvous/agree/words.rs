@@ -7,6 +7,9 @@ use crate::rendezvous::tie::{Decide, Publication};
 use serde_json::json;
 use std::time::Duration;
 
+/// The longest text of a record that all nodes are told again, in characters: no node makes the state longer than they read.
+const MOST_TEXT: usize = 256;
+
 impl Decide for Coordinator {
     fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration) {
         let state = state.and_then(|text| serde_json::from_str::<State>(text).ok());
@@ -19,7 +22,8 @@ impl Decide for Coordinator {
 
     fn record(&mut self, id: &str, record: &str, now: Duration) {
         // What is no record says nothing; whoever wrote it will not be told anything either.
-        if let Ok(record) = serde_json::from_str::<Record>(record) {
+        if let Ok(mut record) = serde_json::from_str::<Record>(record) {
+            clip(&mut record.offer);
             self.record(id, record, now);
         }
     }
@@ -49,6 +53,15 @@ impl Decide for Coordinator {
         };
         let nodes = self.nodes().filter(|(_, record)| is_own(record));
         nodes.map(|(_, record)| as_paddle_says_it(&record.offer)).collect()
+    }
+}
+
+/// Not failures: whose it is knows it again by its words, and all are told of one alone.
+fn clip(Offer { name, host, address, address_from, device, master, version, role, rules, .. }: &mut Offer) {
+    for text in [name, host, address, address_from, device, master, version, role, &mut rules.door] {
+        if let Some((end, _)) = text.char_indices().nth(MOST_TEXT) {
+            text.truncate(end);
+        }
     }
 }
 

@@ -95,6 +95,8 @@ pub fn join(config: Join, id: &str, record: &str) -> io::Result<MasterTie> {
         id: id.to_owned(),
         lost: None,
         has_joined: false,
+        instance: String::new(),
+        told_by: None,
         old: Vec::new(),
     };
     let run = move || {
@@ -194,6 +196,9 @@ struct Node {
     /// Why there is no contact, if there is none and it has been told.
     lost: Option<String>,
     has_joined: bool,
+    /// Which master it is that this node talks to, and which one has told it a state.
+    instance: String,
+    told_by: Option<String>,
     /// Links that have become silent. They stay open until there is another in their place: that one closes would mean that
     /// this launcher has ended.
     old: Vec<Line>,
@@ -205,8 +210,10 @@ enum Ended {
     Left,
     /// It was broken, or could not be made.
     Lost(String),
-    /// Trying again is of no use.
+    /// Trying again is of no use, if this node has no part in the job yet.
     Refused(String),
+    /// The job that this node had a part in is over.
+    Over(String),
 }
 
 impl From<io::Error> for Ended {
@@ -220,18 +227,24 @@ impl From<io::Error> for Ended {
 
 impl Node {
     fn run(&mut self) {
-        let mut pause = FIRST_PAUSE;
+        let (mut pause, clock) = (FIRST_PAUSE, self.config.clock);
         while self.shared.lock().order == Order::Stay {
             let (had_contact, ended) = match self.connect() {
                 Ok(link) => {
-                    pause = FIRST_PAUSE;
-                    (true, self.serve(link))
+                    let since = clock();
+                    let ended = self.serve(link);
+                    // At once where something has broken that held: the master does not wait long. Who is hung up on again
+                    // and again is not to keep it busy.
+                    let held = self.has_joined && clock() - since >= LONGEST_PAUSE;
+                    pause = if held { Duration::ZERO } else { FIRST_PAUSE };
+                    (true, ended)
                 }
                 Err(ended) => (false, ended),
             };
             let master = dial::name(&self.config.host, self.config.port);
             match ended {
                 Ended::Left => return,
+                Ended::Over(why) => return self.shared.tell(News::Refused { why }),
                 Ended::Refused(why) if !self.has_joined => return self.shared.tell(News::Refused { why }),
                 Ended::Lost(why) | Ended::Refused(why) => {
                     let why = format!("the master at {master}: {why}");
@@ -243,7 +256,7 @@ impl Node {
             }
             // Not all nodes at once.
             self.wait(pause.mul_f64(0.5 + fastrand::f64()));
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         }
     }
 
@@ -310,7 +323,8 @@ impl Node {
         lines.feed(&rest);
         let theirs = loop {
             match lines.next_said(&mut seal) {
-                Ok(Some(FromMaster::Hello { job, lease_ms, .. })) => {
+                Ok(Some(FromMaster::Hello { job, instance, lease_ms, .. })) => {
+                    self.instance = instance;
                     self.config.lease = Duration::from_millis(lease_ms).max(LEAST_LEASE);
                     break job;
                 }
@@ -328,6 +342,12 @@ impl Node {
         if theirs != job {
             let why = format!("the master at {name} is that of job {theirs}, and this node is of job {job}");
             return Err(Ended::Refused(why));
+        }
+        // It knows nothing of the rounds that this node was told of, and would begin with their numbers again.
+        if self.told_by.as_ref().is_some_and(|first| *first != self.instance) {
+            return Err(Ended::Over(format!(
+                "the master at {name} was started anew: the job that this node had a part in is over; start this node again"
+            )));
         }
         let record = {
             let mut now = self.shared.lock();
@@ -413,6 +433,7 @@ impl Node {
             self.shared.tell(News::Back);
         }
         if let FromMaster::State { state, members } = said {
+            self.told_by.get_or_insert_with(|| self.instance.clone());
             self.shared.tell(News::State { state, members });
         }
     }

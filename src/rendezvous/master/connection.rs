@@ -16,6 +16,8 @@ pub const CHUNK: usize = 64 * 1024;
 const BACKLOG: usize = 32 * 1024 * 1024;
 /// What the kernel and the tables have for a connection, roughly.
 const COST: usize = 512;
+/// How many times as long as its text what is made of a record may be: an empty string of three bytes takes 24.
+const KEPT: usize = 8;
 
 /// A connection.
 #[derive(Debug)]
@@ -52,6 +54,8 @@ pub enum Speaks {
         seal: Seal,
         /// Who it is, once it has said so.
         id: Option<String>,
+        /// What is kept of what it has said of itself, bytes.
+        kept: usize,
     },
 }
 
@@ -102,6 +106,21 @@ impl Connection {
         match &self.speaks {
             Speaks::Link { id, .. } => id.as_deref(),
             Speaks::Http(_) => None,
+        }
+    }
+
+    /// A link has said of itself what has so many bytes.
+    pub fn keep(&mut self, bytes: usize) {
+        if let Speaks::Link { kept, .. } = &mut self.speaks {
+            *kept = bytes * KEPT;
+        }
+    }
+
+    /// What is kept of what it has said of itself, bytes.
+    pub fn kept(&self) -> usize {
+        match &self.speaks {
+            Speaks::Link { kept, .. } => *kept,
+            Speaks::Http(_) => 0,
         }
     }
 
@@ -182,7 +201,7 @@ impl Connection {
     pub fn held(&self) -> usize {
         let read = match &self.speaks {
             Speaks::Http(parser) => parser.held(),
-            Speaks::Link { lines, .. } => lines.held(),
+            Speaks::Link { lines, kept, .. } => lines.held() + kept,
         };
         COST + read + self.own
     }

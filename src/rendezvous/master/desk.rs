@@ -113,15 +113,15 @@ impl Hub {
         connection.push(head.into_bytes());
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
-        connection
-            .push(Body::of(&FromMaster::Hello { version, job: self.config.job.clone(), lease_ms }).line(&mut seal));
+        let (job, instance) = (self.config.job.clone(), self.instance.clone());
+        connection.push(Body::of(&FromMaster::Hello { version, job, instance, lease_ms }).line(&mut seal));
         let mut lines = Lines::default();
         if let Speaks::Http(parser) =
             std::mem::replace(&mut connection.speaks, Speaks::Http(http::Parser::of_requests()))
         {
             lines.feed(&parser.rest());
         }
-        connection.speaks = Speaks::Link { lines, seal, id: None };
+        connection.speaks = Speaks::Link { lines, seal, id: None, kept: 0 };
     }
 
     /// A node says something.
@@ -133,6 +133,10 @@ impl Hub {
                 let why = format!("it is of job {job}, and this is the master of job {}", self.config.job);
                 self.refuse(client, &why);
             }
+            (None, FromNode::Hello { id, .. }) if !frame::is_id(&id) => self.refuse(client, "its id is no id"),
+            (_, FromNode::Hello { record, .. } | FromNode::Record { record }) if record.len() > frame::MAX_RECORD => {
+                self.refuse(client, "its record is too long");
+            }
             (None, FromNode::Hello { id, record, .. }) => {
                 if let Speaks::Link { id: own, .. } = &mut connection.speaks {
                     *own = Some(id.clone());
@@ -140,6 +144,8 @@ impl Hub {
                 if let Some(told) = &self.told {
                     say(connection, told);
                 }
+                connection.keep(record.len());
+                self.is_here(&id);
                 self.guests.remove(&client);
                 self.sweep = self.sweep.min(now + self.config.lease);
                 // It has come back before its old connection was seen to end.
@@ -148,7 +154,10 @@ impl Hub {
                 }
                 self.decide.record(&id, &record, now);
             }
-            (Some(id), FromNode::Record { record }) => self.decide.record(&id, &record, now),
+            (Some(id), FromNode::Record { record }) => {
+                connection.keep(record.len());
+                self.decide.record(&id, &record, now);
+            }
             (Some(_), FromNode::Ping) => say(connection, &Body::of(&FromMaster::Pong)),
             (Some(_), FromNode::Leave) => connection.ends = true,
             (Some(_), FromNode::Hello { .. }) | (None, _) => connection.ends = true,

@@ -7,6 +7,10 @@ use std::sync::Arc;
 
 /// The longest line, bytes.
 pub const MAX_LINE: usize = 4 * 1024 * 1024;
+/// The longest record, bytes: one node's, so that the words of a whole job fit in a line.
+pub const MAX_RECORD: usize = 256 * 1024;
+/// The longest id, bytes.
+const MAX_ID: usize = 64;
 /// The path that a link is asked for by.
 pub const PATH: &str = "/rlaunch/v1";
 /// The protocol's name.
@@ -15,6 +19,12 @@ pub const PROTOCOL: &str = "rlaunch";
 pub const NONCE: &str = "rlaunch-nonce";
 /// The header that says whether there is a key: `yes` or `no`.
 pub const KEYED: &str = "rlaunch-keyed";
+
+/// Whether it can be an id: what all nodes are told of this one has its id in it.
+pub fn is_id(text: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":._-".contains(&byte);
+    (1..=MAX_ID).contains(&text.len()) && text.bytes().all(fits)
+}
 
 /// What a node says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +62,9 @@ pub enum FromMaster {
         version: String,
         /// Its job.
         job: String,
+        /// Which master it is: another one at the same address says another.
+        #[serde(default)]
+        instance: String,
         /// A node that has said nothing for so long has gone; milliseconds.
         lease_ms: u64,
     },
@@ -185,5 +198,11 @@ mod tests {
         assert_eq!(heard(b"{\"say\":\"ping\"}\n", Some("k")), Err(Broken::Unproved));
         assert_eq!(heard(b"{\"say\":\"what\"}\n", None), Err(Broken::Unknown));
         assert_eq!(heard(&vec![b'x'; MAX_LINE + 1], None), Err(Broken::TooLong));
+    }
+
+    #[test]
+    fn ids_are_short_words() {
+        assert!(["a", "paddle:aaaaaa", "A-z_0.9"].iter().all(|id| is_id(id)) && is_id(&"x".repeat(64)));
+        assert!(["", "a b", "a/b", "é", "a\n"].iter().all(|id| !is_id(id)) && !is_id(&"x".repeat(65)));
     }
 }

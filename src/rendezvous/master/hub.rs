@@ -31,6 +31,9 @@ const AT_ONCE: usize = 64;
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a request may take to come, and an answer to go.
 const UNFINISHED: Duration = Duration::from_secs(30);
+/// How long a node whose link has broken may take to come back before it is taken to have ended; of a short lease a part.
+const GLITCH: Duration = Duration::from_millis(250);
+const PART_OF_LEASE: u32 = 20;
 /// What may be held for all connections together, bytes.
 const TRAFFIC: usize = 512 * 1024 * 1024;
 
@@ -48,6 +51,8 @@ pub(super) struct Hub {
     members: Option<String>,
     pub(super) kv: Kv,
     pub(super) challenges: Challenges,
+    /// Random: tells this master from another at its address.
+    pub(super) instance: String,
     traffic: Traffic,
     ledger: Ledger,
     next: u64,
@@ -56,6 +61,8 @@ pub(super) struct Hub {
     pub(super) guests: BTreeSet<u64>,
     /// Links by their nodes.
     pub(super) links: HashMap<String, u64>,
+    /// Nodes whose link has broken: until when each may come back, and what is kept of it, bytes.
+    missed: HashMap<String, (Duration, usize)>,
     /// Those to whom there is something new to be sent.
     answered: BTreeSet<u64>,
     /// Nobody's time is over before.
@@ -94,12 +101,14 @@ impl Hub {
             told: None,
             members: None,
             challenges: Challenges::new(seal::nonce()?),
+            instance: seal::nonce()?,
             traffic,
             ledger: Ledger::new(TRAFFIC),
             next: FIRST_CLIENT,
             clients: HashMap::new(),
             guests: BTreeSet::new(),
             links: HashMap::new(),
+            missed: HashMap::new(),
             answered: BTreeSet::new(),
             sweep: Duration::MAX,
             closing: None,
@@ -146,17 +155,22 @@ impl Hub {
             if now >= self.sweep {
                 self.sweep(now);
             }
+            self.miss(now);
             self.kv.sweep(now).into_iter().for_each(|change| self.change(change, now));
         }
     }
 
     fn is_through(&self) -> bool {
         let Some(until) = self.closing else { return false };
-        self.now() >= until || self.decide.is_over() || self.links.is_empty() && !self.kv.is_awaited()
+        self.now() >= until
+            || self.decide.is_over()
+            || self.links.is_empty() && self.missed.is_empty() && !self.kv.is_awaited()
     }
 
     fn timeout(&self) -> EpollTimeout {
-        let times = [self.decide.next_deadline(), self.kv.next_deadline(), self.paused, self.closing, Some(self.sweep)];
+        let missed = self.missed.values().map(|(until, _)| *until).min();
+        let (decides, kv) = (self.decide.next_deadline(), self.kv.next_deadline());
+        let times = [decides, kv, self.paused, self.closing, Some(self.sweep), missed];
         match times.into_iter().flatten().min() {
             None | Some(Duration::MAX) => EpollTimeout::NONE,
             // Never too early: that would be a turn for nothing.
@@ -366,8 +380,32 @@ impl Hub {
             && self.links.get(id) == Some(&client)
         {
             self.links.remove(id);
-            // A launcher that has ended has closed it; one that is cut off would only be silent.
-            self.decide.gone(id, Duration::ZERO, self.now());
+            // A launcher that has ended has closed it; one that is cut off would only be silent. But something between may
+            // have closed it as well.
+            let (now, kept) = (self.now(), connection.kept());
+            if connection.ends || self.ledger.take(kept).is_err() {
+                self.decide.gone(id, Duration::ZERO, now);
+            } else {
+                let until = now + GLITCH.min(self.config.lease / PART_OF_LEASE);
+                self.missed.insert(id.to_owned(), (until, kept));
+            }
+        }
+    }
+
+    /// A node is here: it is missed no more.
+    pub(super) fn is_here(&mut self, id: &str) {
+        if let Some((_, kept)) = self.missed.remove(id) {
+            self.ledger.give(kept);
+        }
+    }
+
+    /// Those that have not come back in time have gone.
+    fn miss(&mut self, now: Duration) {
+        let late = self.missed.iter().filter(|(_, (until, _))| now >= *until);
+        let late: Vec<String> = late.map(|(id, _)| id.clone()).collect();
+        for id in late {
+            self.is_here(&id);
+            self.decide.gone(&id, Duration::ZERO, now);
         }
     }
 }

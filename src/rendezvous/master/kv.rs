@@ -4,6 +4,7 @@
 //! Paddle's launcher starts once it reads exactly as many entries as it wants nodes. So until a round has begun it is not
 //! shown enough, and from then on it reads the nodes of that round, whoever comes or goes meanwhile.
 
+use super::frame::{MAX_RECORD, is_id};
 use super::http;
 use crate::rendezvous::agree::record::FORMAT;
 use crate::rendezvous::agree::{Member, Offer, Phase, Record, Rules, Standing, State};
@@ -78,7 +79,7 @@ impl Kv {
     fn below<'a>(&self, path: &'a str) -> Option<(&'a str, &'a str)> {
         let (rest, rank) = path.rsplit_once('/')?;
         let (folder, name) = rest.rsplit_once('/')?;
-        let is_one = !name.is_empty() && rank.parse::<i64>().is_ok() && http::decode(folder) == self.folder;
+        let is_one = is_id(&id(name)) && rank.parse::<i64>().is_ok() && http::decode(folder) == self.folder;
         is_one.then_some((name, rank))
     }
 
@@ -87,6 +88,9 @@ impl Kv {
         let Ok(value) = String::from_utf8(value) else { return (500, None) };
         let node = self.below(path).map(|(name, rank)| (name.to_owned(), rank.to_owned()));
         let record = node.as_ref().and_then(|(name, rank)| record(name, rank, &value));
+        if record.as_ref().is_some_and(|record| record.len() > MAX_RECORD) {
+            return (413, None);
+        }
         let (Some((name, rank)), Some(record)) = (node, record) else {
             let is_node =
                 self.below(path).is_some_and(|(name, rank)| self.foreign.contains_key(&format!("{name}/{rank}")));
