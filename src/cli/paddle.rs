@@ -11,7 +11,7 @@ use super::policy::policy;
 use super::record::Record;
 use super::refusal::{Refusal, unmet, usage};
 use super::tie;
-use super::{dry_run, exit_code, legacy, message};
+use super::{dry_run, exit_code, legacy, message, others_command};
 use crate::log::Prefix;
 use crate::log::verdict::Verdict;
 use crate::model::{Role, Who};
@@ -254,7 +254,7 @@ fn launch_on_this_node(
     let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
         return node::carry_out(&launch, &door, (leases, Work::Once), signals, record);
     };
-    let words = dry_run::shell_line(&args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>());
+    let words = others_command::words(args, meeting);
     let alone = Alone { shares, cluster, kind, words };
     let met = PaddleMeeting::new((spec, meeting), vars, &facts, &alone, (advertised, &name), &asked);
     node::carry_out(&launch, &door, (leases, Work::Rounds(&met)), signals, record)

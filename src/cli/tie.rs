@@ -96,7 +96,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, words: &str, go_on: GoOn<'_>) -
             let listener = listen_at(&offer.address, 0).map_err(|error| cannot_listen(&offer.address, &error))?;
             let port = listener.local_addr().map_err(|error| cannot_listen(&offer.address, &error))?.port();
             let endpoint = Endpoint::new(&offer.address, port);
-            print_command(&endpoint, words);
+            print_command(&endpoint, words, meeting.key.is_some());
             (endpoint, Some(serve(meeting, vec![listener])?))
         }
         At::Master(endpoint) => (endpoint.clone(), own_master(meeting, endpoint)?),
@@ -230,11 +230,14 @@ fn serve(meeting: &Meeting, listeners: Vec<TcpListener>) -> Result<Server, Refus
 }
 
 /// What the other nodes are to be started with.
-fn print_command(endpoint: &Endpoint, words: &str) {
+fn print_command(endpoint: &Endpoint, words: &str, has_key: bool) {
     let line = "-".repeat(80);
-    let text = format!(
+    let mut text = format!(
         "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {words}\n{line}\n"
     );
+    if has_key {
+        text.push_str("set RLAUNCH_JOB_KEY on the other nodes to the same secret first\n");
+    }
     message::to_stdout(text.as_bytes());
 }
 
