@@ -24,6 +24,7 @@ use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
+use crate::spec::meeting;
 use crate::spec::nodes::Nodes;
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
@@ -79,6 +80,9 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             ));
             meeting.name = found.job.filter(|_| values.given("job_id").is_none()).unwrap_or(meeting.name.clone());
         }
+    }
+    if let Some(meeting) = &spec.meeting {
+        meeting::check_is_found(&values, meeting).map_err(usage)?;
     }
     if let Some(path) = &spec.auto_parallel_config {
         let text = preflight::read("--auto_parallel_config", path).map_err(unmet)?;
