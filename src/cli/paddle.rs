@@ -180,11 +180,11 @@ fn launch_on_this_node(
     let program = find(spec, argv, &base).map_err(unmet)?;
     match spec.dry_run {
         Some(DryRun::Table) => {
-            print(&dry_run::table(&plan));
+            print(&dry_run::table(&plan, spec.meeting.as_ref()));
             return Ok(exit_code::OK);
         }
         Some(DryRun::Json) => {
-            print(&dry_run::json(&plan));
+            print(&dry_run::json(&plan, spec.meeting.as_ref()));
             return Ok(exit_code::OK);
         }
         None => {}
