@@ -39,6 +39,10 @@ def launch(
     where Python handles signals; a call in another thread is in the terminal's process group and stops
     with the terminal's Ctrl-C alone. From a coroutine, call it through ``asyncio.to_thread``.
 
+    With ``nnodes=2, master="10.0.0.1:6768"`` and the like it runs this node's share of a job of several
+    nodes: each of them calls it, ``ranks`` of the report are this node's own, and ``job_end`` says how the
+    whole job has ended. Ranks that end badly on another node are a WorkerError here, too.
+
     Args:
         script: what each rank runs: a Python script, or with ``module=True`` a module, or with
             ``no_python=True`` a program.
@@ -54,8 +58,10 @@ def launch(
         How it ended, if every rank ended well.
 
     Raises:
-        WorkerError: a rank failed, or a signal stopped the job. Its ``report`` says all about it.
-        LaunchError: the launcher could not do what was asked; its ``status`` is the exit status.
+        WorkerError: a rank failed, a signal stopped the job, or another node was lost. Its ``report`` says
+            all about it.
+        LaunchError: the launcher could not do what was asked; its ``status`` is the exit status: 73 where
+            the nodes did not find each other, or this one was not let in.
         TypeError: an option that does not exist.
         OSError: the launcher could not be started.
     """
@@ -285,4 +291,6 @@ def _report(text: bytes, ended: int | None) -> Report:
     if report.outcome == "not_started":
         why = next((rank.why for rank in report.ranks if rank.why), "")
         raise LaunchError(f"cannot start {why}", report.exit_status)
-    raise WorkerError(report.verdict or f"the job ended with {report.outcome}", report)
+    if report.outcome in ("too_few_nodes", "refused"):
+        raise LaunchError(report.job_end or report.outcome, report.exit_status)
+    raise WorkerError(report.verdict or report.job_end or f"the job ended with {report.outcome}", report)

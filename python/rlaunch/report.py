@@ -73,8 +73,9 @@ class Report:
 
     Attributes:
         outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system would
-            not start a rank), ``front_lost`` (somebody killed the launcher) or ``store_lost`` (with exit
-            status 74: node 0's store went away, and the ranks of this node were stopped).
+            not start a rank), ``front_lost`` (somebody killed the launcher), ``store_lost`` (with exit
+            status 74: node 0's store, etcd or the master went away, and the ranks of this node were stopped)
+            or ``node_lost`` (75: another node was lost, and the job has ended with it).
         exit_status: the launcher's.
         culprit: the rank that failed first, or could not be started.
         restarts: how many times all ranks were started again.
@@ -86,6 +87,7 @@ class Report:
         log_dir: the folder of the logs, as an absolute path.
         verdict: what the launcher has said about the failure; None if there was none.
         culprit_role: what the culprit is for, as in ``RankResult``.
+        job_end: how the whole job has ended, where nodes found each other; else None.
     """
 
     outcome: str
@@ -100,13 +102,14 @@ class Report:
     log_dir: str
     verdict: str | None
     culprit_role: str | None
+    job_end: str | None
 
 
 def report_of(result: dict[str, Any]) -> Report:
     """The report of a ``result.json``. What it has beyond the report's attributes is left out."""
     ranks = tuple(_made(RankResult, one) for one in result["ranks"])
     attempts = tuple(_made(AttemptResult, one) for one in result["attempts"])
-    report: Report = _made(Report, {**result, "ranks": ranks, "attempts": attempts})
+    report: Report = _made(Report, {"job_end": None, **result, "ranks": ranks, "attempts": attempts})
     return report
 
 

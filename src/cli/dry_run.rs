@@ -1,9 +1,10 @@
 //! `--dry_run`: the plan, as a table or as JSON, and nothing started.
 
 use crate::dialect::Binding;
-use crate::model::Role;
 use crate::model::env::Name;
+use crate::model::{Endpoint, Role};
 use crate::plan::Plan;
+use crate::spec::meeting::{At, Meeting};
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,6 +18,9 @@ struct Document<'a> {
     nnodes: usize,
     world_size: usize,
     log_dir: &'a str,
+    /// What is known only once the nodes have met, if they are to meet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    meeting: Option<String>,
     ranks: Vec<Row<'a>>,
 }
 
@@ -72,6 +76,22 @@ fn size(plan: &Plan) -> String {
     }
 }
 
+/// What a plan is of where nodes are to meet.
+fn of_meeting(plan: &Plan, meeting: &Meeting) -> String {
+    let (min, max) = meeting.nodes;
+    let nodes = if min == max { max.to_string() } else { format!("{min} to {max}") };
+    let at = match &meeting.at {
+        At::Etcd(etcd) => format!("etcd at {}", Endpoint::join(&etcd.endpoints)),
+        At::Master(at) => at.to_string(),
+        At::Here => "this node".into(),
+    };
+    format!(
+        "this node's {} of a job of {nodes} nodes that meet at {at}; \
+         numbers, endpoints and the world's size are known once they have met",
+        roles(plan)
+    )
+}
+
 fn rows(plan: &Plan) -> Vec<Row<'_>> {
     plan.ranks
         .iter()
@@ -95,14 +115,15 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
         .collect()
 }
 
-/// One JSON object, on several lines.
-pub fn json(plan: &Plan) -> String {
+/// One JSON object, on several lines. `meeting`: where this node is to meet the others, if it is to.
+pub fn json(plan: &Plan, meeting: Option<&Meeting>) -> String {
     let document = Document {
         version: 1,
         job_id: &plan.job_id,
         nnodes: plan.nnodes,
         world_size: plan.world_size,
         log_dir: &plan.pod.log_dir,
+        meeting: meeting.map(|meeting| of_meeting(plan, meeting)),
         ranks: rows(plan),
     };
     serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
@@ -110,9 +131,10 @@ pub fn json(plan: &Plan) -> String {
 
 /// A table for people: a line a rank, then the variables: those that all ranks share once, the others
 /// by rank.
-pub fn table(plan: &Plan) -> String {
+pub fn table(plan: &Plan, meeting: Option<&Meeting>) -> String {
     let rows = rows(plan);
-    let mut text = format!("job {}: {}, logs in {}\n\n", plan.job_id, size(plan), plan.pod.log_dir);
+    let size = meeting.map_or_else(|| size(plan), |meeting| of_meeting(plan, meeting));
+    let mut text = format!("job {}: {size}, logs in {}\n\n", plan.job_id, plan.pod.log_dir);
     let cells: Vec<[String; 4]> = std::iter::once(["rank", "devices", "endpoint", "log"].map(str::to_owned))
         .chain(rows.iter().map(|r| {
             let log = r.log[plan.pod.log_dir.len()..].trim_start_matches('/').to_owned();

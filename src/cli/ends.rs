@@ -1,7 +1,7 @@
 //! How a job of several nodes ends on this one: the exit status, a word for programs, a line for people.
 
 use super::exit_code;
-use super::waiting::of_roll;
+use super::waiting::who_is_here;
 use crate::model::exit::signal_label;
 use crate::rendezvous::agree::state::Lost;
 use crate::rendezvous::agree::{End, Failure, Why};
@@ -63,8 +63,10 @@ impl Ending {
             }
             Ending::Job(End::Lost { lost }) => format!("the job has ended: {}", of_lost(lost)),
             Ending::Job(End::TooFew { roll, waited_ms }) => {
-                let hint = "start the others, with the same --nnodes and rendezvous, or allow for more time";
-                format!("the nodes have not come together within {} s: {}; {hint}", waited_ms / 1000, of_roll(roll))
+                let (waited, here) = (waited_ms / 1000, who_is_here(roll));
+                let hint = "start the others, with the same --nnodes and rendezvous, or give --join_timeout more \
+                            (rlaunch.run: --rdzv-conf join_timeout=SECONDS)";
+                format!("the nodes have not come together within {waited} s: {here}; {hint}")
             }
             Ending::Job(End::Stopped { host, signal }) => {
                 format!("the job was stopped: {} came to the launcher on {host}", signal_label(*signal))

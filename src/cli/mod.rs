@@ -14,6 +14,7 @@ pub mod message;
 mod node;
 pub mod notes;
 mod older_meeting;
+mod others_command;
 pub mod paddle;
 mod paddle_meeting;
 pub mod policy;

@@ -11,7 +11,7 @@ use super::policy::policy;
 use super::record::Record;
 use super::refusal::{Refusal, unmet, usage};
 use super::tie;
-use super::{dry_run, exit_code, legacy, message};
+use super::{dry_run, exit_code, legacy, message, others_command};
 use crate::log::Prefix;
 use crate::log::verdict::Verdict;
 use crate::model::{Role, Who};
@@ -24,6 +24,7 @@ use crate::spec::SpecError;
 use crate::spec::console::PrefixKind;
 use crate::spec::job;
 use crate::spec::launch::{self, DryRun, LaunchSpec};
+use crate::spec::meeting;
 use crate::spec::nodes::Nodes;
 use crate::spec::options::{self, Source, Vars};
 use crate::spec::ps::PsSpec;
@@ -79,6 +80,9 @@ fn prepared(args: &[OsString], python: &OsStr, signals: &mut Signals, record: &m
             ));
             meeting.name = found.job.filter(|_| values.given("job_id").is_none()).unwrap_or(meeting.name.clone());
         }
+    }
+    if let Some(meeting) = &spec.meeting {
+        meeting::check_is_found(&values, meeting).map_err(usage)?;
     }
     if let Some(path) = &spec.auto_parallel_config {
         let text = preflight::read("--auto_parallel_config", path).map_err(unmet)?;
@@ -176,11 +180,11 @@ fn launch_on_this_node(
     let program = find(spec, argv, &base).map_err(unmet)?;
     match spec.dry_run {
         Some(DryRun::Table) => {
-            print(&dry_run::table(&plan));
+            print(&dry_run::table(&plan, spec.meeting.as_ref()));
             return Ok(exit_code::OK);
         }
         Some(DryRun::Json) => {
-            print(&dry_run::json(&plan));
+            print(&dry_run::json(&plan, spec.meeting.as_ref()));
             return Ok(exit_code::OK);
         }
         None => {}
@@ -254,7 +258,7 @@ fn launch_on_this_node(
     let (Some(meeting), Some(advertised), Some((shares, cluster))) = (&spec.meeting, advertised, &alike) else {
         return node::carry_out(&launch, &door, (leases, Work::Once), signals, record);
     };
-    let words = dry_run::shell_line(&args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>());
+    let words = others_command::words(args, meeting);
     let alone = Alone { shares, cluster, kind, words };
     let met = PaddleMeeting::new((spec, meeting), vars, &facts, &alone, (advertised, &name), &asked);
     node::carry_out(&launch, &door, (leases, Work::Rounds(&met)), signals, record)

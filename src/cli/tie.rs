@@ -47,6 +47,7 @@ pub struct Advertised {
 
 /// Finds it. Never by the host's own name, which is often loopback's.
 pub fn advertise(meeting: &Meeting) -> Result<Advertised, Refusal> {
+    let names = &meeting.names;
     let towards = |at: &Endpoint| {
         // Names may come into being while nodes wait (a pod's).
         match net::towards(&at.host, at.port) {
@@ -56,7 +57,8 @@ pub fn advertise(meeting: &Meeting) -> Result<Advertised, Refusal> {
                 format!("{} has no address yet; it is the first of this machine's interfaces", at.host),
             )),
             Err(error) => Err(unmet(format!(
-                "--master {at}: no way there from this machine ({error}); correct it, or give --host"
+                "{} {at}: no way there from this machine ({error}); correct it, or give {}",
+                names.at, names.host
             ))),
         }
     };
@@ -64,19 +66,35 @@ pub fn advertise(meeting: &Meeting) -> Result<Advertised, Refusal> {
         (Some(host), _) => {
             let address: Option<IpAddr> = host.parse().ok().or_else(|| net::of(host).into_iter().next());
             if meeting.nodes.1 > 1 && address.is_some_and(|address| address.is_loopback()) {
-                warn!("--host {host} is loopback's: nodes on other machines cannot reach this one by it");
+                warn!("{} {host} is loopback's: nodes on other machines cannot reach this one by it", names.host);
             }
             return Ok(Advertised {
                 address: host.clone(),
-                from: "--host, or POD_IP, says so".into(),
+                from: match names.host {
+                    "--host" => "--host, or POD_IP, says so".into(),
+                    option => format!("{option} says so"),
+                },
                 interface: address.filter(|address| !address.is_loopback()).and_then(net::interface_of),
             });
         }
-        (None, At::Etcd(etcd)) => towards(etcd.endpoints.first().ok_or_else(|| unmet("--master: names no etcd"))?)?,
+        (None, At::Etcd(etcd)) => {
+            towards(etcd.endpoints.first().ok_or_else(|| unmet(format!("{}: names no etcd", names.at)))?)?
+        }
         (None, At::Master(master)) => towards(master)?,
         (None, At::Here) => (first_own(), "it is the first of this machine's interfaces".into()),
     };
     let interface = if address.is_loopback() { None } else { net::interface_of(address) };
+    if let At::Etcd(etcd) = &meeting.at
+        && address.is_loopback()
+        && meeting.nodes.1 > 1
+    {
+        let at = etcd.endpoints.first().map_or(String::new(), Endpoint::to_string);
+        warn!(
+            "this node's address, {address}, cannot be reached by other machines: {} {at} is loopback's; \
+             give an address of etcd that all nodes reach, or {}",
+            names.at, names.host
+        );
+    }
     Ok(Advertised { address: address.to_string(), from, interface })
 }
 
@@ -93,10 +111,11 @@ pub fn join(meeting: &Meeting, mut offer: Offer, words: &str, go_on: GoOn<'_>) -
     let (endpoint, server) = match &meeting.at {
         At::Etcd(etcd) => return at_etcd(meeting, etcd, offer),
         At::Here => {
-            let listener = listen_at(&offer.address, 0).map_err(|error| cannot_listen(&offer.address, &error))?;
-            let port = listener.local_addr().map_err(|error| cannot_listen(&offer.address, &error))?.port();
+            let listener =
+                listen_at(&offer.address, 0).map_err(|error| cannot_listen(meeting, &offer.address, &error))?;
+            let port = listener.local_addr().map_err(|error| cannot_listen(meeting, &offer.address, &error))?.port();
             let endpoint = Endpoint::new(&offer.address, port);
-            print_command(&endpoint, words);
+            print_command(&endpoint, words, meeting.key.is_some());
             (endpoint, Some(serve(meeting, vec![listener])?))
         }
         At::Master(endpoint) => (endpoint.clone(), own_master(meeting, endpoint)?),
@@ -170,8 +189,9 @@ fn at_etcd(meeting: &Meeting, etcd: &EtcdSpec, mut offer: Offer) -> Result<Joine
 }
 
 #[cfg(not(feature = "etcd"))]
-fn at_etcd(_: &Meeting, _: &EtcdSpec, _: Offer) -> Result<Joined, Refusal> {
-    Err(unmet("--master etcd://: this build of rlaunch has no etcd (Cargo's feature of that name)"))
+fn at_etcd(meeting: &Meeting, _: &EtcdSpec, _: Offer) -> Result<Joined, Refusal> {
+    let at = meeting.names.at;
+    Err(unmet(format!("{at}: this build of rlaunch has no etcd (Cargo's feature of that name)")))
 }
 
 fn key(meeting: &Meeting) -> Option<String> {
@@ -182,8 +202,9 @@ fn internal(what: &str, error: &io::Error) -> Refusal {
     unmet(format!("{what} cannot be made: {}", logs::plain(error)))
 }
 
-fn cannot_listen(host: &str, error: &io::Error) -> Refusal {
-    unmet(format!("--host {host}: nobody can listen there: {}; give an address of this machine", logs::plain(error)))
+fn cannot_listen(meeting: &Meeting, host: &str, error: &io::Error) -> Refusal {
+    let (option, why) = (meeting.names.host, logs::plain(error));
+    unmet(format!("{option} {host}: nobody can listen there: {why}; give an address of this machine"))
 }
 
 fn listen_at(host: &str, port: u16) -> io::Result<TcpListener> {
@@ -202,7 +223,7 @@ fn own_master(meeting: &Meeting, endpoint: &Endpoint) -> Result<Option<Server>, 
         return Ok(None);
     }
     if own.iter().any(IpAddr::is_loopback) {
-        warn!("--master {endpoint} is loopback's: nodes on other machines cannot reach it");
+        warn!("{} {endpoint} is loopback's: nodes on other machines cannot reach it", meeting.names.at);
     }
     let listeners: io::Result<Vec<TcpListener>> =
         own.into_iter().map(|address| listen::on((address, endpoint.port).into())).collect();
@@ -210,7 +231,10 @@ fn own_master(meeting: &Meeting, endpoint: &Endpoint) -> Result<Option<Server>, 
         Ok(listeners) => serve(meeting, listeners).map(Some),
         // Another launcher on this machine, or Paddle's.
         Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(None),
-        Err(error) => Err(unmet(format!("--master {endpoint}: nobody can listen there: {}", logs::plain(&error)))),
+        Err(error) => {
+            let (option, why) = (meeting.names.at, logs::plain(&error));
+            Err(unmet(format!("{option} {endpoint}: nobody can listen there: {why}")))
+        }
     }
 }
 
@@ -230,16 +254,20 @@ fn serve(meeting: &Meeting, listeners: Vec<TcpListener>) -> Result<Server, Refus
 }
 
 /// What the other nodes are to be started with.
-fn print_command(endpoint: &Endpoint, words: &str) {
+fn print_command(endpoint: &Endpoint, words: &str, has_key: bool) {
     let line = "-".repeat(80);
-    let text = format!(
+    let mut text = format!(
         "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {words}\n{line}\n"
     );
+    if has_key {
+        text.push_str("set RLAUNCH_JOB_KEY on the other nodes to the same secret first\n");
+    }
     message::to_stdout(text.as_bytes());
 }
 
 /// Looks until there is a master. `None`: a stop came first.
 fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: GoOn<'_>) -> Result<Option<Found>, Refusal> {
+    let option = meeting.names.at;
     let (began, mut next) = (clock::now(), clock::now() + SOON);
     let mut pause = Duration::ZERO;
     while go_on(pause) {
@@ -247,9 +275,10 @@ fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: GoOn<'_>) -> Result<Optio
         let why = match master::probe(&endpoint.host, endpoint.port, PROBE, clock::now) {
             Found::Nothing(why) => why,
             Found::Foreign(said) => {
-                let hint = "give --master the address of an rlaunch or Paddle launcher's master, or a free port";
+                let others = if option == "--master" { "an rlaunch or Paddle launcher's" } else { "an rlaunch" };
                 return Err(unmet_meeting(format!(
-                    "--master {endpoint}: something else listens there ({said}); {hint}"
+                    "{option} {endpoint}: something else listens there ({said}); \
+                     give {option} the address of {others} master, or a free port"
                 )));
             }
             found => return Ok(Some(found)),
@@ -257,8 +286,8 @@ fn find(meeting: &Meeting, endpoint: &Endpoint, go_on: GoOn<'_>) -> Result<Optio
         let now = clock::now();
         if now >= began + meeting.join {
             let waited = meeting.join.as_secs_f64();
-            let hint = "start the node that has this address, or allow for more by --join_timeout";
-            return Err(unmet_meeting(format!("--master {endpoint}: no master within {waited:.0} s: {why}; {hint}")));
+            let hint = format!("start the node that has this address, or allow for more by {}", meeting.names.join);
+            return Err(unmet_meeting(format!("{option} {endpoint}: no master within {waited:.0} s: {why}; {hint}")));
         }
         if now >= next {
             next = now + EVERY;

@@ -87,7 +87,12 @@ pub fn launch(
     match spec.dry_run {
         Some(form) => {
             plan.ranks.iter_mut().for_each(|rank| rank.env = rank.env_of(0));
-            let text = if form == DryRun::Json { dry_run::json(&plan) } else { dry_run::table(&plan) };
+            let to_meet = match &spec.meeting {
+                Meeting::Dynamic(meeting) => Some(&**meeting),
+                Meeting::Alone | Meeting::Static { .. } => None,
+            };
+            let form = if form == DryRun::Json { dry_run::json } else { dry_run::table };
+            let text = form(&plan, to_meet);
             message::to_stdout(text.as_bytes());
             return Ok(exit_code::OK);
         }

@@ -20,6 +20,8 @@ use std::time::Duration;
 /// Until whoever watches is first told what is waited for, and how often from then on.
 const SOON: Duration = Duration::from_secs(2);
 const EVERY: Duration = Duration::from_secs(10);
+/// How much later than a roll is due something else is said in its place: it is called elsewhere, and has to come here.
+const UNDERWAY: Duration = Duration::from_secs(1);
 
 /// What a wait has ended with.
 pub enum Waited {
@@ -138,22 +140,28 @@ impl<'a> Waiting<'a> {
             }
             let now = clock::now();
             let patience = self.meeting.patience();
-            if !membership.is_in_touch() && now >= began + patience {
+            let last = Some(began + patience).filter(|_| !membership.is_in_touch());
+            if last.is_some_and(|last| now >= last) {
                 let why = membership.no_contact().unwrap_or("it does not answer");
                 let why = format!("{}: not reached within {:.0} s: {why}", membership.at(), patience.as_secs_f64());
                 return Ok(Waited::Ended(Ending::NotReached(why)));
             }
+            let gathers = membership.no_contact().is_none()
+                && membership.state().is_some_and(|state| state.phase == Phase::Gathering);
+            let silent = if gathers { next + UNDERWAY } else { next };
             if let Some(roll) = roll {
                 tell(&self.meeting.roll_call(Some(&roll)).unwrap_or_else(|| of_roll(&roll)));
                 next = now + EVERY;
-            } else if now >= next {
-                let gathers = membership.state().is_some_and(|state| state.phase == Phase::Gathering);
-                let words = self.meeting.roll_call(None).filter(|_| gathers && membership.no_contact().is_none());
-                tell(&words.unwrap_or_else(|| waits_for(membership)));
+            } else if now >= silent {
+                let left =
+                    last.map_or(String::new(), |last| format!("; {} s left", last.saturating_sub(now).as_secs()));
+                let words = self.meeting.roll_call(None).filter(|_| gathers);
+                tell(&words.unwrap_or_else(|| waits_for(membership) + &left));
                 next = now + EVERY;
             }
             let due = membership.due().filter(|_| membership.is_in_touch());
-            let until = due.map_or(next, |due| due.min(next));
+            let told = if gathers { next + UNDERWAY } else { next };
+            let until = [due, last].into_iter().flatten().fold(told, Duration::min);
             poll.wait(Some(until.saturating_sub(clock::now())))?;
         }
     }
@@ -192,16 +200,33 @@ fn waits_for(membership: &Membership) -> String {
     }
 }
 
-/// Who is here, and who is not.
-pub fn of_roll(roll: &Roll) -> String {
-    let Roll { ready, min, max, here, missing, left_ms } = roll;
-    let wanted = if min == max { max.to_string() } else { format!("{min} to {max}") };
-    let more = ready.saturating_sub(here.len());
-    let mut names = here.join(", ");
-    if more > 0 {
-        names.push_str(&format!(" and {more} more"));
+/// Who is here, who is not, and how long they are waited for.
+fn of_roll(roll: &Roll) -> String {
+    let left = roll.left_ms.div_ceil(1000);
+    if roll.ready < roll.min {
+        return format!("{}; waiting up to {left} s more", who_is_here(roll));
     }
-    let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
+    format!(
+        "enough nodes are here ({} of {}): {}; starting in {left} s unless more come",
+        roll.ready,
+        wanted(roll),
+        names(roll)
+    )
+}
+
+/// Who is here, and who is not.
+pub fn who_is_here(roll: &Roll) -> String {
+    let missing: Vec<String> = roll.missing.iter().map(usize::to_string).collect();
     let missing = if missing.is_empty() { String::new() } else { format!("; missing: node(s) {}", missing.join(", ")) };
-    format!("{ready} of {wanted} nodes are here: {names}{missing}; waiting up to {} s more", left_ms / 1000)
+    format!("{} of {} nodes are here: {}{missing}", roll.ready, wanted(roll), names(roll))
+}
+
+fn wanted(Roll { min, max, .. }: &Roll) -> String {
+    if min == max { max.to_string() } else { format!("{min} to {max}") }
+}
+
+fn names(roll: &Roll) -> String {
+    let more = roll.ready.saturating_sub(roll.here.len());
+    let here = roll.here.join(", ");
+    if more > 0 { format!("{here} and {more} more") } else { here }
 }

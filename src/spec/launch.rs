@@ -243,6 +243,7 @@ fn refuse_later_work(values: &Values, job: &Job) -> Result<(), SpecError> {
     }
     let master = values.text("master").unwrap_or("");
     let is_etcd = master.starts_with("etcd://") || master.starts_with("etcds://");
+    meeting::check_scheme(values)?;
     let address = master.strip_prefix("http://").unwrap_or(master).trim_end_matches('/');
     if !master.is_empty() && !is_etcd && Endpoint::parse(address).is_none() {
         return Err(values.error("master", "is no address", "give ip:port, or etcd://ip:port"));

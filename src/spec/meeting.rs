@@ -56,9 +56,25 @@ pub enum Level {
     Restart,
 }
 
+/// How the user's door names what the meeting is asked by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Names {
+    /// Where.
+    pub at: &'static str,
+    /// This node's address.
+    pub host: &'static str,
+    /// How long a round may take to come together.
+    pub join: &'static str,
+}
+
+/// In Paddle's door.
+pub const NAMES: Names = Names { at: "--master", host: "--host", join: "--join_timeout" };
+
 /// A checked request to meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meeting {
+    /// What errors call it all.
+    pub names: Names,
     /// Where.
     pub at: At,
     /// The name of the job there.
@@ -101,6 +117,12 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
     let (min, max) = nnodes(values)?;
     let master = values.text("master").unwrap_or("").trim();
     let etcd = master.strip_prefix("etcd://").or_else(|| master.strip_prefix("etcds://"));
+    if etcd.is_none() {
+        let idle = ["etcd_ca", "etcd_cert", "etcd_key", "etcd_user"];
+        for name in idle.into_iter().filter(|name| values.on_command_line(name).is_some()) {
+            said.push(format!("--{name} has no effect without --master etcd://"));
+        }
+    }
     if max == 1 && etcd.is_none() {
         return Ok(None);
     }
@@ -116,7 +138,11 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
         }
     };
     let rank = match values.int("rank")?.unwrap_or(-1) {
-        ..0 => None,
+        ..-1 => {
+            let hint = format!("give 0 to {}, or -1 for any", max - 1);
+            return Err(values.error("rank", "is no node's number", &hint));
+        }
+        -1 => None,
         rank => Some(usize::try_from(rank).ok().filter(|rank| *rank < max).ok_or_else(|| {
             values.error(
                 "rank",
@@ -126,14 +152,15 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
         })?),
     };
     let level = match values.int("elastic_level")?.unwrap_or(-1) {
-        ..0 => Level::Off,
+        -1 => Level::Off,
         0 => Level::Hold,
-        _ => Level::Restart,
+        1 => Level::Restart,
+        _ => return Err(values.error("elastic_level", "is no level", "give -1, 0 or 1")),
     };
     // As in Paddle's launcher, which takes what is too short for a mistake.
-    let timeout = match values.int("elastic_timeout")?.unwrap_or(30) {
+    let timeout = match wait(values)?.unwrap_or(30) {
         ..=1 => Duration::from_secs(3),
-        seconds => Duration::from_secs(seconds.unsigned_abs()),
+        seconds => Duration::from_secs(seconds),
     };
     let job_id = values.text("job_id").unwrap_or("default");
     if matches!(at, At::Etcd(_)) && job_id == "default" {
@@ -150,11 +177,9 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
         return Err(values.error("job_key", "is for the embedded master", "give etcd's --etcd_user or certificates"));
     }
     let host = values.text("host").filter(|host| host.contains(['.', ':']));
-    let join = match values.seconds("join_timeout")? {
-        Some(seconds) => Duration::from_secs_f64(seconds),
-        None => timeout * 10,
-    };
+    let join = join(values)?.unwrap_or(timeout * 10);
     Ok(Some(Meeting {
+        names: NAMES,
         at,
         name: job_id.to_owned(),
         nodes: (min, max),
@@ -168,6 +193,49 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Option<Meeting>,
         key: key.map(|key| Secret(key.to_owned())),
         host: host.map(str::to_owned),
     }))
+}
+
+/// How long more nodes are waited for, in seconds (`--elastic_timeout`).
+pub fn wait(values: &Values) -> Result<Option<u64>, SpecError> {
+    let Some(seconds) = values.int("elastic_timeout")? else { return Ok(None) };
+    match u64::try_from(seconds) {
+        Ok(seconds) if seconds <= 1_000_000_000 => Ok(Some(seconds)),
+        _ => Err(values.error("elastic_timeout", "is not a number of seconds", "give 0 or more")),
+    }
+}
+
+/// How long a round may take to come together (`--join_timeout`).
+pub fn join(values: &Values) -> Result<Option<Duration>, SpecError> {
+    match values.seconds("join_timeout")? {
+        Some(seconds) if seconds < 1.0 => {
+            Err(values.error("join_timeout", "is too short for nodes to meet", "give 1 or more"))
+        }
+        given => Ok(given.map(Duration::from_secs_f64)),
+    }
+}
+
+/// Refuses a node that is not the first and has been told of no meeting place: each would serve one of its own.
+pub fn check_is_found(values: &Values, meeting: &Meeting) -> Result<(), SpecError> {
+    match (&meeting.at, meeting.rank) {
+        (At::Here, Some(rank @ 1..)) if meeting.nodes.1 > 1 => {
+            let why = format!("is not said, and node {rank} cannot know where node 0 is");
+            let hint = "give --master ip:port (Kubernetes: set RLAUNCH_SERVICE to the headless Service)";
+            Err(values.error("master", &why, hint))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The scheme of a meeting place, where it is none that there is.
+pub fn check_scheme(values: &Values) -> Result<(), SpecError> {
+    let master = values.text("master").unwrap_or("").trim();
+    match master.split_once("://") {
+        None | Some(("http" | "etcd" | "etcds", _)) => Ok(()),
+        Some((scheme, _)) => {
+            let why = format!("{}:// is no way to meet", super::shown(scheme));
+            Err(values.error("master", &why, "give ip:port, etcd:// or etcds://"))
+        }
+    }
 }
 
 fn lease(values: &Values) -> Result<Duration, SpecError> {
@@ -204,4 +272,57 @@ pub fn etcd(values: &Values, list: &str, tls: bool) -> Result<EtcdSpec, SpecErro
     };
     let tls = tls || ca.is_some() || cert.is_some();
     Ok(EtcdSpec { endpoints, tls, ca, cert, user, prefix: "/rlaunch".into() })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use crate::spec::options::{Vars, merge};
+    use std::collections::BTreeMap;
+
+    fn values(options: &[(&'static str, &str)]) -> Values {
+        let flags = options.iter().map(|(name, text)| (*name, (*text).to_owned()));
+        merge(&BTreeMap::from_iter(flags), &Vars::new())
+    }
+
+    fn refused(options: &[(&'static str, &str)]) -> String {
+        let all = [&[("nnodes", "2")], options].concat();
+        check(&values(&all), &mut Vec::new()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_mistyped_is_refused_with_what_there_is() {
+        assert!(refused(&[("elastic_level", "2")]).ends_with("give -1, 0 or 1"));
+        assert!(refused(&[("elastic_level", "-2")]).ends_with("give -1, 0 or 1"));
+        assert!(refused(&[("elastic_timeout", "-1")]).starts_with("--elastic_timeout -1: "));
+        assert!(refused(&[("elastic_timeout", "9223372036854775807")]).starts_with("--elastic_timeout "));
+        assert!(refused(&[("join_timeout", "0")]).ends_with("give 1 or more"));
+        assert!(refused(&[("rank", "-2")]).starts_with("--rank -2: "));
+        let scheme = check_scheme(&values(&[("master", "ectd://10.0.0.1:2379")])).unwrap_err().to_string();
+        assert!(scheme.ends_with("ectd:// is no way to meet; give ip:port, etcd:// or etcds://"), "{scheme}");
+        assert_eq!(check_scheme(&values(&[("master", "http://10.0.0.1:1")])), Ok(()));
+    }
+
+    #[test]
+    fn who_is_not_the_first_has_to_be_told_where_the_first_is() {
+        let found = |options: &[(&'static str, &str)]| {
+            let values = values(&[&[("nnodes", "2")], options].concat());
+            check_is_found(&values, &check(&values, &mut Vec::new()).unwrap().unwrap()).map_err(|e| e.to_string())
+        };
+        let error = found(&[("rank", "1")]).unwrap_err();
+        assert!(error.starts_with("--master: is not said, and node 1 cannot know where node 0 is; "), "{error}");
+        assert_eq!(found(&[("rank", "0")]), Ok(()));
+        assert_eq!(found(&[("rank", "1"), ("master", "10.0.0.1:6768")]), Ok(()));
+    }
+
+    #[test]
+    fn options_of_etcd_without_one_are_said_to_be_idle() {
+        for (master, count) in [("10.0.0.1:6768", 1), ("etcd://10.0.0.1:2379", 0)] {
+            let mut said = Vec::new();
+            let given = [("nnodes", "2"), ("master", master), ("etcd_ca", "ca.pem"), ("job_id", "j")];
+            check(&values(&given), &mut said).unwrap();
+            assert_eq!(said.iter().filter(|line| line.contains("--etcd_ca has no effect")).count(), count, "{said:?}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! What was asked of the older launcher's elastic jobs (`--elastic_server`, `--job_id` and `--np`): how many nodes, found
 //! by which etcd, and how a failed one ends. Contract: `paddle.distributed.fleet.elastic`.
 
-use super::meeting::{At, Level, Meeting, etcd};
+use super::meeting::{self, At, Level, Meeting, Names, etcd};
 use super::nodes::{self, bare, field, port_of};
 use super::options::{Values, Vars};
 use super::{SpecError, shown};
@@ -56,7 +56,7 @@ const TTL: &str = "PADDLE_ELASTIC_TTL";
 const SERVICE: [&str; 2] = ["PADDLE_ELASTIC_ETCD_SERVICE_HOST", "PADDLE_ELASTIC_ETCD_SERVICE_PORT"];
 
 /// Seconds that more nodes are waited for, and after which a silent one is lost, where nobody says otherwise.
-const TIMEOUT: i64 = 120;
+const TIMEOUT: u64 = 120;
 const LEASE: f64 = 60.0;
 
 /// A value, and the option or variable that it comes from.
@@ -140,12 +140,12 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
         Np::Range(min, max) => ((min, max), AfterFailure::Without),
     };
     let timeout = match values.given("elastic_timeout") {
-        Some(_) => values.int("elastic_timeout")?.unwrap_or(TIMEOUT),
+        Some(_) => meeting::wait(values)?.unwrap_or(TIMEOUT),
         None => TIMEOUT,
     };
-    let timeout = Duration::from_secs(u64::try_from(timeout).unwrap_or(0));
+    let timeout = Duration::from_secs(timeout);
     // There no end of it was known.
-    let join = (timeout * 10).max(Duration::from_secs(TIMEOUT.unsigned_abs()));
+    let join = (timeout * 10).max(Duration::from_secs(TIMEOUT));
     let number = set(vars, "PADDLE_TRAINER_ID").and_then(|text| text.trim().parse::<usize>().ok());
     let in_list = || hosts.as_ref()?.1.iter().position(|host| Some(host) == own.as_ref());
     let stays = nodes.0 == nodes.1;
@@ -157,6 +157,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
     let ports = ports.filter_map(|name| Some((name, set(vars, name)?))).next();
     Ok(Some(Elastic {
         meeting: Meeting {
+            names: Names { at: "--elastic_server", ..meeting::NAMES },
             at: At::Etcd(etcd),
             name: job.1,
             nodes,
@@ -164,7 +165,7 @@ pub fn check(values: &Values, vars: &Vars, said: &mut Vec<String>) -> Result<Opt
             rank: number.filter(|number| stays && *number < nodes.1),
             level: Level::Hold,
             last_call: timeout,
-            join: values.seconds("join_timeout")?.map_or(join, Duration::from_secs_f64),
+            join: meeting::join(values)?.unwrap_or(join),
             sort_ip: false,
             lease: lease(values, vars)?,
             lost_timeout: Duration::from_secs_f64(values.seconds("lost_timeout")?.unwrap_or(60.0)),

@@ -176,7 +176,7 @@ pub type Filled = (&'static str, String, &'static str);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
     map: BTreeMap<&'static str, Value>,
-    /// Options that a variable overrides, with the variable and its value as it is shown, in table order.
+    /// Options that a variable overrides, with the variable and its value, in table order; nothing is said of secrets.
     pub overridden: Vec<(&'static str, &'static str, String)>,
 }
 
@@ -197,8 +197,8 @@ pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &Vars) -> Values {
             if var == "PADDLE_TRAINER_ID" && !text.parse::<i64>().is_ok_and(|rank| rank >= 0) {
                 continue;
             }
-            if var != "PADDLE_TRAINER_ID" {
-                values.overridden.push((opt.name, var, shown(opt.name, text).to_owned()));
+            if var != "PADDLE_TRAINER_ID" && !SECRET.contains(&opt.name) {
+                values.overridden.push((opt.name, var, text.clone()));
             }
             value = Some(Value { text: text.clone(), source: Source::Env(var) });
         }

@@ -124,6 +124,13 @@ def test_what_cannot_be_run_is_refused(
     assert f"rlaunch: error: {caught.value}\n" in capsys.readouterr().err
 
 
+def test_nodes_that_do_not_come_are_no_failure_of_a_rank(place: Host) -> None:
+    place.script("")
+    with pytest.raises(rlaunch.LaunchError, match="not come together within 1 s: 1 of 2") as caught:
+        rlaunch.launch("train.py", nnodes=2, host="127.0.0.1", join_timeout=1)
+    assert caught.value.status == 73
+
+
 def test_an_older_result_is_not_taken_for_this_ones(place: Host) -> None:
     place.script("")
     rlaunch.launch("train.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -163,6 +164,10 @@ def test_a_variable_that_cannot_be_read_is_refused(
         ("--join_timeout", "-1", "RLAUNCH_JOIN_TIMEOUT"),
         ("--lease", "1", "RLAUNCH_LEASE"),
         ("--lost_timeout", "x", "RLAUNCH_LOST_TIMEOUT"),
+        ("--join_timeout", "0", "RLAUNCH_JOIN_TIMEOUT"),
+        ("--elastic_level", "2", "PADDLE_ELASTIC_LEVEL"),
+        ("--elastic_timeout", "9223372036854775807", "PADDLE_ELASTIC_TIMEOUT"),
+        ("--master", "ectd://127.0.0.1:1", "PADDLE_MASTER"),
         ("--etcd_cert", "a", "RLAUNCH_ETCD_CERT"),
     ],
 )
@@ -174,13 +179,22 @@ def test_a_meeting_that_cannot_be_is_refused(place: Place, option: str, value: s
     refuse(place, USAGE, [*others, "train.py"], f"{variable} {value}", env=env)
 
 
+def test_a_plan_says_what_is_known_only_once_nodes_have_met(place: Place) -> None:
+    words = "this node's 1 rank(s) of a job of 2 to 3 nodes that meet at 127.0.0.1:1; numbers, endpoints"
+    for form in ("table", "json"):
+        planned = place.run("--nnodes=2:3", "--master=127.0.0.1:1", f"--dry_run={form}", "train.py")
+        assert words in planned.stdout.decode(), planned
+    assert json.loads(planned.stdout)["meeting"].startswith(words)
+
+
 def test_secrets_are_shown_to_nobody(place: Place) -> None:
     env = environment(RLAUNCH_JOB_KEY="s3cret", RLAUNCH_ETCD_USER="me:s3cret")
-    args = ["--nnodes=2", "--join_timeout=0.1", "--log_level=DEBUG", "train.py"]
+    args = ["--nnodes=2", "--join_timeout=1", "--log_level=DEBUG", "train.py"]
     for master in ("127.0.0.1:1", "etcd://127.0.0.1:1"):
         ended = place.run(f"--master={master}", *args, env=env)
         assert ended.status != 0
         assert "s3cret" not in ended.stderr + ended.stdout.decode()
+        assert b"overridden" not in ended.stdout
 
 
 def test_options_without_effect_on_one_node_are_accepted(place: Place) -> None:

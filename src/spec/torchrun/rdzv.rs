@@ -2,7 +2,7 @@
 
 use super::read;
 use crate::model::Endpoint;
-use crate::spec::meeting::{self, At, EtcdSpec, Level, Secret};
+use crate::spec::meeting::{self, At, EtcdSpec, Level, Names, Secret};
 use crate::spec::options::Values;
 use crate::spec::{SpecError, nodes, shown};
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ pub struct Rendezvous {
     pub backend: String,
 }
 
-/// Backends that rlaunch knows and has for one node alone.
+/// Backends with which nodes may come and go.
 const DYNAMIC: [&str; 3] = ["c10d", "etcd-v2", "etcd"];
 /// Their options that are whole numbers of seconds or tries, for those but the older etcd.
 const WHOLE: [&str; 6] = [
@@ -52,6 +52,27 @@ const WHOLE: [&str; 6] = [
     "keep_alive_interval",
     "keep_alive_max_attempt",
 ];
+/// Their other options, whether rlaunch has a use for them or not.
+const OTHER: [&str; 16] = [
+    "lost_timeout",
+    "timeout",
+    "read_timeout",
+    "is_host",
+    "store_type",
+    "use_libuv",
+    "protocol",
+    "etcd_prefix",
+    "ca_cert",
+    "cacert",
+    "ssl_cert",
+    "cert",
+    "ssl_cert_key",
+    "key",
+    "user",
+    "password",
+];
+/// What errors call what a meeting is asked by.
+const NAMES: Names = Names { at: "--rdzv-endpoint", host: "--local-addr", join: "--rdzv-conf join_timeout=SECONDS" };
 const DEFAULT_TIMEOUT: i64 = 900;
 const DEFAULT_PORT: &str = "29500";
 /// Where torch's c10d and etcd listen if nobody says where.
@@ -94,7 +115,7 @@ pub fn check(values: &Values, said: &mut Vec<String>) -> Result<Rendezvous, Spec
         known if DYNAMIC.contains(&known) => alone(values, max, &conf)?,
         other => {
             let why = format!("The rendezvous backend '{}' is not registered", shown(other));
-            let hint = "rlaunch has static, and c10d, etcd and etcd-v2 for one node; plug-ins are Python code of torch";
+            let hint = "rlaunch has static, c10d, etcd and etcd-v2; plug-ins are Python code of torch";
             return Err(values.error("rdzv-backend", &why, hint));
         }
     };
@@ -143,6 +164,17 @@ fn whole(values: &Values, conf: &BTreeMap<String, String>, name: &str) -> Result
     read::int(text).map(Some).ok_or_else(|| values.error("rdzv-conf", &why, "give a whole number"))
 }
 
+/// What is said of keys that mean nothing to anybody.
+fn unknown(conf: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+    let known = || WHOLE.into_iter().chain(OTHER);
+    conf.keys().filter(move |key| known().all(|name| name != key.as_str())).map(move |key| {
+        let alike = |name: &&'static str| strsim::jaro_winkler(key, name);
+        let near = known().filter(|name| alike(name) > 0.8).max_by(|a, b| alike(a).total_cmp(&alike(b)));
+        let hint = near.map_or(String::new(), |near| format!("; did you mean {near}?"));
+        format!("--rdzv-conf: {} has no effect{hint}", shown(key))
+    })
+}
+
 /// Nodes that find each other.
 fn dynamic(
     values: &Values,
@@ -161,6 +193,7 @@ fn dynamic(
     for name in WHOLE {
         whole(values, conf, name)?;
     }
+    said.extend(unknown(conf));
     let text = values.text("rdzv-endpoint").unwrap_or("").trim();
     let (list, default) = if backend == "c10d" { (text, C10D_PORT) } else { (text, ETCD_PORT) };
     let list = if list.is_empty() { "localhost" } else { list };
@@ -177,6 +210,10 @@ fn dynamic(
         }
         At::Master(endpoint)
     } else {
+        if values.on_command_line("job-key").is_some_and(|key| !key.is_empty()) {
+            let hint = "give etcd's user and password, or certificates, in --rdzv-conf";
+            return Err(values.error("job-key", "is for --rdzv-backend c10d", hint));
+        }
         let endpoints = list.split(',').map(one).collect::<Result<_, _>>()?;
         let ca = text_of(&["ca_cert", "cacert"]);
         // One file may have both.
@@ -187,21 +224,33 @@ fn dynamic(
         let prefix = text_of(&["etcd_prefix"]).unwrap_or_else(|| "/rlaunch".into());
         At::Etcd(EtcdSpec { endpoints, tls, ca, cert, user, prefix })
     };
+    let join = seconds("join_timeout", 600)?;
+    if join.is_zero() {
+        return Err(values.error(
+            "rdzv-conf",
+            "has a join_timeout that is too short for nodes to meet",
+            "give 1 or more",
+        ));
+    }
     let lease = seconds("keep_alive_interval", 5)?
         * u32::try_from(whole(values, conf, "keep_alive_max_attempt")?.unwrap_or(3).max(1)).unwrap_or(3);
     let host = values.text("local-addr").filter(|host| !host.is_empty()).map(str::to_owned);
     Ok(Meeting::Dynamic(Box::new(meeting::Meeting {
+        names: NAMES,
         at,
         name: values.text("rdzv-id").unwrap_or("none").to_owned(),
         nodes,
         rank: None,
         level: Level::Restart,
         last_call: seconds("last_call_timeout", 30)?,
-        join: seconds("join_timeout", 600)?,
+        join,
         sort_ip: true,
         lease: lease.max(Duration::from_secs(2)),
         lost_timeout: seconds("lost_timeout", 60)?,
-        key: values.given("job-key").filter(|key| !key.is_empty()).map(|key| Secret(key.to_owned())),
+        key: values
+            .given("job-key")
+            .filter(|key| !key.is_empty() && backend == "c10d")
+            .map(|key| Secret(key.to_owned())),
         host,
     })))
 }
@@ -306,4 +355,19 @@ fn parse_endpoint(text: &str) -> Result<(String, Option<u16>), String> {
         ));
     }
     Ok((host.to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_mean_nothing_are_named_with_the_near_one() {
+        let conf = ["join_timout", "zzz", "is_host", "last_call_timeout"].map(|key| (key.to_owned(), "1".to_owned()));
+        let said: Vec<String> = unknown(&conf.into()).collect();
+        assert_eq!(
+            said,
+            ["--rdzv-conf: join_timout has no effect; did you mean join_timeout?", "--rdzv-conf: zzz has no effect"]
+        );
+    }
 }
