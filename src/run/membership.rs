@@ -4,7 +4,7 @@ use super::contact::{Keeper, Lost, Verdict};
 use crate::model::Endpoint;
 use crate::rendezvous::agree::record::FORMAT;
 use crate::rendezvous::agree::{
-    End, Member, Offer, OnLoss, Record, Roll, Seat, Standing, State, Step, Stops, Why, step,
+    End, Member, Offer, OnLoss, Phase, Record, Roll, Seat, Standing, State, Step, Stops, Why, step,
 };
 use crate::rendezvous::master::Server;
 use crate::rendezvous::tie::{News, Tie};
@@ -25,6 +25,9 @@ pub enum Halt {
     /// There has been no contact for so long that nobody can know what the others do.
     OutOfContact(String),
 }
+
+/// How long leaving may take where nothing has begun.
+const UNBEGUN: Duration = Duration::from_millis(500);
 
 /// A node among others.
 pub struct Membership {
@@ -261,6 +264,9 @@ impl Membership {
 
     /// Leaves.
     pub fn close(&mut self, patience: Duration) -> io::Result<()> {
+        // Where nothing has begun nobody is to be told of an end.
+        let begun = self.state.as_ref().is_some_and(|state| state.phase != Phase::Gathering);
+        let patience = if begun { patience } else { patience.min(UNBEGUN) };
         let left = self.tie.close(patience);
         // Who serves goes last: the others are still to hear how it ends.
         if let Some(mut server) = self.server.take() {
