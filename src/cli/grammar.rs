@@ -73,7 +73,7 @@ pub fn command() -> Command {
     let command = Command::new("rlaunch")
         .bin_name("python -m rlaunch")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Starts and supervises the processes of a distributed training job on this machine.")
+        .about("Starts and supervises this machine's share of the processes of a distributed training job.")
         .override_usage("python -m rlaunch [OPTIONS] training_script [ARGS]...")
         .after_help(exit_code::HELP)
         .infer_long_args(true)

@@ -56,7 +56,7 @@ pub fn parse(args: &[OsString]) -> Parsed {
 
 fn command() -> Command {
     let command = Command::new(PROGRAM)
-        .about("Starts and supervises the processes of a distributed training job on this machine, as torchrun does.")
+        .about("Starts and supervises this machine's share of the processes of a distributed training job, as torchrun does.")
         .override_usage("python -m rlaunch.run [OPTIONS] training_script [ARGS]...")
         .after_help(format!("{}\n  1        anything but 0 and 2, with --exit-code-compat", exit_code::HELP))
         .disable_help_flag(true)

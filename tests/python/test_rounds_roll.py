@@ -162,7 +162,7 @@ def test_a_number_out_of_range_is_a_wrong_command_line(tmp_path: Path, three: li
     with Job(tmp_path, three, AtMaster) as job:
         end = job.node(0, f"--rank={rank}", "--join_timeout=1", job.script(RUN)).end()
         assert end.status == USAGE
-        assert rank == "-7" or f"--rank {rank}" in end.error_lines()[0]
+        assert f"--rank {rank}" in end.error_lines()[0]
 
 
 def test_garbage_at_the_masters_port_harms_nobody(tmp_path: Path, three: list[Host]) -> None:
