@@ -136,7 +136,9 @@ impl<'a> Waiting<'a> {
                 && let Some((why, cut_off)) = membership.out_of_contact()
                 && !(cut_off.is_some() && membership.may_come_back())
             {
-                return Ok(Waited::Ended(Ending::OutOfContact(why)));
+                // Then it is the others that were not found.
+                let ending = if membership.is_unbegun() { Ending::NotReached(why) } else { Ending::OutOfContact(why) };
+                return Ok(Waited::Ended(ending));
             }
             let now = clock::now();
             let patience = self.meeting.patience();

@@ -257,6 +257,11 @@ impl Membership {
         Some((&self.members, own))
     }
 
+    /// Whether it has never run anything.
+    pub fn is_unbegun(&self) -> bool {
+        self.seat.standing == Standing::Ready { seen: 0 } && self.seat.round.is_none()
+    }
+
     /// Whether its ranks have ended well.
     pub fn is_through(&self) -> bool {
         matches!(self.seat.standing, Standing::Done { .. })

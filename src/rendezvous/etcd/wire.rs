@@ -216,6 +216,20 @@ fn told(error: io::Error, timeout: NextTimeout) -> ureq::Error {
     }
 }
 
+/// What the server said before it hung up, if it did: with TLS 1.3 it looks at a client's certificate once the client has gone
+/// on (RFC 8446, 2).
+fn why_hung_up(stream: &mut StreamOwned<ClientConnection, Socket>, error: io::Error) -> io::Error {
+    if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
+        return error;
+    }
+    while matches!(stream.conn.read_tls(&mut stream.sock), Ok(1..)) {
+        if let Err(alert) = stream.conn.process_new_packets() {
+            return io::Error::new(io::ErrorKind::InvalidData, alert);
+        }
+    }
+    error
+}
+
 impl Transport for Wire {
     fn buffers(&mut self) -> &mut dyn Buffers {
         &mut self.buffers
@@ -226,7 +240,7 @@ impl Transport for Wire {
         let output = &self.buffers.output()[..amount];
         let written = match &mut self.way {
             Way::Plain(socket) => socket.write_all(output),
-            Way::Tls(stream) => stream.write_all(output),
+            Way::Tls(stream) => stream.write_all(output).map_err(|error| why_hung_up(stream, error)),
         };
         written.map_err(|error| told(error, timeout))
     }
