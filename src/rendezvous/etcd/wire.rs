@@ -3,7 +3,7 @@
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use rustls::{ClientConfig, ClientConnection, Stream, StreamOwned};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -121,7 +121,9 @@ impl Connector<()> for Wires {
                 let name = ServerName::try_from(host).map_err(io::Error::other)?;
                 let mut session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
                 while session.is_handshaking() {
-                    session.complete_io(&mut socket).map_err(|error| told(error, details.timeout))?;
+                    let done = session.complete_io(&mut socket);
+                    let heard = |error| why_hung_up(&mut session, &mut socket, error);
+                    done.map_err(heard).map_err(|error| told(error, details.timeout))?;
                 }
                 Way::Tls(Box::new(StreamOwned::new(session, socket)))
             }
@@ -218,12 +220,12 @@ fn told(error: io::Error, timeout: NextTimeout) -> ureq::Error {
 
 /// What the server said before it hung up, if it did: with TLS 1.3 it looks at a client's certificate once the client has gone
 /// on (RFC 8446, 2).
-fn why_hung_up(stream: &mut StreamOwned<ClientConnection, Socket>, error: io::Error) -> io::Error {
+fn why_hung_up(session: &mut ClientConnection, socket: &mut Socket, error: io::Error) -> io::Error {
     if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) {
         return error;
     }
-    while matches!(stream.conn.read_tls(&mut stream.sock), Ok(1..)) {
-        if let Err(alert) = stream.conn.process_new_packets() {
+    while matches!(session.read_tls(socket), Ok(1..)) {
+        if let Err(alert) = session.process_new_packets() {
             return io::Error::new(io::ErrorKind::InvalidData, alert);
         }
     }
@@ -240,7 +242,11 @@ impl Transport for Wire {
         let output = &self.buffers.output()[..amount];
         let written = match &mut self.way {
             Way::Plain(socket) => socket.write_all(output),
-            Way::Tls(stream) => stream.write_all(output).map_err(|error| why_hung_up(stream, error)),
+            Way::Tls(stream) => {
+                let StreamOwned { conn, sock } = &mut **stream;
+                let written = Stream::new(conn, sock).write_all(output);
+                written.map_err(|error| why_hung_up(conn, sock, error))
+            }
         };
         written.map_err(|error| told(error, timeout))
     }
