@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 from launching import LIMIT, Place, environment, free_ports
-from paddle.distributed.launch.controllers import master as paddle_master
-from paddle.distributed.launch.utils.kv_client import KVClient
-from paddle.distributed.launch.utils.kv_server import KVServer
+from paddle_modules import modules_of_paddles_launcher
 from rlaunch import _lib
 
+paddle_master, kv_client, kv_server = modules_of_paddles_launcher(
+    "controllers.master", "utils.kv_client", "utils.kv_server"
+)
+KVClient, KVServer = kv_client.KVClient, kv_server.KVServer
 PATIENCE = 60.0
 
 
