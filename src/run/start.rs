@@ -146,6 +146,8 @@ impl<'a> Ranks<'a> {
     pub fn why_they_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<Stops> {
         let (local_rank, exit) = match reason {
             StopReason::Asked(signal) => return Some(Stops::Signal { signal }),
+            // In the older launcher's words it may be no failure, which is known once all have ended.
+            StopReason::RankFailed(..) if membership.offer().rules.at_once.is_some() => return None,
             StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
             _ => return None,
         };
