@@ -5,7 +5,7 @@ use super::conclude::Circumstances;
 use super::lay_out::Older;
 use super::node::Door;
 use super::paddle;
-use super::refusal::{Refusal, tell, unmet};
+use super::refusal::{Refusal, unmet};
 use super::rounds::{GoOn, Joined, Meeting, Part, Round};
 use super::tie::{self, Advertised};
 use crate::dialect::{Binding, paddle_legacy};
@@ -14,7 +14,7 @@ use crate::model::{Endpoint, EnvPatch, Exit};
 use crate::plan::devices::Share;
 use crate::plan::legacy::{self, Member as Rank, Site};
 use crate::plan::{HostFacts, RankPlan};
-use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Order, Roll, Rules};
+use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Roll, Rules};
 use crate::run::launch::{Launch, Launched};
 use crate::run::pre_hook::{self, Ran};
 use crate::run::{self, logs};
@@ -24,7 +24,6 @@ use crate::spec::legacy::{Layout, LegacySpec};
 use crate::spec::older_elastic::Elastic;
 use crate::spec::options::Vars;
 use crate::supervise::{ChildId, Note, Outcome, Policy};
-use crate::sys::clock;
 use core::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
@@ -71,19 +70,13 @@ pub fn at(spec: &LaunchSpec, address: &str) -> LaunchSpec {
 impl OlderMeeting<'_> {
     fn rules(&self) -> Rules {
         let elastic = self.older.1;
-        let (min, max) = elastic.meeting.nodes;
         Rules {
             door: "paddle, older".into(),
-            min,
-            max,
-            last_call_ms: millis(elastic.meeting.last_call),
             at_once: Some(elastic.usual),
-            lease_ms: millis(self.older.1.meeting.lease),
-            join_ms: millis(elastic.meeting.join),
+            again: Some(AGAIN),
             on_failure: OnFailure::Hold,
             on_loss: OnLoss::Regroup,
-            restarts: 0,
-            order: Order::Name,
+            ..tie::rules(&elastic.meeting)
         }
     }
 
@@ -101,7 +94,6 @@ impl OlderMeeting<'_> {
             endpoints: site.here().iter().map(|rank| rank.endpoint.to_string()).collect(),
             rules: self.rules(),
             version: env!("CARGO_PKG_VERSION").into(),
-            clock_ms: millis(clock::wall()),
             more: [(DEVICES.to_owned(), devices)].into(),
             ..Offer::default()
         }
@@ -123,10 +115,6 @@ impl OlderMeeting<'_> {
         let interface = self.advertised.interface.clone().filter(|_| nodes.len() > 1);
         Ok(Site { nodes, own: round.own, ports_from: String::new(), warnings: Vec::new(), interface })
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What nodes are ordered by: those with a place first, the others by address.
@@ -216,14 +204,6 @@ impl Meeting for OlderMeeting<'_> {
 
     fn restart(&self, launched: &Launched, _failures: u32) -> Result<Duration, String> {
         Ok(if asks_again(launched) { BREATH } else { Duration::ZERO })
-    }
-
-    fn asks_again(&self, launched: &Launched) -> bool {
-        let asks = asks_again(launched);
-        if asks {
-            tell(&format!("a rank has ended with {AGAIN}: all nodes launch again"));
-        }
-        asks
     }
 
     fn leaves_alone(&self) -> bool {

@@ -9,7 +9,7 @@ use crate::plan::cluster::{Cluster, Node};
 use crate::plan::devices::Share;
 use crate::plan::dialects::Servers;
 use crate::plan::{HostFacts, collective};
-use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Order, Rules};
+use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Rules};
 use crate::run::launch::Launched;
 use crate::spec::LaunchSpec;
 use crate::spec::dialects::Dialect;
@@ -79,19 +79,13 @@ impl<'a> PaddleMeeting<'a> {
 
     /// What has to be the same on all nodes.
     pub fn rules(&self) -> Rules {
-        let meeting::Meeting { nodes: (min, max), level, last_call, join, sort_ip, .. } = *self.meeting;
+        let meeting::Meeting { nodes: (min, max), level, .. } = *self.meeting;
         let restarts = match (level, self.spec.restarts.max_restart) {
             (Level::Restart, 0) if !self.spec.restarts.is_given => RESTARTS,
             (_, asked) => asked,
         };
         Rules {
             door: "paddle".into(),
-            min,
-            max,
-            last_call_ms: millis(last_call),
-            at_once: None,
-            lease_ms: millis(self.meeting.lease),
-            join_ms: millis(join),
             on_failure: match level {
                 Level::Restart => OnFailure::Restart,
                 Level::Off if restarts > 0 => OnFailure::Restart,
@@ -101,7 +95,7 @@ impl<'a> PaddleMeeting<'a> {
             // Who lets nodes come lets them go.
             on_loss: if level == Level::Off && min == max { OnLoss::End } else { OnLoss::Regroup },
             restarts,
-            order: if sort_ip { Order::Address } else { Order::Name },
+            ..tie::rules(self.meeting)
         }
     }
 
@@ -125,10 +119,6 @@ impl<'a> PaddleMeeting<'a> {
             ..Offer::default()
         }
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Meeting for PaddleMeeting<'_> {

@@ -7,7 +7,7 @@ use super::refusal::{Refusal, complain, tell};
 use super::waiting::{Waited, Waiting};
 use crate::log::verdict::Outcome as Verdictum;
 use crate::plan::Plan;
-use crate::rendezvous::agree::{End, Failure, Member, Phase, Roll, Standing};
+use crate::rendezvous::agree::{End, Failure, Member, Roll, Rules, Standing, millis};
 use crate::run;
 use crate::run::front::Supervisor;
 use crate::run::journal::{self, Journal, What};
@@ -20,6 +20,7 @@ use crate::sys::signals::Signals;
 use serde_json::Value;
 use std::mem;
 use std::net::TcpListener;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Duration;
 use tracing::warn;
 
@@ -64,10 +65,6 @@ pub trait Meeting {
     fn patience(&self) -> Duration;
     /// After what time all may be started again after this failure, or why not, as far as this node's options say.
     fn restart(&self, launched: &Launched, failures: u32) -> Result<Duration, String>;
-    /// Whether this failure is none, but the wish that all nodes launch again.
-    fn asks_again(&self, _launched: &Launched) -> bool {
-        false
-    }
     /// Whether who is stopped leaves the others to go on without it.
     fn leaves_alone(&self) -> bool {
         false
@@ -147,12 +144,7 @@ pub fn supervise(
         let part = match prepared.and_then(|()| meeting.part(&round)) {
             Ok(part) => part,
             Err(refusal) => {
-                let Refusal(text, status) = &refusal;
-                let words = text.clone();
-                let (host, who, how) = (door.circumstances().host.clone(), "the launcher".into(), "a refusal".into());
-                let no_restart = Some("this node cannot begin".into());
-                let failure =
-                    Failure { host, node: own, who, how, words, status: *status, no_restart, ..Failure::default() };
+                let failure = of_refusal(own, &refusal, &door.circumstances().host);
                 membership.put(Standing::Failed { round: number, failure });
                 waiting.let_hear(&mut membership, LEAVING).map_err(node::failed)?;
                 let _ = membership.close(LEAVING);
@@ -188,39 +180,22 @@ pub fn supervise(
         let ran = run::launch::run(&this, others, supervisor, with, mem::take(&mut journal), &listener);
         let mut launched = ran.map_err(node::failed)?;
         journal = mem::take(&mut launched.journal);
-        let ending = match &launched.report.outcome {
-            Outcome::Completed => {
-                membership.put(Standing::Done { round: number });
-                None
-            }
+        let stopped_by = waiting.requests.stopped_by();
+        let told = match &launched.report.outcome {
             Outcome::Failed { .. } | Outcome::NotStarted { .. } => {
-                let failure = failure((own, failures), &this, &launched, meeting, door);
+                let rules = &membership.offer().rules;
+                let failure = failure((own, failures, rules), &this, &launched, meeting, door);
                 failed = Some(failure.clone());
-                membership.put(Standing::Failed { round: number, failure });
-                None
+                Continue(Standing::Failed { round: number, failure })
             }
-            Outcome::Stopped { signal } => Some(Ending::Stopped(*signal)),
-            Outcome::HostLost => Some(Ending::FrontLost),
-            Outcome::Regrouped => match (waiting.requests.stopped_by(), &launched.parting) {
-                (Some(signal), _) => Some(Ending::Stopped(signal)),
-                (None, Parting::Halted(Halt::OutOfContact(why))) if !membership.may_come_back() => {
-                    Some(Ending::OutOfContact(why.clone()))
-                }
-                (None, Parting::Halted(Halt::Refused(why))) => Some(Ending::Refused(why.clone())),
-                _ => {
-                    if let Parting::Halted(Halt::OutOfContact(why)) = &launched.parting {
-                        tell(&format!("{why}; its ranks were stopped, and it waits until others answer again"));
-                    }
-                    membership.put(Standing::Ready { seen: number });
-                    None
-                }
-            },
+            _ => after_a_round(number, &launched, stopped_by, membership.may_come_back()),
         };
         let why = ends::why(&launched.parting);
         journal.write(What::RoundEnded { round: number, outcome: result::outcome(&launched), why: why.as_deref() });
         last = Some(Ran { plan: part.plan, attempt, launched });
-        if let Some(ending) = ending {
-            break ending;
+        match told {
+            Continue(standing) => membership.put(standing),
+            Break(ending) => break ending,
         }
     };
     if let Ending::Stopped(signal) = ending
@@ -242,6 +217,45 @@ pub fn supervise(
     }
 }
 
+/// Where this node stands after a round in which no rank of its own has failed; or how its part of the job has ended.
+/// `stopped_by`: the signal that somebody stops it with; `may_come_back`: whether it may be cut off for a while.
+fn after_a_round(
+    round: u64,
+    launched: &Launched,
+    stopped_by: Option<i32>,
+    may_come_back: bool,
+) -> ControlFlow<Ending, Standing> {
+    match (&launched.report.outcome, stopped_by, &launched.parting) {
+        (Outcome::Completed, ..) => Continue(Standing::Done { round }),
+        (Outcome::HostLost, ..) => Break(Ending::FrontLost),
+        (Outcome::Stopped { signal }, ..) => Break(Ending::Stopped(*signal)),
+        (_, Some(signal), _) => Break(Ending::Stopped(signal)),
+        (_, None, Parting::Halted(Halt::Refused(why))) => Break(Ending::Refused(why.clone())),
+        (_, None, Parting::Halted(Halt::OutOfContact(why))) if !may_come_back => {
+            Break(Ending::OutOfContact(why.clone()))
+        }
+        (_, None, Parting::Halted(Halt::OutOfContact(why))) => {
+            tell(&format!("{why}; its ranks were stopped, and it waits until others answer again"));
+            Continue(Standing::Ready { seen: round })
+        }
+        (_, None, _) => Continue(Standing::Ready { seen: round }),
+    }
+}
+
+/// What all nodes are told of a node that cannot begin a round.
+fn of_refusal(node: usize, Refusal(text, status): &Refusal, host: &str) -> Failure {
+    Failure {
+        host: host.to_owned(),
+        node,
+        who: "the launcher".into(),
+        how: "a refusal".into(),
+        words: text.clone(),
+        status: *status,
+        no_restart: Some("this node cannot begin".into()),
+        ..Failure::default()
+    }
+}
+
 /// The end of a job that never ran anything here.
 fn without_ranks(launch: &Launch<'_>, ending: &Ending, mut journal: Journal, door: &dyn Door) -> (i32, Value) {
     let (exit_status, outcome, text) = (door.told(ending.status()), ending.word(), ending.text());
@@ -257,7 +271,7 @@ fn without_ranks(launch: &Launch<'_>, ending: &Ending, mut journal: Journal, doo
 
 /// What all nodes are told of a failure here.
 fn failure(
-    (node, failures): (usize, u32),
+    (node, failures, rules): (usize, u32, &Rules),
     launch: &Launch<'_>,
     launched: &Launched,
     meeting: &dyn Meeting,
@@ -266,13 +280,15 @@ fn failure(
     let circumstances = door.circumstances();
     let status = door.status(launched);
     let host = circumstances.host.clone();
-    let restart = meeting.restart(launched, failures);
-    let (no_restart, delay) = match restart {
+    let (no_restart, delay) = match meeting.restart(launched, failures) {
         Ok(delay) => (None, delay),
         Err(why) => (Some(why), Duration::ZERO),
     };
-    let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-    let again = meeting.asks_again(launched);
+    let delay_ms = millis(delay);
+    let again = match &launched.report.outcome {
+        Outcome::Failed { exit, .. } => rules.are_asked_again(exit.shell_status()),
+        _ => false,
+    };
     let failure = Failure { host, node, status, again, no_restart, delay_ms, ..Failure::default() };
     if let Outcome::NotStarted { local_rank } = launched.report.outcome {
         let who = launch.plan.ranks[local_rank].who().to_string();
@@ -323,9 +339,4 @@ fn end(
         complain(&ending.text());
     }
     ended
-}
-
-/// Whether the job goes on where it stands so.
-pub(super) fn has_been_heard(phase: &Phase) -> bool {
-    !matches!(phase, Phase::Running)
 }

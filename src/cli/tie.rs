@@ -6,7 +6,7 @@ use super::refusal::{Refusal, tell, unmet};
 use super::rounds::{GoOn, Joined};
 use crate::model::Endpoint;
 use crate::probe::net;
-use crate::rendezvous::agree::{Coordinator, Member, Offer, Standing};
+use crate::rendezvous::agree::{Coordinator, Member, Offer, Order, Rules, Standing, millis};
 use crate::rendezvous::master::{self, Config, Found, Server, paddle_kv};
 use crate::rendezvous::torch_store::listen;
 use crate::run::contact::Keeper;
@@ -103,6 +103,20 @@ fn first_own() -> IpAddr {
     own.unwrap_or_else(|| IpAddr::from([127, 0, 0, 1]))
 }
 
+/// What of the rules of a job is the same in all doors' words.
+pub fn rules(meeting: &Meeting) -> Rules {
+    let Meeting { nodes: (min, max), last_call, join, lease, sort_ip, .. } = *meeting;
+    Rules {
+        min,
+        max,
+        last_call_ms: millis(last_call),
+        join_ms: millis(join),
+        lease_ms: millis(lease),
+        order: if sort_ip { Order::Address } else { Order::Name },
+        ..Rules::default()
+    }
+}
+
 /// Ties this node to the others. `words`: what it was started with, for a shell; `go_on`: whether there is any use in trying
 /// further.
 pub fn join(meeting: &Meeting, mut offer: Offer, words: &str, go_on: GoOn<'_>) -> Result<Joined, Refusal> {
@@ -151,7 +165,7 @@ pub fn join(meeting: &Meeting, mut offer: Offer, words: &str, go_on: GoOn<'_>) -
 
 /// What this machine's clock says.
 fn wall_ms() -> u64 {
-    u64::try_from(clock::wall().as_millis()).unwrap_or(0)
+    millis(clock::wall())
 }
 
 /// What this launcher is known by.

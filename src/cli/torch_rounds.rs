@@ -8,7 +8,7 @@ use crate::model::{CpuSet, Endpoint};
 use crate::plan::HostFacts;
 use crate::plan::dialects::Beside;
 use crate::plan::torchrun::{self as plan, Place};
-use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Order, Rules};
+use crate::rendezvous::agree::{Member, Offer, OnFailure, OnLoss, Rules};
 use crate::run::launch::Launched;
 use crate::spec::dialects::Dialect;
 use crate::spec::meeting;
@@ -38,26 +38,16 @@ pub struct TorchMeeting<'a> {
 
 impl TorchMeeting<'_> {
     fn rules(&self) -> Rules {
-        let meeting::Meeting { nodes: (min, max), last_call, join, .. } = *self.meeting;
+        let (min, max) = self.meeting.nodes;
         let restarts = self.spec.max_restarts;
         Rules {
             door: "torch".into(),
-            min,
-            max,
-            last_call_ms: millis(last_call),
-            at_once: None,
-            lease_ms: millis(self.meeting.lease),
-            join_ms: millis(join),
             on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
             on_loss: if min == max && restarts == 0 { OnLoss::End } else { OnLoss::Regroup },
             restarts,
-            order: Order::Address,
+            ..tie::rules(self.meeting)
         }
     }
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Meeting for TorchMeeting<'_> {

@@ -2,13 +2,12 @@
 
 use super::ends::Ending;
 use super::refusal::tell;
-use super::rounds::{Meeting, has_been_heard};
+use super::rounds::Meeting;
 use crate::rendezvous::agree::{Phase, Roll, Standing, State, Step};
 use crate::run::front::Supervisor;
 use crate::run::launch::Launch;
 use crate::run::membership::Membership;
 use crate::run::request::{Requests, Way};
-use crate::supervise::Event;
 use crate::sys::clock;
 use crate::sys::poll::Poll;
 use crate::sys::signals::Signals;
@@ -59,6 +58,22 @@ impl<'a> Waiting<'a> {
         Self { supervisor, signals, notify, requests, meeting, front_lost: false }
     }
 
+    /// Takes in what has been asked for; whether anything is to be tried further.
+    pub fn go_on(&mut self) -> bool {
+        let mut came: Vec<(i32, Way)> =
+            self.signals.drain().into_iter().map(|signal| (signal, Way::Directly)).collect();
+        tree::reap_strays(|_| false);
+        match self.supervisor.asked() {
+            Some(asked) => came.extend(asked.into_iter().map(|signal| (signal, Way::Asked))),
+            None => self.front_lost = true,
+        }
+        for (signal, way) in came {
+            // A stop is remembered; of the rest there is nobody to be told.
+            self.requests.event(signal, way, self.notify);
+        }
+        self.requests.stopped_by().is_none() && !self.front_lost
+    }
+
     /// The same, after so long a wait for something to be asked for.
     pub fn pause(&mut self, time: Duration) -> bool {
         let poll = || -> io::Result<()> {
@@ -71,22 +86,6 @@ impl<'a> Waiting<'a> {
         // Without a wait it is only asked for more often.
         let _ = poll();
         self.go_on()
-    }
-
-    /// Takes in what has been asked for; whether anything is to be tried further.
-    pub fn go_on(&mut self) -> bool {
-        let mut came: Vec<(i32, Way)> =
-            self.signals.drain().into_iter().map(|signal| (signal, Way::Directly)).collect();
-        tree::reap_strays(|_| false);
-        match self.supervisor.asked() {
-            Some(asked) => came.extend(asked.into_iter().map(|signal| (signal, Way::Asked))),
-            None => self.front_lost = true,
-        }
-        for (signal, way) in came {
-            let event = self.requests.event(signal, way, self.notify);
-            debug_assert!(!matches!(event, Some(Event::Start)));
-        }
-        self.requests.stopped_by().is_none() && !self.front_lost
     }
 
     /// Why nothing is to be tried further, if so.
@@ -174,7 +173,7 @@ impl<'a> Waiting<'a> {
         let until = clock::now() + limit;
         while clock::now() < until && self.go_on() {
             membership.hear();
-            if membership.state().is_none_or(|state| has_been_heard(&state.phase)) {
+            if membership.state().is_none_or(|state| state.phase != Phase::Running) {
                 break;
             }
             poll.wait(Some(until.saturating_sub(clock::now())))?;

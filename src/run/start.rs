@@ -146,8 +146,6 @@ impl<'a> Ranks<'a> {
     pub fn why_they_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<Stops> {
         let (local_rank, exit) = match reason {
             StopReason::Asked(signal) => return Some(Stops::Signal { signal }),
-            // In the older launcher's words it may be no failure, which is known once all have ended.
-            StopReason::RankFailed(..) if membership.offer().rules.at_once.is_some() => return None,
             StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
             _ => return None,
         };
@@ -159,8 +157,9 @@ impl<'a> Ranks<'a> {
         let (host, node) = (membership.offer().host.clone(), membership.round().map_or(0, |(_, own)| own));
         let (who, how) = (self.who(id).to_string(), exit.to_string());
         let (status, lost_peer) = (exit.shell_status(), self.lost_peer(id));
+        let again = membership.offer().rules.are_asked_again(status);
         Some(Stops::Failure {
-            failure: Failure { host, node, who, how, words, status, lost_peer, ..Failure::default() },
+            failure: Failure { host, node, who, how, words, status, lost_peer, again, ..Failure::default() },
         })
     }
 

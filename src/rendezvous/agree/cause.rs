@@ -1,7 +1,7 @@
 //! Why a round stops, and what follows.
 
-use super::coordinator::{Coordinator, Node, millis};
-use super::record::{Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing, Stops};
+use super::coordinator::{Coordinator, Node};
+use super::record::{Failure, Offer, OnFailure, OnLoss, Record, Rules, Standing, Stops, millis};
 use super::state::{End, Lost, Member, Why};
 use std::cmp::Reverse;
 

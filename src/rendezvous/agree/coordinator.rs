@@ -3,7 +3,7 @@
 use super::admission;
 use super::clocks::{self, Reading};
 use super::order::{self, Candidate};
-use super::record::{FORMAT, Offer, OnFailure, Record, Rules, Standing};
+use super::record::{FORMAT, Offer, OnFailure, Record, Rules, Standing, millis};
 use super::state::{End, Member, Phase, Roll, State, Why};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -479,8 +479,4 @@ impl Coordinator {
         self.gather(now);
         true
     }
-}
-
-pub(super) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -54,6 +54,6 @@ mod words;
 
 pub use coordinator::Coordinator;
 pub use node::{Seat, Step, step};
-pub use record::{Failure, Offer, OnFailure, OnLoss, Order, Record, Rules, Standing, Stops};
+pub use record::{Failure, Offer, OnFailure, OnLoss, Order, Record, Rules, Standing, Stops, millis};
 pub use state::{End, Member, Phase, Roll, State, Why};
 pub use words::as_paddle_says_it;

@@ -2,9 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// The version of records and states. Nodes of another are refused.
 pub const FORMAT: u32 = 1;
+
+/// Whole milliseconds, as documents have times.
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A node's record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +115,8 @@ pub struct Rules {
     pub on_failure: OnFailure,
     /// After a loss.
     pub on_loss: OnLoss,
+    /// The exit status of a rank that is no failure, but the wish that all be started again, which uses nothing up.
+    pub again: Option<i32>,
     /// How many times a failed job is started again.
     pub restarts: u32,
     /// The order of the nodes.
@@ -116,6 +124,11 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Whether a rank that ends so asks that all be started again.
+    pub fn are_asked_again(&self, exit_status: i32) -> bool {
+        self.again == Some(exit_status)
+    }
+
     /// Whether there are none, as in lists of members.
     fn are_left_out(&self) -> bool {
         *self == Self::default()
