@@ -32,6 +32,7 @@ __all__ = [
     "run_completion",
     "run_main",
     "run_options",
+    "settle_rank",
     "start_guardian",
     "sweep_leftovers",
     "swept_line",
@@ -56,6 +57,16 @@ def bound_cpus(
 def addresses() -> list[str]: ...
 def arm_lifeline(fd: int) -> None: ...
 def need_descriptors(count: int) -> None: ...
+def settle_rank(
+    stdio: tuple[int, int, int],
+    session: bool,
+    lifeline: int,
+    group: bool,
+    parent: int,
+    cwd: bytes | None,
+    nofile: int | None,
+    cpus: list[int] | None,
+) -> None: ...
 def start_guardian(python: bytes, module: bytes, environ: list[bytes], key: str) -> Descriptor: ...
 def guard(fd: int, key: str) -> None: ...
 def mark_memory(key: str) -> None: ...

@@ -253,3 +253,50 @@ class ForkServerPopen(Popen):
         super().close()
         if self.finalizer is not None:
             self.finalizer()
+
+
+class ZygotePopen(Popen):
+    """Forked off a process that has imported what ranks need; told all that an exec would have told it."""
+
+    method = "spawn"
+    DupFd = popen_forkserver._DupFd
+
+    def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
+        assert birth.zygote is not None
+        tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+        memory = _lib.Descriptor.memory("rlaunch-payload")
+        status, theirs = os.pipe()
+        output = -1
+        try:
+            with open(memory.fileno(), "wb", closefd=False) as file:
+                _pickled_to(file, self, process_obj, None)
+            os.lseek(memory.fileno(), 0, os.SEEK_SET)
+            fds = {"lifeline": end, "status": theirs, "payload": memory.fileno(), "tracker": tracker}
+            if birth.log is not None:
+                output = open_log(birth.log)
+                fds |= {"stdout": output, "stderr": output}
+            request = {
+                "argv": [],
+                "env": [line.decode("latin-1") for line in _exec_environ(birth.told)],
+                "cwd": os.fsencode(os.getcwd()).decode("latin-1"),
+                "fds": {name: number for number, name in enumerate(fds, 1)},
+                "session": False,
+                "scope": "process",
+                "nofile": None,
+                "cpus": None,
+                "orphan": False,
+                "payload": {"first_fd": len(fds) + 1},
+            }
+            with _signals_held():
+                pid = birth.zygote.fork(request, [*fds.values(), *self._fds])
+                return birth.nursery.enter_of_fork_server(pid, status)
+        finally:
+            memory.close()
+            os.close(status)
+            os.close(theirs)
+            if output >= 0:
+                os.close(output)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from . import _lib
     from ._popen import Popen
+    from ._preload import Zygote
     from ._worker import Told
 
 
@@ -28,6 +29,7 @@ class Birth:
         told: Told,
         log: str | None,
         backup: _lib.Descriptor | None,
+        zygote: Zygote | None = None,
     ) -> None:
         self.nursery = nursery
         self.leases = leases
@@ -35,6 +37,7 @@ class Birth:
         self.told = told
         self.log = log
         self.backup = backup
+        self.zygote = zygote
 
 
 class RankProcess(process.BaseProcess):
@@ -79,6 +82,16 @@ class ForkServerProcess(RankProcess):
         return ForkServerPopen(process_obj)
 
 
+class ZygoteProcess(RankProcess):
+    _start_method = "spawn"  # What it starts itself is started as below a rank of that method.
+
+    @staticmethod
+    def _Popen(process_obj: RankProcess) -> Popen:
+        from ._popen import ZygotePopen
+
+        return ZygotePopen(process_obj)
+
+
 def process_class(start_method: str | None) -> type[RankProcess]:
     """The process class of a start method; None is ``"spawn"``.
 
@@ -87,5 +100,7 @@ def process_class(start_method: str | None) -> type[RankProcess]:
     """
     import multiprocessing
 
+    if start_method == "zygote":
+        return ZygoteProcess
     method = multiprocessing.get_context(start_method or "spawn").get_start_method()
     return {"spawn": SpawnProcess, "fork": ForkProcess, "forkserver": ForkServerProcess}[method]

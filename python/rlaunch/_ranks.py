@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from . import _lib
+    from ._preload import Zygote
     from ._process import RankProcess
 
 
@@ -33,6 +34,7 @@ class Ranks:
         grace: float,
         leases: _lib.PortLeases | None = None,
         backup: _lib.Descriptor | None = None,
+        zygote: Zygote | None = None,
     ) -> None:
         self._class = process_class
         self._daemon = daemon
@@ -41,6 +43,7 @@ class Ranks:
         self.key = _guardian.new_key()
         self._leases = leases
         self._backup = backup
+        self._zygote = zygote
         if leases is not None:
             hold(leases)
         self.processes: list[RankProcess] = []
@@ -70,7 +73,9 @@ class Ranks:
         try:
             outbox = Outbox()
             process = self._class(target=target, args=(*args, outbox, told, lifeline))
-            process.birth = Birth(self._nursery, self._leases, lifeline, told, log, self._backup)
+            process.birth = Birth(
+                self._nursery, self._leases, lifeline, told, log, self._backup, self._zygote
+            )
             process.daemon = self._daemon
             process.start()
             del process.birth

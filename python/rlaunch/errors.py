@@ -56,6 +56,10 @@ class NoResultError(EOFError):
     """A rank's queue holds nothing and never will: it has ended, or its one item has been taken."""
 
 
+class ZygoteError(RuntimeError):
+    """There is no zygote to fork ranks off: it is gone, or an import failed, or makes a fork unsafe."""
+
+
 class WorkerError(RuntimeError):
     """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the launcher's verdict.
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from ._preload import Zygote
     from .context import MultiprocessContext
 
 __all__ = ["MultiprocessContext", "spawn"]
@@ -56,7 +57,10 @@ def spawn(
             rlaunch: ``grace`` (seconds between asking a rank to stop and killing it, default 10),
             ``log_dir`` (a folder; local rank i then writes to ``workerlog.i`` there) and ``dialect`` (the
             frameworks whose variables the ranks get, ``"paddle"``, ``"torch"``, ``"jax"`` joined by commas;
-            default ``"paddle"``). On several nodes rank 0 listens for torch on the port behind those of the
+            default ``"paddle"``) and ``start_method="zygote"`` with ``preload`` (modules, joined by commas;
+            default: the first of ``dialect``; with ``"auto"`` among them it starts without where it must):
+            one process imports them and is there until this program ends, and ranks are forked off it, in
+            this and later calls. On several nodes rank 0 listens for torch on the port behind those of the
             first node's ranks and for jax on the next one; the same ``dialect`` is given on each node.
 
     With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
@@ -74,6 +78,7 @@ def spawn(
         ValueError, RuntimeError, AssertionError: the options cannot be met, with the texts that
             ``paddle.distributed.spawn`` has; nothing was started. IndexError, TypeError: so too, under
             PaddleCloud.
+        ZygoteError: ``preload`` cannot be imported, or a fork would be unsafe afterwards.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     start_method = options.get("start_method")
@@ -89,10 +94,11 @@ def spawn(
     from ._worker import Told, run, taken_away
     from .context import MultiprocessContext
 
+    start_method, zygote = _zygote(start_method, options)
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
     environs, backup = _backup.set_aside(environs)
-    with Ranks(process_class, bool(daemon), grace, leases, backup) as ranks:
+    with Ranks(process_class, bool(daemon), grace, leases, backup, zygote) as ranks:
         for environ, log in zip(environs, logs, strict=True):
             told = Told(environ, taken_away(environ))
             ranks.start(run, (func, args, options["backend"], log), told, log)
@@ -100,6 +106,26 @@ def spawn(
         while join and not context.join():
             pass
     return context
+
+
+def _zygote(start_method: str | None, options: dict[str, Any]) -> tuple[str | None, Zygote | None]:
+    """The start method that is used, and the zygote that it needs."""
+    preload = options.get("preload")
+    if start_method != "zygote":
+        if preload is not None:
+            raise ValueError(f"preload is for start_method='zygote', but start_method is {start_method!r}")
+        return start_method, None
+    from . import _preload
+    from .errors import ZygoteError
+
+    modules, or_not = _preload.asked(preload, str(options.get("dialect") or "paddle").partition(",")[0])
+    try:
+        return "zygote", _preload.zygote_of(modules)
+    except ZygoteError as error:
+        if not or_not:
+            raise
+        _log([f"{error}; each rank imports for itself"])
+        return "spawn", None
 
 
 def check_main_is_imported() -> None:

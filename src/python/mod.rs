@@ -59,7 +59,7 @@ mod lib {
     #[pymodule_export]
     use super::master::{Master, PyMasterTie, meet_by_paddle};
     #[pymodule_export]
-    use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank};
+    use super::rank::{Nursery, PortLeases as ExportedPortLeases, Rank, settle_rank};
     #[pymodule_export]
     use super::run::{parse_run, run_completion, run_main, run_options};
     #[pymodule_export]

@@ -2,6 +2,7 @@
 
 use super::errors::os_error;
 use crate::model::Exit;
+use crate::sys::affinity::Mask;
 use crate::sys::child::Child;
 use crate::sys::fd;
 use crate::sys::lifeline::{self, Lifeline, Scope};
@@ -290,4 +291,42 @@ impl Rank {
     fn signal(&self, signal: i32) -> PyResult<()> {
         self.0.signal(signal).map_err(os_error)
     }
+}
+
+#[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the rank is given")]
+/// For a rank that was forked off a zygote: takes its place. `stdio`: what its first three descriptors become, -1 for what
+/// they are; `session`: whether it leads one; `lifeline`: a read end, -1 for none, armed for its whole group if `group`;
+/// `parent`: who must be its parent by now, and whose death it shares; `cwd`, `nofile` (soft limit), `cpus`: None for what
+/// it has.
+///
+/// OSError: whose text names the step.
+#[pyfunction]
+pub fn settle_rank(
+    stdio: (i32, i32, i32),
+    session: bool,
+    lifeline: i32,
+    group: bool,
+    parent: i32,
+    cwd: Option<Vec<u8>>,
+    nofile: Option<u64>,
+    cpus: Option<Vec<u16>>,
+) -> PyResult<()> {
+    let given = |fd: i32| (fd >= 0).then_some(fd);
+    let start = Start {
+        program: CString::default(),
+        argv: Vec::new(),
+        envp: Vec::new(),
+        stdio: [given(stdio.0), given(stdio.1), given(stdio.2)],
+        keep: Vec::new(),
+        detached: false,
+        group: if session { Group::Session } else { Group::Inherited },
+        cgroup: None,
+        cwd: cwd.map(c_string).transpose()?,
+        lifeline: given(lifeline).map(|fd| (fd, if group { Scope::Group } else { Scope::Process })),
+        mask: spawn::current_mask(),
+        nofile,
+        affinity: cpus.map(|cpus| Mask::of(&cpus.into_iter().collect())),
+        default_sigpipe: false,
+    };
+    spawn::settle(&start, parent).map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
 }

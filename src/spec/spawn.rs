@@ -149,7 +149,7 @@ pub fn check_option_name(name: &str) -> Result<bool, SpawnError> {
     match name {
         "start_method" | "ips" | "gpus" | "xpus" | "print_config" | "backend" => Ok(false),
         // Extensions of rlaunch.
-        "dialect" | "grace" | "log_dir" => Ok(false),
+        "dialect" | "grace" | "log_dir" | "preload" => Ok(false),
         "selected_devices" | "started_port" | "cluster_node_ips" | "node_ip" | "use_paddlecloud" => Ok(true),
         _ => Err(SpawnError::Value(format!(
             "The config option ({name}) of `paddle.distributed.spawn` is not supported."

@@ -298,6 +298,39 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
                 libc::sigaction(signal, &action, ptr::null_mut());
             }
         }
+        let (step, failed) = settle_in(start, shared.parent);
+        if failed != 0 {
+            return (step, failed);
+        }
+        // As far as it goes: Linux before 5.11 lacks the flag, and old seccomp filters answer EPERM. Rust and
+        // Python open close-on-exec anyway.
+        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        let lifeline = start.lifeline.map(|(fd, _)| fd);
+        for &fd in start.keep.iter().chain(lifeline.iter()) {
+            if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+                return (6, errno());
+            }
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &start.mask, ptr::null_mut());
+        libc::execve(start.program.as_ptr(), shared.argv, shared.envp);
+        (8, errno())
+    }
+}
+
+/// For a process that was forked and runs no other program: takes the place that `start` gives a child. Its signals,
+/// program and descriptors to keep are not looked at. `parent`: whose death it is to share.
+pub fn settle(start: &Start, parent: i32) -> Result<(), StartError> {
+    match settle_in(start, parent) {
+        (_, 0) => Ok(()),
+        (step, errno) => Err(StartError { step: STEPS[step], errno }),
+    }
+}
+
+/// Where it is, whom it dies with, what it may use: the step's index in STEPS and the errno, or 0. Only
+/// async-signal-safe calls: it runs between clone and exec.
+fn settle_in(start: &Start, parent: libc::pid_t) -> (usize, i32) {
+    // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
+    unsafe {
         if start.group == Group::Session && libc::setsid() < 0 {
             return (1, errno());
         }
@@ -314,7 +347,7 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
                 return (2, errno());
             }
             // The parent may have died before the line above; then nobody would ever tell us.
-            if libc::getppid() != shared.parent {
+            if libc::getppid() != parent {
                 libc::_exit(127);
             }
         }
@@ -336,15 +369,6 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
                 return (4, errno);
             }
         }
-        // As far as it goes: Linux before 5.11 lacks the flag, and old seccomp filters answer EPERM. Rust and
-        // Python open close-on-exec anyway.
-        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
-        let lifeline = start.lifeline.map(|(fd, _)| fd);
-        for &fd in start.keep.iter().chain(lifeline.iter()) {
-            if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
-                return (6, errno());
-            }
-        }
         if let Some(soft) = start.nofile {
             let mut limit: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 {
@@ -361,8 +385,6 @@ fn set_up_and_exec(shared: &Shared<'_>) -> (usize, i32) {
                 return (11, errno);
             }
         }
-        libc::sigprocmask(libc::SIG_SETMASK, &start.mask, ptr::null_mut());
-        libc::execve(start.program.as_ptr(), shared.argv, shared.envp);
-        (8, errno())
+        (0, 0)
     }
 }

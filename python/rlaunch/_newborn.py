@@ -1,0 +1,191 @@
+"""A rank that was forked off a zygote, before its program runs: it becomes what one with an exec would be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+
+from . import _lib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+KEY = "RLAUNCH_RANK_KEY"
+
+
+class Birth:
+    """What a rank is to be: the request, and the descriptors that came with it."""
+
+    def __init__(self, request: dict[str, Any], fds: list[int]) -> None:
+        self.request = request
+        self.orphan: bool = request["orphan"]
+        self._fds = fds
+
+    def fd(self, name: str) -> int:
+        """A descriptor by its name in the request; -1 if there is none."""
+        index = self.request["fds"].get(name)
+        return -1 if index is None else self._fds[index]
+
+    def rest(self, start: int) -> list[int]:
+        """The descriptors from this one on."""
+        return self._fds[start:]
+
+    def close(self) -> None:
+        """For the zygote: all of them are the rank's."""
+        for fd in self._fds:
+            os.close(fd)
+
+    def settle(self, tell: int) -> None:
+        """In the rank: takes its place in the system, and says whether that could be done."""
+        request = self.request
+        try:
+            self._enter_cgroup()
+            _lib.settle_rank(
+                (self.fd("stdin"), self.fd("stdout"), self.fd("stderr")),
+                request["session"],
+                self.fd("lifeline"),
+                request["scope"] == "group",
+                request.get("parent") or os.getppid(),
+                None if request["cwd"] is None else request["cwd"].encode("latin-1"),
+                request["nofile"],
+                request["cpus"],
+            )
+        except OSError as error:
+            os.write(tell, f"-{error.errno} {error.strerror}".encode())
+            os._exit(127)
+        except BaseException as error:
+            os.write(tell, f"-{_EINVAL} {type(error).__name__}: {error}"[:4000].encode())
+            os._exit(127)
+        os.write(tell, b"ok")
+        os.close(tell)
+
+    def _enter_cgroup(self) -> None:
+        if self.fd("cgroup") >= 0:
+            # As far as it goes, like a start by clone3.
+            with contextlib.suppress(OSError):
+                procs = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.fd("cgroup"))
+                with open(procs, "wb", buffering=0) as file:
+                    file.write(b"0")
+
+
+_EINVAL = 22
+
+
+def rename(name: str) -> str:
+    """Gives this process a name for ``ps``; the one that it had."""
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/comm", "r+", encoding="utf-8", errors="replace") as file,
+    ):
+        before = file.read().strip()
+        file.seek(0)
+        file.write(name)
+        return before
+    return name
+
+
+def freeze() -> None:
+    """What is there now is shared by all ranks for as long as nobody writes to it: the collector would."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+
+
+def live(birth: Birth, mask: Iterable[int], name: str) -> Any:
+    """Runs the rank. What ``sys.exit`` takes; or what the program raises."""
+    rename(name)
+    environ = _environment(birth.request["env"])
+    if KEY in environ:
+        _lib.mark_memory(environ[KEY])
+    _take_environment(environ)
+    _reset_streams()
+    _reset_modules()
+    renew_seeds()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if birth.request["payload"] is not None:
+        return _run_payload(birth, birth.request["payload"])
+    from . import _program
+
+    argv = [os.fsdecode(arg.encode("latin-1")) for arg in birth.request["argv"]]
+    for fd in birth.rest(0):
+        if fd > 2 and fd != birth.fd("lifeline"):
+            os.close(fd)
+    return _program.run(argv)
+
+
+def _environment(lines: list[str]) -> dict[str, str]:
+    pairs = (os.fsdecode(line.encode("latin-1")).partition("=") for line in lines)
+    return {name: value for name, _, value in pairs}
+
+
+def _take_environment(environ: dict[str, str]) -> None:
+    before = dict(os.environ)
+    for name in before.keys() - environ.keys():
+        del os.environ[name]
+    for name, value in environ.items():
+        if before.get(name) != value:
+            os.environ[name] = value
+    if environ.get("TZ") != before.get("TZ"):
+        import time
+
+        time.tzset()
+    # Paddle reads its flags when it is imported.
+    paddle = sys.modules.get("paddle")
+    if hasattr(paddle, "set_flags"):
+        for name, value in environ.items():
+            if name.startswith("FLAGS_") and before.get(name) != value:
+                with contextlib.suppress(ValueError):  # No flag of this Paddle.
+                    paddle.set_flags({name: value})  # type: ignore[union-attr]
+
+
+def _reset_streams() -> None:
+    """They were made for other files."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=os.isatty(1))
+
+
+def _reset_modules() -> None:
+    """What modules of Python's own have taken from the process that they were imported in."""
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # type: ignore[attr-defined] # It was made of TMPDIR.
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None:
+        own = tracker._resource_tracker
+        own._fd = own._pid = None  # It is the zygote's child.
+
+
+def renew_seeds() -> None:
+    """Random numbers differ between ranks as they do in processes that were started one by one.
+
+    Python's own ``random`` sees to that itself (``os.register_at_fork``).
+    """
+    numpy = sys.modules.get("numpy.random")
+    if hasattr(numpy, "seed"):
+        numpy.seed()  # type: ignore[union-attr]
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "default_generator"):
+        torch.default_generator.seed()  # type: ignore[union-attr]
+    core = sys.modules.get("paddle.base.core")
+    if hasattr(core, "default_cpu_generator"):
+        core.default_cpu_generator().seed()  # type: ignore[union-attr]
+
+
+def _run_payload(birth: Birth, payload: dict[str, Any]) -> int:
+    """Runs a process object of multiprocessing's, as its fork server does."""
+    from multiprocessing import forkserver, resource_tracker, spawn
+
+    resource_tracker._resource_tracker._fd = birth.fd("tracker")  # type: ignore[attr-defined]
+    # Where they are taken from when it is unpickled.
+    forkserver._forkserver._inherited_fds = birth.rest(payload["first_fd"])  # type: ignore[attr-defined]
+    os.close(birth.rest(0)[0])
+    os.close(birth.fd("status"))
+    return spawn._main(birth.fd("payload"), birth.fd("lifeline"))

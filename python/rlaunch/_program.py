@@ -1,0 +1,122 @@
+"""Runs a program in this process as ``python [flags] SCRIPT|-m MODULE|-c CODE`` would in one of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType, TracebackType
+    from typing import Any
+
+# Of Python's own options those that take their value from the next word.
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """An interpreter's command line: itself and its flags; and what it runs, with that one's arguments."""
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-", "-m", "-c"):
+        at += 2 if argv[at] in _WITH_VALUE else 1
+    return argv[:at], argv[at:]
+
+
+def run(argv: list[str]) -> int:
+    """Runs it; returns when it has ended well, and raises what it raises, seen as from its main module.
+
+    ``argv``: as given to the interpreter, which comes first.
+    """
+    _, program = split(argv)
+    sys.orig_argv[:] = argv
+    try:
+        if program[:1] == ["-m"]:
+            _run_module(program[1:])
+        elif program[:1] == ["-c"]:
+            sys.argv[:] = ["-c", *program[2:]]
+            _put_first("")
+            exec(compile(program[1], "<string>", "exec"), _new_main().__dict__)
+        else:
+            _run_script(program)
+    except SystemExit:
+        raise
+    except BaseException:
+        # Whoever prints it is not to see what is above the program.
+        shown = sys.excepthook
+
+        def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> Any:
+            trace = _from_program(trace)
+            return shown(kind, value.with_traceback(trace), trace)
+
+        sys.excepthook = hook
+        raise
+    return 0
+
+
+def _put_first(folder: str) -> None:
+    """Where modules are looked for first; the zygote has put there what it was told."""
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11.
+        sys.path[:1] = [folder]
+
+
+def _new_main() -> ModuleType:
+    main = type(sys)("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run_module(words: list[str]) -> None:
+    import runpy
+
+    sys.argv[:] = ["-m", *words[1:]]
+    _put_first(os.getcwd())
+    _new_main()
+    runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
+
+
+def _run_script(words: list[str]) -> None:
+    sys.argv[:] = words
+    path = words[0]
+    if os.path.isdir(path) or _is_archive(path):
+        import runpy
+
+        _put_first(path)
+        _new_main()
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        # Python's own words, and its status.
+        name = f"{sys.orig_argv[0]}: can't open file {os.path.abspath(path)!r}"
+        print(f"{name}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    _put_first(os.path.dirname(os.path.realpath(path)))
+    from importlib.machinery import SourceFileLoader
+
+    main = _new_main()
+    main.__file__ = os.path.abspath(path)
+    main.__dict__.update(__loader__=SourceFileLoader("__main__", main.__file__), __cached__=None)
+    exec(compile(source, path if os.path.isabs(path) else main.__file__, "exec"), main.__dict__)
+
+
+def _is_archive(path: str) -> bool:
+    import zipimport
+
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _from_program(trace: TracebackType | None) -> TracebackType | None:
+    """Of a traceback, what is below this module."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename != __file__:
+        found = found.tb_next
+    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+        found = found.tb_next
+    return found or trace
