@@ -12,7 +12,7 @@ from . import _lib
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, NoReturn
 
 KEY = "RLAUNCH_RANK_KEY"
 
@@ -179,8 +179,8 @@ def renew_seeds() -> None:
         core.default_cpu_generator().seed()  # type: ignore[union-attr]
 
 
-def _run_payload(birth: Birth, payload: dict[str, Any]) -> int:
-    """Runs a process object of multiprocessing's, as its fork server does."""
+def _run_payload(birth: Birth, payload: dict[str, Any]) -> NoReturn:
+    """Runs a process object of multiprocessing's, and ends as those of its fork server do."""
     from multiprocessing import forkserver, resource_tracker, spawn
 
     resource_tracker._resource_tracker._fd = birth.fd("tracker")  # type: ignore[attr-defined]
@@ -188,4 +188,25 @@ def _run_payload(birth: Birth, payload: dict[str, Any]) -> int:
     forkserver._forkserver._inherited_fds = birth.rest(payload["first_fd"])  # type: ignore[attr-defined]
     os.close(birth.rest(0)[0])
     os.close(birth.fd("status"))
-    return spawn._main(birth.fd("payload"), birth.fd("lifeline"))
+    _leave(spawn._main(birth.fd("payload"), birth.fd("lifeline")))
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends without taking the interpreter apart, which would copy all that is shared with the zygote.
+
+    What is registered for the end is run, and what was written reaches its file, as in a rank of its own.
+    """
+    import atexit
+    import gc
+    import io
+
+    atexit._run_exitfuncs()
+    # Not those that the imports have made: they are frozen.
+    for file in gc.get_objects():
+        if isinstance(file, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)

@@ -67,7 +67,7 @@ class Zygote:
         end = self._nursery.open_end()
         try:
             with theirs:
-                setup = json.dumps({"modules": modules, "path": sys.path, "first": None})
+                setup = json.dumps({"modules": modules, "path": sys.path, "first": None, "lifeline": end})
                 python = os.fsencode(spawn.get_executable())
                 flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
                 words = [*flags, "-c", _zygote.COMMAND, str(theirs.fileno()), setup]

@@ -1,8 +1,9 @@
 """The zygote: one process that imports the modules that all ranks need, and that ranks are forked from.
 
 ``PYTHON -c "from rlaunch._zygote import main; main()" FD SETUP``. ``FD``: its end of a pair of sockets
-(``AF_UNIX``, ``SOCK_SEQPACKET``). ``SETUP``: JSON, ``modules`` to import, ``path`` (``sys.path``, or null)
-and ``first`` (what ``sys.path[0]`` becomes, or null). docs/architecture.md tells what goes over the socket.
+(``AF_UNIX``, ``SOCK_SEQPACKET``). ``SETUP``: JSON: ``modules`` to import; ``path`` (``sys.path``, or null),
+``first`` (what ``sys.path[0]`` becomes, or null) and ``lifeline`` (its own, or null). docs/architecture.md tells
+what goes over the socket.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> None:
         imports.show()
         os._exit(1)
     _newborn.freeze()
-    birth = _Zygote(link).serve()
+    birth = _Zygote(link, setup.get("lifeline")).serve()
     if birth is None:
         os._exit(0)  # What the imports have registered for the end of a program is for the ranks to run.
     imports.show()
@@ -125,8 +126,9 @@ class _Imports:
 class _Zygote:
     """Forks ranks on request."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, lifeline: int | None) -> None:
         self._link = link
+        self._lifeline = lifeline
         # Those whose end is to be told: by pidfd, the number and where it is written to.
         self._children: dict[int, tuple[int, int]] = {}
 
@@ -212,6 +214,8 @@ class _Zygote:
     def _forget(self) -> None:
         """In a rank: what is the zygote's is not its own."""
         self._link.close()
+        if self._lifeline is not None:
+            os.close(self._lifeline)
         for pidfd, (_, status) in self._children.items():
             os.close(pidfd)
             os.close(status)
