@@ -2,8 +2,8 @@
 
 ``PYTHON -c "from rlaunch._zygote import main; main()" FD SETUP``. ``FD``: its end of a pair of sockets
 (``AF_UNIX``, ``SOCK_SEQPACKET``). ``SETUP``: JSON: ``modules`` to import; ``path`` (``sys.path``, or null),
-``first`` (what ``sys.path[0]`` becomes, or null) and ``lifeline`` (its own, or null). docs/architecture.md tells
-what goes over the socket.
+``first`` (what ``sys.path[0]`` becomes, or null) and ``lifeline`` (its own, or null). docs/architecture.md
+tells what goes over the socket.
 """
 
 from __future__ import annotations
