@@ -52,7 +52,7 @@ def parse(text: str) -> list[Thread]:
 
 
 def place(text: str, inner: tuple[str, ...] = ()) -> str | None:
-    """Where a rank's main thread is, in a line: ``test_x.py:12 in test_a (in barrier)``; None if nobody knows.
+    """Where the main thread is, in a line: ``test_x.py:12 in test_a (in barrier)``; None if nobody knows.
 
     ``inner``: what the files of frames end with that are no place of the user's, but what he is in.
     """
@@ -77,8 +77,8 @@ def _is_library(file: str, inner: tuple[str, ...] = ()) -> bool:
 def grouped(stacks: dict[int, str], outer: tuple[str, ...] = ()) -> str:
     """The stacks of ranks, those that are alike together, the odd one's last, with all its threads.
 
-    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of files whose frames, as long as
-    no other is outside of them, are left out: a test runner's.
+    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of files whose frames, as long
+    as no other is outside of them, are left out: a test runner's.
     """
     threads = {rank: parse(text) for rank, text in stacks.items()}
     alike: dict[tuple[Frame, ...], list[int]] = {}
