@@ -31,6 +31,8 @@ class RanksContext:
         self._outboxes = outboxes
         self._leases = leases
         self._key: str | None = key
+        # What the ranks had left when all had ended: it has been ended, too.
+        self._swept: list[tuple[int, str]] = []
         for process, outbox in zip(processes, outboxes, strict=True):
             outbox.belongs_to(_EndOf(process))
 
@@ -50,7 +52,13 @@ class RanksContext:
             self._leases.release()
         key, self._key = self._key, None
         if key is not None:
-            _sweep(key)
+            self._swept = _guardian.sweep(key)
+            self._tell_swept()
+
+    def _tell_swept(self) -> None:
+        """Says what was swept."""
+        if self._swept:
+            _say_if_possible(_guardian.told(self._swept))
 
 
 class MultiprocessContext(RanksContext):
@@ -119,12 +127,9 @@ class MultiprocessContext(RanksContext):
         return RankError(head + traceback, rank, exitcode, traceback)
 
 
-def _sweep(key: str) -> None:
-    """Ends what the ranks have left, and says so."""
-    line = _guardian.sweep(key)
-    if line is not None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
-            say(line)
+def _say_if_possible(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
+        say(line)
 
 
 def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
@@ -137,7 +142,9 @@ def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
         # What the fork server may have started and not yet told us dies of its lifeline.
         nursery.abandon()
         nursery.forget()
-        _sweep(key)
+        swept = _guardian.sweep(key)
+        if swept:
+            _say_if_possible(_guardian.told(swept))
 
 
 class _EndOf:

@@ -53,7 +53,7 @@ mod lib {
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
-    use super::guardian::{guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
+    use super::guardian::{find_leftovers, guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]
