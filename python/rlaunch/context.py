@@ -111,10 +111,11 @@ class MultiprocessContext(RanksContext):
 
     def _absorb(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
-        self._settle(set(joiner.living()))
-        failure = joiner.failure()
+        living, failure = set(joiner.living()), joiner.failure()
         if failure is not None:
+            # Before another thread's join can see that all have ended.
             self._failure = self._describe(*failure)
+        self._settle(living)
         if not self.sentinels:
             self._joiner = None
         self._conclude()
