@@ -109,6 +109,18 @@ class MultiprocessContext(RanksContext):
             raise self._failure.with_traceback(None)
         return not self.sentinels
 
+    def stop(self) -> None:
+        """Ends all ranks that live (SIGTERM, and SIGKILL after the grace), and waits until they have ended.
+
+        Raises nothing of what they failed by; ``join`` does.
+        """
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                joiner.stop(say)
+            finally:
+                self._absorb(joiner)
+
     def _absorb(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
         living, failure = set(joiner.living()), joiner.failure()

@@ -1,0 +1,256 @@
+"""One run of a marked test: its ranks from their start to their end, and who failed first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _lib, _pytest_rank
+from ._pytest_hub import PHASES, Handed, Hub, Peer, ending, whole
+from ._pytest_states import without_pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO
+
+    from ._pytest_marker import Ranks
+    from .context import MultiprocessContext
+
+# Seconds between asking ranks to stop and killing them.
+GRACE = 2.0
+# How long the rank that made another lose its peer may take to be known, in seconds.
+_LOST_PEER = 1.0
+# How long ranks may take to write their stacks, in seconds.
+_STACKS = 2.0
+# As much of what a dead rank has said as is looked at for a lost peer, in bytes.
+_LAST_WORDS = 1 << 16
+
+
+@dataclass
+class End:
+    """What ended a test before all ranks had passed it.
+
+    Attributes:
+        kind: ``failed``, ``skipped``, ``died``, ``error``, ``timeout`` or ``interrupt``.
+        when: the phase of the test.
+        rank: whose doing it is; None for a timeout.
+        content: the report; the exit code; the text of the error; what interrupted.
+        raised: the exception, as a rank has sent it.
+    """
+
+    kind: str
+    when: str
+    rank: int | None
+    content: Any
+    raised: dict[str, Any] | None = None
+
+
+class Run:
+    """The ranks of one test.
+
+    Attributes:
+        peers: what is known of each.
+        ends: what went wrong, in the order in which it came.
+        end: what decided; None as long as nothing has gone wrong.
+        stacks: of the ranks that were stopped, as text, by rank.
+        stopped: the ranks that were stopped.
+    """
+
+    def __init__(self, warned: Callable[[dict[str, Any]], None]) -> None:
+        self.peers: list[Peer] = []
+        self.ends: list[End] = []
+        self.end: End | None = None
+        self.stacks: dict[int, str] = {}
+        self.stopped: set[int] = set()
+        self.timeout: float | None = None
+        self._deadline: float | None = None
+        self._warned = warned
+        self._context: MultiprocessContext | None = None
+        self._hub = Hub([], self._heard)
+
+    def limit(self, seconds: float | None) -> None:
+        """From now on; None or 0: none."""
+        self.timeout = seconds or None
+        self._deadline = time.monotonic() + seconds if seconds else None
+
+    def start(self, marker: Ranks, task: _pytest_rank.Task) -> None:
+        """Starts the ranks.
+
+        Raises:
+            ValueError, RuntimeError, OSError and others: as ``rlaunch.spawn`` does.
+        """
+        from .spawn import spawn
+
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            ends: list[socket.socket] = []
+            own: list[socket.socket] = []
+            files: list[list[IO[bytes]]] = []
+            for _ in range(marker.n):
+                here, there = socket.socketpair()
+                own.append(ours.enter_context(here))
+                ends.append(theirs.enter_context(there))
+                here.setblocking(False)
+                files.append([ours.enter_context(tempfile.TemporaryFile()) for _ in range(3)])
+            handed = [[Handed(file.fileno()) for file in three] for three in files]
+            arguments = (pickle.dumps(task), ends, handed)
+            options = {"grace": GRACE, **marker.options}
+            with warnings.catch_warnings():
+                # That it is on the CPU is no news for who has marked a test without GPUs.
+                warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
+                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
+            self._context = context
+            ours.pop_all()
+        rows = zip(context.processes, own, files, strict=True)
+        self.peers = [Peer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]
+        self._hub = Hub(self.peers, self._heard)
+
+    def reach(self, phase: str) -> None:
+        """Serves the ranks until all have passed a phase (the last: have ended), or the test is decided."""
+        if self.end is not None or not self.peers:
+            return
+        number = PHASES.index(phase) + 1
+
+        def reached() -> bool:
+            if phase == PHASES[-1]:
+                return bool(self.ends) or all(peer.exitcode is not None for peer in self.peers)
+            return bool(self.ends) or all(peer.passed >= number for peer in self.peers)
+
+        if not self._hub.serve(reached, self._deadline):
+            slowest = min((p for p in self.peers if p.exitcode is None), key=lambda peer: peer.passed)
+            self._note(End("timeout", slowest.phase(), None, self.timeout))
+        if self.ends:
+            self._decide()
+            self._stop()
+
+    def close(self) -> None:
+        """Ends what is left of the ranks, and gives back all that they needed."""
+        context, self._context = self._context, None
+        try:
+            if context is not None:
+                context.stop()
+        finally:
+            for peer in self.peers:
+                peer.close()
+
+    # What the ranks say.
+
+    def _heard(self, peer: Peer, kind: str, content: Any) -> None:
+        if kind == "warning":
+            self._warned(content)
+        elif kind == "report":
+            self._take_report(peer, *content)
+        elif kind == "error":
+            self._note(End("error", peer.phase(), peer.number, content))
+        elif kind == "interrupt":
+            self._note(End("interrupt", peer.phase(), peer.number, content))
+        elif kind == "exit" and peer.number not in self.stopped and (content != 0 or not peer.over):
+            known = any(end.rank == peer.number for end in self.ends)
+            if not known:
+                self._note(End("died", peer.phase(), peer.number, content))
+
+    def _note(self, end: End) -> None:
+        self.ends.append(end)
+        self._hub.decided = True
+
+    def _take_report(self, peer: Peer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
+        peer.reports.append(report)
+        outcome = report["outcome"]
+        if outcome == "passed":
+            # Others than of a phase's end: of subtests.
+            if report["$report_type"] == "TestReport":
+                peer.passed = PHASES.index(report["when"]) + 1
+        else:
+            self._note(End(outcome, report["when"], peer.number, report, raised))
+
+    # The decision.
+
+    def _decide(self) -> None:
+        first = self.ends[0]
+        if self._lost_a_peer(first):
+            # Whoever made it so is known in a moment.
+            limit = time.monotonic() + _LOST_PEER
+            limit = limit if self._deadline is None else min(limit, self._deadline)
+            self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), limit)
+            first = next((end for end in self.ends if not self._lost_a_peer(end)), first)
+        first.when = self._phase_of(first)
+        self.end = first
+
+    def _phase_of(self, end: End) -> str:
+        """A failure of teardown is one of the test itself as long as others are still at that."""
+        others = [peer for peer in self.peers if peer.number != end.rank]
+        if end.when == "teardown" and any(peer.passed < 2 for peer in others):
+            return "call"
+        return end.when
+
+    def _lost_a_peer(self, end: End) -> bool:
+        if end.kind == "failed":
+            text = str(end.content.get("longrepr") and _texts(end.content["longrepr"]))
+        elif end.kind == "died" and end.rank is not None:
+            text = whole(self.peers[end.rank].errors)[-_LAST_WORDS:].decode("utf-8", "replace")
+        else:
+            return False
+        return _lib.lost_peer(text) is not None
+
+    # Stopping.
+
+    def _stop(self) -> None:
+        """Stops those who have not ended, once they have said where they are."""
+        living = [peer for peer in self.peers if peer.exitcode is None]
+        wanted = [peer for peer in living if self.end is not None and self.end.rank != peer.number]
+        self._ask_stacks(wanted)
+        self._hub.drain()
+        self.stopped = {peer.number for peer in living}
+        if self._context is not None:
+            self._context.stop()
+        self._hub.drain()
+
+    def _ask_stacks(self, peers: list[Peer]) -> None:
+        asked = {}
+        for peer in peers:
+            if peer.ready:
+                asked[peer.number] = os.fstat(peer.stacks.fileno()).st_size
+                peer.process._popen._send_signal(_pytest_rank.STACKS)
+        # Nobody says when the last line of a stack is written: its file has ceased to grow.
+        deadline = time.monotonic() + _STACKS
+        sizes: dict[int, list[int]] = {number: [] for number in asked}
+        poll = select.poll()
+        while time.monotonic() < deadline and not all(
+            len(seen) > 3 and seen[-4] == seen[-1] > asked[number] for number, seen in sizes.items()
+        ):
+            poll.poll(5)
+            for number, seen in sizes.items():
+                seen.append(os.fstat(self.peers[number].stacks.fileno()).st_size)
+        for number, before in asked.items():
+            text = whole(self.peers[number].stacks, before).decode("utf-8", "replace")
+            if text:
+                self.stacks[number] = without_pytest(text)
+
+    # What people read.
+
+    def fault(self, rank: int) -> str:
+        """What faulthandler has written of a rank's death."""
+        return without_pytest(whole(self.peers[rank].stacks).decode("utf-8", "replace"))
+
+
+def death(rank: int, exitcode: int) -> str:
+    """How a rank died, in a line."""
+    if exitcode < 0:
+        return f"rank {rank} was {ending(exitcode)}"
+    return f"rank {rank} has ended with {ending(exitcode)} in the middle of the test"
+
+
+def _texts(part: Any) -> str:
+    """All texts of a report's longrepr, one a line."""
+    if isinstance(part, dict):
+        return "\n".join(map(_texts, part.values()))
+    if isinstance(part, (list, tuple)):
+        return "\n".join(map(_texts, part))
+    return part if isinstance(part, str) else ""
