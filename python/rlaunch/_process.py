@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from . import _lib
     from ._popen import Popen
+    from ._sending import Sender
     from ._worker import Told
 
 
@@ -28,6 +29,7 @@ class Birth:
         told: Told,
         log: str | None,
         backup: _lib.Descriptor | None,
+        sender: Sender,
     ) -> None:
         self.nursery = nursery
         self.leases = leases
@@ -35,6 +37,7 @@ class Birth:
         self.told = told
         self.log = log
         self.backup = backup
+        self.sender = sender
 
 
 class RankProcess(process.BaseProcess):
