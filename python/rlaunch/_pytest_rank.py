@@ -133,7 +133,7 @@ class Rank:
 
 
 def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> None:
-    """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets the ends of all, and uses its own."""
+    """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets all ends, and uses its own."""
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(sent)
     for other, (end, handed) in enumerate(zip(ends, files, strict=True)):

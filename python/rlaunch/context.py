@@ -11,6 +11,8 @@ from ._outbox import ERROR, RESULT, Outbox, RankQueue
 from .errors import RankError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._process import RankProcess
 
 _RULE = "-" * 46
@@ -108,6 +110,20 @@ class MultiprocessContext(RanksContext):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         return not self.sentinels
+
+    def results(self) -> list[Any]:
+        """What the ranks returned, by local rank, once all have ended; waits for that as ``join`` does.
+
+        It may be called again and again, and ``return_queues`` neither lose by it nor matter to it: each call
+        unpickles anew. A rank that left by ``sys.exit(0)`` returned None.
+
+        Raises:
+            RankError: a rank failed.
+            NoResultError: one ended well without returning, as by ``os._exit(0)``.
+        """
+        while not self.join():
+            pass
+        return [queue.result() for queue in self.return_queues]
 
     def stop(self) -> None:
         """Ends all ranks that live (SIGTERM, and SIGKILL after the grace), and waits until they have ended.

@@ -98,7 +98,8 @@ def spawn(
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
     environs, backup = _backup.set_aside(environs)
-    with Ranks(process_class, bool(daemon), grace, leases, backup, zygote) as ranks:
+    sent = {"func": func, "args": args}
+    with Ranks(process_class, bool(daemon), grace, sent, leases, backup, zygote) as ranks:
         for environ, log in zip(environs, logs, strict=True):
             told = Told(environ, taken_away(environ))
             ranks.start(run, (func, args, options["backend"], log), told, log)

@@ -184,7 +184,8 @@ def start_processes(
     from ._worker import Told
 
     method = start_method or multiprocessing.get_start_method()
-    with Ranks(process_class(method), bool(daemon), PATIENCE) as ranks:
+    sent = {"fn": fn, "args": args}
+    with Ranks(process_class(method), bool(daemon), PATIENCE, sent) as ranks:
         for index in range(nprocs):
             ranks.start(_run, (fn, index, args), Told({}), None)
         context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)
