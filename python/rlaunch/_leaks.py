@@ -52,7 +52,17 @@ class Leaks:
                 lines.append(f"shared memory {name} ({_size(name)})")
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(SHARED_MEMORY, name))
+                if name in made:
+                    _untrack(f"/{name}")
         return lines
+
+
+def _untrack(name: str) -> None:
+    """Its rank has told the resource tracker of it, which would warn of it in the end."""
+    from multiprocessing import resource_tracker
+
+    with contextlib.suppress(OSError):
+        resource_tracker.unregister(name, "shared_memory")
 
 
 def note_shared_memory() -> Callable[[], list[str]]:

@@ -88,6 +88,8 @@ class Peer:
     Attributes:
         number: which.
         ready: whether it can be asked for its stacks.
+        begun: whether it has come to its test.
+        made: the names of shared memory that it has made and not removed.
         passed: how many of its phases it has gone through without failing.
         reports: of its phases, as they came.
         waits: the operation that it waits in, as people call it; None if in none.
@@ -102,6 +104,8 @@ class Peer:
         # How much of what is in a report already, by name.
         self.shown: dict[str, int] = {}
         self.ready = False
+        self.begun = False
+        self.made: list[str] = []
         self.passed = 0
         self.reports: list[dict[str, Any]] = []
         self.waits: str | None = None

@@ -11,7 +11,8 @@ import pytest
 
 from ._pytest_hub import Peer, ending
 from ._pytest_run import End, Run, death
-from ._pytest_states import grouped, place
+from ._pytest_states import place
+from ._stacks import grouped
 from .errors import RankError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _report_of(item: pytest.Item, end: End) -> Any:
 def _said(run: Run, end: End) -> tuple[str, str]:
     """The text, and its line for the summary, of what was no failed phase of a rank."""
     if end.kind == "timeout":
-        stacks = grouped(run.stacks)
+        stacks = grouped(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest_")
         return f"{_timed_out(end)}\n\n{stacks}", _timed_out(end)
     assert end.rank is not None
     if end.kind == "died":

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import _pytest_outcome
+from . import _pytest_outcome, _pytest_preload
+from ._devices import NotEnough
 from ._pytest_hub import whole
 from ._pytest_marker import BadMarker, Ranks, read
 from ._pytest_rank import Task, names_of
@@ -56,7 +57,7 @@ def _read(item: pytest.Item) -> Ranks:
             f"@pytest.mark.ranks is for test functions and methods, not for {type(item).__name__}"
         )
     try:
-        return read(mark)
+        return read(mark, item.config.getini("ranks_preload") or None)
     except BadMarker as error:
         raise BadMarker(f"{item.nodeid}: {error}") from None
 
@@ -77,8 +78,12 @@ class _Phases:
             return
         run = item.stash[_run] = Run(lambda said: _warn(item, said))
         run.limit(_limit(item, ranks))
+        if "preload" in ranks.options:
+            ranks.options["preload"] = _pytest_preload.modules(ranks.options["preload"], item.config)
         try:
             run.start(ranks, _task(item))
+        except NotEnough as error:
+            raise pytest.skip.Exception(f"ranks on GPUs: {error}", _use_item_location=True) from error
         except (ValueError, RuntimeError, OSError) as error:
             raise pytest.fail.Exception(f"the ranks cannot be started: {error}", pytrace=False) from error
         _reach(item, "setup")
@@ -96,6 +101,7 @@ class _Phases:
         result = yield
         if raised is not None:
             raise raised
+        _tell_leaks(item)
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -144,6 +150,18 @@ def _reach(item: pytest.Item, phase: str) -> None:
     if ending:
         raised = item.stash[_raised] = _pytest_outcome.exception(run)
         raise raised
+
+
+def _tell_leaks(item: pytest.Item) -> None:
+    run = item.stash.get(_run, None)
+    mode = item.config.getini("ranks_leaks") or "error"
+    if run is None or not run.left or mode == "ignore":
+        return
+    said = "\n  ".join(["the ranks have left behind, and it was removed:", *run.left])
+    if mode == "warn":
+        item.warn(pytest.PytestWarning(said))
+    else:
+        raise pytest.fail.Exception(said, pytrace=False)
 
 
 def _limit(item: pytest.Item, ranks: Ranks) -> float:

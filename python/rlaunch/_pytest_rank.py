@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ._guardian import KEY
+from ._leaks import note_shared_memory
 from ._pytest_hub import Handed, Link
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
     if task.captured:
         _write_to(output, 1, "stdout")
         _write_to(errors, 2, "stderr")
+    made = note_shared_memory()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACKS, stacks, all_threads=True, chain=False)
     link.send("ready")
@@ -157,6 +159,7 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+    link.send("made", made())
     link.send("end")
 
 
@@ -238,6 +241,7 @@ class RankSession:
         for node in item.listchain():
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENTS_MARKS]
         self._give(item)
+        self._link.send("begun")
         manager = session.config.pluginmanager
         unwanted = [plugin for name in _RERUNNERS if (plugin := manager.get_plugin(name)) is not None]
         manager.subset_hook_caller("pytest_runtest_protocol", unwanted)(item=item, nextitem=None)

@@ -13,7 +13,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _lib, _pytest_rank
+from . import _lib, _pytest_devices, _pytest_rank
+from ._leaks import Leaks
 from ._pytest_hub import PHASES, Handed, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
 
@@ -30,6 +31,8 @@ GRACE = 2.0
 _LOST_PEER = 1.0
 # How long ranks may take to write their stacks, in seconds.
 _STACKS = 2.0
+# How long ranks may take to come to their test, in seconds: they import what it needs.
+_BEGINNING = 300.0
 # As much of what a dead rank has said as is looked at for a lost peer, in bytes.
 _LAST_WORDS = 1 << 16
 
@@ -62,6 +65,7 @@ class Run:
         end: what decided; None as long as nothing has gone wrong.
         stacks: of the ranks that were stopped, as text, by rank.
         stopped: the ranks that were stopped.
+        left: what ranks that have ended of themselves had left behind, a line each; known after ``close``.
     """
 
     def __init__(self, warned: Callable[[dict[str, Any]], None]) -> None:
@@ -70,22 +74,28 @@ class Run:
         self.end: End | None = None
         self.stacks: dict[int, str] = {}
         self.stopped: set[int] = set()
+        self.left: list[str] = []
         self.timeout: float | None = None
+        self._leaks = Leaks()
+        self._devices = contextlib.ExitStack()
         self._deadline: float | None = None
         self._warned = warned
         self._context: MultiprocessContext | None = None
         self._hub = Hub([], self._heard)
 
     def limit(self, seconds: float | None) -> None:
-        """From now on; None or 0: none."""
+        """How long the test may take, from when all ranks have come to it; None or 0: any time."""
         self.timeout = seconds or None
-        self._deadline = time.monotonic() + seconds if seconds else None
+        begun = bool(self.peers) and all(peer.begun for peer in self.peers)
+        allowed = None if self.timeout is None else self.timeout if begun else max(_BEGINNING, self.timeout)
+        self._deadline = None if allowed is None else time.monotonic() + allowed
 
     def start(self, marker: Ranks, task: _pytest_rank.Task) -> None:
         """Starts the ranks.
 
         Raises:
             ValueError, RuntimeError, OSError and others: as ``rlaunch.spawn`` does.
+            NotEnough: there are not so many devices. TimeoutError: others have them.
         """
         from .spawn import spawn
 
@@ -102,10 +112,14 @@ class Run:
             handed = [[Handed(file.fileno()) for file in three] for three in files]
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
+            options |= self._devices.enter_context(_pytest_devices.claimed(marker))
             with warnings.catch_warnings():
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
                 context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
+            # What was swept is told by the test's report; looked at when nobody is left but that.
+            context._tell_swept = lambda: None  # type: ignore[method-assign]
+            context._before_sweep = self._leaks.look  # type: ignore[method-assign]
             self._context = context
             ours.pop_all()
         rows = zip(context.processes, own, files, strict=True)
@@ -136,7 +150,12 @@ class Run:
         try:
             if context is not None:
                 context.stop()
+                if not self.stopped:
+                    made = [name for peer in self.peers for name in peer.made]
+                    pids = [peer.process.pid or 0 for peer in self.peers]
+                    self.left = self._leaks.found(context._swept, pids, made)
         finally:
+            self._devices.close()
             for peer in self.peers:
                 peer.close()
 
@@ -145,6 +164,11 @@ class Run:
     def _heard(self, peer: Peer, kind: str, content: Any) -> None:
         if kind == "warning":
             self._warned(content)
+        elif kind == "begun":
+            peer.begun = True
+            self.limit(self.timeout)
+        elif kind == "made":
+            peer.made = content
         elif kind == "report":
             self._take_report(peer, *content)
         elif kind == "error":
@@ -231,7 +255,7 @@ class Run:
         for number, before in asked.items():
             text = whole(self.peers[number].stacks, before).decode("utf-8", "replace")
             if text:
-                self.stacks[number] = without_pytest(text)
+                self.stacks[number] = text
 
     # What people read.
 

@@ -24,11 +24,6 @@ def without_pytest(stacks: str) -> str:
     return "".join(kept)
 
 
-def grouped(stacks: dict[int, str]) -> str:
-    """The stacks of all ranks, by rank."""
-    return "\n\n".join(f"rank {rank}:\n{text.rstrip()}" for rank, text in sorted(stacks.items()))
-
-
 def place(stack: str, root: PurePath) -> str | None:
     """``file:line in function`` of the test's own code: the innermost frame below ``root`` of the main
     thread; else its innermost of all. None if there is no stack.

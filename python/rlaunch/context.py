@@ -54,8 +54,12 @@ class RanksContext:
             self._leases.release()
         key, self._key = self._key, None
         if key is not None:
+            self._before_sweep(key)
             self._swept = _guardian.sweep(key)
             self._tell_swept()
+
+    def _before_sweep(self, key: str) -> None:
+        """Called when all ranks have ended, and what they have left has not."""
 
     def _tell_swept(self) -> None:
         """Says what was swept."""

@@ -24,6 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "seconds that a test on ranks may take where neither its marker nor pytest-timeout says; 0: any time"
     )
     parser.addini("ranks_timeout", f"{said} (default: 300)")
+    parser.addini(
+        "ranks_preload",
+        "modules that are imported once for all tests on ranks that do not say otherwise (torch, paddle)",
+    )
+    parser.addini(
+        "ranks_leaks",
+        "what it is if ranks leave processes, ports or shared memory behind: error (default), warn or ignore",
+    )
     group = parser.getgroup("rlaunch", "tests on ranks")
     group.addoption("--ranks-timeout", type=float, default=None, metavar="SECONDS", help=said)
 
@@ -31,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(n, *, timeout=None, start_method='spawn', gpus=None, dialect='paddle,torch', preload=None, "
+        "ranks(n, *, timeout=None, start_method=None, gpus=None, dialect='paddle,torch', preload=None, "
         "shared=()): run the test on n ranks, each a process of its own.",
     )
     if _wanted():
