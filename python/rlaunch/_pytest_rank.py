@@ -133,7 +133,7 @@ class Rank:
 
 
 def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> None:
-    """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets the ends of all, and uses its own."""
+    """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets all ends, and uses its own."""
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(sent)
     for other, (end, handed) in enumerate(zip(ends, files, strict=True)):
@@ -241,6 +241,10 @@ class RankSession:
         manager = session.config.pluginmanager
         unwanted = [plugin for name in _RERUNNERS if (plugin := manager.get_plugin(name)) is not None]
         manager.subset_hook_caller("pytest_runtest_protocol", unwanted)(item=item, nextitem=None)
+        slow = manager.get_plugin("hypothesispytest")
+        if slow is not None and "hypothesis" not in sys.modules:
+            # It imports all of hypothesis when a session finishes, which takes longer than all else here.
+            manager.unregister(slow)
         return True
 
     def _give(self, item: Any) -> None:
