@@ -245,6 +245,10 @@ class RankSession:
         manager = session.config.pluginmanager
         unwanted = [plugin for name in _RERUNNERS if (plugin := manager.get_plugin(name)) is not None]
         manager.subset_hook_caller("pytest_runtest_protocol", unwanted)(item=item, nextitem=None)
+        slow = manager.get_plugin("hypothesispytest")
+        if slow is not None and "hypothesis" not in sys.modules:
+            # It imports all of hypothesis when a session finishes, which takes longer than all else here.
+            manager.unregister(slow)
         return True
 
     def _give(self, item: Any) -> None:
