@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import tempfile
 import time
@@ -13,7 +14,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _lib, _pytest_devices, _pytest_rank
+from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
 from ._leaks import Leaks
 from ._pytest_hub import PHASES, Handed, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
@@ -65,6 +66,7 @@ class Run:
         end: what decided; None as long as nothing has gone wrong.
         stacks: of the ranks that were stopped, as text, by rank.
         stopped: the ranks that were stopped.
+        quit: whether somebody has left the debugger by quitting, and with it the session.
         left: what ranks that have ended of themselves had left behind, a line each; known after ``close``.
     """
 
@@ -74,10 +76,14 @@ class Run:
         self.end: End | None = None
         self.stacks: dict[int, str] = {}
         self.stopped: set[int] = set()
+        self.quit = False
         self.left: list[str] = []
+        self._interrupts: Any = None
         self.timeout: float | None = None
         self._leaks = Leaks()
-        self._devices = contextlib.ExitStack()
+        # Devices, and the folder of what coverage the ranks have.
+        self._held = contextlib.ExitStack()
+        self._measured: str | None = None
         self._deadline: float | None = None
         self._warned = warned
         self._context: MultiprocessContext | None = None
@@ -110,9 +116,10 @@ class Run:
                 here.setblocking(False)
                 files.append([ours.enter_context(tempfile.TemporaryFile()) for _ in range(3)])
             handed = [[Handed(file.fileno()) for file in three] for three in files]
+            task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
-            options |= self._devices.enter_context(_pytest_devices.claimed(marker))
+            options |= self._held.enter_context(_pytest_devices.claimed(marker))
             with warnings.catch_warnings():
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
@@ -126,6 +133,13 @@ class Run:
         self.peers = [Peer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]
         self._hub = Hub(self.peers, self._heard)
 
+    def _measure(self) -> dict[str, Any] | None:
+        """Has the ranks measured, if this process is."""
+        if _rank_coverage.asked("") is None:
+            return None
+        self._measured = self._held.enter_context(tempfile.TemporaryDirectory(prefix="rlaunch-coverage-"))
+        return _rank_coverage.asked(self._measured)
+
     def reach(self, phase: str) -> None:
         """Serves the ranks until all have passed a phase (the last: have ended), or the test is decided."""
         if self.end is not None or not self.peers:
@@ -133,16 +147,25 @@ class Run:
         number = PHASES.index(phase) + 1
 
         def reached() -> bool:
+            if self._debugs():
+                return False
             if phase == PHASES[-1]:
                 return bool(self.ends) or all(peer.exitcode is not None for peer in self.peers)
             return bool(self.ends) or all(peer.passed >= number for peer in self.peers)
 
-        if not self._hub.serve(reached, self._deadline):
+        if not self._hub.serve(reached, self._due):
             slowest = min((p for p in self.peers if p.exitcode is None), key=lambda peer: peer.passed)
             self._note(End("timeout", slowest.phase(), None, self.timeout))
         if self.ends:
             self._decide()
             self._stop()
+
+    def _debugs(self) -> bool:
+        """Whether somebody looks at a rank in a debugger: nothing else is of interest then."""
+        return any(peer.debugs and peer.exitcode is None for peer in self.peers)
+
+    def _due(self) -> float | None:
+        return None if self._debugs() else self._deadline
 
     def close(self) -> None:
         """Ends what is left of the ranks, and gives back all that they needed."""
@@ -155,7 +178,11 @@ class Run:
                     pids = [peer.process.pid or 0 for peer in self.peers]
                     self.left = self._leaks.found(context._swept, pids, made)
         finally:
-            self._devices.close()
+            self._leave_interrupts(False)
+            if self._measured is not None:
+                _rank_coverage.add(self._measured, len(self.peers))
+                self._measured = None
+            self._held.close()
             for peer in self.peers:
                 peer.close()
 
@@ -169,6 +196,13 @@ class Run:
             self.limit(self.timeout)
         elif kind == "made":
             peer.made = content
+        elif kind == "debugging":
+            peer.debugs = content
+            self._leave_interrupts(content)
+            if not content:  # Nobody has watched the clock.
+                self.limit(self.timeout)
+        elif kind == "quit":
+            self.quit = True
         elif kind == "report":
             self._take_report(peer, *content)
         elif kind == "error":
@@ -183,6 +217,14 @@ class Run:
     def _note(self, end: End) -> None:
         self.ends.append(end)
         self._hub.decided = True
+
+    def _leave_interrupts(self, to_rank: bool) -> None:
+        """Ctrl-C at a debugger's prompt is the debugger's."""
+        if to_rank and self._interrupts is None:
+            self._interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        elif not to_rank and self._interrupts is not None:
+            signal.signal(signal.SIGINT, self._interrupts)
+            self._interrupts = None
 
     def _take_report(self, peer: Peer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
         peer.reports.append(report)
@@ -202,7 +244,7 @@ class Run:
             # Whoever made it so is known in a moment.
             limit = time.monotonic() + _LOST_PEER
             limit = limit if self._deadline is None else min(limit, self._deadline)
-            self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), limit)
+            self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), lambda: limit)
             first = next((end for end in self.ends if not self._lost_a_peer(end)), first)
         first.when = self._phase_of(first)
         self.end = first
