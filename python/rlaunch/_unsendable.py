@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # What one search may cost at most: a structure beyond this is named by the part it is in.
 OBJECTS = 200_000
 SECONDS = 5.0
+# How long a name, in characters, is made longer.
+LENGTH = 300
 
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range}
 
@@ -61,9 +63,26 @@ def _innermost(name: str, part: Any, visited: Sequence[Any], trial: Trial, until
                 culprit = thing if culprit is None else culprit
                 if id(thing) in names:
                     return names[id(thing)], culprit
+        name, inner = _descend(name, part, trial, until)
     except OutOfTime:
-        pass
-    return name, part if culprit is None else culprit
+        inner = part
+    return name, inner if culprit is None else culprit
+
+
+def _descend(name: str, thing: Any, trial: Trial, until: float) -> tuple[str, Any]:
+    """From what cannot be sent to the first thing in it that cannot, as far as there is time."""
+    path: set[int] = set()
+    inner = [(name, thing)]
+    while inner:
+        name, thing = inner.pop()
+        path.add(id(thing))
+        for child_name, child in _children_safely(name, thing):
+            if time.monotonic() > until:
+                break
+            if type(child) not in _ATOMS and id(child) not in path and trial(child) is not None:
+                inner.append((child_name, child))
+                break
+    return name, thing
 
 
 def _names(name: str, part: Any, wanted: Sequence[Any], until: float) -> dict[int, str]:
@@ -88,6 +107,8 @@ def _names(name: str, part: Any, wanted: Sequence[Any], until: float) -> dict[in
 
 
 def _children_safely(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if len(name) > LENGTH:
+        return
     try:
         yield from _children(name, thing)
     except Exception:  # An odd class: what it holds stays without a name.
