@@ -11,10 +11,11 @@ import sys
 import time
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     # The objects a trial came to before it failed, the last ones last; None if it did not fail.
     Trial = Callable[[Any], Sequence[Any] | None]
@@ -213,11 +214,6 @@ def kind_of(thing: Any) -> str:
     if kind is types.FunctionType:
         return f"function {thing.__qualname__}"
     return f"class {_full(thing)}" if issubclass(kind, type) else _full(kind)
-
-
-def is_definition(thing: Any) -> bool:
-    """Whether it is a function or a class, which may be known by name."""
-    return issubclass(type(thing), (type, types.FunctionType))
 
 
 def _full(kind: type) -> str:
