@@ -119,11 +119,11 @@ class Run:
             task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
-            options |= self._held.enter_context(_pytest_devices.claimed(marker))
-            with warnings.catch_warnings():
+            devices = self._held.enter_context(_pytest_devices.claimed(marker))
+            with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
+                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
             context._before_sweep = self._leaks.look  # type: ignore[method-assign]
