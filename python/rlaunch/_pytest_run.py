@@ -29,7 +29,7 @@ GRACE = 2.0
 # How long the rank that made another lose its peer may take to be known, in seconds.
 _LOST_PEER = 1.0
 # How long ranks may take to write their stacks, in seconds.
-_STACKS = 2.0
+_STACKS = 5.0
 # As much of what a dead rank has said as is looked at for a lost peer, in bytes.
 _LAST_WORDS = 1 << 16
 
@@ -192,7 +192,7 @@ class Run:
 
     def _lost_a_peer(self, end: End) -> bool:
         if end.kind == "failed":
-            text = str(end.content.get("longrepr") and _texts(end.content["longrepr"]))
+            text = _messages(end.content.get("longrepr"))
         elif end.kind == "died" and end.rank is not None:
             text = whole(self.peers[end.rank].errors)[-_LAST_WORDS:].decode("utf-8", "replace")
         else:
@@ -213,31 +213,38 @@ class Run:
         self._hub.drain()
 
     def _ask_stacks(self, peers: list[Peer]) -> None:
-        asked = {}
-        for peer in peers:
-            if peer.ready:
-                asked[peer.number] = os.fstat(peer.stacks.fileno()).st_size
-                peer.process._popen._send_signal(_pytest_rank.STACKS)
-        # Nobody says when the last line of a stack is written: its file has ceased to grow.
+        asked = [(peer, os.fstat(peer.stacks.fileno()).st_size) for peer in peers if peer.ready]
+        for peer, _ in asked:
+            peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
-        sizes: dict[int, list[int]] = {number: [] for number in asked}
+        seen: dict[int, list[bytes]] = {peer.number: [] for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(
-            len(seen) > 3 and seen[-4] == seen[-1] > asked[number] for number, seen in sizes.items()
-        ):
+        while time.monotonic() < deadline and not all(map(_is_whole, seen.values())):
+            # Nothing tells of the file's growth.
             poll.poll(5)
-            for number, seen in sizes.items():
-                seen.append(os.fstat(self.peers[number].stacks.fileno()).st_size)
-        for number, before in asked.items():
-            text = whole(self.peers[number].stacks, before).decode("utf-8", "replace")
+            for peer, before in asked:
+                seen[peer.number].append(whole(peer.stacks, before))
+        for peer, before in asked:
+            text = whole(peer.stacks, before).decode("utf-8", "replace")
             if text:
-                self.stacks[number] = without_pytest(text)
+                self.stacks[peer.number] = without_pytest(text)
 
     # What people read.
 
     def fault(self, rank: int) -> str:
         """What faulthandler has written of a rank's death."""
         return without_pytest(whole(self.peers[rank].stacks).decode("utf-8", "replace"))
+
+
+def _is_whole(seen: list[bytes]) -> bool:
+    """Whether stacks, looked at again and again, are whole: the main thread's comes last, to its outermost
+    frame or as far as faulthandler shows it; or nothing has come for half a second.
+    """
+    if not seen or not seen[-1]:
+        return False
+    ended = seen[-1].endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
+    since = 4 if ended else 100
+    return len(seen) > since and seen[-since] == seen[-1]
 
 
 def death(rank: int, exitcode: int) -> str:
@@ -247,10 +254,9 @@ def death(rank: int, exitcode: int) -> str:
     return f"rank {rank} has ended with {ending(exitcode)} in the middle of the test"
 
 
-def _texts(part: Any) -> str:
-    """All texts of a report's longrepr, one a line."""
-    if isinstance(part, dict):
-        return "\n".join(map(_texts, part.values()))
-    if isinstance(part, (list, tuple)):
-        return "\n".join(map(_texts, part))
-    return part if isinstance(part, str) else ""
+def _messages(longrepr: Any) -> str:
+    """What the exceptions of a failed phase say, without the source that a traceback shows."""
+    if not isinstance(longrepr, dict):
+        return str(longrepr)
+    crashes = [crash for _, crash, _ in longrepr["chain"] or ()] or [longrepr["reprcrash"]]
+    return "\n".join(crash["message"] for crash in crashes if crash)
