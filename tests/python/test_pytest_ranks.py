@@ -206,6 +206,7 @@ def test_other_start_methods(suite: Suite, method: str) -> None:
         @pytest.mark.ranks(2, start_method={method!r})
         def test_fails(rank):
             print("of", rank.rank)
+            rank.barrier()
             assert rank.rank == 0
             rank.barrier()
         """
@@ -214,7 +215,7 @@ def test_other_start_methods(suite: Suite, method: str) -> None:
     done.stdout.fnmatch_lines(
         [
             ">*assert rank.rank == 0",
-            "rank 0: * in test_fails (barrier)",
+            "rank 0: stopped in test_it.py:* in test_fails*",
             "*Captured stdout of rank 0*",
             "of 0",
             "*Captured stdout of rank 1*",
