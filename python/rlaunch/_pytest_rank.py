@@ -22,6 +22,7 @@ import pytest
 
 from ._guardian import KEY
 from ._pytest_hub import Handed, Link
+from .errors import MissingRank
 
 if TYPE_CHECKING:
     import socket
@@ -68,10 +69,6 @@ class Task:
     values: dict[str, bytes] = field(default_factory=dict)
 
 
-class MissingRank(RuntimeError):
-    """A barrier, gather or broadcast that can never be complete: a rank has ended, or is in another one."""
-
-
 class Rank:
     """The ``rank`` fixture: who this process is among the ranks of the test.
 
@@ -96,7 +93,7 @@ class Rank:
         """Waits until all ranks are here.
 
         Raises:
-            MissingRank: one never will be.
+            rlaunch.errors.MissingRank: one never will be.
         """
         __tracebackhide__ = True
         self._together("barrier", b"")
@@ -105,7 +102,7 @@ class Rank:
         """What each rank gives, by rank; on every rank. It is pickled.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
         """
         __tracebackhide__ = True
         return [pickle.loads(payload) for payload in self._together("gather", pickle.dumps(obj))]
@@ -114,7 +111,7 @@ class Rank:
         """What rank ``src`` gives; what the others give is not looked at.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
             ValueError: there is no such rank.
         """
         __tracebackhide__ = True
@@ -251,7 +248,9 @@ class RankSession:
         """Has fixtures give what they gave to the parent; what they alone need is not set up."""
         for name, sent in self._task.values.items():
             value = pickle.loads(sent)
-            for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            known = item._fixtureinfo.name2fixturedefs.get(name)
+            # Not among those that the test asks for by its arguments.
+            for definition in known or item.session._fixturemanager.getfixturedefs(name, item) or ():
                 definition.__dict__.update(func=lambda value=value: value, argnames=())
         if self._task.values:
             item._fixtureinfo.prune_dependency_tree()

@@ -114,7 +114,7 @@ class Run:
 
     def reach(self, phase: str) -> None:
         """Serves the ranks until all have passed a phase (the last: have ended), or the test is decided."""
-        if self.end is not None or not self.peers:
+        if self.end is not None or self._context is None:
             return
         number = PHASES.index(phase) + 1
 
@@ -163,11 +163,10 @@ class Run:
     def _take_report(self, peer: Peer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
         peer.reports.append(report)
         outcome = report["outcome"]
-        if outcome == "passed":
-            # Others than of a phase's end: of subtests.
-            if report["$report_type"] == "TestReport":
-                peer.passed = PHASES.index(report["when"]) + 1
-        else:
+        of_phase = report.get("$report_type") == "TestReport"  # Others are of subtests.
+        if outcome == "passed" and of_phase:
+            peer.passed = PHASES.index(report["when"]) + 1
+        elif outcome == "failed" or (outcome == "skipped" and of_phase):
             self._note(End(outcome, report["when"], peer.number, report, raised))
 
     # The decision.
@@ -217,17 +216,16 @@ class Run:
         for peer, _ in asked:
             peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
-        seen: dict[int, list[bytes]] = {peer.number: [] for peer, _ in asked}
+        seen = {peer.number: _Growth() for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(map(_is_whole, seen.values())):
+        while time.monotonic() < deadline and not all(growth.is_over() for growth in seen.values()):
             # Nothing tells of the file's growth.
             poll.poll(5)
             for peer, before in asked:
-                seen[peer.number].append(whole(peer.stacks, before))
-        for peer, before in asked:
-            text = whole(peer.stacks, before).decode("utf-8", "replace")
-            if text:
-                self.stacks[peer.number] = without_pytest(text)
+                seen[peer.number].look(whole(peer.stacks, before))
+        for number, growth in seen.items():
+            if growth.text:
+                self.stacks[number] = without_pytest(growth.text.decode("utf-8", "replace"))
 
     # What people read.
 
@@ -236,22 +234,31 @@ class Run:
         return without_pytest(whole(self.peers[rank].stacks).decode("utf-8", "replace"))
 
 
-def _is_whole(seen: list[bytes]) -> bool:
-    """Whether stacks, looked at again and again, are whole: the main thread's comes last, to its outermost
-    frame or as far as faulthandler shows it; or nothing has come for half a second.
-    """
-    if not seen or not seen[-1]:
-        return False
-    ended = seen[-1].endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
-    since = 4 if ended else 100
-    return len(seen) > since and seen[-since] == seen[-1]
+class _Growth:
+    """Stacks that are being written, looked at again and again."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self._unchanged = 0
+
+    def look(self, text: bytes) -> None:
+        self._unchanged = self._unchanged + 1 if text == self.text else 0
+        self.text = text
+
+    def is_over(self) -> bool:
+        """Whether they are whole: the main thread's comes last, to its outermost frame or as far as
+        faulthandler goes; or nothing has come for half a second.
+        """
+        ended = self.text.endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
+        return bool(self.text) and self._unchanged > (3 if ended else 100)
 
 
-def death(rank: int, exitcode: int) -> str:
-    """How a rank died, in a line."""
+def death(rank: int, exitcode: int, over: bool = False) -> str:
+    """How a rank died, in a line; ``over``: after it had told all of its test."""
     if exitcode < 0:
-        return f"rank {rank} was {ending(exitcode)}"
-    return f"rank {rank} has ended with {ending(exitcode)} in the middle of the test"
+        return f"rank {rank} was {ending(exitcode)}" + (" when its test was over" if over else "")
+    when = "after" if over else "in the middle of"
+    return f"rank {rank} has ended with {ending(exitcode)} {when} the test"
 
 
 def _messages(longrepr: Any) -> str:

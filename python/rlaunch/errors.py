@@ -56,6 +56,13 @@ class NoResultError(EOFError):
     """A rank's queue holds nothing and never will: it has ended, or its one item has been taken."""
 
 
+class MissingRank(RuntimeError):
+    """A barrier, gather or broadcast of a test on ranks that can never be complete.
+
+    A rank has ended, or is in another one. The text names it.
+    """
+
+
 class WorkerError(RuntimeError):
     """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the launcher's verdict.
 
