@@ -25,6 +25,7 @@ from ._guardian import KEY
 from ._leaks import note_shared_memory
 from ._pytest_debugger import Debugger
 from ._pytest_hub import Handed, Link
+from .errors import MissingRank
 from ._rank_coverage import Measured
 
 if TYPE_CHECKING:
@@ -76,10 +77,6 @@ class Task:
     values: dict[str, bytes] = field(default_factory=dict)
 
 
-class MissingRank(RuntimeError):
-    """A barrier, gather or broadcast that can never be complete: a rank has ended, or is in another one."""
-
-
 class Rank:
     """The ``rank`` fixture: who this process is among the ranks of the test.
 
@@ -104,7 +101,7 @@ class Rank:
         """Waits until all ranks are here.
 
         Raises:
-            MissingRank: one never will be.
+            rlaunch.errors.MissingRank: one never will be.
         """
         __tracebackhide__ = True
         self._together("barrier", b"")
@@ -113,7 +110,7 @@ class Rank:
         """What each rank gives, by rank; on every rank. It is pickled.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
         """
         __tracebackhide__ = True
         return [pickle.loads(payload) for payload in self._together("gather", pickle.dumps(obj))]
@@ -122,7 +119,7 @@ class Rank:
         """What rank ``src`` gives; what the others give is not looked at.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
             ValueError: there is no such rank.
         """
         __tracebackhide__ = True
@@ -270,7 +267,9 @@ class RankSession:
         """Has fixtures give what they gave to the parent; what they alone need is not set up."""
         for name, sent in self._task.values.items():
             value = pickle.loads(sent)
-            for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            known = item._fixtureinfo.name2fixturedefs.get(name)
+            # Not among those that the test asks for by its arguments.
+            for definition in known or item.session._fixturemanager.getfixturedefs(name, item) or ():
                 definition.__dict__.update(func=lambda value=value: value, argnames=())
         if self._task.values:
             item._fixtureinfo.prune_dependency_tree()
