@@ -20,7 +20,7 @@ if sys.argv[:1] == ["-m"] and any(
 
 from ._lib import __version__
 from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-from .errors import LaunchError, NoResultError, RankError, WorkerError
+from .errors import LaunchError, NoResultError, RankError, WorkerError, ZygoteError
 from .launch import launch
 from .spawn import spawn
 
@@ -28,6 +28,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._preload import end_zygotes
     from .report import AttemptResult, RankResult, Report
 
 __all__ = [
@@ -39,7 +40,9 @@ __all__ = [
     "RankResult",
     "Report",
     "WorkerError",
+    "ZygoteError",
     "__version__",
+    "end_zygotes",
     "get_rank",
     "get_world_size",
     "init_parallel_env",
@@ -54,4 +57,9 @@ def __getattr__(name: str) -> "Any":
         from . import report
 
         return getattr(report, name)
+    if name == "end_zygotes":
+        # And so does multiprocessing.
+        from ._preload import end_zygotes
+
+        return end_zygotes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

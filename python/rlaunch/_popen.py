@@ -255,6 +255,17 @@ class ForkServerPopen(Popen):
             self.finalizer()
 
 
+_STDIO = ("stdin", "stdout", "stderr")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 class ZygotePopen(Popen):
     """Forked off a process that has imported what ranks need; told all that an exec would have told it."""
 
@@ -272,6 +283,8 @@ class ZygotePopen(Popen):
                 _pickled_to(file, self, process_obj, None)
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
             fds = {"lifeline": end, "status": theirs, "payload": memory.fileno(), "tracker": tracker}
+            # Not what they were when the zygote was started.
+            fds |= {name: number for number, name in enumerate(_STDIO) if _is_open(number)}
             if birth.log is not None:
                 output = open_log(birth.log)
                 fds |= {"stdout": output, "stderr": output}
@@ -287,9 +300,9 @@ class ZygotePopen(Popen):
                 "orphan": False,
                 "payload": {"first_fd": len(fds) + 1},
             }
-            with _signals_held():
-                pid = birth.zygote.fork(request, [*fds.values(), *self._fds])
-                return birth.nursery.enter_of_fork_server(pid, status)
+            pid = birth.zygote.fork(request, [*fds.values(), *self._fds])
+            # If an exception comes in between, it dies of its lifeline, like one that was not told of.
+            return birth.nursery.enter_of_fork_server(pid, status)
         finally:
             memory.close()
             os.close(status)

@@ -160,7 +160,9 @@ def start_processes(
         join: whether to wait until all have ended. If that wait is interrupted (Ctrl-C), all are ended
             first.
         daemon: whether the ranks are daemonic processes, which may have no children of multiprocessing.
-        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default.
+        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default. An
+            extension of rlaunch: ``"zygote"``, so off a process that has imported torch and is there for later
+            calls too (``rlaunch.end_zygotes``).
             Ranks are started one after another: TORCH_MP_PARALLEL_START is ignored.
 
     Returns:
@@ -170,6 +172,7 @@ def start_processes(
         ProcessRaisedException: a rank raised (only if ``join``); with its traceback.
         ProcessExitedException: a rank ended otherwise, and not with exit code 0 (only if ``join``).
         ValueError: a start method that does not exist.
+        ZygoteError: torch cannot be imported, or a fork would be unsafe afterwards.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     if start_method != "fork":
@@ -184,7 +187,12 @@ def start_processes(
     from ._worker import Told
 
     method = start_method or multiprocessing.get_start_method()
-    with Ranks(process_class(method), bool(daemon), PATIENCE) as ranks:
+    zygote = None
+    if method == "zygote":
+        from ._preload import zygote_of
+
+        zygote = zygote_of(["torch"])
+    with Ranks(process_class(method), bool(daemon), PATIENCE, zygote=zygote) as ranks:
         for index in range(nprocs):
             ranks.start(_run, (fn, index, args), Told({}), None)
         context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)
