@@ -206,7 +206,7 @@ class ForkPopen(Popen):
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Lets signals wait: what is begun in the block is ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -229,7 +229,7 @@ class ForkServerPopen(Popen):
         forkserver.ensure_running()
         # The fork server's client leaks descriptors if it cannot get all it needs, or is interrupted.
         _lib.need_descriptors(6)
-        with _signals_held():
+        with signals_held():
             return self._connect(birth, payload.getbuffer())
 
     def _connect(self, birth: Birth, payload: memoryview) -> _lib.Rank:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from multiprocessing import spawn, util
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, _zygote
+from ._popen import new_nursery, signals_held
 from .errors import ZygoteError
 
 if TYPE_CHECKING:
@@ -61,11 +63,10 @@ class Zygote:
             ZygoteError: they cannot be imported, or a fork would be unsafe afterwards.
             OSError: the system would not.
         """
-        from ._popen import new_nursery
-
         self._modules = ", ".join(modules)
         self._process: _lib.Rank | None = None
         self._over = False
+        self._owed = 0  # Answers that are to come.
         self._nursery = new_nursery()
         self._lock = threading.Lock()
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -78,7 +79,11 @@ class Zygote:
                 words = [*flags, "-c", _zygote.COMMAND, str(theirs.fileno()), setup]
                 argv = [python, *map(os.fsencode, words)]
                 environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != "RLAUNCH_RANK_KEY"]
-                self._process = self._nursery.start(python, argv, environ, [theirs.fileno()], -1, end)
+                try:
+                    self._process = self._nursery.start(python, argv, environ, [theirs.fileno()], -1, end)
+                except OSError as error:
+                    text = f"the zygote cannot be started: {error.strerror or error}"
+                    raise OSError(error.errno, text) from error
             self._hear()
         except BaseException:
             self._link.close()
@@ -136,17 +141,14 @@ class Zygote:
                 if self._over:
                     raise ZygoteError(f"the zygote (pid {self.pid}) has been ended")
                 try:
-                    socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
-                    word = self._link.recv(4096).decode()
+                    while self._owed:
+                        self._answer()  # Of ranks that have died of their lifelines.
+                    with signals_held():
+                        socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
+                        self._owed += 1
+                    word = self._answer()
                 except ConnectionError:
                     word = ""
-                except OSError:
-                    raise  # Nothing has been sent.
-                except BaseException:
-                    # Interrupted: the answer would be taken for the next one's. A rank that was forked
-                    # dies of its lifeline.
-                    self.abandon()
-                    raise
         finally:
             memory.close()
         if not word:
@@ -155,6 +157,16 @@ class Zygote:
         if int(pid) < 0:
             raise OSError(-int(pid), step or os.strerror(-int(pid)))
         return int(pid)
+
+    def _answer(self) -> str:
+        """The next answer; if an exception comes in between, it is owed still, or has been taken."""
+        answered = select.poll()
+        answered.register(self._link, select.POLLIN)
+        answered.poll()
+        with signals_held():
+            word = self._link.recv(4096)
+            self._owed -= 1
+        return word.decode()
 
     def end(self) -> None:
         """Asks for nothing more. It ends when its ranks have, and is kept here until then."""
@@ -222,8 +234,9 @@ def _collect(patience: float) -> None:
 def end_zygotes() -> None:
     """Ends the processes that ``spawn(start_method="zygote")`` keeps for later calls.
 
-    A later call starts another. Each has the memory of what it has imported (350 MB for torch), and ends with this program otherwise. One
-    with ranks that still run ends after them. Waits for the others, one second at most.
+    A later call starts another. Each has the memory of what it has imported (350 MB for torch), and ends with
+    this program otherwise. One with ranks that still run ends after them. Waits for the others, one second
+    at most.
     """
     with _starting:
         while _zygotes:

@@ -47,6 +47,13 @@ def main() -> None:
     environ = dict(os.environ)
     with _Imports() as imports:
         answer = _import_all(setup["modules"])
+        # A kernel that collects children itself tells nobody how they ended (waitpid(2)).
+        robbed = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        if robbed:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        refusal = _fork_safety.refusal() if "ready" in answer else None
+        if refusal is not None:
+            answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
     _tell(link, answer)
     if "ready" not in answer:
         imports.show()
@@ -55,6 +62,8 @@ def main() -> None:
     birth = _Zygote(link, setup.get("lifeline")).serve()
     if birth is None:
         os._exit(0)  # What the imports have registered for the end of a program is for the ranks to run.
+    if robbed:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     imports.show()
     sys.exit(_newborn.live(birth, shared))
 
@@ -86,9 +95,6 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
             text = "".join(traceback.format_exception(error)[-40:])
             # In JSON a character takes six bytes at most, and all has to go into one message.
             return {"failed": f"import {module}: {lines[-1].strip()}"[:1500], "traceback": text[-8000:]}
-    refusal = _fork_safety.refusal()
-    if refusal is not None:
-        return {"refused": f"importing {', '.join(modules)} {refusal}"}
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 
 

@@ -161,8 +161,8 @@ def start_processes(
             first.
         daemon: whether the ranks are daemonic processes, which may have no children of multiprocessing.
         start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default. An
-            extension of rlaunch: ``"zygote"``, so off a process that has imported torch and is there for later
-            calls too (``rlaunch.end_zygotes``).
+            extension of rlaunch: ``"zygote"``, so off a process that has imported torch and is there for
+            later calls too (``rlaunch.end_zygotes``).
             Ranks are started one after another: TORCH_MP_PARALLEL_START is ignored.
 
     Returns:
