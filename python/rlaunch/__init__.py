@@ -28,8 +28,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._preload import end_zygotes
     from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-    from .errors import LaunchError, NoResultError, RankError, WorkerError
+    from .errors import LaunchError, NoResultError, RankError, WorkerError, ZygoteError
     from .report import AttemptResult, RankResult, Report
 
 __all__ = [
@@ -41,7 +42,9 @@ __all__ = [
     "RankResult",
     "Report",
     "WorkerError",
+    "ZygoteError",
     "__version__",
+    "end_zygotes",
     "get_rank",
     "get_world_size",
     "init_parallel_env",
@@ -53,7 +56,9 @@ __all__ = [
 # Where to find what is imported when it is asked for: every pytest that has rlaunch's plugin imports this.
 _LATER = {
     "env": ("env", "ParallelEnv", "get_rank", "get_world_size", "init_parallel_env"),
-    "errors": ("errors", "LaunchError", "NoResultError", "RankError", "WorkerError"),
+    "errors": ("errors", "LaunchError", "NoResultError", "RankError", "WorkerError", "ZygoteError"),
+    # multiprocessing takes even longer than dataclasses.
+    "_preload": ("end_zygotes",),
     # dataclasses takes as long to import as all of rlaunch.
     "report": ("AttemptResult", "RankResult", "Report"),
 }

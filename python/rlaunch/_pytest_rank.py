@@ -25,8 +25,8 @@ from ._guardian import KEY
 from ._leaks import note_shared_memory
 from ._pytest_debugger import Debugger
 from ._pytest_hub import Handed, Link
-from .errors import MissingRank
 from ._rank_coverage import Measured
+from .errors import MissingRank
 
 if TYPE_CHECKING:
     import socket
