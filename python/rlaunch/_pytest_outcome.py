@@ -128,7 +128,8 @@ def _report_of(item: pytest.Item, end: End) -> Any:
 def _said(run: Run, end: End) -> tuple[str, str]:
     """The text, and its line for the summary, of what was no failed phase of a rank."""
     if end.kind == "timeout":
-        stacks = grouped(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest_")
+        runner = ("/_pytest/", "/pluggy/", "/rlaunch/_pytest_rank.py")
+        stacks = grouped(run.stacks, outer=runner, inner="/rlaunch/_pytest_")
         return f"{_timed_out(end)}\n\n{stacks}", _timed_out(end)
     assert end.rank is not None
     if end.kind == "died":
@@ -167,7 +168,7 @@ def state(item: pytest.Item, run: Run, peer: Peer) -> str:
         where = place(run.stacks.get(peer.number, ""), item.config.rootpath)
         said = "passed, then stopped" if peer.passed > 1 else "stopped"
         said = f"{said} in {where}" if where is not None else said
-        if not peer.ready:
+        if not peer.begun:
             said = "stopped before its test began"
         return f"{said} ({peer.waits})" if peer.waits else said
     return "passed" if peer.exitcode == 0 else ending(peer.exitcode)
