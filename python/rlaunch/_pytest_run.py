@@ -217,10 +217,16 @@ class Run:
             peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
         seen = {peer.number: _Growth() for peer, _ in asked}
+        # Who ends meanwhile is not waited for.
+        living = {peer.process.sentinel: peer.number for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(growth.is_over() for growth in seen.values()):
+        for sentinel in living:
+            poll.register(sentinel, select.POLLIN)
+        while time.monotonic() < deadline and not all(seen[i].is_over() for i in living.values()):
             # Nothing tells of the file's growth.
-            poll.poll(5)
+            for sentinel, _ in poll.poll(5):
+                poll.unregister(sentinel)
+                del living[sentinel]
             for peer, before in asked:
                 seen[peer.number].look(whole(peer.stacks, before))
         for number, growth in seen.items():
