@@ -259,12 +259,13 @@ class _Growth:
         return bool(self.text) and self._unchanged > (3 if ended else 100)
 
 
-def death(rank: int, exitcode: int, over: bool = False) -> str:
-    """How a rank died, in a line; ``over``: after it had told all of its test."""
+def death(peer: Peer, exitcode: int) -> str:
+    """How a rank died, in a line."""
     if exitcode < 0:
-        return f"rank {rank} was {ending(exitcode)}" + (" when its test was over" if over else "")
-    when = "after" if over else "in the middle of"
-    return f"rank {rank} has ended with {ending(exitcode)} {when} the test"
+        when = " when its test was over" if peer.over else "" if peer.ready else " before its test began"
+        return f"rank {peer.number} was {ending(exitcode)}{when}"
+    when = "after" if peer.over else "in the middle of" if peer.ready else "before"
+    return f"rank {peer.number} has ended with {ending(exitcode)} {when} the test"
 
 
 def _messages(longrepr: Any) -> str:
