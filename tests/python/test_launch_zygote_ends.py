@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
+import jsonschema
 import psutil
 import pytest
 from launching import await_gone, free_ports, gone, marked, supervisor_of, until
@@ -12,6 +14,7 @@ from torch_launching import ESCAPED
 from zygotes import PADDLE, TORCH, Job, lines_of
 
 START_FAILED = 71
+SCHEMA = Path(__file__).parents[2] / "docs/events.schema.json"
 
 
 @pytest.fixture(params=[PADDLE, TORCH])
@@ -32,7 +35,9 @@ def test_restarts_reuse_it(job: Job, mark: str) -> None:
     ended = job.run(*job.options("counted", restarts=2), "train.py", env=job.environment(MARK=mark))
     assert ended.status == 0, ended.stderr
     assert (job.imports(), marked(mark)) == (1, [])
-    assert len(job.events("zygote_ready")) == 1
+    (ready,) = job.events("zygote_ready")
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(ready)
+    assert ready["modules"] == ["counted"]
     assert len(job.events("rank_started")) == 6
     assert "swept" not in ended.stderr
     assert job.result()["restarts"] == 2

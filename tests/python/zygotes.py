@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from launching import TALKING, Ended, Place, supervisor_of, until
+from launching import TALKING, Ended, supervisor_of, until
 from torch_launching import TorchPlace
 
 PADDLE, TORCH = "rlaunch", "rlaunch.run"
@@ -93,12 +93,10 @@ class Job(TorchPlace):
 
     def zygote(self) -> psutil.Process:
         """It, once it runs its program."""
-        assert self.launcher is not None
-        supervisor: psutil.Process = until(
-            lambda: (psutil.Process(self.launcher.pid).children() or [None])[0] if self.launcher else None,
-            "the supervisor",
-        )
-        assert supervisor == supervisor_of(self.launcher)
+        launcher = self.launcher
+        assert launcher is not None
+        until(lambda: psutil.Process(launcher.pid).children(), "the supervisor")
+        supervisor = supervisor_of(launcher)
 
         def found() -> psutil.Process | None:
             return next((one for one in supervisor.children() if one.name() == "rlaunch-zygote"), None)
@@ -111,6 +109,3 @@ def lines_of(ended: Ended) -> list[str]:
     """What the launcher has told people."""
     own = [line for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")]
     return [line.removeprefix("rlaunch: ") for line in own]
-
-
-__all__ = ["COUNTED", "PADDLE", "RANK", "TORCH", "Job", "Place", "lines_of"]
