@@ -217,12 +217,18 @@ _INHERITED = (
 )
 
 
+# How many files is told: rlaunch itself raises it for many ranks.
+_LIMITS = [
+    name for name in dir(resource) if name.startswith("RLIMIT_") and name[7:] not in ("NOFILE", "OFILE")
+]
+
+
 def _inherited() -> tuple[Any, ...]:
     """What processes have of whoever starts them, and no rank is told."""
     with open("/proc/thread-self/status", encoding="utf-8", errors="surrogateescape") as file:
         status = tuple(line for line in file if line.partition(":")[0] in _INHERITED)
-    limits = (resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name)
-    return (*status, *limits, os.getpriority(os.PRIO_PROCESS, 0))
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS}
+    return (*status, *limits.items(), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _collect(patience: float) -> None:

@@ -91,10 +91,13 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
         except BaseException as error:
             import traceback
 
-            lines = traceback.format_exception_only(type(error), error)
-            text = "".join(traceback.format_exception(error)[-40:])
+            said = traceback.format_exception_only(type(error), error)
             # In JSON a character takes six bytes at most, and all has to go into one message.
-            return {"failed": f"import {module}: {lines[-1].strip()}"[:1500], "traceback": text[-8000:]}
+            frames = "".join(traceback.format_tb(error.__traceback__))[-6000:]
+            return {
+                "failed": f"import {module}: {said[-1].strip()}"[:1500],
+                "traceback": f"{frames}{''.join(said)[:2000]}",
+            }
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 
 
