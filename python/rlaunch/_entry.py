@@ -27,18 +27,14 @@ def dump(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) -> None
         RuntimeError: a rank still imports its main module, which has no main guard.
         OSError: the file cannot be written. Other exceptions are pickle's: something cannot be pickled.
     """
-    from multiprocessing import spawn
-
+    from ._sending import preparation
     from .spawn import check_main_is_imported
 
     check_main_is_imported()
-    told = spawn.get_preparation_data("rank")
+    told, has_main = preparation("rank")
     # As bytes: the type that it has refuses to be pickled outside of multiprocessing.
     told["authkey"] = bytes(told["authkey"])
     call = (entrypoint, tuple(args))
-    if not os.path.isfile(told.get("init_main_from_path", __file__)):
-        del told["init_main_from_path"]  # It came from stdin.
-    has_main = "init_main_from_path" in told or "init_main_from_name" in told
     by_name = has_main or getattr(entrypoint, "__module__", "__main__") != "__main__"
     try:
         pickled = pickle.dumps(call) if by_name else _whole(call)

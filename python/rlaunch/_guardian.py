@@ -50,10 +50,14 @@ def of_rank(key: str, rank: int) -> dict[str, str]:
     return {KEY: f"{key}/0/{rank}"}
 
 
-def sweep(key: str) -> str | None:
-    """Ends what the ranks of one ``spawn`` have left; a line for people, if there was anything."""
-    names = _lib.sweep_leftovers(key)
-    return f"rlaunch: {_lib.swept_line(names)}" if names else None
+def sweep(key: str) -> list[tuple[int, str]]:
+    """Ends what the ranks of one ``spawn`` have left: the ids, which are nobody's any more, and the names."""
+    return _lib.sweep_leftovers(key)
+
+
+def told(swept: list[tuple[int, str]]) -> str:
+    """What was swept, in a line for people."""
+    return f"rlaunch: {_lib.swept_line([name for _, name in swept])}"
 
 
 # A process forked off this one is not its guardian's to wait for.

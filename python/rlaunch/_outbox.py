@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RESULT = b"R"
 ERROR = b"E"
+# By sys.exit(0): neither.
+LEFT = b"L"
 
 # What was put, and how long it is; written last.
 _HEADER = struct.Struct("=cxxxxxxxQ")
@@ -87,7 +89,7 @@ class Outbox:
             header = os.pread(self._memory.fileno(), _HEADER.size, 0)
             if len(header) == _HEADER.size:
                 kind, size = _HEADER.unpack(header)
-                if kind in (RESULT, ERROR):
+                if kind in (RESULT, ERROR, LEFT):
                     self._content = kind, self._bytes(size)
         return self._content
 
@@ -147,6 +149,19 @@ class RankQueue:
         """The item, left in place; None if there is none."""
         content = self._content()
         return None if content is None else _decode(self._kind, content)
+
+    def result(self) -> Any:
+        """What the rank, which has ended, returned, whether or not it was taken; None after ``sys.exit(0)``.
+
+        Raises:
+            NoResultError: it ended in another way, as by ``os._exit(0)``.
+        """
+        content = self._outbox.read()
+        if content is not None and content[0] == LEFT:
+            return None
+        if content is None or content[0] != RESULT:
+            raise NoResultError(f"the result of rank {self._rank} is not there: the rank ended without one")
+        return _decode(*content)
 
     def close(self) -> None:
         """Does nothing; here because ``SimpleQueue`` has it."""

@@ -23,6 +23,7 @@ from multiprocessing import (
 from typing import TYPE_CHECKING, Any
 
 from . import _lib
+from ._sending import preparation
 from ._worker import open_log
 
 if TYPE_CHECKING:
@@ -135,14 +136,14 @@ class Popen:
 
 def _pickled_to(file: Any, popen: Any, process_obj: RankProcess, before_main: str | None) -> None:
     """What ``multiprocessing.spawn`` reads in the child: how to prepare, and the process object."""
-    data = spawn.get_preparation_data(process_obj.name)
+    data, main = preparation(process_obj.name)
     if before_main is not None:
         # Unpickled before the child prepares, hence before it imports the main module.
         data = {"_rlaunch_first": _RunFirst(before_main), **data}
     context.set_spawning_popen(popen)
     try:
         reduction.dump(data, file)
-        reduction.dump(process_obj, file)
+        process_obj.birth.sender.dump(process_obj, file, main, popen._fds.clear)
     finally:
         context.set_spawning_popen(None)
 
@@ -152,13 +153,14 @@ class SpawnPopen(Popen):
     DupFd = popen_spawn_posix._DupFd
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
-        tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
         memory = _lib.Descriptor.memory("rlaunch-payload")
         payload = memory.fileno()
         output = -1
         try:
             with open(payload, "wb", closefd=False) as file:
                 _pickled_to(file, self, process_obj, None)
+            # A process, so not before it is clear that there is something to send.
+            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
             os.lseek(payload, 0, os.SEEK_SET)
             # The lifeline doubles as multiprocessing's sentinel of the parent: at its end, EOF.
             code = (
@@ -275,13 +277,13 @@ class ZygotePopen(Popen):
 
     def _launch(self, process_obj: RankProcess, birth: Birth, end: int) -> _lib.Rank:
         assert birth.zygote is not None
-        tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
         memory = _lib.Descriptor.memory("rlaunch-payload")
         status, theirs = os.pipe()
         output = -1
         try:
             with open(memory.fileno(), "wb", closefd=False) as file:
                 _pickled_to(file, self, process_obj, None)
+            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
             fds = {"lifeline": end, "status": theirs, "payload": memory.fileno(), "tracker": tracker}
             # Not what they were when the zygote was started.

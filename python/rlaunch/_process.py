@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import _lib
     from ._popen import Popen
     from ._preload import Zygote
+    from ._sending import Sender
     from ._worker import Told
 
 
@@ -29,6 +30,7 @@ class Birth:
         told: Told,
         log: str | None,
         backup: _lib.Descriptor | None,
+        sender: Sender,
         zygote: Zygote | None = None,
     ) -> None:
         self.nursery = nursery
@@ -37,6 +39,7 @@ class Birth:
         self.told = told
         self.log = log
         self.backup = backup
+        self.sender = sender
         self.zygote = zygote
 
 

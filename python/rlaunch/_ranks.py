@@ -8,11 +8,12 @@ from . import _guardian
 from ._outbox import Outbox
 from ._popen import hold, new_nursery
 from ._process import Birth
+from ._sending import Sender
 from ._worker import Lifeline, Told
 from .context import end_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from . import _lib
     from ._preload import Zygote
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 class Ranks:
     """Starts ranks, one after another. If the ``with`` block raises, those started are ended first.
+
+    ``sent`` is what of the ranks' arguments is the user's, by the names that the user knows.
 
     Attributes:
         processes, outboxes: of the ranks, in the order of their starts.
@@ -32,6 +35,7 @@ class Ranks:
         process_class: Any,
         daemon: bool,
         grace: float,
+        sent: Mapping[str, Any],
         leases: _lib.PortLeases | None = None,
         backup: _lib.Descriptor | None = None,
         zygote: Zygote | None = None,
@@ -41,6 +45,7 @@ class Ranks:
         self._grace = grace
         self._nursery = new_nursery()
         self.key = _guardian.new_key()
+        self._sender = Sender(sent, "the ranks")
         self._leases = leases
         self._backup = backup
         self._zygote = zygote
@@ -74,7 +79,7 @@ class Ranks:
             outbox = Outbox()
             process = self._class(target=target, args=(*args, outbox, told, lifeline))
             process.birth = Birth(
-                self._nursery, self._leases, lifeline, told, log, self._backup, self._zygote
+                self._nursery, self._leases, lifeline, told, log, self._backup, self._sender, self._zygote
             )
             process.daemon = self._daemon
             process.start()

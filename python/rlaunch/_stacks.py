@@ -7,7 +7,7 @@ from collections import Counter
 from typing import NamedTuple
 
 # As faulthandler writes them (Python 3.14 has the thread's name, too).
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):$")
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 # Whoever is in one of these waits for somebody else.
 _WAITS = re.compile(
@@ -28,57 +28,33 @@ class Frame(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """A thread's frames, the innermost first; ``current``: the one that took the signal, so the main one."""
+    """A thread's frames, the innermost first."""
 
-    current: bool
     name: str
     frames: tuple[Frame, ...]
 
 
 def parse(text: str) -> list[Thread]:
-    """The threads that faulthandler wrote of, the current one first.
+    """The threads that faulthandler wrote of, the main one first: it writes the oldest last.
 
-    What it wrote before, for another reason, and what is no line of its form, is left out.
+    What is no line of its form is left out.
     """
-    threads: list[tuple[bool, str, list[Frame]]] = []
+    threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         head, frame = _THREAD.match(line), _FRAME.match(line)
         if head:
-            threads.append((head[1] == "Current thread", head[2] or "", []))
+            threads.append((head[1] or "", []))
         elif frame and threads:
-            threads[-1][2].append(Frame(frame[1], frame[2], frame[3]))
-    found = [Thread(current, name, tuple(frames)) for current, name, frames in threads]
-    return sorted(found, key=lambda thread: not thread.current)
+            threads[-1][1].append(Frame(frame[1], frame[2], frame[3]))
+    return [Thread(name, tuple(frames)) for name, frames in reversed(threads)]
 
 
-def place(text: str, inner: tuple[str, ...] = ()) -> str | None:
-    """Where the main thread is, in a line: ``test_x.py:12 in test_a (in barrier)``; None if nobody knows.
-
-    ``inner``: what the files of frames end with that are no place of the user's, but what he is in.
-    """
-    threads = parse(text)
-    if not threads or not threads[0].frames:
-        return None
-    frames = threads[0].frames
-    own = next((frame for frame in frames if not _is_library(frame.file, inner)), frames[0])
-    words = f"{own.file}:{own.line} in {own.function}"
-    return words if own is frames[0] else f"{words} (in {_called(frames, own)})"
-
-
-def _called(frames: tuple[Frame, ...], own: Frame) -> str:
-    """What the user's frame has called."""
-    return frames[frames.index(own) - 1].function
-
-
-def _is_library(file: str, inner: tuple[str, ...] = ()) -> bool:
-    return "site-packages" in file or "/lib/python3" in file or file.startswith("<") or file.endswith(inner)
-
-
-def grouped(stacks: dict[int, str], outer: tuple[str, ...] = ()) -> str:
+def grouped(stacks: dict[int, str], outer: tuple[str, ...] = (), inner: str = "/rlaunch/_") -> str:
     """The stacks of ranks, those that are alike together, the odd one's last, with all its threads.
 
-    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of files whose frames, as long
-    as no other is outside of them, are left out: a test runner's.
+    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of a test runner's files: its
+    outermost frames are left out, with what has started it. ``inner``: of the innermost frames in such files
+    the outermost is told.
     """
     threads = {rank: parse(text) for rank, text in stacks.items()}
     alike: dict[tuple[Frame, ...], list[int]] = {}
@@ -95,11 +71,11 @@ def grouped(stacks: dict[int, str], outer: tuple[str, ...] = ()) -> str:
             if frames == odd
             else ""
         )
-        blocks.append(f"{named(ranks)}{note}:\n{_told(frames, outer)}")
+        blocks.append(f"{named(ranks)}{note}:\n{_told(frames, outer, inner)}")
         others = [thread for thread in threads[ranks[0]][1:] if thread.frames] if frames == odd else []
         for thread in others:
             blocks.append(
-                f"{named(ranks)}, thread {thread.name or 'beside it'}:\n{_told(thread.frames, outer)}"
+                f"{named(ranks)}, thread {thread.name or 'beside it'}:\n{_told(thread.frames, outer, inner)}"
             )
     return "\n".join(blocks)
 
@@ -135,9 +111,14 @@ def named(ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(told)}"
 
 
-def _told(frames: tuple[Frame, ...], outer: tuple[str, ...]) -> str:
+def _told(frames: tuple[Frame, ...], outer: tuple[str, ...], inner: str) -> str:
     shown = list(frames)
-    while shown and any(part in shown[-1].file for part in outer):
+    while len(shown) > 1 and inner in shown[0].file and inner in shown[1].file:
+        del shown[0]
+    runner = [any(part in frame.file for part in outer) for frame in shown]
+    if True in runner:
+        del shown[len(runner) - runner[::-1].index(True) :]
+    while shown and runner[len(shown) - 1]:
         shown.pop()
     lines = [
         f"    {frame.file}:{frame.line} in {frame.function}" for frame in reversed(shown or list(frames))

@@ -6,7 +6,7 @@ import os
 import sys
 
 from . import _lib
-from ._outbox import ERROR, RESULT, Outbox
+from ._outbox import ERROR, LEFT, RESULT, Outbox
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,6 +92,10 @@ def run(
         told.take_effect()
         try:
             _put_result(outbox, func(*args))
+        except SystemExit as ending:
+            if not ending.code:
+                outbox.put(LEFT, lambda file: None)
+            raise
         except Exception:
             put_error(outbox)
             sys.exit(1)
@@ -100,9 +104,10 @@ def run(
 
 
 def _put_result(outbox: Outbox, result: Any) -> None:
-    from multiprocessing.reduction import ForkingPickler
+    from ._sending import Sender
 
-    outbox.put(RESULT, lambda file: ForkingPickler(file, -1).dump(result))
+    sender = Sender({"result": result}, "the parent")
+    outbox.put(RESULT, lambda file: sender.dump(result, file))
 
 
 def put_error(outbox: Outbox) -> None:

@@ -11,6 +11,8 @@ from ._outbox import ERROR, RESULT, Outbox, RankQueue
 from .errors import RankError
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._process import RankProcess
 
 _RULE = "-" * 46
@@ -31,6 +33,8 @@ class RanksContext:
         self._outboxes = outboxes
         self._leases = leases
         self._key: str | None = key
+        # What the ranks had left when all had ended: it has been ended, too.
+        self._swept: list[tuple[int, str]] = []
         for process, outbox in zip(processes, outboxes, strict=True):
             outbox.belongs_to(_EndOf(process))
 
@@ -50,7 +54,17 @@ class RanksContext:
             self._leases.release()
         key, self._key = self._key, None
         if key is not None:
-            _sweep(key)
+            self._before_sweep(key)
+            self._swept = _guardian.sweep(key)
+            self._tell_swept()
+
+    def _before_sweep(self, key: str) -> None:
+        """Called when all ranks have ended, and what they have left has not."""
+
+    def _tell_swept(self) -> None:
+        """Says what was swept."""
+        if self._swept:
+            _say_if_possible(_guardian.told(self._swept))
 
 
 class MultiprocessContext(RanksContext):
@@ -101,12 +115,39 @@ class MultiprocessContext(RanksContext):
             raise self._failure.with_traceback(None)
         return not self.sentinels
 
+    def results(self) -> list[Any]:
+        """What the ranks returned, by local rank, once all have ended; waits for that as ``join`` does.
+
+        It may be called again and again, and ``return_queues`` neither lose by it nor matter to it: each call
+        unpickles anew. A rank that left by ``sys.exit(0)`` returned None.
+
+        Raises:
+            RankError: a rank failed.
+            NoResultError: one ended well without returning, as by ``os._exit(0)``.
+        """
+        while not self.join():
+            pass
+        return [queue.result() for queue in self.return_queues]
+
+    def stop(self) -> None:
+        """Ends all ranks that live (SIGTERM, and SIGKILL after the grace), and waits until they have ended.
+
+        Says nothing, and raises nothing of what they failed by; ``join`` does.
+        """
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                joiner.stop(_keep_quiet)
+            finally:
+                self._absorb(joiner)
+
     def _absorb(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner has seen: ended ranks are joined, their results kept."""
-        self._settle(set(joiner.living()))
-        failure = joiner.failure()
+        living, failure = set(joiner.living()), joiner.failure()
         if failure is not None:
+            # Before another thread's join can see that all have ended.
             self._failure = self._describe(*failure)
+        self._settle(living)
         if not self.sentinels:
             self._joiner = None
         self._conclude()
@@ -119,12 +160,9 @@ class MultiprocessContext(RanksContext):
         return RankError(head + traceback, rank, exitcode, traceback)
 
 
-def _sweep(key: str) -> None:
-    """Ends what the ranks have left, and says so."""
-    line = _guardian.sweep(key)
-    if line is not None:
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
-            say(line)
+def _say_if_possible(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # An odd stderr stops nothing.
+        say(line)
 
 
 def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
@@ -137,7 +175,9 @@ def end_ranks(nursery: _lib.Nursery, grace: float, key: str) -> None:
         # What the fork server may have started and not yet told us dies of its lifeline.
         nursery.abandon()
         nursery.forget()
-        _sweep(key)
+        swept = _guardian.sweep(key)
+        if swept:
+            _say_if_possible(_guardian.told(swept))
 
 
 class _EndOf:
@@ -148,6 +188,10 @@ class _EndOf:
 
     def __call__(self) -> int:
         return int(self._process.sentinel)
+
+
+def _keep_quiet(_: str) -> None:
+    pass
 
 
 def say(line: str) -> None:

@@ -39,9 +39,11 @@ def spawn(
     """Runs ``func(*args)`` in ``nprocs`` processes, each told which rank it is.
 
     Args:
-        func: what each rank runs. With the start methods ``spawn`` and ``forkserver`` it has to be
-            importable: defined at the top level of a module.
-        args: its arguments; pickled, except with ``fork``.
+        func: what each rank runs. With the start methods ``spawn`` and ``forkserver`` it is pickled: by
+            name if it is defined at the top level of a module that ranks can import, else (a lambda, a
+            closure, a function of a notebook or a prompt) by value, for which cloudpickle has to be
+            installed.
+        args: its arguments; pickled likewise, except with ``fork``.
         nprocs: how many ranks. -1: one for each device, or for each CPU where there is none. 0 or
             less: none.
         join: whether to wait until all ranks have ended.
@@ -73,8 +75,8 @@ def spawn(
     are the platform's: DISTRIBUTED_TRAINER_ENDPOINTS, else PADDLE_PORT, else ``started_port``, else 6170.
 
     Returns:
-        The context, also when ``join`` is true; ``context.return_queues[i].get()`` is what rank i
-        returned.
+        The context, also when ``join`` is true; ``context.results()`` is the list of what the ranks
+        returned, ``context.return_queues[i].get()`` what rank i did.
 
     Raises:
         RankError: a rank failed (only if ``join``).
@@ -82,6 +84,9 @@ def spawn(
             ``paddle.distributed.spawn`` has; nothing was started. IndexError, TypeError: so too, under
             PaddleCloud.
         ZygoteError: ``preload`` cannot be imported, or a fork would be unsafe afterwards.
+        PicklingError, AttributeError, TypeError: ``func`` or ``args`` cannot be pickled; the first line
+            names what in them, ``args[1].lock: _thread.lock``, and no rank was started. Whatever else a
+            ``__reduce__`` raises comes too.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     start_method = options.get("start_method")
@@ -101,7 +106,8 @@ def spawn(
     process_class = _process.process_class(start_method)
     logs = _log_files(options, len(environs))
     environs, backup = _backup.set_aside(environs)
-    with Ranks(process_class, bool(daemon), grace, leases, backup, zygote) as ranks:
+    sent = {"func": func, "args": args}
+    with Ranks(process_class, bool(daemon), grace, sent, leases, backup, zygote) as ranks:
         for environ, log in zip(environs, logs, strict=True):
             told = Told(environ, taken_away(environ))
             ranks.start(run, (func, args, options["backend"], log), told, log)

@@ -154,8 +154,9 @@ def start_processes(
 
     Args:
         fn: what each rank runs; it is given its index first, 0 to ``nprocs`` - 1. With the start methods
-            ``spawn`` and ``forkserver`` it has to be defined at the top level of a module.
-        args: its further arguments; pickled, except with ``fork``.
+            ``spawn`` and ``forkserver`` it is pickled: by name if it is defined at the top level of a module
+            that ranks can import, else by value, for which cloudpickle has to be installed.
+        args: its further arguments; pickled likewise, except with ``fork``.
         nprocs: how many ranks. 0 or less: none.
         join: whether to wait until all have ended. If that wait is interrupted (Ctrl-C), all are ended
             first.
@@ -173,6 +174,8 @@ def start_processes(
         ProcessExitedException: a rank ended otherwise, and not with exit code 0 (only if ``join``).
         ValueError: a start method that does not exist.
         ZygoteError: torch cannot be imported, or a fork would be unsafe afterwards.
+        PicklingError, AttributeError, TypeError: ``fn`` or ``args`` cannot be pickled; the first line names
+            what in them, and no rank was started.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     if start_method != "fork":
@@ -192,7 +195,8 @@ def start_processes(
         from ._preload import zygote_of
 
         zygote = zygote_of(["torch"])
-    with Ranks(process_class(method), bool(daemon), PATIENCE, zygote=zygote) as ranks:
+    sent = {"fn": fn, "args": args}
+    with Ranks(process_class(method), bool(daemon), PATIENCE, sent, zygote=zygote) as ranks:
         for index in range(nprocs):
             ranks.start(_run, (fn, index, args), Told({}), None)
         context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)

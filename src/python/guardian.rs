@@ -6,7 +6,7 @@ use super::errors::os_error;
 use crate::run::sweep;
 use crate::sys::signals;
 use crate::sys::spawn::{self, Group, Start};
-use crate::sys::{fd, mark};
+use crate::sys::{fd, mark, tree};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -91,11 +91,18 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
     .map_err(os_error)
 }
 
-/// Ends everybody who carries a key that begins with `key` and a slash; their names.
+/// Ends everybody who carries a key that begins with `key` and a slash; their ids, which are nobody's any more, and
+/// their names.
 #[pyfunction]
-pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<String>> {
+pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<(i32, String)>> {
     let found = py.detach(|| sweep::by_key(key)).map_err(os_error)?;
-    Ok(found.into_iter().map(|leftover| leftover.name).collect())
+    Ok(found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect())
+}
+
+/// Those who carry a key that begins with `key` and a slash, by their ids.
+#[pyfunction]
+pub fn find_leftovers(key: &str) -> Vec<i32> {
+    tree::carriers(sweep::KEY, &format!("{key}/"))
 }
 
 /// Marks the memory of this process with its key, for what it forks. As far as it goes: without, only what

@@ -31,6 +31,7 @@ mod lib {
     use super::rank::PortLeases;
     use super::texts;
     use crate::cli::paddle;
+    use crate::log;
     use crate::model::{Endpoint, EnvPatch};
     use crate::plan::dialects::{Servers, misses};
     use crate::plan::{devices, spawn as plan};
@@ -53,7 +54,7 @@ mod lib {
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
-    use super::guardian::{guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
+    use super::guardian::{find_leftovers, guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]
@@ -85,6 +86,12 @@ mod lib {
     fn launch_options() -> BTreeMap<&'static str, bool> {
         let names = |opt: &'static Opt| std::iter::once(&opt.name).chain(opt.aliases).map(|name| (*name, opt.kind));
         OPTIONS.iter().flat_map(names).map(|(name, kind)| (name, kind == Kind::Flag)).collect()
+    }
+
+    /// Who in a failed rank's last words says that a peer is gone: the name of a library; None if nobody does.
+    #[pyfunction]
+    fn lost_peer(text: &str) -> Option<&'static str> {
+        log::lost_peer(text.as_bytes()).map(log::LostPeer::name)
     }
 
     /// GPUs that the NVIDIA driver shows; 0 without one.

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,8 @@ class Odd(BaseException):
     """Neither an Exception nor one that Python knows."""
 
 
-def pick_lambda() -> Callable[[], None]:
-    return nothing
+def pick_generator() -> Iterator[int]:
+    return (i for i in ())
 
 
 def boom(text: str) -> None:

@@ -42,13 +42,12 @@ def test_what_faulthandler_writes_is_read() -> None:
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
-            current, *others = _stacks.parse(file.read())
+            main, *others = _stacks.parse(file.read())
     finally:
         gone.set()
         thread.join()
-    assert current.current
-    assert current.frames[0].function == "test_what_faulthandler_writes_is_read"
-    assert current.frames[0].file == __file__
+    assert main.frames[0].function == "test_what_faulthandler_writes_is_read"
+    assert main.frames[0].file == __file__
     assert any("beside" in [frame.function for frame in other.frames] for other in others)
 
 
@@ -60,8 +59,8 @@ def test_names_of_threads_and_what_is_no_stack() -> None:
         + WAITING
     )
     first, second = _stacks.parse(text)
-    assert first.current
-    assert second == Thread(False, "loader", (Frame("a.py", "1", "f"),))
+    assert first.frames[0].function == "all_reduce"
+    assert second == Thread("loader", (Frame("a.py", "1", "f"),))
     assert _stacks.parse("") == []
 
 
@@ -77,6 +76,27 @@ def test_like_stacks_are_told_once_and_the_odd_one_last() -> None:
     ]
 
 
+def test_what_has_started_the_test_runner_is_left_out_with_it() -> None:
+    runner = [("/v/rlaunch/_pytest_rank.py", 5, "run"), ("/v/_pytest/main.py", 4, "main")]
+    started = [*runner, ("/v/rlaunch/_zygote.py", 3, "main"), ("<string>", 1, "<module>")]
+    outer, inner = ("/_pytest/", "/rlaunch/_pytest_rank.py"), "/rlaunch/_pytest_"
+    waits = written(("/v/rlaunch/_pytest_rank.py", 9, "barrier"), ("/t/test_a.py", 12, "test_sum"), *started)
+    within = written(("/v/_pytest/fixtures.py", 8, "setup"), *started)
+    told = _stacks.grouped({0: waits}, outer, inner).splitlines()
+    assert told[1:] == ["    /t/test_a.py:12 in test_sum", "    /v/rlaunch/_pytest_rank.py:9 in barrier"]
+    assert _stacks.grouped({0: within}, outer, inner).splitlines()[-1] == "    /v/_pytest/fixtures.py:8 in setup"
+
+
+def test_of_what_waits_inside_of_us_its_name_is_told() -> None:
+    inside = [("/v/rlaunch/_pytest_hub.py", 7, "_exactly"), ("/v/rlaunch/_pytest_rank.py", 9, "barrier")]
+    waiting = written(*inside, ("/t/test_a.py", 12, "test_sum"))
+    assert _stacks.grouped({0: waiting}, inner="/rlaunch/_pytest_").splitlines() == [
+        "rank 0:",
+        "    /t/test_a.py:12 in test_sum",
+        "    /v/rlaunch/_pytest_rank.py:9 in barrier",
+    ]
+
+
 def test_of_two_the_odd_one_is_who_does_not_wait() -> None:
     assert "rank 0, the odd one:" in _stacks.grouped({0: COMPUTING, 1: WAITING})
     assert "odd" not in _stacks.grouped({0: WAITING, 1: WAITING})
@@ -87,7 +107,7 @@ def test_of_two_the_odd_one_is_who_does_not_wait() -> None:
 
 def test_threads_of_the_odd_one_are_told_too() -> None:
     beside = written(("/t/loader.py", 5, "fetch"), head="Thread 0x2")
-    told = _stacks.grouped({0: WAITING + beside, 1: COMPUTING + beside})
+    told = _stacks.grouped({0: beside + WAITING, 1: beside + COMPUTING})
     assert told.count("/t/loader.py:5 in fetch") == 1
     assert "rank 1, thread beside it:" in told
 
@@ -102,12 +122,3 @@ def test_a_rank_without_python_code() -> None:
 )
 def test_ranks_are_named(ranks: list[int], words: str) -> None:
     assert _stacks.named(ranks) == words
-
-
-def test_a_place_in_a_line() -> None:
-    assert _stacks.place(WAITING) == "/t/test_a.py:12 in test_sum (in all_reduce)"
-    assert _stacks.place(COMPUTING) == "/t/model.py:3 in forward"
-    assert _stacks.place(written(("/r/_pytest_hub.py", 4, "barrier"), ("/t/a.py", 1, "t")), ("_hub.py",)) == (
-        "/t/a.py:1 in t (in barrier)"
-    )
-    assert _stacks.place("nothing") is None

@@ -1,0 +1,29 @@
+"""Small test suites that are run by a pytest of their own."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Callable
+
+import pytest
+from spawning import JOB_VARIABLES
+
+Suite = Callable[..., pytest.RunResult]
+# What is installed beside the plugin, and would only cost time.
+QUICK = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio")
+
+
+@pytest.fixture(name="suite")
+def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
+    """Runs a source as ``test_it.py``, with these arguments to pytest."""
+    for name in [n for n in os.environ if n.startswith((*JOB_VARIABLES, "PYTEST_XDIST", "PYTEST_ADDOPTS"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(source: str, *args: str) -> pytest.RunResult:
+        pytester.makepyfile(test_it="import os\nimport pytest\n\n" + textwrap.dedent(source).strip("\n"))
+        return pytester.runpytest_subprocess(*QUICK, "-ra", *args, timeout=100)
+
+    return run

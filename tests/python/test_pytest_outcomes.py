@@ -1,0 +1,123 @@
+"""Skipped and expected failures of tests on ranks: as of any other test."""
+
+from __future__ import annotations
+
+from pytest_suites import Suite, suite_fixture  # noqa: F401
+
+
+def test_skips(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2)
+        def test_one_rank_skips(rank):
+            if rank.rank == 1:
+                pytest.skip("no device for it")
+            rank.barrier()
+
+        @pytest.fixture
+        def absent():
+            pytest.importorskip("no_such_module")
+
+        @pytest.mark.ranks(2)
+        def test_fixture_skips(absent):
+            pass
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.skip(reason="never started")
+        def test_marked():
+            open("started", "w").close()
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.skipif("RANK" in os.environ, reason="only the pytest process is asked")
+        def test_asked_here():
+            pass
+
+        def test_none_was_started():
+            assert not os.path.exists("started")
+        """
+    )
+    done.assert_outcomes(passed=2, skipped=3)
+    done.stdout.fnmatch_lines(["SKIPPED [[]1] test_it.py:7: no device for it"])
+    done.stdout.fnmatch_lines(["SKIPPED [[]1] test_it.py:*: could not import 'no_such_module'*"])
+    done.stdout.fnmatch_lines(["SKIPPED [[]1] test_it.py:*: never started"])
+
+
+def test_expected_failures(suite: Suite) -> None:
+    done = suite(
+        """
+        from rlaunch import RankError
+
+        class Own(ValueError):
+            def __init__(self, a, b):
+                super().__init__(a)
+
+        def fail_on_1(rank, error):
+            if rank.rank == 1:
+                raise error
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail
+        def test_plain(rank):
+            fail_on_1(rank, ValueError())
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail(raises=Own, strict=True)
+        def test_raises(rank):
+            fail_on_1(rank, Own(1, 2))
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.xfail(raises=RankError)
+        def test_dies():
+            os._exit(1)
+
+        @pytest.mark.ranks(1, timeout=3)
+        @pytest.mark.xfail(raises=TimeoutError)
+        def test_hangs():
+            __import__("time").sleep(100)
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.xfail(run=False, reason="not to be run")
+        def test_not_run():
+            open("started", "w").close()
+
+        @pytest.mark.ranks(2)
+        def test_by_hand(rank):
+            if rank.rank == 1:
+                pytest.xfail("by hand")
+            rank.barrier()
+
+        @pytest.mark.ranks(1)
+        def test_added(request):
+            request.node.add_marker(pytest.mark.xfail(reason="added"))
+            assert False
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail(raises=KeyError)
+        def test_another_error(rank):
+            fail_on_1(rank, Own(1, 2))
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.xfail(False, reason="does not hold")
+        def test_condition():
+            assert False
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.xfail(strict=True, reason="has to fail")
+        def test_passes_strictly():
+            pass
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.xfail
+        def test_passes():
+            pass
+
+        def test_none_was_started():
+            assert not os.path.exists("started")
+        """
+    )
+    done.assert_outcomes(passed=1, xfailed=7, xpassed=1, failed=3)
+    done.stdout.fnmatch_lines(["*XPASS(strict)* has to fail"])
+    done.stdout.fnmatch_lines(["FAILED test_it.py::test_another_error - rank 1: test_it.Own: 1"])
+    done.stdout.fnmatch_lines(["XFAIL test_it.py::test_by_hand - *by hand"])
+    done.stdout.fnmatch_lines(["XFAIL test_it.py::test_added - added"])

@@ -1,0 +1,71 @@
+"""``context.results()``: what the ranks returned, all at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ranks
+import rlaunch
+from rlaunch import NoResultError, RankError
+from spawning import METHODS
+
+pytest_plugins = ("spawning",)
+pytestmark = pytest.mark.usefixtures("nothing_left")
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+@each_method
+def test_results_are_in_the_order_of_the_ranks_and_stay(method: str) -> None:
+    context = rlaunch.spawn(ranks.my_rank, nprocs=3, start_method=method)
+    assert context.return_queues[1].get() == 1
+    assert [context.results() for _ in range(2)] == [[0, 1, 2]] * 2
+    assert context.return_queues[2].get() == 2
+    assert context.return_queues[1].empty()
+
+
+def test_each_call_has_objects_of_its_own() -> None:
+    context = rlaunch.spawn(ranks.echo, (["a"],), 1, start_method="fork")
+    context.results()[0][0].append("b")
+    assert context.results() == [(["a"],)]
+
+
+@each_method
+def test_it_waits_for_the_ranks(method: str, start: Any, tmp_path: Any) -> None:
+    flag = tmp_path / "flag"
+    context = start(ranks.by_rank, ("wait_then", str(flag), "my_rank"), ("my_rank",), n=2, method=method)
+    assert context.return_queues[1].get() == 1
+    assert not context.join(0)
+    flag.touch()
+    assert context.results() == [0, 1]
+    assert context.join(0)
+
+
+@each_method
+def test_a_failed_rank_is_raised_as_by_join(method: str, start: Any) -> None:
+    context = start(ranks.by_rank, ("sleep",), ("boom", "no"), n=2, method=method)
+    for _ in range(2):
+        with pytest.raises(RankError, match="ValueError: no") as caught:
+            context.results()
+        assert caught.value.rank == 1
+
+
+@each_method
+@pytest.mark.parametrize("code", [(), (0,), (None,)])
+def test_a_rank_that_left_well_returned_none(method: str, code: Any) -> None:
+    context = rlaunch.spawn(ranks.by_rank, (("my_rank",), ("leave", *code)), 2, start_method=method)
+    assert context.results() == [0, None]
+    with pytest.raises(NoResultError):
+        context.return_queues[1].get()
+
+
+@each_method
+def test_a_rank_that_left_without_a_word_has_no_result(method: str) -> None:
+    context = rlaunch.spawn(ranks.by_rank, (("my_rank",), ("leave_now", 0)), 2, start_method=method)
+    with pytest.raises(NoResultError, match=r"^the result of rank 1 is not there"):
+        context.results()
+    assert context.return_queues[0].get() == 0
+
+
+def test_no_ranks_have_no_results() -> None:
+    assert rlaunch.spawn(ranks.my_rank, nprocs=0).results() == []
