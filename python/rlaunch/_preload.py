@@ -187,6 +187,8 @@ _SOON = 5.0
 # By what they have imported, and by what they have of this process: its environment, as far as they read it
 # while they did, and what else processes have of whoever starts them.
 _zygotes: dict[tuple[Any, ...], Zygote] = {}
+# So many, since each has hundreds of megabytes.
+_MOST = 4
 # Those that end when their ranks do, who would be killed with them.
 _ending: list[Zygote] = []
 # Of two threads one starts a zygote, and the other has it too.
@@ -205,7 +207,11 @@ def zygote_of(modules: list[str]) -> Zygote:
         _collect(0)
         zygote = _zygotes.get(key)
         if zygote is None or not zygote.lives():
-            zygote = _zygotes[key] = Zygote(modules)
+            zygote = Zygote(modules)
+        _zygotes.pop(key, None)
+        _zygotes[key] = zygote  # The last, so that the first is who was not asked for the longest time.
+        while len(_zygotes) > _MOST:
+            _zygotes.pop(next(iter(_zygotes))).end()
         return zygote
 
 

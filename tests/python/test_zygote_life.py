@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import rlaunch
 import zygote_ranks
 from launching import gone, until
 from rlaunch import RankError, _preload
+from rlaunch.torch import start_processes
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
 from spawning import results
 from zygote_ranks import PRELOADED, module, script
@@ -113,6 +115,26 @@ def test_another_one_where_imports_would_read_something_else(
     monkeypatch.setenv("SOMETHING", "else")
     start(os.getpid)
     assert imports(folder) == 2
+
+
+def test_no_more_than_a_few_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads in ("1", "2", "3", "4", "1", "5"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        start(os.getpid)
+    assert imports(folder) == 5
+    assert len(_preload._zygotes) == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    start(os.getpid)
+    assert imports(folder) == 5
+
+
+def test_torchs_start_processes_has_it_too(folder: Path) -> None:
+    module(folder, "torch", PRELOADED)
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    for _ in range(2):
+        start_processes(zygote_ranks.put_parent, (queue,), 2, start_method="zygote")
+    assert {queue.get() for _ in range(4)} == {(0, only_zygote().pid), (1, only_zygote().pid)}
+    assert imports(folder) == 1
 
 
 def test_end_zygotes_leaves_none_and_the_next_call_has_another(folder: Path) -> None:

@@ -250,3 +250,7 @@ def say_and_wait(path: str) -> None:
     """Says that it is there, and does not end."""
     Path(path).touch()
     time.sleep(600)
+
+
+def put_parent(index: int, queue: Any) -> None:
+    queue.put((index, os.getppid()))
