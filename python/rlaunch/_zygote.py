@@ -54,9 +54,10 @@ def main() -> None:
         refusal = _fork_safety.refusal() if "ready" in answer else None
         if refusal is not None:
             answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
+    if "ready" not in answer:
+        imports.show()  # Who is told may end this process.
     _tell(link, answer)
     if "ready" not in answer:
-        imports.show()
         os._exit(1)
     shared = _newborn.Shared(environ, mask, name)
     birth = _Zygote(link, setup.get("lifeline")).serve()
