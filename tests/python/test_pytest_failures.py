@@ -154,7 +154,7 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
         """
         import signal, time
 
-        @pytest.mark.ranks(2, timeout=6)
+        @pytest.mark.ranks(2, timeout=10)
         def test_hangs(rank):
             if rank.rank == 1:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -171,7 +171,7 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
     done.assert_outcomes(passed=1, failed=1)
     done.stdout.fnmatch_lines(
         [
-            "timeout: the ranks had not all ended after 6 s",
+            "timeout: the ranks had not all ended after 10 s",
             '  File "*test_it.py", line 12 in test_hangs',
             '  File "*test_it.py", line 11 in test_hangs',
             "rank 0: stopped in test_it.py:12 in test_hangs (barrier)",
