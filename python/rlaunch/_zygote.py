@@ -54,9 +54,10 @@ def main() -> None:
         refusal = _fork_safety.refusal() if "ready" in answer else None
         if refusal is not None:
             answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
+    if "ready" not in answer:
+        imports.show()  # Who is told may end this process.
     _tell(link, answer)
     if "ready" not in answer:
-        imports.show()
         os._exit(1)
     shared = _newborn.Shared(environ, mask, name)
     birth = _Zygote(link, setup.get("lifeline")).serve()
@@ -91,10 +92,13 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
         except BaseException as error:
             import traceback
 
-            lines = traceback.format_exception_only(type(error), error)
-            text = "".join(traceback.format_exception(error)[-40:])
+            said = traceback.format_exception_only(type(error), error)
             # In JSON a character takes six bytes at most, and all has to go into one message.
-            return {"failed": f"import {module}: {lines[-1].strip()}"[:1500], "traceback": text[-8000:]}
+            frames = "".join(traceback.format_tb(error.__traceback__))[-6000:]
+            return {
+                "failed": f"import {module}: {said[-1].strip()}"[:1500],
+                "traceback": f"{frames}{''.join(said)[:2000]}",
+            }
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 
 
