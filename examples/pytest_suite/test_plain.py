@@ -55,7 +55,9 @@ class TestOfAClass:
 
     def test_ranks_meet_at_the_masters_port(self, rank):
         if self.server is None:
-            with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as line:
+            with socket.create_connection(
+                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            ) as line:
                 line.sendall(b"hello")
         else:
             with self.server.accept()[0] as line:

@@ -120,7 +120,7 @@ class Run:
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
             options |= self._held.enter_context(_pytest_devices.claimed(marker))
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _pytest_devices.shown(options.get("gpus")):
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
                 context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
