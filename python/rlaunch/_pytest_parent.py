@@ -86,7 +86,7 @@ class _Phases:
         except NotEnough as error:
             raise pytest.skip.Exception(f"ranks on GPUs: {error}", _use_item_location=True) from error
         except (ValueError, RuntimeError, OSError) as error:
-            raise pytest.fail.Exception(f"the ranks cannot be started: {error}", pytrace=False) from error
+            raise pytest.fail.Exception(f"the ranks cannot be started: {error}", pytrace=False) from None
         _reach(item, "setup")
 
     @pytest.hookimpl(wrapper=True)

@@ -81,8 +81,14 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
             return {"failed": f"import {module}: {lines[-1].strip()}"[:2000], "traceback": text[-30000:]}
     refusal = _fork_safety.refusal()
     if refusal is not None:
-        return {"refused": f"importing {', '.join(modules)} {refusal}"}
+        return {"refused": f"importing {_in_short(modules)} {refusal}"}
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
+
+
+def _in_short(modules: list[str]) -> str:
+    """The first of them: a test session adds all that pytest itself consists of."""
+    more = len(modules) - 3
+    return ", ".join(modules[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def _tell(link: socket.socket, answer: dict[str, Any]) -> None:
