@@ -13,41 +13,41 @@ if TYPE_CHECKING:
 
     from ._pytest_marker import Ranks
 
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @contextlib.contextmanager
-def claimed(marker: Ranks) -> Iterator[dict[str, Any]]:
-    """What ``rlaunch.spawn`` is told of the devices, which are this test's for as long as the block lasts.
+def claimed(marker: Ranks) -> Iterator[list[str] | None]:
+    """The devices, which are this test's for as long as the block lasts; None: it wants none.
 
     Raises:
         NotEnough: there are fewer than ranks.
         TimeoutError: others have them, and do not give them back.
     """
     if not marker.gpus:
-        yield {"backend": "gloo"}
+        yield None
         return
     wanted = visible() if marker.gpus is True else marker.gpus
     count = marker.n if marker.gpus is True else len(wanted)
     with _devices.claim(wanted, count) as devices:
-        yield {"gpus": ",".join(devices)}
+        yield devices
 
 
 @contextlib.contextmanager
-def shown(gpus: str | None) -> Iterator[None]:
-    """What is started in this block sees these GPUs and no others, so that rank i's is the i-th it sees.
-
-    torch takes the one of its LOCAL_RANK among those that it sees, and Paddle without CUDA is told of none.
-    """
+def seen(devices: list[str] | None) -> Iterator[dict[str, Any]]:
+    """What ``rlaunch.spawn`` is told of them. Ranks that are started in the block see these and no others."""
+    if devices is None:
+        yield {"backend": "gloo"}
+        return
     before = os.environ.get(_VISIBLE)
-    if gpus is not None:
-        os.environ[_VISIBLE] = gpus
+    os.environ[_VISIBLE] = ",".join(devices)
     try:
-        yield
+        yield {"backend": "nccl"}
     finally:
-        if gpus is not None and before is None:
+        if before is None:
             del os.environ[_VISIBLE]
-        elif gpus is not None and before is not None:
+        else:
             os.environ[_VISIBLE] = before
 
 

@@ -36,14 +36,14 @@ def exception(run: Run) -> BaseException:
         return TimeoutError(_timed_out(end))
     if end.kind == "died":
         assert end.rank is not None
-        return RankError(death(end.rank, end.content), end.rank, end.content)
+        return RankError(death(run.peers[end.rank], end.content), end.rank, end.content)
     if end.kind == "error":
         return pytest.fail.Exception(str(end.content), pytrace=False)
     xfailed = end.content.get("wasxfail")
     if xfailed is not None:
         return pytest.xfail.Exception(str(xfailed))
     if end.kind == "skipped":
-        return pytest.skip.Exception(_reason(end.content["longrepr"]))
+        return pytest.skip.Exception(_reason(end.content.get("longrepr")))
     return _again(end.raised)
 
 
@@ -67,6 +67,8 @@ def _again(raised: dict[str, Any] | None) -> BaseException:
     if isinstance(value, BaseException):
         return value
     for module, name in raised["classes"]:
+        if module.startswith("_pytest"):  # pytest asks its own for what only their __init__ gives them.
+            continue
         try:
             made = _known(module, name)
             value = made.__new__(made)
@@ -131,7 +133,7 @@ def _said(run: Run, end: End) -> tuple[str, str]:
         return f"{_timed_out(end)}\n\n{stacks}", _timed_out(end)
     assert end.rank is not None
     if end.kind == "died":
-        line = death(end.rank, end.content)
+        line = death(run.peers[end.rank], end.content)
         fault = run.fault(end.rank) if end.content < 0 else ""
         return f"{line}\n\n{fault}".rstrip(), line
     text = str(end.content)
@@ -172,7 +174,7 @@ def _in_short(end: End) -> str:
     if end.kind == "died":
         return ending(end.content)
     if end.kind == "failed":
-        return f"failed: {_message(end.content['longrepr'])}"
+        return f"failed: {_message(end.content.get('longrepr'))}"
     return {"skipped": "skipped", "interrupt": "interrupted"}.get(end.kind, "could not run the test")
 
 

@@ -26,6 +26,7 @@ from ._leaks import note_shared_memory
 from ._pytest_debugger import Debugger
 from ._pytest_hub import Handed, Link
 from ._rank_coverage import Measured
+from .errors import MissingRank
 
 if TYPE_CHECKING:
     import socket
@@ -76,10 +77,6 @@ class Task:
     values: dict[str, bytes] = field(default_factory=dict)
 
 
-class MissingRank(RuntimeError):
-    """A barrier, gather or broadcast that can never be complete: a rank has ended, or is in another one."""
-
-
 class Rank:
     """The ``rank`` fixture: who this process is among the ranks of the test.
 
@@ -104,7 +101,7 @@ class Rank:
         """Waits until all ranks are here.
 
         Raises:
-            MissingRank: one never will be.
+            rlaunch.errors.MissingRank: one never will be.
         """
         __tracebackhide__ = True
         self._together("barrier", b"")
@@ -113,7 +110,7 @@ class Rank:
         """What each rank gives, by rank; on every rank. It is pickled.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
         """
         __tracebackhide__ = True
         return [pickle.loads(payload) for payload in self._together("gather", pickle.dumps(obj))]
@@ -122,7 +119,7 @@ class Rank:
         """What rank ``src`` gives; what the others give is not looked at.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
             ValueError: there is no such rank.
         """
         __tracebackhide__ = True
@@ -211,15 +208,19 @@ class RankSession:
         task = self._task
         os.chdir(task.folder)
         options = {}
-        for name, value in task.options.items():
+        for option, value in task.options.items():
             # A class of a conftest that is not imported yet: the option has its default.
             with contextlib.suppress(Exception):
-                options[name] = pickle.loads(value)
+                options[option] = pickle.loads(value)
         args = [arg for plugin in task.plugins for arg in ("-p", plugin)]
         config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
         config.workerinput = task.worker
         config.workeroutput = {}
         os.chdir(task.cwd)
+        for name in _RERUNNERS:
+            plugin = config.pluginmanager.get_plugin(name)
+            if plugin is not None:
+                config.pluginmanager.unregister(plugin)
         self._config = config
         config.pluginmanager.register(self, "rlaunch-rank")
         config.hook.pytest_cmdline_main(config=config)
@@ -257,9 +258,8 @@ class RankSession:
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENTS_MARKS]
         self._give(item)
         self._link.send("begun")
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         manager = session.config.pluginmanager
-        unwanted = [plugin for name in _RERUNNERS if (plugin := manager.get_plugin(name)) is not None]
-        manager.subset_hook_caller("pytest_runtest_protocol", unwanted)(item=item, nextitem=None)
         slow = manager.get_plugin("hypothesispytest")
         if slow is not None and "hypothesis" not in sys.modules:
             # It imports all of hypothesis when a session finishes, which takes longer than all else here.
@@ -270,7 +270,9 @@ class RankSession:
         """Has fixtures give what they gave to the parent; what they alone need is not set up."""
         for name, sent in self._task.values.items():
             value = pickle.loads(sent)
-            for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            known = item._fixtureinfo.name2fixturedefs.get(name)
+            # Not among those that the test asks for by its arguments.
+            for definition in known or item.session._fixturemanager.getfixturedefs(name, item) or ():
                 definition.__dict__.update(func=lambda value=value: value, argnames=())
         if self._task.values:
             item._fixtureinfo.prune_dependency_tree()

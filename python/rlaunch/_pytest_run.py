@@ -31,7 +31,7 @@ GRACE = 2.0
 # How long the rank that made another lose its peer may take to be known, in seconds.
 _LOST_PEER = 1.0
 # How long ranks may take to write their stacks, in seconds.
-_STACKS = 2.0
+_STACKS = 5.0
 # How long ranks may take to come to their test, in seconds: they import what it needs.
 _BEGINNING = 300.0
 # As much of what a dead rank has said as is looked at for a lost peer, in bytes.
@@ -119,11 +119,11 @@ class Run:
             task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
-            options |= self._held.enter_context(_pytest_devices.claimed(marker))
-            with warnings.catch_warnings(), _pytest_devices.shown(options.get("gpus")):
+            devices = self._held.enter_context(_pytest_devices.claimed(marker))
+            with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
+                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
             context._before_sweep = self._leaks.look  # type: ignore[method-assign]
@@ -142,7 +142,7 @@ class Run:
 
     def reach(self, phase: str) -> None:
         """Serves the ranks until all have passed a phase (the last: have ended), or the test is decided."""
-        if self.end is not None or not self.peers:
+        if self.end is not None or self._context is None:
             return
         number = PHASES.index(phase) + 1
 
@@ -229,11 +229,10 @@ class Run:
     def _take_report(self, peer: Peer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
         peer.reports.append(report)
         outcome = report["outcome"]
-        if outcome == "passed":
-            # Others than of a phase's end: of subtests.
-            if report["$report_type"] == "TestReport":
-                peer.passed = PHASES.index(report["when"]) + 1
-        else:
+        of_phase = report.get("$report_type") == "TestReport"  # Others are of subtests.
+        if outcome == "passed" and of_phase:
+            peer.passed = PHASES.index(report["when"]) + 1
+        elif outcome == "failed" or (outcome == "skipped" and of_phase):
             self._note(End(outcome, report["when"], peer.number, report, raised))
 
     # The decision.
@@ -258,7 +257,7 @@ class Run:
 
     def _lost_a_peer(self, end: End) -> bool:
         if end.kind == "failed":
-            text = str(end.content.get("longrepr") and _texts(end.content["longrepr"]))
+            text = _messages(end.content.get("longrepr"))
         elif end.kind == "died" and end.rank is not None:
             text = whole(self.peers[end.rank].errors)[-_LAST_WORDS:].decode("utf-8", "replace")
         else:
@@ -279,25 +278,26 @@ class Run:
         self._hub.drain()
 
     def _ask_stacks(self, peers: list[Peer]) -> None:
-        asked = {}
-        for peer in peers:
-            if peer.ready:
-                asked[peer.number] = os.fstat(peer.stacks.fileno()).st_size
-                peer.process._popen._send_signal(_pytest_rank.STACKS)
-        # Nobody says when the last line of a stack is written: its file has ceased to grow.
+        asked = [(peer, os.fstat(peer.stacks.fileno()).st_size) for peer in peers if peer.ready]
+        for peer, _ in asked:
+            peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
-        sizes: dict[int, list[int]] = {number: [] for number in asked}
+        seen = {peer.number: _Growth() for peer, _ in asked}
+        # Who ends meanwhile is not waited for.
+        living = {peer.process.sentinel: peer.number for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(
-            len(seen) > 3 and seen[-4] == seen[-1] > asked[number] for number, seen in sizes.items()
-        ):
-            poll.poll(5)
-            for number, seen in sizes.items():
-                seen.append(os.fstat(self.peers[number].stacks.fileno()).st_size)
-        for number, before in asked.items():
-            text = whole(self.peers[number].stacks, before).decode("utf-8", "replace")
-            if text:
-                self.stacks[number] = text
+        for sentinel in living:
+            poll.register(sentinel, select.POLLIN)
+        while time.monotonic() < deadline and not all(seen[i].is_over() for i in living.values()):
+            # Nothing tells of the file's growth.
+            for sentinel, _ in poll.poll(5):
+                poll.unregister(sentinel)
+                del living[sentinel]
+            for peer, before in asked:
+                seen[peer.number].look(whole(peer.stacks, before))
+        for number, growth in seen.items():
+            if growth.text:
+                self.stacks[number] = growth.text.decode("utf-8", "replace")
 
     # What people read.
 
@@ -306,17 +306,37 @@ class Run:
         return without_pytest(whole(self.peers[rank].stacks).decode("utf-8", "replace"))
 
 
-def death(rank: int, exitcode: int) -> str:
+class _Growth:
+    """Stacks that are being written, looked at again and again."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self._unchanged = 0
+
+    def look(self, text: bytes) -> None:
+        self._unchanged = self._unchanged + 1 if text == self.text else 0
+        self.text = text
+
+    def is_over(self) -> bool:
+        """Whether they are whole: the main thread's comes last, to its outermost frame or as far as
+        faulthandler goes; or nothing has come for half a second.
+        """
+        ended = self.text.endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
+        return bool(self.text) and self._unchanged > (3 if ended else 100)
+
+
+def death(peer: Peer, exitcode: int) -> str:
     """How a rank died, in a line."""
     if exitcode < 0:
-        return f"rank {rank} was {ending(exitcode)}"
-    return f"rank {rank} has ended with {ending(exitcode)} in the middle of the test"
+        when = " when its test was over" if peer.over else "" if peer.ready else " before its test began"
+        return f"rank {peer.number} was {ending(exitcode)}{when}"
+    when = "after" if peer.over else "in the middle of" if peer.ready else "before"
+    return f"rank {peer.number} has ended with {ending(exitcode)} {when} the test"
 
 
-def _texts(part: Any) -> str:
-    """All texts of a report's longrepr, one a line."""
-    if isinstance(part, dict):
-        return "\n".join(map(_texts, part.values()))
-    if isinstance(part, (list, tuple)):
-        return "\n".join(map(_texts, part))
-    return part if isinstance(part, str) else ""
+def _messages(longrepr: Any) -> str:
+    """What the exceptions of a failed phase say, without the source that a traceback shows."""
+    if not isinstance(longrepr, dict):
+        return str(longrepr)
+    crashes = [crash for _, crash, _ in longrepr["chain"] or ()] or [longrepr["reprcrash"]]
+    return "\n".join(crash["message"] for crash in crashes if crash)

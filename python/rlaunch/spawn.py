@@ -61,9 +61,12 @@ def spawn(
             frameworks whose variables the ranks get, ``"paddle"``, ``"torch"``, ``"jax"`` joined by commas;
             default ``"paddle"``) and ``start_method="zygote"`` with ``preload`` (modules, joined by commas;
             default: the first of ``dialect``; with ``"auto"`` among them it starts without where it must):
-            one process imports them and is there until this program ends, and ranks are forked off it, in
-            this and later calls. On several nodes rank 0 listens for torch on the port behind those of the
-            first node's ranks and for jax on the next one; the same ``dialect`` is given on each node.
+            one process imports them, and ranks are forked off it, in this and later calls: it is there, with
+            the memory of what it has imported, until this program ends or ``end_zygotes`` is called. Another
+            is started where what imports read (OMP_NUM_THREADS, PYTHONPATH, ...) or what processes inherit
+            (limits, CPUs, ignored signals, ...) has changed since. On several nodes rank 0 listens for torch
+            on the port behind those of the first node's ranks and for jax on the next one; the same
+            ``dialect`` is given on each node.
 
     With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
     ``ips`` and ``nprocs``: each starts its own ``nprocs`` ranks, numbered node after node as listed. No
