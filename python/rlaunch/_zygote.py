@@ -53,7 +53,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         refusal = _fork_safety.refusal() if "ready" in answer else None
         if refusal is not None:
-            answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
+            answer = {"refused": f"importing {_in_short(setup['modules'])} {refusal}"}
     if "ready" not in answer:
         imports.show()  # Who is told may end this process.
     _tell(link, answer)
@@ -79,6 +79,12 @@ def _set_path(path: list[str] | None, first: str | None) -> None:
     elif not getattr(sys.flags, "safe_path", False):  # Python 3.11.
         # `python -c` has put "" there.
         sys.path[:1] = [] if first is None else [first]
+
+
+def _in_short(modules: list[str]) -> str:
+    """The first of them: a test session adds all that pytest itself consists of."""
+    more = len(modules) - 3
+    return ", ".join(modules[:3]) + (f" and {more} more" if more > 0 else "")
 
 
 def _import_all(modules: list[str]) -> dict[str, Any]:
