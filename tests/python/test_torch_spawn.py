@@ -339,7 +339,8 @@ def test_what_is_no_counterpart_does_no_harm(theirs: types.ModuleType, odd: obje
 
 
 def test_the_module_is_light_to_import() -> None:
-    code = "import rlaunch.errors, sys; old = set(sys.modules); import rlaunch.torch; print(*set(sys.modules) - old)"
+    before = "import rlaunch.errors, sys; old = set(sys.modules)"
+    code = f"{before}; import rlaunch.torch; print(*set(sys.modules) - old)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["rlaunch.torch"]
 
