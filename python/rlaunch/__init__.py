@@ -19,8 +19,8 @@ if sys.argv[:1] == ["-m"] and any(
     del _signal
 
 from ._lib import __version__
-from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-from .errors import LaunchError, NoResultError, RankError, WorkerError
+
+# Eagerly: a module that is imported later would take the place of the function that has its name.
 from .launch import launch
 from .spawn import spawn
 
@@ -28,6 +28,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._preload import end_zygotes
+    from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
+    from .errors import LaunchError, NoResultError, RankError, WorkerError, ZygoteError
     from .report import AttemptResult, RankResult, Report
 
 __all__ = [
@@ -39,7 +42,9 @@ __all__ = [
     "RankResult",
     "Report",
     "WorkerError",
+    "ZygoteError",
     "__version__",
+    "end_zygotes",
     "get_rank",
     "get_world_size",
     "init_parallel_env",
@@ -48,10 +53,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> "Any":
+# Where to find what is imported when it is asked for: every pytest that has rlaunch's plugin imports this.
+_LATER = {
+    "env": ("env", "ParallelEnv", "get_rank", "get_world_size", "init_parallel_env"),
+    "errors": ("errors", "LaunchError", "NoResultError", "RankError", "WorkerError", "ZygoteError"),
+    # multiprocessing takes even longer than dataclasses.
+    "_preload": ("end_zygotes",),
     # dataclasses takes as long to import as all of rlaunch.
-    if name in ("AttemptResult", "RankResult", "Report"):
-        from . import report
+    "report": ("AttemptResult", "RankResult", "Report"),
+}
 
-        return getattr(report, name)
+
+def __getattr__(name: str) -> "Any":
+    for module, names in _LATER.items():
+        if name in names:
+            from importlib import import_module
+
+            found = import_module(f".{module}", __name__)
+            globals()[name] = value = found if name == module else getattr(found, name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ _DEVICES = {
 }
 
 
+# Seconds.
+_MOMENT = 0.5
+
+
 def refusal() -> str | None:
     """Why a fork would be unsafe, as it goes on after "importing X"; None if it is safe."""
     device = initialised(_open_files())
@@ -32,7 +38,13 @@ def refusal() -> str | None:
         if pid == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-    return left_running(own, _native_threads())
+    native = _native_threads()
+    # One that has been waited for (pthread_join(3)) may be on the list for a moment more.
+    deadline = time.monotonic() + _MOMENT
+    while native and not own and time.monotonic() < deadline:
+        time.sleep(0.001)
+        native = _native_threads()
+    return left_running(own, native) or left_below(_children())
 
 
 def initialised(files: Iterable[str]) -> str | None:
@@ -57,6 +69,13 @@ def left_running(python: list[str], native: list[str]) -> str | None:
     return None
 
 
+def left_below(children: Iterable[str]) -> str | None:
+    """What of these children, by their names, all ranks would take for their own."""
+    for child in children:
+        return f"left a child process running ({child}), which a forked process has no part in"
+    return None
+
+
 def _threads(count: int) -> str:
     return "a thread" if count == 1 else f"{count} threads"
 
@@ -68,6 +87,22 @@ def _open_files() -> list[str]:
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
         except OSError:
             continue  # The one that lists them.
+    return found
+
+
+def _children() -> list[str]:
+    """Those that live, but for multiprocessing's tracker, of which each rank is told another."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    tracked = None if tracker is None else tracker._resource_tracker._pid
+    found = []
+    with contextlib.suppress(OSError):  # Not every kernel has the list (proc_pid_tid_children(5)).
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            pids = [int(pid) for pid in file.read().split()]
+        for pid in pids:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                name, _, rest = file.read().partition("(")[2].rpartition(")")
+            if pid != tracked and rest.split()[0] not in ("Z", "X"):
+                found.append(f"{name}, pid {pid}")
     return found
 
 

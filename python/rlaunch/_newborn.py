@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from . import _lib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, NoReturn
 
 KEY = "RLAUNCH_RANK_KEY"
@@ -39,10 +40,19 @@ class Birth:
         for fd in self._fds:
             os.close(fd)
 
-    def settle(self, tell: int) -> None:
-        """In the rank: takes its place in the system, and says whether that could be done."""
+    def keep_only(self, *names: str) -> None:
+        """For the rank: lets go of the request and of the descriptors that have other names."""
+        for fd in [self._fds[0], *map(self.fd, self.request["fds"].keys() - set(names))]:
+            os.close(fd)
+
+    def settle(self, tell: int, forget: Callable[[], None]) -> None:
+        """In the rank: takes its place in the system, and says whether that could be done.
+
+        ``forget``: lets go of what is the zygote's.
+        """
         request = self.request
         try:
+            forget()
             self._enter_cgroup()
             _lib.settle_rank(
                 (self.fd("stdin"), self.fd("stdout"), self.fd("stderr")),
@@ -88,27 +98,45 @@ def rename(name: str) -> str:
     return name
 
 
-def freeze() -> None:
-    """What is there now is shared by all ranks for as long as nobody writes to it: the collector would."""
-    import gc
+class Shared:
+    """What ranks have from the time of the imports.
 
-    gc.collect()
-    gc.freeze()
+    Made when these are done. ``environ``: what was there before them; ``mask`` and ``name``: of signals, and
+    of the process, as a rank is to have them.
+    """
+
+    def __init__(self, environ: Mapping[str, str], mask: Iterable[int], name: str) -> None:
+        import gc
+
+        self.environ = environ
+        self.mask = mask
+        self.name = name
+        gc.collect()
+        # What has been written to them is not in the file yet.
+        self.files = _files(gc.get_objects())
+        # Memory is shared by all ranks for as long as nobody writes to it: the collector would.
+        gc.freeze()
 
 
-def live(birth: Birth, mask: Iterable[int], name: str) -> Any:
+def _files(objects: Iterable[object]) -> list[io.IOBase]:
+    # By their types: to ask an object itself may run any code.
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    return [file for file in objects if issubclass(type(file), kinds)]  # type: ignore[misc]
+
+
+def live(birth: Birth, shared: Shared) -> Any:
     """Runs the rank. What ``sys.exit`` takes; or what the program raises."""
-    rename(name)
-    environ = _environment(birth.request["env"])
+    rename(shared.name)
+    environ = as_imported(_environment(birth.request["env"]), shared.environ, os.environ)
     if KEY in environ:
         _lib.mark_memory(environ[KEY])
     _take_environment(environ)
     _reset_streams()
     _reset_modules()
     renew_seeds()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, shared.mask)
     if birth.request["payload"] is not None:
-        return _run_payload(birth, birth.request["payload"])
+        _run_payload(birth, birth.request["payload"], shared.files)
     from . import _program
 
     argv = [os.fsdecode(arg.encode("latin-1")) for arg in birth.request["argv"]]
@@ -121,6 +149,24 @@ def live(birth: Birth, mask: Iterable[int], name: str) -> Any:
 def _environment(lines: list[str]) -> dict[str, str]:
     pairs = (os.fsdecode(line.encode("latin-1")).partition("=") for line in lines)
     return {name: value for name, _, value in pairs}
+
+
+def as_imported(
+    told: Mapping[str, str], before: Mapping[str, str], after: Mapping[str, str]
+) -> dict[str, str]:
+    """A rank's environment once it would have imported for itself.
+
+    ``told``: as it would have begun; ``before`` and ``after``: around the imports of the zygote. What these
+    have changed they would have changed there too, unless the rank is told something else than the zygote.
+    """
+    environ = dict(told)
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name) and told.get(name) == before.get(name):
+            if name in after:
+                environ[name] = after[name]
+            else:
+                del environ[name]
+    return environ
 
 
 def _take_environment(environ: dict[str, str]) -> None:
@@ -157,10 +203,13 @@ def _reset_modules() -> None:
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
+        process._children = set()  # type: ignore[attr-defined] # They are the zygote's.
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     if tracker is not None:
         own = tracker._resource_tracker
-        own._fd = own._pid = None  # It is the zygote's child.
+        if own._fd is not None:
+            os.close(own._fd)  # It is the zygote's child.
+        own._fd = own._pid = None
 
 
 def renew_seeds() -> None:
@@ -179,34 +228,28 @@ def renew_seeds() -> None:
         core.default_cpu_generator().seed()  # type: ignore[union-attr]
 
 
-def _run_payload(birth: Birth, payload: dict[str, Any]) -> NoReturn:
+def _run_payload(birth: Birth, payload: dict[str, Any], files: list[io.IOBase]) -> NoReturn:
     """Runs a process object of multiprocessing's, and ends as those of its fork server do."""
     from multiprocessing import forkserver, resource_tracker, spawn
 
     resource_tracker._resource_tracker._fd = birth.fd("tracker")  # type: ignore[attr-defined]
     # Where they are taken from when it is unpickled.
     forkserver._forkserver._inherited_fds = birth.rest(payload["first_fd"])  # type: ignore[attr-defined]
-    os.close(birth.rest(0)[0])
-    os.close(birth.fd("status"))
-    _leave(spawn._main(birth.fd("payload"), birth.fd("lifeline")))
+    birth.keep_only("payload", "lifeline", "tracker")
+    _leave(spawn._main(birth.fd("payload"), birth.fd("lifeline")), files)
 
 
-def _leave(code: int) -> NoReturn:
+def _leave(code: int, files: list[io.IOBase]) -> NoReturn:
     """Ends without taking the interpreter apart, which would copy all that is shared with the zygote.
 
     What is registered for the end is run, and what was written reaches its file, as in a rank of its own.
     """
     import atexit
     import gc
-    import io
 
     atexit._run_exitfuncs()
-    # Not those that the imports have made: they are frozen.
-    for file in gc.get_objects():
-        if isinstance(file, io.TextIOWrapper | io.BufferedWriter | io.BufferedRandom):
-            with contextlib.suppress(OSError, ValueError):
-                file.flush()
-    for stream in (sys.stdout, sys.stderr):
+    # What the imports have made is frozen, and not among all objects.
+    for file in [*files, *_files(gc.get_objects()), sys.stdout, sys.stderr]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+            file.flush()
     os._exit(code)

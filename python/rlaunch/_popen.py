@@ -208,7 +208,7 @@ class ForkPopen(Popen):
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
+def signals_held() -> Iterator[None]:
     """Lets signals wait: what is begun in the block is ended."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
@@ -231,7 +231,7 @@ class ForkServerPopen(Popen):
         forkserver.ensure_running()
         # The fork server's client leaks descriptors if it cannot get all it needs, or is interrupted.
         _lib.need_descriptors(6)
-        with _signals_held():
+        with signals_held():
             return self._connect(birth, payload.getbuffer())
 
     def _connect(self, birth: Birth, payload: memoryview) -> _lib.Rank:
@@ -257,6 +257,17 @@ class ForkServerPopen(Popen):
             self.finalizer()
 
 
+_STDIO = ("stdin", "stdout", "stderr")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
 class ZygotePopen(Popen):
     """Forked off a process that has imported what ranks need; told all that an exec would have told it."""
 
@@ -274,6 +285,8 @@ class ZygotePopen(Popen):
             tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
             fds = {"lifeline": end, "status": theirs, "payload": memory.fileno(), "tracker": tracker}
+            # Not what they were when the zygote was started.
+            fds |= {name: number for number, name in enumerate(_STDIO) if _is_open(number)}
             if birth.log is not None:
                 output = open_log(birth.log)
                 fds |= {"stdout": output, "stderr": output}
@@ -289,9 +302,9 @@ class ZygotePopen(Popen):
                 "orphan": False,
                 "payload": {"first_fd": len(fds) + 1},
             }
-            with _signals_held():
-                pid = birth.zygote.fork(request, [*fds.values(), *self._fds])
-                return birth.nursery.enter_of_fork_server(pid, status)
+            pid = birth.zygote.fork(request, [*fds.values(), *self._fds])
+            # If an exception comes in between, it dies of its lifeline, like one that was not told of.
+            return birth.nursery.enter_of_fork_server(pid, status)
         finally:
             memory.close()
             os.close(status)

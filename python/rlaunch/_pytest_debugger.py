@@ -24,9 +24,9 @@ class Debugger:
     """Whether, and how, this rank stops for somebody to look."""
 
     def __init__(self, rank: int, link: Link, turn: int, wanted: int | None, cls: Any) -> None:
-        """``turn``: a file that all ranks have; who has locked it has the terminal. ``wanted``: the rank that stops
-        when its test fails, ANY for the first that does, None for none; ``cls``: the names of the debugger's
-        module and class, None for Python's own.
+        """``turn``: a file that all ranks have; who has locked it has the terminal. ``wanted``: the rank that
+        stops when its test fails, ANY for the first that does, None for none. ``cls``: the names of the
+        debugger's module and class, None for Python's own.
         """
         self._rank = rank
         self._link = link

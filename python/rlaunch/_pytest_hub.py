@@ -89,6 +89,7 @@ class Peer:
         number: which.
         ready: whether it can be asked for its stacks.
         begun: whether it has come to its test.
+        debugs: whether somebody looks at it in a debugger.
         made: the names of shared memory that it has made and not removed.
         passed: how many of its phases it has gone through without failing.
         reports: of its phases, as they came.
@@ -105,6 +106,7 @@ class Peer:
         self.shown: dict[str, int] = {}
         self.ready = False
         self.begun = False
+        self.debugs = False
         self.made: list[str] = []
         self.passed = 0
         self.reports: list[dict[str, Any]] = []
@@ -187,10 +189,11 @@ class Hub:
         self.decided = False
         self._heard = heard
 
-    def serve(self, until: Callable[[], bool], deadline: float | None) -> bool:
+    def serve(self, until: Callable[[], bool], deadline: Callable[[], float | None]) -> bool:
         """Serves until something holds; returns whether it does, or the deadline (monotonic) has come."""
         while not until():
-            left = None if deadline is None else deadline - time.monotonic()
+            at = deadline()
+            left = None if at is None else at - time.monotonic()
             if left is not None and left <= 0:
                 return False
             self._turn(left)

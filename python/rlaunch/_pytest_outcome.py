@@ -36,14 +36,14 @@ def exception(run: Run) -> BaseException:
         return TimeoutError(_timed_out(end))
     if end.kind == "died":
         assert end.rank is not None
-        return RankError(death(end.rank, end.content), end.rank, end.content)
+        return RankError(_died(run, end.rank, end.content), end.rank, end.content)
     if end.kind == "error":
         return pytest.fail.Exception(str(end.content), pytrace=False)
     xfailed = end.content.get("wasxfail")
     if xfailed is not None:
         return pytest.xfail.Exception(str(xfailed))
     if end.kind == "skipped":
-        return pytest.skip.Exception(_reason(end.content["longrepr"]))
+        return pytest.skip.Exception(_reason(end.content.get("longrepr")))
     return _again(end.raised)
 
 
@@ -67,6 +67,8 @@ def _again(raised: dict[str, Any] | None) -> BaseException:
     if isinstance(value, BaseException):
         return value
     for module, name in raised["classes"]:
+        if module.startswith("_pytest"):  # pytest asks its own for what only their __init__ gives them.
+            continue
         try:
             made = _known(module, name)
             value = made.__new__(made)
@@ -126,16 +128,21 @@ def _report_of(item: pytest.Item, end: End) -> Any:
 def _said(run: Run, end: End) -> tuple[str, str]:
     """The text, and its line for the summary, of what was no failed phase of a rank."""
     if end.kind == "timeout":
-        stacks = grouped(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest_")
+        runner = ("/_pytest/", "/pluggy/", "/rlaunch/_pytest_rank.py")
+        stacks = grouped(run.stacks, outer=runner, inner="/rlaunch/_pytest_")
         return f"{_timed_out(end)}\n\n{stacks}", _timed_out(end)
     assert end.rank is not None
     if end.kind == "died":
-        line = death(end.rank, end.content)
+        line = _died(run, end.rank, end.content)
         fault = run.fault(end.rank) if end.content < 0 else ""
         return f"{line}\n\n{fault}".rstrip(), line
     text = str(end.content)
     line = f"rank {end.rank} could not run the test"
     return f"{line}:\n\n{text}", line + ": " + text.strip().rpartition("\n")[2]
+
+
+def _died(run: Run, rank: int, exitcode: int) -> str:
+    return death(rank, exitcode, run.peers[rank].over)
 
 
 def _timed_out(end: End) -> str:
@@ -161,7 +168,7 @@ def state(item: pytest.Item, run: Run, peer: Peer) -> str:
         where = place(run.stacks.get(peer.number, ""), item.config.rootpath)
         said = "passed, then stopped" if peer.passed > 1 else "stopped"
         said = f"{said} in {where}" if where is not None else said
-        if not peer.ready:
+        if not peer.begun:
             said = "stopped before its test began"
         return f"{said} ({peer.waits})" if peer.waits else said
     return "passed" if peer.exitcode == 0 else ending(peer.exitcode)
@@ -171,7 +178,7 @@ def _in_short(end: End) -> str:
     if end.kind == "died":
         return ending(end.content)
     if end.kind == "failed":
-        return f"failed: {_message(end.content['longrepr'])}"
+        return f"failed: {_message(end.content.get('longrepr'))}"
     return {"skipped": "skipped", "interrupt": "interrupted"}.get(end.kind, "could not run the test")
 
 

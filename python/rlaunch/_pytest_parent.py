@@ -13,6 +13,7 @@ import pytest
 
 from . import _pytest_outcome, _pytest_preload
 from ._devices import NotEnough
+from ._pytest_debugger import ANY
 from ._pytest_hub import whole
 from ._pytest_marker import BadMarker, Ranks, read
 from ._pytest_rank import Task, names_of
@@ -104,7 +105,7 @@ class _Phases:
         _tell_leaks(item)
         return result
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -112,6 +113,10 @@ class _Phases:
         run, raised = item.stash.get(_run, None), item.stash.get(_raised, None)
         if run is not None and call.excinfo is not None and call.excinfo.value is raised:
             report.longrepr = _pytest_outcome.longrepr(item, run)
+            # Where it happened is in a rank, which --pdb has shown: here is nothing to look at.
+            call.excinfo = None
+            if run.quit:
+                item.session.shouldstop = "Quitting debugger"
         if call.when == "teardown" and run is not None:
             del item.stash[_run]
         return report
@@ -240,6 +245,11 @@ _ARGUMENTS = ("plugins", "file_or_dir")
 _options = pytest.StashKey["dict[str, bytes]"]()
 
 
+def _debugs(config: pytest.Config) -> int | None:
+    chosen: int | None = config.getoption("ranks_pdb", None)
+    return chosen if chosen is not None else ANY if config.getoption("usepdb", False) else None
+
+
 def _task(item: pytest.Item) -> Task:
     config = item.config
     writer = config.get_terminal_writer() if config.pluginmanager.has_plugin("terminalreporter") else None
@@ -254,6 +264,7 @@ def _task(item: pytest.Item) -> Task:
         worker=getattr(config, "workerinput", None) or _as_worker(),
         captured=config.option.capture != "no",
         colour=bool(writer is not None and writer.hasmarkup),
+        debugs=_debugs(config),
         width=writer.fullwidth if writer is not None else 80,
         values=_sent_values(item),
     )

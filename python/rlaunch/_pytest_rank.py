@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.runner import check_interactive_exception
 
 from . import _paddle_store
 from ._guardian import KEY
 from ._leaks import note_shared_memory
+from ._pytest_debugger import Debugger
 from ._pytest_hub import Handed, Link
+from ._rank_coverage import Measured
+from .errors import MissingRank
 
 if TYPE_CHECKING:
     import socket
@@ -53,6 +57,8 @@ class Task:
         worker: what pytest-xdist has told the parent, if that is a worker.
         captured: whether output goes to the files rather than to the terminal.
         colour, width: of the terminal.
+        debugs: which rank stops when its test fails, ``_pytest_debugger.ANY``, or None.
+        coverage: how the parent is measured, as ``_rank_coverage`` has it.
         values: of fixtures that the parent has set up, pickled, by name.
     """
 
@@ -67,11 +73,9 @@ class Task:
     captured: bool
     colour: bool
     width: int
+    debugs: int | None = None
+    coverage: dict[str, Any] | None = None
     values: dict[str, bytes] = field(default_factory=dict)
-
-
-class MissingRank(RuntimeError):
-    """A barrier, gather or broadcast that can never be complete: a rank has ended, or is in another one."""
 
 
 class Rank:
@@ -98,7 +102,7 @@ class Rank:
         """Waits until all ranks are here.
 
         Raises:
-            MissingRank: one never will be.
+            rlaunch.errors.MissingRank: one never will be.
         """
         __tracebackhide__ = True
         self._together("barrier", b"")
@@ -107,7 +111,7 @@ class Rank:
         """What each rank gives, by rank; on every rank. It is pickled.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
         """
         __tracebackhide__ = True
         return [pickle.loads(payload) for payload in self._together("gather", pickle.dumps(obj))]
@@ -116,7 +120,7 @@ class Rank:
         """What rank ``src`` gives; what the others give is not looked at.
 
         Raises:
-            MissingRank: a rank never comes.
+            rlaunch.errors.MissingRank: a rank never comes.
             ValueError: there is no such rank.
         """
         __tracebackhide__ = True
@@ -138,13 +142,15 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
     """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets all ends, and uses its own."""
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(sent)
+    output, errors, stacks = (file.fileno() for file in files[number])
+    # All ranks have this one: who has locked it has the terminal.
+    turn = files[0][2].fileno()
     for other, (end, handed) in enumerate(zip(ends, files, strict=True)):
         if other != number:
             end.close()
-            for file in handed:
-                os.close(file.fileno())
+            for fd in {file.fileno() for file in handed} - {turn}:
+                os.close(fd)
     link = Link(ends[number])
-    output, errors, stacks = (file.fileno() for file in files[number])
     if task.captured:
         _write_to(output, 1, "stdout")
         _write_to(errors, 2, "stderr")
@@ -154,7 +160,8 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
     faulthandler.register(STACKS, stacks, all_threads=True, chain=False)
     link.send("ready")
     try:
-        RankSession(task, Rank(number, len(ends), link), link, stacks).run()
+        with Measured(task.coverage, number):
+            RankSession(task, Rank(number, len(ends), link), link, stacks, turn).run()
     except Exception as error:
         link.send("error", _said(error))
     finally:
@@ -186,12 +193,15 @@ class RankSession:
         rank: the fixture's value.
     """
 
-    def __init__(self, task: Task, rank: Rank, link: Link, stacks: int) -> None:
+    def __init__(self, task: Task, rank: Rank, link: Link, stacks: int, turn: int) -> None:
         self._task = task
         self.rank = rank
         self._link = link
         self._stacks = stacks
+        self._turn = turn
         self._config: Any = None
+        self._debugger: Debugger | None = None
+        self._to_look_at: BaseException | None = None
         self._raised: tuple[object, dict[str, Any] | None] = (None, None)
 
     def run(self) -> None:
@@ -227,6 +237,8 @@ class RankSession:
     def pytest_sessionstart(self) -> None:
         # pytest has enabled it for its stderr.
         faulthandler.enable(self._stacks, all_threads=True)
+        task, cls = self._task, self._config.getoption("usepdb_cls", None)
+        self._debugger = Debugger(self.rank.rank, self._link, self._turn, task.debugs, cls)
         factory = self._config._tmp_path_factory
         factory._basetemp = factory._given_basetemp = Path(self._task.basetemp)
 
@@ -257,7 +269,9 @@ class RankSession:
         """Has fixtures give what they gave to the parent; what they alone need is not set up."""
         for name, sent in self._task.values.items():
             value = pickle.loads(sent)
-            for definition in item.session._fixturemanager.getfixturedefs(name, item) or ():
+            known = item._fixtureinfo.name2fixturedefs.get(name)
+            # Not among those that the test asks for by its arguments.
+            for definition in known or item.session._fixturemanager.getfixturedefs(name, item) or ():
                 definition.__dict__.update(func=lambda value=value: value, argnames=())
         if self._task.values:
             item._fixtureinfo.prune_dependency_tree()
@@ -274,6 +288,9 @@ class RankSession:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         self._raised = (report, None if call.excinfo is None else _sendable(call.excinfo.value))
+        debugger = self._debugger
+        if debugger is not None and check_interactive_exception(call, report) and debugger.takes():
+            self._to_look_at = call.excinfo.value if call.excinfo is not None else None
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -282,6 +299,9 @@ class RankSession:
         data["user_properties"] = [(str(name), _plain(value)) for name, value in report.user_properties]
         made, raised = self._raised
         self._link.send("report", (_without_objects(data), raised if made is report else None))
+        error, self._to_look_at = self._to_look_at, None
+        if error is not None and self._debugger is not None:
+            self._debugger.look(report.longreprtext, error)
 
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
         if when == "runtest":  # The others are the parent's too.

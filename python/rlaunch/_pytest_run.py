@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import tempfile
 import time
@@ -13,7 +14,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import _lib, _pytest_devices, _pytest_rank
+from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
 from ._leaks import Leaks
 from ._pytest_hub import PHASES, Handed, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
@@ -30,7 +31,7 @@ GRACE = 2.0
 # How long the rank that made another lose its peer may take to be known, in seconds.
 _LOST_PEER = 1.0
 # How long ranks may take to write their stacks, in seconds.
-_STACKS = 2.0
+_STACKS = 5.0
 # How long ranks may take to come to their test, in seconds: they import what it needs.
 _BEGINNING = 300.0
 # As much of what a dead rank has said as is looked at for a lost peer, in bytes.
@@ -65,6 +66,7 @@ class Run:
         end: what decided; None as long as nothing has gone wrong.
         stacks: of the ranks that were stopped, as text, by rank.
         stopped: the ranks that were stopped.
+        quit: whether somebody has left the debugger by quitting, and with it the session.
         left: what ranks that have ended of themselves had left behind, a line each; known after ``close``.
     """
 
@@ -74,10 +76,14 @@ class Run:
         self.end: End | None = None
         self.stacks: dict[int, str] = {}
         self.stopped: set[int] = set()
+        self.quit = False
         self.left: list[str] = []
+        self._interrupts: Any = None
         self.timeout: float | None = None
         self._leaks = Leaks()
-        self._devices = contextlib.ExitStack()
+        # Devices, and the folder of what coverage the ranks have.
+        self._held = contextlib.ExitStack()
+        self._measured: str | None = None
         self._deadline: float | None = None
         self._warned = warned
         self._context: MultiprocessContext | None = None
@@ -110,13 +116,14 @@ class Run:
                 here.setblocking(False)
                 files.append([ours.enter_context(tempfile.TemporaryFile()) for _ in range(3)])
             handed = [[Handed(file.fileno()) for file in three] for three in files]
+            task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
-            options |= self._devices.enter_context(_pytest_devices.claimed(marker))
-            with warnings.catch_warnings():
+            devices = self._held.enter_context(_pytest_devices.claimed(marker))
+            with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options)
+                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
             context._before_sweep = self._leaks.look  # type: ignore[method-assign]
@@ -126,23 +133,39 @@ class Run:
         self.peers = [Peer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]
         self._hub = Hub(self.peers, self._heard)
 
+    def _measure(self) -> dict[str, Any] | None:
+        """Has the ranks measured, if this process is."""
+        if _rank_coverage.asked("") is None:
+            return None
+        self._measured = self._held.enter_context(tempfile.TemporaryDirectory(prefix="rlaunch-coverage-"))
+        return _rank_coverage.asked(self._measured)
+
     def reach(self, phase: str) -> None:
         """Serves the ranks until all have passed a phase (the last: have ended), or the test is decided."""
-        if self.end is not None or not self.peers:
+        if self.end is not None or self._context is None:
             return
         number = PHASES.index(phase) + 1
 
         def reached() -> bool:
+            if self._debugs():
+                return False
             if phase == PHASES[-1]:
                 return bool(self.ends) or all(peer.exitcode is not None for peer in self.peers)
             return bool(self.ends) or all(peer.passed >= number for peer in self.peers)
 
-        if not self._hub.serve(reached, self._deadline):
+        if not self._hub.serve(reached, self._due):
             slowest = min((p for p in self.peers if p.exitcode is None), key=lambda peer: peer.passed)
             self._note(End("timeout", slowest.phase(), None, self.timeout))
         if self.ends:
             self._decide()
             self._stop()
+
+    def _debugs(self) -> bool:
+        """Whether somebody looks at a rank in a debugger: nothing else is of interest then."""
+        return any(peer.debugs and peer.exitcode is None for peer in self.peers)
+
+    def _due(self) -> float | None:
+        return None if self._debugs() else self._deadline
 
     def close(self) -> None:
         """Ends what is left of the ranks, and gives back all that they needed."""
@@ -155,7 +178,11 @@ class Run:
                     pids = [peer.process.pid or 0 for peer in self.peers]
                     self.left = self._leaks.found(context._swept, pids, made)
         finally:
-            self._devices.close()
+            self._leave_interrupts(False)
+            if self._measured is not None:
+                _rank_coverage.add(self._measured, len(self.peers))
+                self._measured = None
+            self._held.close()
             for peer in self.peers:
                 peer.close()
 
@@ -169,6 +196,13 @@ class Run:
             self.limit(self.timeout)
         elif kind == "made":
             peer.made = content
+        elif kind == "debugging":
+            peer.debugs = content
+            self._leave_interrupts(content)
+            if not content:  # Nobody has watched the clock.
+                self.limit(self.timeout)
+        elif kind == "quit":
+            self.quit = True
         elif kind == "report":
             self._take_report(peer, *content)
         elif kind == "error":
@@ -184,14 +218,21 @@ class Run:
         self.ends.append(end)
         self._hub.decided = True
 
+    def _leave_interrupts(self, to_rank: bool) -> None:
+        """Ctrl-C at a debugger's prompt is the debugger's."""
+        if to_rank and self._interrupts is None:
+            self._interrupts = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        elif not to_rank and self._interrupts is not None:
+            signal.signal(signal.SIGINT, self._interrupts)
+            self._interrupts = None
+
     def _take_report(self, peer: Peer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
         peer.reports.append(report)
         outcome = report["outcome"]
-        if outcome == "passed":
-            # Others than of a phase's end: of subtests.
-            if report["$report_type"] == "TestReport":
-                peer.passed = PHASES.index(report["when"]) + 1
-        else:
+        of_phase = report.get("$report_type") == "TestReport"  # Others are of subtests.
+        if outcome == "passed" and of_phase:
+            peer.passed = PHASES.index(report["when"]) + 1
+        elif outcome == "failed" or (outcome == "skipped" and of_phase):
             self._note(End(outcome, report["when"], peer.number, report, raised))
 
     # The decision.
@@ -202,7 +243,7 @@ class Run:
             # Whoever made it so is known in a moment.
             limit = time.monotonic() + _LOST_PEER
             limit = limit if self._deadline is None else min(limit, self._deadline)
-            self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), limit)
+            self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), lambda: limit)
             first = next((end for end in self.ends if not self._lost_a_peer(end)), first)
         first.when = self._phase_of(first)
         self.end = first
@@ -216,7 +257,7 @@ class Run:
 
     def _lost_a_peer(self, end: End) -> bool:
         if end.kind == "failed":
-            text = str(end.content.get("longrepr") and _texts(end.content["longrepr"]))
+            text = _messages(end.content.get("longrepr"))
         elif end.kind == "died" and end.rank is not None:
             text = whole(self.peers[end.rank].errors)[-_LAST_WORDS:].decode("utf-8", "replace")
         else:
@@ -237,25 +278,20 @@ class Run:
         self._hub.drain()
 
     def _ask_stacks(self, peers: list[Peer]) -> None:
-        asked = {}
-        for peer in peers:
-            if peer.ready:
-                asked[peer.number] = os.fstat(peer.stacks.fileno()).st_size
-                peer.process._popen._send_signal(_pytest_rank.STACKS)
-        # Nobody says when the last line of a stack is written: its file has ceased to grow.
+        asked = [(peer, os.fstat(peer.stacks.fileno()).st_size) for peer in peers if peer.ready]
+        for peer, _ in asked:
+            peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
-        sizes: dict[int, list[int]] = {number: [] for number in asked}
+        seen = {peer.number: _Growth() for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(
-            len(seen) > 3 and seen[-4] == seen[-1] > asked[number] for number, seen in sizes.items()
-        ):
+        while time.monotonic() < deadline and not all(growth.is_over() for growth in seen.values()):
+            # Nothing tells of the file's growth.
             poll.poll(5)
-            for number, seen in sizes.items():
-                seen.append(os.fstat(self.peers[number].stacks.fileno()).st_size)
-        for number, before in asked.items():
-            text = whole(self.peers[number].stacks, before).decode("utf-8", "replace")
-            if text:
-                self.stacks[number] = text
+            for peer, before in asked:
+                seen[peer.number].look(whole(peer.stacks, before))
+        for number, growth in seen.items():
+            if growth.text:
+                self.stacks[number] = growth.text.decode("utf-8", "replace")
 
     # What people read.
 
@@ -264,17 +300,36 @@ class Run:
         return without_pytest(whole(self.peers[rank].stacks).decode("utf-8", "replace"))
 
 
-def death(rank: int, exitcode: int) -> str:
-    """How a rank died, in a line."""
+class _Growth:
+    """Stacks that are being written, looked at again and again."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self._unchanged = 0
+
+    def look(self, text: bytes) -> None:
+        self._unchanged = self._unchanged + 1 if text == self.text else 0
+        self.text = text
+
+    def is_over(self) -> bool:
+        """Whether they are whole: the main thread's comes last, to its outermost frame or as far as
+        faulthandler goes; or nothing has come for half a second.
+        """
+        ended = self.text.endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
+        return bool(self.text) and self._unchanged > (3 if ended else 100)
+
+
+def death(rank: int, exitcode: int, over: bool = False) -> str:
+    """How a rank died, in a line; ``over``: after it had told all of its test."""
     if exitcode < 0:
-        return f"rank {rank} was {ending(exitcode)}"
-    return f"rank {rank} has ended with {ending(exitcode)} in the middle of the test"
+        return f"rank {rank} was {ending(exitcode)}" + (" when its test was over" if over else "")
+    when = "after" if over else "in the middle of"
+    return f"rank {rank} has ended with {ending(exitcode)} {when} the test"
 
 
-def _texts(part: Any) -> str:
-    """All texts of a report's longrepr, one a line."""
-    if isinstance(part, dict):
-        return "\n".join(map(_texts, part.values()))
-    if isinstance(part, (list, tuple)):
-        return "\n".join(map(_texts, part))
-    return part if isinstance(part, str) else ""
+def _messages(longrepr: Any) -> str:
+    """What the exceptions of a failed phase say, without the source that a traceback shows."""
+    if not isinstance(longrepr, dict):
+        return str(longrepr)
+    crashes = [crash for _, crash, _ in longrepr["chain"] or ()] or [longrepr["reprcrash"]]
+    return "\n".join(crash["message"] for crash in crashes if crash)

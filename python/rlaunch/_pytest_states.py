@@ -26,11 +26,12 @@ def without_pytest(stacks: str) -> str:
 
 def place(stack: str, root: PurePath) -> str | None:
     """``file:line in function`` of the test's own code: the innermost frame below ``root`` of the main
-    thread; else its innermost of all. None if there is no stack.
+    thread; else its innermost that is not rlaunch's. None if there is none.
     """
     # faulthandler writes the oldest thread, so the main one, last.
     main = re.split(r"^(?:Current t|T)hread .*$", stack, flags=re.MULTILINE)[-1]
     frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
+    frames = [frame for frame in frames if "/rlaunch/_pytest_" not in frame["file"]]
     own = [frame for frame in frames if _is_own(PurePath(frame["file"]), root)]
     for frame in own or frames:
         path = PurePath(frame["file"])

@@ -1,4 +1,4 @@
-"""Coverage of what runs in ranks: measured there as it is in the parent, and added to what the parent has measured."""
+"""Coverage of what runs in ranks: measured there as in the parent, and added to what the parent has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def asked(folder: str) -> dict[str, Any] | None:
-    """How this process is measured by coverage.py, for ranks that are to write to ``folder``; None if it is not."""
+    """How coverage.py measures this process, for ranks that are to write to ``folder``; None: not at all."""
     coverage = sys.modules.get("coverage")
     current = coverage.Coverage.current() if coverage is not None else None
     if current is None:

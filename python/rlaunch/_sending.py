@@ -9,15 +9,15 @@ import os
 import pickle
 import sys
 import time
+import types
 from collections import ChainMap, deque
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
-from typing import IO, TYPE_CHECKING, Any, ClassVar
 
-from . import _unsendable
-
+TYPE_CHECKING = False  # typing takes longer to import than what a rank needs for its result.
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import IO, Any, ClassVar
 
 # What picklers raise of something that has no name.
 _NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
@@ -91,6 +91,8 @@ class Sender:
 
     def _explain(self, error: Exception) -> None:
         """Has the error say what cannot be sent."""
+        from . import _unsendable
+
         until = time.monotonic() + _unsendable.SECONDS
         found = _unsendable.find(self._parts, functools.partial(_visited, self._pickler, until), until)
         if found is None:
@@ -104,16 +106,21 @@ class Sender:
             error.add_note(line)
 
     def _way_out(self, culprit: Any) -> str:
-        if _unsendable.is_definition(culprit) and _by_value() is None:
+        if _is_definition(culprit) and _by_value() is None:
             return "Define it at the top level of a module, or install cloudpickle, which sends it by value."
         return "Send what it is made from, and make it again on the other side."
+
+
+def _is_definition(thing: Any) -> bool:
+    """Whether it is a function or a class, which may be known by name. Does not ask the thing itself."""
+    return issubclass(type(thing), (type, types.FunctionType))
 
 
 class _ByNameButMain(ForkingPickler):
     """Refuses what the main module defines: the other side has another one."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if _unsendable.is_definition(obj) and obj.__module__ == "__main__":
+        if _is_definition(obj) and obj.__module__ == "__main__":
             raise pickle.PicklingError(f"Can't pickle {obj!r}: ranks cannot import the main module")
         return NotImplemented
 
@@ -156,13 +163,17 @@ class _Nowhere:
         self._until = until
 
     def write(self, data: Any) -> int:
+        from ._unsendable import OutOfTime
+
         if time.monotonic() > self._until:
-            raise _unsendable.OutOfTime
+            raise OutOfTime
         return len(data)
 
 
 def _visited(pickler: Any, until: float, value: Any) -> Sequence[Any] | None:
     """Tries to pickle: the last objects it came to before it failed; None if it did not fail."""
+    from ._unsendable import OutOfTime
+
     visited: deque[Any] = deque(maxlen=64)
 
     class Trial(pickler):  # type: ignore[misc]
@@ -174,7 +185,7 @@ def _visited(pickler: Any, until: float, value: Any) -> Sequence[Any] | None:
     try:
         # Buffers, as of arrays, are passed by.
         Trial(_Nowhere(until), 5, True, lambda buffer: None).dump(value)
-    except _unsendable.OutOfTime:
+    except OutOfTime:
         raise
     except Exception:
         return list(visited)

@@ -52,9 +52,9 @@ def parse(text: str) -> list[Thread]:
 def grouped(stacks: dict[int, str], outer: tuple[str, ...] = (), inner: str = "/rlaunch/_") -> str:
     """The stacks of ranks, those that are alike together, the odd one's last, with all its threads.
 
-    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of files whose frames, as long
-    as no other is outside of them, are left out: a test runner's. ``inner``: likewise for the innermost ones,
-    of which the outermost is told.
+    ``stacks``: what faulthandler wrote, by rank. ``outer``: parts of the names of a test runner's files: its
+    outermost frames are left out, with what has started it. ``inner``: of the innermost frames in such files
+    the outermost is told.
     """
     threads = {rank: parse(text) for rank, text in stacks.items()}
     alike: dict[tuple[Frame, ...], list[int]] = {}
@@ -115,7 +115,10 @@ def _told(frames: tuple[Frame, ...], outer: tuple[str, ...], inner: str) -> str:
     shown = list(frames)
     while len(shown) > 1 and inner in shown[0].file and inner in shown[1].file:
         del shown[0]
-    while shown and any(part in shown[-1].file for part in outer):
+    runner = [any(part in frame.file for part in outer) for frame in shown]
+    if True in runner:
+        del shown[len(runner) - runner[::-1].index(True) :]
+    while shown and runner[len(shown) - 1]:
         shown.pop()
     lines = [
         f"    {frame.file}:{frame.line} in {frame.function}" for frame in reversed(shown or list(frames))

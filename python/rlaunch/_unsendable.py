@@ -11,10 +11,11 @@ import sys
 import time
 import types
 from collections import deque
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     # The objects a trial came to before it failed, the last ones last; None if it did not fail.
     Trial = Callable[[Any], Sequence[Any] | None]
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # What one search may cost at most: a structure beyond this is named by the part it is in.
 OBJECTS = 200_000
 SECONDS = 5.0
+# How long a name, in characters, is made longer.
+LENGTH = 300
 
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range}
 
@@ -61,9 +64,26 @@ def _innermost(name: str, part: Any, visited: Sequence[Any], trial: Trial, until
                 culprit = thing if culprit is None else culprit
                 if id(thing) in names:
                     return names[id(thing)], culprit
+        name, inner = _descend(name, part, trial, until)
     except OutOfTime:
-        pass
-    return name, part if culprit is None else culprit
+        inner = part
+    return name, inner if culprit is None else culprit
+
+
+def _descend(name: str, thing: Any, trial: Trial, until: float) -> tuple[str, Any]:
+    """From what cannot be sent to the first thing in it that cannot, as far as there is time."""
+    path: set[int] = set()
+    inner = [(name, thing)]
+    while inner:
+        name, thing = inner.pop()
+        path.add(id(thing))
+        for child_name, child in _children_safely(name, thing):
+            if time.monotonic() > until:
+                break
+            if type(child) not in _ATOMS and id(child) not in path and trial(child) is not None:
+                inner.append((child_name, child))
+                break
+    return name, thing
 
 
 def _names(name: str, part: Any, wanted: Sequence[Any], until: float) -> dict[int, str]:
@@ -88,6 +108,8 @@ def _names(name: str, part: Any, wanted: Sequence[Any], until: float) -> dict[in
 
 
 def _children_safely(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
+    if len(name) > LENGTH:
+        return
     try:
         yield from _children(name, thing)
     except Exception:  # An odd class: what it holds stays without a name.
@@ -192,11 +214,6 @@ def kind_of(thing: Any) -> str:
     if kind is types.FunctionType:
         return f"function {thing.__qualname__}"
     return f"class {_full(thing)}" if issubclass(kind, type) else _full(kind)
-
-
-def is_definition(thing: Any) -> bool:
-    """Whether it is a function or a class, which may be known by name."""
-    return issubclass(type(thing), (type, types.FunctionType))
 
 
 def _full(kind: type) -> str:

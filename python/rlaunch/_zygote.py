@@ -9,6 +9,7 @@ tells what goes over the socket.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -35,22 +36,36 @@ def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.set_inheritable(False)
     setup = json.loads(sys.argv[2])
+    del sys.argv[1:]  # They are nothing to what is imported.
+    while (number := os.open("/dev/null", os.O_RDWR)) <= 2:
+        pass  # The first three are open from here on: what comes along with a request is above them.
+    os.close(number)
     # They are for the ranks: what is typed at a terminal comes here too. Ranks get the mask as it was.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     name = _newborn.rename("rlaunch-zygote")
     _set_path(setup["path"], setup["first"])
+    environ = dict(os.environ)
     with _Imports() as imports:
         answer = _import_all(setup["modules"])
+        # A kernel that collects children itself tells nobody how they ended (waitpid(2)).
+        robbed = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+        if robbed:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        refusal = _fork_safety.refusal() if "ready" in answer else None
+        if refusal is not None:
+            answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
     _tell(link, answer)
     if "ready" not in answer:
         imports.show()
         os._exit(1)
-    _newborn.freeze()
+    shared = _newborn.Shared(environ, mask, name)
     birth = _Zygote(link, setup.get("lifeline")).serve()
     if birth is None:
         os._exit(0)  # What the imports have registered for the end of a program is for the ranks to run.
+    if robbed:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     imports.show()
-    sys.exit(_newborn.live(birth, mask, name))
+    sys.exit(_newborn.live(birth, shared))
 
 
 # The process's own; to block them changes nothing but how it dies (sigprocmask(2)).
@@ -78,10 +93,8 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
 
             lines = traceback.format_exception_only(type(error), error)
             text = "".join(traceback.format_exception(error)[-40:])
-            return {"failed": f"import {module}: {lines[-1].strip()}"[:2000], "traceback": text[-30000:]}
-    refusal = _fork_safety.refusal()
-    if refusal is not None:
-        return {"refused": f"importing {', '.join(modules)} {refusal}"}
+            # In JSON a character takes six bytes at most, and all has to go into one message.
+            return {"failed": f"import {module}: {lines[-1].strip()}"[:1500], "traceback": text[-8000:]}
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 
 
@@ -110,10 +123,11 @@ class _Imports:
             if stream is not None:
                 stream.flush()
         for number, (before, memory) in self._kept.items():
-            self._texts[number] = os.pread(memory, 1 << 20, 0)
+            with open(memory, "rb") as file:
+                file.seek(0)
+                self._texts[number] = file.read()
             os.dup2(before, number)
             os.close(before)
-            os.close(memory)
 
     def show(self) -> None:
         """Writes it to this process's own stdout and stderr."""
@@ -143,60 +157,79 @@ class _Zygote:
                     poll.unregister(fd)
                     self._collect(fd)
                     continue
-                request, fds = self._receive()
-                if request is None:
-                    # Its ranks live on; they die with whoever has asked for them, by their lifelines.
-                    asked = False
-                    poll.unregister(self._link)
-                    continue
-                birth = self._bear(_newborn.Birth(request, fds), poll)
-                if birth is not None:
-                    return birth
+                try:
+                    birth = self._receive()
+                    if birth is None:
+                        # Its ranks live on; they die with whoever has asked for them, by their lifelines.
+                        asked = False
+                        poll.unregister(self._link)
+                    elif self._bear(birth, poll):
+                        return birth
+                except OSError as error:
+                    self._reply(f"-{error.errno} {error.strerror}")
         return None
 
-    def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+    def _receive(self) -> _newborn.Birth | None:
         try:
-            word, fds, _, _ = socket.recv_fds(self._link, 16, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+            word, fds, flags, _ = socket.recv_fds(self._link, 16, _MOST_FDS, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
-            return None, []
+            return None
+        if flags & socket.MSG_CTRUNC:  # For want of descriptors here.
+            for fd in fds:
+                os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not word or not fds:
-            return None, []
+            return None
         with open(fds[0], "rb", closefd=False) as file:
             file.seek(0)
-            return json.load(file), fds
+            return _newborn.Birth(json.load(file), fds)
 
-    def _bear(self, birth: _newborn.Birth, poll: select.poll) -> _newborn.Birth | None:
-        heard, tell = os.pipe()
+    def _bear(self, birth: _newborn.Birth, poll: select.poll) -> bool:
+        """Forks it and answers; True in the rank, which has taken its place."""
+        heard = tell = -1
         try:
+            heard, tell = os.pipe()
             pid = _fork_orphan() if birth.orphan else os.fork()
-        except OSError as error:
-            os.close(heard)
-            os.close(tell)
+        except OSError:
+            if heard >= 0:
+                os.close(heard)
+                os.close(tell)
             birth.close()
-            self._reply(f"-{error.errno} fork")
-            return None
+            raise
         if pid == 0:
             os.close(heard)
-            self._forget()
-            birth.settle(tell)
-            return birth
+            birth.settle(tell, self._forget)
+            return True
         os.close(tell)
-        word = os.read(heard, 4096).decode()
+        # Nothing at all: it has been killed.
+        word = os.read(heard, 4096).decode() or f"-{errno.ECHILD} fork: it was killed at once"
         os.close(heard)
-        if word != "ok":
-            # Nothing at all: it has been killed.
-            self._reply(word or f"-{_ECHILD} fork: it was killed at once")
-            if not birth.orphan:
+        try:
+            if word == "ok":
+                word = str(pid)
+                if not birth.orphan:
+                    self._watch(pid, birth.fd("status"), poll)
+            elif not birth.orphan:
                 os.waitpid(pid, 0)
-        else:
-            if not birth.orphan:
-                # Not collected yet, so the number is its own.
-                pidfd = os.pidfd_open(pid)
-                self._children[pidfd] = (pid, os.dup(birth.fd("status")))
-                poll.register(pidfd, select.POLLIN)
-            self._reply(str(pid))
-        birth.close()
-        return None
+        finally:
+            birth.close()
+        self._reply(word)
+        return False
+
+    def _watch(self, pid: int, status: int, poll: select.poll) -> None:
+        """Its end will be told."""
+        pidfd = -1
+        try:
+            # Not collected yet, so the number is its own.
+            pidfd = os.pidfd_open(pid)
+            self._children[pidfd] = (pid, os.dup(status))
+        except OSError:
+            if pidfd >= 0:
+                os.close(pidfd)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        poll.register(pidfd, select.POLLIN)
 
     def _reply(self, word: str) -> None:
         with contextlib.suppress(OSError):  # Nobody waits for it any more.
@@ -220,9 +253,6 @@ class _Zygote:
             os.close(pidfd)
             os.close(status)
         self._children.clear()
-
-
-_ECHILD = 10
 
 
 def _fork_orphan() -> int:

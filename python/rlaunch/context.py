@@ -132,12 +132,12 @@ class MultiprocessContext(RanksContext):
     def stop(self) -> None:
         """Ends all ranks that live (SIGTERM, and SIGKILL after the grace), and waits until they have ended.
 
-        Raises nothing of what they failed by; ``join`` does.
+        Says nothing, and raises nothing of what they failed by; ``join`` does.
         """
         joiner = self._joiner
         if joiner is not None and self.sentinels:
             try:
-                joiner.stop(say)
+                joiner.stop(_keep_quiet)
             finally:
                 self._absorb(joiner)
 
@@ -188,6 +188,10 @@ class _EndOf:
 
     def __call__(self) -> int:
         return int(self._process.sentinel)
+
+
+def _keep_quiet(_: str) -> None:
+    pass
 
 
 def say(line: str) -> None:

@@ -60,6 +60,13 @@ class ZygoteError(RuntimeError):
     """There is no zygote to fork ranks off: it is gone, or an import failed, or makes a fork unsafe."""
 
 
+class MissingRank(RuntimeError):
+    """A barrier, gather or broadcast of a test on ranks that can never be complete.
+
+    A rank has ended, or is in another one. The text names it.
+    """
+
+
 class WorkerError(RuntimeError):
     """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the launcher's verdict.
 

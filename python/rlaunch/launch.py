@@ -6,7 +6,6 @@ import os
 import sys
 
 from . import _lib
-from .errors import LaunchError, WorkerError
 
 TYPE_CHECKING = False  # Importing typing for this name would double the time of `import rlaunch`.
 if TYPE_CHECKING:
@@ -277,6 +276,8 @@ class _Screen:
 
 def _report(text: bytes, ended: int | None) -> Report:
     import json
+
+    from .errors import LaunchError, WorkerError
 
     record = json.loads(text or b"{}")
     if "outcome" not in record:

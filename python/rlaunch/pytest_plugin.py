@@ -33,6 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "what it is if ranks leave processes, ports or shared memory behind: error (default), warn or ignore",
     )
     group = parser.getgroup("rlaunch", "tests on ranks")
+    group.addoption(
+        "--ranks-pdb",
+        type=int,
+        default=None,
+        metavar="RANK",
+        help="as --pdb, for tests on ranks: this one is looked at when it fails (--pdb: the first that does)",
+    )
     group.addoption("--ranks-timeout", type=float, default=None, metavar="SECONDS", help=said)
 
 

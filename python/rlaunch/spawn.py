@@ -39,9 +39,11 @@ def spawn(
     """Runs ``func(*args)`` in ``nprocs`` processes, each told which rank it is.
 
     Args:
-        func: what each rank runs. With the start methods ``spawn`` and ``forkserver`` it has to be
-            importable: defined at the top level of a module.
-        args: its arguments; pickled, except with ``fork``.
+        func: what each rank runs. With the start methods ``spawn`` and ``forkserver`` it is pickled: by
+            name if it is defined at the top level of a module that ranks can import, else (a lambda, a
+            closure, a function of a notebook or a prompt) by value, for which cloudpickle has to be
+            installed.
+        args: its arguments; pickled likewise, except with ``fork``.
         nprocs: how many ranks. -1: one for each device, or for each CPU where there is none. 0 or
             less: none.
         join: whether to wait until all ranks have ended.
@@ -59,9 +61,12 @@ def spawn(
             frameworks whose variables the ranks get, ``"paddle"``, ``"torch"``, ``"jax"`` joined by commas;
             default ``"paddle"``) and ``start_method="zygote"`` with ``preload`` (modules, joined by commas;
             default: the first of ``dialect``; with ``"auto"`` among them it starts without where it must):
-            one process imports them and is there until this program ends, and ranks are forked off it, in
-            this and later calls. On several nodes rank 0 listens for torch on the port behind those of the
-            first node's ranks and for jax on the next one; the same ``dialect`` is given on each node.
+            one process imports them, and ranks are forked off it, in this and later calls: it is there, with
+            the memory of what it has imported, until this program ends or ``end_zygotes`` is called. Another
+            is started where what imports read (OMP_NUM_THREADS, PYTHONPATH, ...) or what processes inherit
+            (limits, CPUs, ignored signals, ...) has changed since. On several nodes rank 0 listens for torch
+            on the port behind those of the first node's ranks and for jax on the next one; the same
+            ``dialect`` is given on each node.
 
     With several ``ips``, which ``gloo`` has not, the program is started once on each node with the same
     ``ips`` and ``nprocs``: each starts its own ``nprocs`` ranks, numbered node after node as listed. No
@@ -70,8 +75,8 @@ def spawn(
     are the platform's: DISTRIBUTED_TRAINER_ENDPOINTS, else PADDLE_PORT, else ``started_port``, else 6170.
 
     Returns:
-        The context, also when ``join`` is true; ``context.return_queues[i].get()`` is what rank i
-        returned.
+        The context, also when ``join`` is true; ``context.results()`` is the list of what the ranks
+        returned, ``context.return_queues[i].get()`` what rank i did.
 
     Raises:
         RankError: a rank failed (only if ``join``).
@@ -79,6 +84,9 @@ def spawn(
             ``paddle.distributed.spawn`` has; nothing was started. IndexError, TypeError: so too, under
             PaddleCloud.
         ZygoteError: ``preload`` cannot be imported, or a fork would be unsafe afterwards.
+        PicklingError, AttributeError, TypeError: ``func`` or ``args`` cannot be pickled; the first line
+            names what in them, ``args[1].lock: _thread.lock``, and no rank was started. Whatever else a
+            ``__reduce__`` raises comes too.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     start_method = options.get("start_method")

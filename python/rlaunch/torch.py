@@ -154,13 +154,16 @@ def start_processes(
 
     Args:
         fn: what each rank runs; it is given its index first, 0 to ``nprocs`` - 1. With the start methods
-            ``spawn`` and ``forkserver`` it has to be defined at the top level of a module.
-        args: its further arguments; pickled, except with ``fork``.
+            ``spawn`` and ``forkserver`` it is pickled: by name if it is defined at the top level of a module
+            that ranks can import, else by value, for which cloudpickle has to be installed.
+        args: its further arguments; pickled likewise, except with ``fork``.
         nprocs: how many ranks. 0 or less: none.
         join: whether to wait until all have ended. If that wait is interrupted (Ctrl-C), all are ended
             first.
         daemon: whether the ranks are daemonic processes, which may have no children of multiprocessing.
-        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default.
+        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default. An
+            extension of rlaunch: ``"zygote"``, so off a process that has imported torch and is there for
+            later calls too (``rlaunch.end_zygotes``).
             Ranks are started one after another: TORCH_MP_PARALLEL_START is ignored.
 
     Returns:
@@ -170,6 +173,9 @@ def start_processes(
         ProcessRaisedException: a rank raised (only if ``join``); with its traceback.
         ProcessExitedException: a rank ended otherwise, and not with exit code 0 (only if ``join``).
         ValueError: a start method that does not exist.
+        ZygoteError: torch cannot be imported, or a fork would be unsafe afterwards.
+        PicklingError, AttributeError, TypeError: ``fn`` or ``args`` cannot be pickled; the first line names
+            what in them, and no rank was started.
         OSError: the system would not start a rank; those started before it have been ended.
     """
     if start_method != "fork":
@@ -184,8 +190,13 @@ def start_processes(
     from ._worker import Told
 
     method = start_method or multiprocessing.get_start_method()
+    zygote = None
+    if method == "zygote":
+        from ._preload import zygote_of
+
+        zygote = zygote_of(["torch"])
     sent = {"fn": fn, "args": args}
-    with Ranks(process_class(method), bool(daemon), PATIENCE, sent) as ranks:
+    with Ranks(process_class(method), bool(daemon), PATIENCE, sent, zygote=zygote) as ranks:
         for index in range(nprocs):
             ranks.start(_run, (fn, index, args), Told({}), None)
         context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)

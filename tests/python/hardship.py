@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -23,7 +24,8 @@ from typing import Any
 
 import rlaunch
 
-METHODS = ["spawn", "fork", "forkserver"]
+TORCHS_METHODS = ["spawn", "fork", "forkserver"]
+METHODS = [*TORCHS_METHODS, "zygote"]
 PATIENCE = 30.0
 MiB = 1 << 20
 BIG = 10 * MiB
@@ -34,7 +36,14 @@ MARK = "RLAUNCH_TEST_MARK"
 def spawn(func: Callable[..., Any], method: str, nprocs: int, args: Any = (), **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY")
+        if method == "zygote":
+            options.setdefault("preload", "decimal")  # Anything that is soon imported.
         return rlaunch.spawn(func, args, nprocs, start_method=method, backend="gloo", **options)
+
+
+def context_of(method: str) -> Any:
+    """What makes the locks and queues for ranks of this start method."""
+    return multiprocessing.get_context("spawn" if method == "zygote" else method)
 
 
 def join(ctx: Any) -> None:

@@ -23,7 +23,7 @@ def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("COLUMNS", "120")
 
     def run(source: str, *args: str) -> pytest.RunResult:
-        pytester.makepyfile(test_it="import os\nimport pytest\n\n" + textwrap.dedent(source))
+        pytester.makepyfile(test_it="import os\nimport pytest\n\n" + textwrap.dedent(source).strip("\n"))
         return pytester.runpytest_subprocess(*QUICK, "-ra", *args, timeout=100)
 
     return run

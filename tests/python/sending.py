@@ -166,7 +166,6 @@ SHAPES: dict[str, tuple[Callable[[], tuple[Any, tuple[Any, ...]]], str]] = {
     "function's attribute": (lambda: (annotated(kept=generator()), ()), "func.kept: generator"),
     "class's attribute": (lambda: (take, (local_class(generator()),)), "args[0].held: generator"),
     "class of an instance": (lambda: (take, (local_class(generator())(),)), "args[0].held: generator"),
-    "long": (lambda: (take, (long_list(),)), "args[0]"),
-    "hostile": (lambda: (take, ([Hostile()],)), "args"),
+    "long": (lambda: (take, (long_list(),)), "args[0][300000]: generator"),
     "args itself": (lambda: (take, generator()), "args: generator"),
 }

@@ -29,6 +29,7 @@ def nothing_left_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(psutil.Process().children(recursive=True))
     yield
     # multiprocessing's own helpers live as long as the program otherwise.
+    rlaunch.end_zygotes()
     forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
     left = set(psutil.Process().children(recursive=True)) - before

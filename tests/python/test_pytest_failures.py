@@ -14,6 +14,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
         @pytest.mark.ranks(3)
         def test_one(rank):
             print("from", rank.rank)
+            rank.barrier()
             rows = [1, 2, 3]
             if rank.rank == 1:
                 assert rows == [1, 2, 4]
@@ -49,6 +50,10 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
         def test_torn_down(leaves):
             print("was here")
 
+        @pytest.mark.ranks(1)
+        def test_asks_for_what_is_not_there(no_such_fixture):
+            pass
+
         @pytest.mark.ranks(2)
         def test_exits(rank):
             if rank.rank == 0:
@@ -56,7 +61,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             rank.barrier()
         """
     )
-    done.assert_outcomes(passed=1, failed=3, errors=2)
+    done.assert_outcomes(passed=1, failed=3, errors=3)
     text = str(done.stdout)
     # Rewritten, the whole of it, and no other rank's.
     assert text.count("At index 2 diff: 3 != 4") == 1
@@ -68,13 +73,15 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             "*ERROR at teardown of test_torn_down*",
             ">*assert rank.rank != 0",
             "rank 0: failed: *(above)",
+            "*ERROR at setup of test_asks_for_what_is_not_there*",
+            "E  *fixture 'no_such_fixture' not found",
             "*_ test_one _*",
             ">*assert rows == [[]1, 2, 4]",
-            "test_it.py:9: AssertionError",
+            "test_it.py:10: AssertionError",
             "*- ranks -*",
-            "rank 0: stopped in test_it.py:10 in test_one (barrier)",
+            "rank 0: stopped in test_it.py:* in test_one*",
             "rank 1: failed: assert [[]1, 2, 3] == [[]1, 2, 4] (above)",
-            "rank 2: stopped in test_it.py:10 in test_one (barrier)",
+            "rank 2: stopped in test_it.py:* in test_one*",
             "*- Captured stdout of rank 0 -*",
             "from 0",
             "*- Captured stdout of rank 1 -*",
@@ -94,6 +101,7 @@ def test_deaths(suite: Suite) -> None:
         """
         @pytest.mark.ranks(2)
         def test_crash(rank):
+            rank.barrier()
             if rank.rank == 1:
                 print("last words", flush=True)
                 import ctypes
@@ -111,17 +119,24 @@ def test_deaths(suite: Suite) -> None:
         def test_killed(rank):
             os.kill(os.getpid(), 9)
 
+        @pytest.mark.ranks(2)
+        def test_dies_late(rank):
+            import atexit
+            atexit.register(lambda: rank.rank and os._exit(4))
+
         def test_after():
             pass
         """
     )
-    done.assert_outcomes(passed=1, failed=4)
+    done.assert_outcomes(passed=2, failed=4, errors=1)
     done.stdout.fnmatch_lines(
         [
+            "*ERROR at teardown of test_dies_late*",
+            "rank 1 has ended with exit code 4 after the test",
             "rank 1 was killed by SIGSEGV (Segmentation fault)",
             "Fatal Python error: Segmentation fault",
-            '  File "*test_it.py", line 9 in test_crash',
-            "rank 0: stopped in test_it.py:10 in test_crash (barrier)",
+            '  File "*test_it.py", line 10 in test_crash',
+            "rank 0: stopped in test_it.py:* in test_crash*",
             "rank 1: killed by SIGSEGV (Segmentation fault) (above)",
             "*- Captured stdout of rank 1 -*",
             "last words",

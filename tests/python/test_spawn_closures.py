@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import re
 import subprocess
 import sys
@@ -151,10 +152,11 @@ def test_without_cloudpickle_a_closure_is_named_and_the_ways_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     name = "function closure_over.<locals>.<lambda>"
-    with pytest.raises(AttributeError, match=re.escape(f"the ranks: func: {name}\nCan't pickle")) as caught:
+    refused = (AttributeError, pickle.PicklingError)  # The latter since Python 3.14.
+    with pytest.raises(refused, match=re.escape(f"the ranks: func: {name}\nCan't pickle")) as caught:
         spawn(sending.closure_over(1), method, 2)
     assert "top level of a module, or install cloudpickle" in str(caught.value)
-    with pytest.raises(AttributeError, match=re.escape(f"cannot be sent to the ranks: args[0]['f']: {name}")):
+    with pytest.raises(refused, match=re.escape(f"cannot be sent to the ranks: args[0]['f']: {name}")):
         spawn(sending.take, method, 2, ({"f": sending.closure_over(1)},))
     with pytest.raises(RankError, match=re.escape(f"cannot be sent to the parent: result[1]: {name}")):
         spawn(make_pair, "fork", 1)
@@ -202,8 +204,7 @@ def test_what_cannot_be_sent_is_named(shape: str) -> None:
     before = psutil.Process().children(recursive=True)
     with pytest.raises(Exception, match=r".") as caught:
         spawn(func, "spawn", 2, args)
-    told = [str(caught.value), *getattr(caught.value, "__notes__", [])]
-    assert any(text.startswith(f"cannot be sent to the ranks: {name}") for text in told), told
+    assert str(caught.value).startswith(f"cannot be sent to the ranks: {name}"), str(caught.value)
     assert psutil.Process().children(recursive=True) == before
 
 
@@ -228,9 +229,19 @@ def test_nothing_is_started_for_what_cannot_be_sent(method: str, monkeypatch: py
         plain_bind(port)
 
 
+def test_what_answers_no_question_is_named_in_a_note() -> None:
+    with pytest.raises(ZeroDivisionError, match=r"^__(class|reduce_ex)__") as caught:
+        spawn(sending.take, "spawn", 2, ([sending.Hostile()],))
+    note = "cannot be sent to the ranks: args[0][0]: sending.Hostile"
+    assert sys.version_info < (3, 11) or note in caught.value.__notes__
+
+
 def test_what_is_nested_too_deep_is_an_error_like_any_other() -> None:
-    with pytest.raises(Exception, match=r"cannot be sent to the ranks: args: tuple\n.*recursion"):
+    with pytest.raises(
+        Exception, match=r"^cannot be sent to the ranks: args(\[0\])+: list\n.*recurs"
+    ) as caught:
         spawn(sending.take, "spawn", 1, (sending.endless(),))
+    assert len(str(caught.value)) < 1000
 
 
 def test_with_fork_nothing_is_sent() -> None:
@@ -260,17 +271,23 @@ def test_what_can_be_sent_has_no_name() -> None:
     assert _unsendable.find({"func": print, "args": ()}, lambda _: None, float("inf")) is None
 
 
-def test_a_search_in_a_huge_structure_is_bounded() -> None:
+def test_a_search_in_a_huge_structure_goes_on_by_trials_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_unsendable, "OBJECTS", 10)
     lock = threading.Lock()
     asked = []
 
     def trial(thing: Any) -> Any:
         asked.append(thing)
-        return [lock]
+        fails = thing is lock or (isinstance(thing, list) and any(trial(item) for item in thing))
+        return [lock] if fails else None
 
-    huge = [[index] for index in range(_unsendable.OBJECTS + 10)]
-    assert _unsendable.find({"args": [huge, [[lock]]]}, trial, float("inf")) == ("args", lock)
-    assert len(asked) == 2
+    huge = [[[]] for _ in range(20)]
+    part = [huge, [[lock]]]
+    assert _unsendable.find({"args": part}, trial, float("inf")) == ("args[1][0][0]", lock)
+    asked.clear()
+    assert _unsendable.find({"args": part}, trial, -float("inf")) == ("args", lock)
 
 
 def test_an_array_is_not_copied_to_find_a_name() -> None:

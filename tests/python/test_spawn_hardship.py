@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from multiprocessing import get_context
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -22,6 +21,7 @@ from hardship import (
     Parent,
     alive,
     all_gone,
+    context_of,
     descriptors,
     eventually,
     exit_by_rank,
@@ -241,7 +241,7 @@ def hides(kind: str) -> bool:
 @each_method
 @pytest.mark.parametrize("kind", ["fork", "popen"])
 def test_a_killed_rank_with_such_a_grandchild_fails_at_once(method: str, kind: str) -> None:
-    said = get_context(method).SimpleQueue()
+    said = context_of(method).SimpleQueue()
     with pytest.raises(RankError, match="Process 0 terminated with signal SIGKILL"):
         spawn(have_a_grandchild, method, 1, (kind, said))
     pid = said.get()
@@ -262,7 +262,7 @@ def until(go: Any, started: Any) -> int:
 
 @each_method
 def test_ranks_outlive_the_thread_that_spawned_them(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     go, started, contexts = mp.Event(), mp.SimpleQueue(), []
     with in_thread(lambda: contexts.append(spawn(until, method, 3, (go, started), join=False))) as thread:
         tid = str(thread.native_id)
@@ -279,7 +279,7 @@ def test_ranks_outlive_the_thread_that_spawned_them(method: str) -> None:
 
 @each_method
 def test_two_spawns_at_once(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     go, started = mp.Event(), mp.SimpleQueue()
     one = spawn(until, method, 2, (go, started), join=False)
     two = spawn(until, method, 2, (go, started), join=False)
@@ -306,7 +306,7 @@ def test_two_threads_spawn_and_join_at_the_same_time(method: str) -> None:
 
 @each_method
 def test_join_keeps_its_timeout_while_another_thread_joins(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     go, started = mp.Event(), mp.SimpleQueue()
     ctx = spawn(until, method, 2, (go, started), join=False)
     for _ in range(2):
@@ -338,7 +338,7 @@ def test_join_keeps_its_timeout_while_another_thread_joins(method: str) -> None:
 def test_the_deaf_are_killed_after_the_grace_and_people_are_told(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready = get_context(method).SimpleQueue()
+    ready = context_of(method).SimpleQueue()
     ctx = spawn(fail_beside_the_deaf, method, 3, (ready,), join=False, grace=1.5)
     began = time.monotonic()
     with pytest.raises(RankError, match="rank 0 has had enough") as caught:
@@ -360,7 +360,7 @@ def fail_beside_the_stopped(ready: Any) -> None:
 
 @each_method
 def test_a_stopped_rank_is_killed_too(method: str) -> None:
-    ready = get_context(method).SimpleQueue()
+    ready = context_of(method).SimpleQueue()
     ctx = spawn(fail_beside_the_stopped, method, 2, (ready,), join=False, grace=0.3)
     with pytest.raises(RankError, match="rank 0 has had enough"):
         join(ctx)

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -23,6 +23,7 @@ from hardship import (
     Parent,
     alive,
     all_gone,
+    context_of,
     endpoint,
     eventually,
     join,
@@ -53,7 +54,7 @@ def count(lock: Any, number: Any) -> None:
 
 @each_method
 def test_lock_and_value(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     lock, number = mp.Lock(), mp.Value("i", 0, lock=False)
     spawn(count, method, RANKS, (lock, number))
     assert number.value == 200 * RANKS
@@ -66,7 +67,7 @@ def put(queue: Any) -> None:
 @each_method
 @pytest.mark.parametrize("kind", ["Queue", "SimpleQueue", "JoinableQueue"])
 def test_queues(method: str, kind: str) -> None:
-    queue = getattr(get_context(method), kind)()
+    queue = getattr(context_of(method), kind)()
     ctx = spawn(put, method, RANKS, (queue,), join=False)
     got = sorted(queue.get() for _ in range(RANKS))
     join(ctx)
@@ -84,7 +85,7 @@ def meet(barrier: Any, event: Any, semaphore: Any, condition: Any) -> bool:
 
 @each_method
 def test_barrier_event_semaphore_condition(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     things = barrier, event, _, _ = mp.Barrier(RANKS + 1), mp.Event(), mp.BoundedSemaphore(2), mp.Condition()
     ctx = spawn(meet, method, RANKS, things, join=False)
     barrier.wait(PATIENCE)
@@ -100,7 +101,7 @@ def answer(ends: list[Connection]) -> None:
 
 @each_method
 def test_pipes(method: str) -> None:
-    pairs = [get_context(method).Pipe() for _ in range(RANKS)]
+    pairs = [context_of(method).Pipe() for _ in range(RANKS)]
     ctx = spawn(answer, method, RANKS, ([theirs for _, theirs in pairs],), join=False)
     for i, (ours, _) in enumerate(pairs):
         ours.send(i * i)
@@ -116,7 +117,7 @@ def write(memory: SharedMemory, array: Any) -> None:
 
 @each_method
 def test_shared_memory_and_array(method: str) -> None:
-    memory, array = SharedMemory(create=True, size=4096), get_context(method).Array("d", RANKS)
+    memory, array = SharedMemory(create=True, size=4096), context_of(method).Array("d", RANKS)
     try:
         spawn(write, method, RANKS, (memory, array))
         assert bytes(memory.buf[:RANKS]) == bytes([40, 41, 42])
@@ -164,7 +165,7 @@ def test_the_ranks_are_multiprocessing_processes(method: str) -> None:
 
 def exit_at_once(method: str, daemon: bool, told: str) -> None:
     """Starts ranks, hears that they live, and comes to its end without joining them."""
-    ready = get_context(method).SimpleQueue()
+    ready = context_of(method).SimpleQueue()
     spawn(wait_or_write, method, 2, (daemon, ready, told), join=False, daemon=daemon)
     tell([ready.get() for _ in range(2)])
 
@@ -242,7 +243,7 @@ def serve(go: Any, started: Any) -> str:
 
 @each_method
 def test_endpoints_are_held_while_the_ranks_live_and_free_afterwards(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     go, started = mp.Event(), mp.SimpleQueue()
     ctx = spawn(serve, method, RANKS, (go, started), join=False)
     ports = [int(started.get().rpartition(":")[2]) for _ in range(RANKS)]
@@ -260,7 +261,7 @@ def test_endpoints_are_held_while_the_ranks_live_and_free_afterwards(method: str
 
 @each_method
 def test_endpoints_stay_held_though_nobody_keeps_the_context(method: str) -> None:
-    mp = get_context(method)
+    mp = context_of(method)
     go, started = mp.Event(), mp.SimpleQueue()
     spawn(serve, method, RANKS, (go, started), join=False)
     ports = [int(started.get().rpartition(":")[2]) for _ in range(RANKS)]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from multiprocessing import active_children, forkserver, get_context
+from multiprocessing import active_children, forkserver
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from hardship import (
     Parent,
     alive,
     all_gone,
+    context_of,
     deaf,
     in_thread,
     join,
@@ -123,7 +124,7 @@ def test_a_signal_handler_that_raises_in_join(method: str) -> None:
 
 def alarmed(method: str) -> None:
     signal.signal(signal.SIGALRM, ring)
-    ready = get_context(method).SimpleQueue()
+    ready = context_of(method).SimpleQueue()
     ctx = spawn(sleep_when_ready, method, RANKS, (ready,), join=False, grace=0.3)
     pids = [ready.get() for _ in ctx.processes]
     signal.alarm(1)

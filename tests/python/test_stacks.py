@@ -76,6 +76,17 @@ def test_like_stacks_are_told_once_and_the_odd_one_last() -> None:
     ]
 
 
+def test_what_has_started_the_test_runner_is_left_out_with_it() -> None:
+    runner = [("/v/rlaunch/_pytest_rank.py", 5, "run"), ("/v/_pytest/main.py", 4, "main")]
+    started = [*runner, ("/v/rlaunch/_zygote.py", 3, "main"), ("<string>", 1, "<module>")]
+    outer, inner = ("/_pytest/", "/rlaunch/_pytest_rank.py"), "/rlaunch/_pytest_"
+    waits = written(("/v/rlaunch/_pytest_rank.py", 9, "barrier"), ("/t/test_a.py", 12, "test_sum"), *started)
+    within = written(("/v/_pytest/fixtures.py", 8, "setup"), *started)
+    told = _stacks.grouped({0: waits}, outer, inner).splitlines()
+    assert told[1:] == ["    /t/test_a.py:12 in test_sum", "    /v/rlaunch/_pytest_rank.py:9 in barrier"]
+    assert _stacks.grouped({0: within}, outer, inner).splitlines()[-1] == "    /v/_pytest/fixtures.py:8 in setup"
+
+
 def test_of_what_waits_inside_of_us_its_name_is_told() -> None:
     inside = [("/v/rlaunch/_pytest_hub.py", 7, "_exactly"), ("/v/rlaunch/_pytest_rank.py", 9, "barrier")]
     waiting = written(*inside, ("/t/test_a.py", 12, "test_sum"))

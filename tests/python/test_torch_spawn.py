@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from hardship import (
-    METHODS,
+    TORCHS_METHODS,
     Footprint,
     Parent,
     alive,
@@ -41,7 +41,7 @@ from rlaunch.torch import (
     start_processes,
 )
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", TORCHS_METHODS)
 
 
 # --- Ranks and parents ------------------------------------------------------------------------------------

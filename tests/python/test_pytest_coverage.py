@@ -1,0 +1,63 @@
+"""Coverage of what runs in ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pytest_suites import Suite, suite_fixture  # noqa: F401
+
+CODE = """
+def word(number):
+    if number == 0:
+        return "zero"
+    elif number == 1:
+        return "one"
+    return "many"
+"""
+TESTS = """
+    from words import word
+
+    @pytest.mark.ranks(2, start_method={method!r}, preload={preload!r})
+    def test_words(rank):
+        assert word(rank.rank) == ["zero", "one"][rank.rank]
+"""
+
+
+@pytest.mark.parametrize(("method", "preload"), [("spawn", None), ("fork", None), ("zygote", "json")])
+def test_lines_and_branches_of_all_ranks_are_seen(
+    method: str, preload: str | None, suite: Suite, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(words=CODE)
+    source = TESTS.format(method=method, preload=preload)
+    done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
+    done.assert_outcomes(passed=1)
+    seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
+    assert seen["missing_lines"] == [6]
+    assert seen["missing_branches"] == [[4, 6]]
+    assert not list(pytester.path.glob("**/coverage.[0-9]*"))
+
+
+def test_under_coverage_run(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        words=CODE,
+        test_it="import pytest\n" + TESTS.format(method="spawn", preload=None).replace("\n    ", "\n"),
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "coverage",
+        "run",
+        "--include=words.py",
+        "-m",
+        "pytest",
+        "-q",
+        "test_it.py",
+    ]
+    subprocess.run(command, cwd=pytester.path, check=True, timeout=100)
+    report = [sys.executable, "-m", "coverage", "json", "-q", "-o", "cov.json"]
+    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
+    seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
+    assert seen["missing_lines"] == [6]

@@ -1,0 +1,143 @@
+"""A debugger in a rank, at a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import select
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+    import os, pytest
+
+    @pytest.mark.ranks(2)
+    def test_fails(rank):
+        secret = 40 + rank.rank
+        assert rank.rank != 1, "oh"
+        rank.barrier()
+
+    @pytest.mark.ranks(2)
+    def test_stops(rank):
+        secret = 50 + rank.rank
+        breakpoint()
+        assert rank.gather(secret) == [50, 51]
+
+    @pytest.mark.ranks(2)
+    def test_both_fail(rank):
+        secret = 60 + rank.rank
+        assert False
+
+    def test_plain():
+        secret = 70
+        assert False
+"""
+
+
+class Session:
+    """A pytest at a terminal of its own."""
+
+    def __init__(self, folder: Path, *args: str) -> None:
+        (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
+        self._said = b""
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            os.execv(
+                sys.executable,
+                [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *args],
+            )
+
+    def until(self, word: str) -> str:
+        """What is shown up to this word, which is not shown again."""
+        limit = time.monotonic() + 60
+        while word.encode() not in self._said:
+            ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))
+            more = b""
+            with contextlib.suppress(OSError):  # Its end.
+                more = os.read(self._terminal, 65536) if ready else b""
+            if not more:
+                raise AssertionError(f"no {word!r} in\n{self._said.decode()}")
+            self._said += more
+        before, _, self._said = self._said.partition(word.encode())
+        return before.decode()
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, 9)
+        os.close(self._terminal)
+        os.waitpid(self.pid, 0)
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[type[Session]]:
+    open_ones: list[Session] = []
+
+    def start(*args: str) -> Session:
+        open_ones.append(Session(tmp_path, *args))
+        return open_ones[-1]
+
+    yield start  # type: ignore[misc]
+    for one in open_ones:
+        one.close()
+
+
+def test_the_rank_that_failed_is_looked_at(session: type[Session]) -> None:
+    pdb = session("--pdb", "-k", "test_fails")
+    assert "oh" in pdb.until(">>> rank 1: entering PDB (post mortem)")
+    pdb.until("(Pdb) ")
+    pdb.type("p secret + 1\n")
+    pdb.until("42")
+    # At the prompt, Ctrl-C is the debugger's, and neither the session's nor the other rank's.
+    pdb.type("\x03")
+    pdb.until("--KeyboardInterrupt--")
+    pdb.type("p secret + 2\n")
+    pdb.until("43")
+    pdb.type("c\n")
+    report = pdb.until("1 failed")
+    assert "rank 0: stopped in test_it.py:8 in test_fails (barrier)" in report
+    assert "PDB" not in report
+
+
+def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: type[Session]) -> None:
+    pdb = session("--pdb", "-k", "both_fail or plain")
+    pdb.until("entering PDB")
+    pdb.until("(Pdb) ")
+    pdb.type("q\n")
+    report = pdb.until("1 failed")
+    assert "Quitting debugger" in report
+    assert "entering PDB" not in report
+
+
+def test_a_rank_may_be_chosen_and_other_tests_are_as_ever(session: type[Session]) -> None:
+    pdb = session("--ranks-pdb", "1", "--pdb", "-k", "stops or plain")
+    pdb.until(">>> rank 1: entering PDB (breakpoint)")
+    pdb.until("(Pdb) ")
+    pdb.type("p secret\n")
+    pdb.until("51")
+    pdb.type("c\n")
+    pdb.until("entering PDB")
+    pdb.until("(Pdb) ")
+    pdb.type("p secret\n")
+    pdb.until("70")
+    pdb.type("c\n")
+    pdb.until("1 failed, 1 passed")
+
+
+def test_a_breakpoint_without_any_option_is_rank_0s(session: type[Session]) -> None:
+    pdb = session("-k", "stops")
+    pdb.until(">>> rank 0: entering PDB (breakpoint)")
+    pdb.until("(Pdb) ")
+    pdb.type("p secret\n")
+    pdb.until("50")
+    pdb.type("c\n")
+    pdb.until("1 passed")

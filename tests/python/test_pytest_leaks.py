@@ -1,0 +1,142 @@
+"""Tests on ranks: what is left behind, which devices they get, what is imported once."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pytest_suites import Suite, suite_fixture  # noqa: F401
+
+LEAVES = """
+import socket, subprocess, sys
+from multiprocessing import shared_memory
+
+SERVER = '''
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(1000)
+'''
+
+@pytest.mark.ranks(2)
+def test_leaves(rank, tmp_path):
+    if rank.rank == 1:
+        server = [sys.executable, "-c", SERVER]
+        started = subprocess.Popen(server, stdout=subprocess.PIPE, start_new_session=True)
+        print("port", int(started.stdout.readline()), "pid", started.pid, flush=True)
+        shared_memory.SharedMemory(create=True, size=100_000)
+
+@pytest.mark.ranks(2)
+def test_tidy(rank):
+    memory = shared_memory.SharedMemory(create=True, size=100)
+    memory.close()
+    memory.unlink()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+def test_what_is_left_behind_is_an_error_of_that_test_and_gone(suite: Suite) -> None:
+    memory = set(os.listdir("/dev/shm"))
+    done = suite(LEAVES, "-rA")
+    done.assert_outcomes(passed=2, errors=1)
+    text = str(done.stdout)
+    port, pid = re.findall(r"^port (\d+) pid (\d+)$", text, re.MULTILINE)[0]
+    assert f"  process {pid} (python" in text
+    assert f"listening on 127.0.0.1:{port}" in text
+    assert re.search(r"  shared memory psm_\w+ \(97 KiB\)", text)
+    assert "leaked shared_memory objects" not in str(done.stderr)
+    assert not Path(f"/proc/{pid}").exists()
+    assert not {name for name in set(os.listdir("/dev/shm")) - memory if name.startswith("psm_")}
+
+
+@pytest.mark.parametrize(("mode", "outcomes"), [("warn", {"warnings": 1}), ("ignore", {})])
+def test_a_suite_may_think_otherwise(mode: str, outcomes: dict[str, int], suite: Suite) -> None:
+    done = suite(LEAVES, "-o", f"ranks_leaks={mode}")
+    done.assert_outcomes(passed=2, **outcomes)
+    assert ("the ranks have left behind" in str(done.stdout)) == (mode == "warn")
+
+
+GPUS = """
+    import fcntl, time
+
+    @pytest.mark.parametrize("number", range(4))
+    @pytest.mark.ranks(1, gpus=True)
+    def test_one(rank, number):
+        mine = os.environ["CUDA_VISIBLE_DEVICES"]
+        assert os.environ["FLAGS_selected_gpus"] == "0"
+        with open(os.path.join(os.environ["HELD"], mine), "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The other worker's has to have a chance.
+            until = time.monotonic() + 0.2
+            while time.monotonic() < until:
+                pass
+
+    @pytest.mark.ranks(2, gpus=True)
+    def test_both(rank):
+        assert rank.gather(os.environ["FLAGS_selected_gpus"]) == ["0", "1"]
+
+    @pytest.mark.ranks(3, gpus=True)
+    def test_too_many(rank):
+        pass
+
+    @pytest.mark.ranks(1, gpus="1")
+    def test_named(rank):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+"""
+
+
+def test_no_gpu_is_given_to_two_tests_at_once(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HELD", str(tmp_path))
+    done = suite(GPUS, "-n", "2", "-p", "xdist")
+    done.assert_outcomes(passed=6, skipped=1)
+    assert "3 devices are wanted, and there are only 2" in str(done.stdout)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+ONCE = """
+    import once
+
+    @pytest.mark.parametrize("number", range(3))
+    @pytest.mark.ranks(2)
+    def test_shared(rank, number):
+        assert len(set(rank.gather(once.pid))) == 1
+        assert once.pid != os.getpid()
+        with open(os.environ["PIDS"], "a") as file:
+            file.write(f"{once.pid}\\n")
+
+    @pytest.mark.ranks(2, start_method="spawn")
+    def test_own(rank):
+        assert once.pid == os.getpid()
+"""
+
+
+def test_what_is_preloaded_is_imported_once(
+    suite: Suite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytester.makepyfile(once="import os\npid = os.getpid()\n")
+    pytester.syspathinsert()
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    done = suite(ONCE, "-o", "ranks_preload=once")
+    done.assert_outcomes(passed=4)
+    assert len(set((tmp_path / "pids").read_text().split())) == 1
+
+
+def test_a_zygote_that_cannot_be_is_told_by_the_test(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2, preload="no_such_module")
+        def test_refused(rank):
+            pass
+
+        @pytest.mark.ranks(2, preload="auto,no_such_module")
+        def test_without(rank):
+            assert rank.gather(1) == [1, 1]
+        """
+    )
+    done.assert_outcomes(passed=1, errors=1)
+    assert "No module named 'no_such_module'" in str(done.stdout)
