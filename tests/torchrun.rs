@@ -402,6 +402,9 @@ fn rlaunchs_own() {
     assert_eq!(made.dialects, [Dialect::Paddle, Dialect::Jax].into());
     assert!(made.omp_compat && made.exit_code_compat && made.bind_report);
     assert_eq!(made.numa, Some(Numa::CoreComplex));
+    assert_eq!(made.zygote, None);
+    let zygote = spec("--zygote auto").zygote.unwrap();
+    assert_eq!((zygote.names(), zygote.auto), ("torch".into(), true));
     for text in ["", "mxnet", "torch,"] {
         assert!(error(&format!("--dialect={text}")).starts_with("--dialect"), "{text}");
     }

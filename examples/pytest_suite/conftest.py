@@ -1,4 +1,4 @@
-"""Fixtures of the suite. But for those that a marker names in ``shared=``, each rank sets them up for itself."""
+"""Fixtures of the suite. Each rank sets its own up, but for those that a marker names in ``shared=``."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def rows(table: dict[str, str]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def helper_process() -> int:
-    """Of module scope: as all of pytest's scopes once for each test and rank, since each has a process of its own."""
+    """Of module scope, so once for each test and rank: every rank of every test is a process of its own."""
     return os.getpid()
 
 

@@ -35,7 +35,7 @@ def test_the_folder_is_the_same_for_all(rank, tmp_path: Path):
 def test_a_shared_fixture_is_made_once(rank, table, share, helper_process):
     assert {each["made_by"] for each in rank.gather(table)} == {table["made_by"]}
     assert table["made_by"] != os.getpid()
-    assert sorted(sum(rank.gather(share), [])) == list(range(1000))
+    assert sorted(row for part in rank.gather(share) for row in part) == list(range(1000))
     assert len(set(rank.gather(helper_process))) == rank.world_size
 
 
@@ -46,8 +46,8 @@ class TestOfAClass:
     def _listening(self, rank, record_property):
         """Rank 0 listens at the port that was kept free for it."""
         record_property("master_port", os.environ["MASTER_PORT"])
-        address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        self.server = socket.create_server(address) if rank.rank == 0 else None
+        self.address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.server = socket.create_server(self.address) if rank.rank == 0 else None
         rank.barrier()
         yield
         if self.server is not None:
@@ -55,7 +55,7 @@ class TestOfAClass:
 
     def test_ranks_meet_at_the_masters_port(self, rank):
         if self.server is None:
-            with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))) as line:
+            with socket.create_connection(self.address) as line:
                 line.sendall(b"hello")
         else:
             with self.server.accept()[0] as line:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import weakref
 from multiprocessing import (
@@ -297,7 +298,7 @@ class ZygotePopen(Popen):
                 "fds": {name: number for number, name in enumerate(fds, 1)},
                 "session": False,
                 "scope": "process",
-                "nofile": None,
+                "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                 "cpus": None,
                 "orphan": False,
                 "payload": {"first_fd": len(fds) + 1},

@@ -187,6 +187,8 @@ _SOON = 5.0
 # By what they have imported, and by what they have of this process: its environment, as far as they read it
 # while they did, and what else processes have of whoever starts them.
 _zygotes: dict[tuple[Any, ...], Zygote] = {}
+# So many, since each has hundreds of megabytes.
+_MOST = 4
 # Those that end when their ranks do, who would be killed with them.
 _ending: list[Zygote] = []
 # Of two threads one starts a zygote, and the other has it too.
@@ -205,7 +207,11 @@ def zygote_of(modules: list[str]) -> Zygote:
         _collect(0)
         zygote = _zygotes.get(key)
         if zygote is None or not zygote.lives():
-            zygote = _zygotes[key] = Zygote(modules)
+            zygote = Zygote(modules)
+        _zygotes.pop(key, None)
+        _zygotes[key] = zygote  # The last, so that the first is who was not asked for the longest time.
+        while len(_zygotes) > _MOST:
+            _zygotes.pop(next(iter(_zygotes))).end()
         return zygote
 
 
@@ -217,12 +223,18 @@ _INHERITED = (
 )
 
 
+# How many files is told: rlaunch itself raises it for many ranks.
+_LIMITS = [
+    name for name in dir(resource) if name.startswith("RLIMIT_") and name[7:] not in ("NOFILE", "OFILE")
+]
+
+
 def _inherited() -> tuple[Any, ...]:
     """What processes have of whoever starts them, and no rank is told."""
     with open("/proc/thread-self/status", encoding="utf-8", errors="surrogateescape") as file:
         status = tuple(line for line in file if line.partition(":")[0] in _INHERITED)
-    limits = (resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name)
-    return (*status, *limits, os.getpriority(os.PRIO_PROCESS, 0))
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in _LIMITS}
+    return (*status, *limits.items(), os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def _collect(patience: float) -> None:

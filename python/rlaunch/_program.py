@@ -62,6 +62,8 @@ def _put_first(folder: str) -> None:
 def _new_main() -> ModuleType:
     main = type(sys)("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
     sys.modules["__main__"] = main
     return main
 
@@ -117,6 +119,8 @@ def _from_program(trace: TracebackType | None) -> TracebackType | None:
     found = trace
     while found is not None and found.tb_frame.f_code.co_filename != __file__:
         found = found.tb_next
+    if found is None:
+        return trace
     while found is not None and found.tb_frame.f_code.co_filename == __file__:
         found = found.tb_next
-    return found or trace
+    return found  # None: it could not be compiled.

@@ -96,7 +96,7 @@ def _devices(gpus: Any) -> list[str] | bool | None:
         gpus.split(",") if isinstance(gpus, str) else gpus if isinstance(gpus, (tuple, list)) else [gpus]
     )
     names = [str(gpu).strip() for gpu in several if isinstance(gpu, (int, str)) and not isinstance(gpu, bool)]
-    sound = len(names) == len(several) == len(set(names)) and all(names)
+    sound = 0 < len(names) == len(several) == len(set(names)) and all(names)
     _need(sound, "gpus", gpus, 'True for one a rank, or devices, each once, as "0,1" or [0, 1]')
     return names
 

@@ -36,7 +36,7 @@ def exception(run: Run) -> BaseException:
         return TimeoutError(_timed_out(end))
     if end.kind == "died":
         assert end.rank is not None
-        return RankError(_died(run, end.rank, end.content), end.rank, end.content)
+        return RankError(death(run.peers[end.rank], end.content), end.rank, end.content)
     if end.kind == "error":
         return pytest.fail.Exception(str(end.content), pytrace=False)
     xfailed = end.content.get("wasxfail")
@@ -133,16 +133,12 @@ def _said(run: Run, end: End) -> tuple[str, str]:
         return f"{_timed_out(end)}\n\n{stacks}", _timed_out(end)
     assert end.rank is not None
     if end.kind == "died":
-        line = _died(run, end.rank, end.content)
+        line = death(run.peers[end.rank], end.content)
         fault = run.fault(end.rank) if end.content < 0 else ""
         return f"{line}\n\n{fault}".rstrip(), line
     text = str(end.content)
     line = f"rank {end.rank} could not run the test"
     return f"{line}:\n\n{text}", line + ": " + text.strip().rpartition("\n")[2]
-
-
-def _died(run: Run, rank: int, exitcode: int) -> str:
-    return death(rank, exitcode, run.peers[rank].over)
 
 
 def _timed_out(end: End) -> str:

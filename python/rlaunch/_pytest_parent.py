@@ -86,7 +86,8 @@ class _Phases:
         except NotEnough as error:
             raise pytest.skip.Exception(f"ranks on GPUs: {error}", _use_item_location=True) from error
         except (ValueError, RuntimeError, OSError) as error:
-            raise pytest.fail.Exception(f"the ranks cannot be started: {error}", pytrace=False) from error
+            said = f"the ranks cannot be started: {str(error).strip()}"
+            raise pytest.fail.Exception(said, pytrace=False) from None
         _reach(item, "setup")
 
     @pytest.hookimpl(wrapper=True)
@@ -309,5 +310,5 @@ def _sent_values(item: Any) -> dict[str, bytes]:
             values[name] = pickle.dumps(item.funcargs[name])
         except Exception as error:
             said = f"what the fixture {name!r} gives cannot be sent to the ranks: {error}"
-            raise pytest.fail.Exception(said, pytrace=False) from error
+            raise pytest.fail.Exception(said, pytrace=False) from None
     return values

@@ -210,15 +210,19 @@ class RankSession:
         task = self._task
         os.chdir(task.folder)
         options = {}
-        for name, value in task.options.items():
+        for option, value in task.options.items():
             # A class of a conftest that is not imported yet: the option has its default.
             with contextlib.suppress(Exception):
-                options[name] = pickle.loads(value)
+                options[option] = pickle.loads(value)
         args = [arg for plugin in task.plugins for arg in ("-p", plugin)]
         config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
         config.workerinput = task.worker
         config.workeroutput = {}
         os.chdir(task.cwd)
+        for name in _RERUNNERS:
+            plugin = config.pluginmanager.get_plugin(name)
+            if plugin is not None:
+                config.pluginmanager.unregister(plugin)
         self._config = config
         config.pluginmanager.register(self, "rlaunch-rank")
         config.hook.pytest_cmdline_main(config=config)
@@ -256,9 +260,8 @@ class RankSession:
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENTS_MARKS]
         self._give(item)
         self._link.send("begun")
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         manager = session.config.pluginmanager
-        unwanted = [plugin for name in _RERUNNERS if (plugin := manager.get_plugin(name)) is not None]
-        manager.subset_hook_caller("pytest_runtest_protocol", unwanted)(item=item, nextitem=None)
         slow = manager.get_plugin("hypothesispytest")
         if slow is not None and "hypothesis" not in sys.modules:
             # It imports all of hypothesis when a session finishes, which takes longer than all else here.

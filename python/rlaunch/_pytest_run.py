@@ -283,10 +283,16 @@ class Run:
             peer.process._popen._send_signal(_pytest_rank.STACKS)
         deadline = time.monotonic() + _STACKS
         seen = {peer.number: _Growth() for peer, _ in asked}
+        # Who ends meanwhile is not waited for.
+        living = {peer.process.sentinel: peer.number for peer, _ in asked}
         poll = select.poll()
-        while time.monotonic() < deadline and not all(growth.is_over() for growth in seen.values()):
+        for sentinel in living:
+            poll.register(sentinel, select.POLLIN)
+        while time.monotonic() < deadline and not all(seen[i].is_over() for i in living.values()):
             # Nothing tells of the file's growth.
-            poll.poll(5)
+            for sentinel, _ in poll.poll(5):
+                poll.unregister(sentinel)
+                del living[sentinel]
             for peer, before in asked:
                 seen[peer.number].look(whole(peer.stacks, before))
         for number, growth in seen.items():
@@ -319,12 +325,13 @@ class _Growth:
         return bool(self.text) and self._unchanged > (3 if ended else 100)
 
 
-def death(rank: int, exitcode: int, over: bool = False) -> str:
-    """How a rank died, in a line; ``over``: after it had told all of its test."""
+def death(peer: Peer, exitcode: int) -> str:
+    """How a rank died, in a line."""
     if exitcode < 0:
-        return f"rank {rank} was {ending(exitcode)}" + (" when its test was over" if over else "")
-    when = "after" if over else "in the middle of"
-    return f"rank {rank} has ended with {ending(exitcode)} {when} the test"
+        when = " when its test was over" if peer.over else "" if peer.ready else " before its test began"
+        return f"rank {peer.number} was {ending(exitcode)}{when}"
+    when = "after" if peer.over else "in the middle of" if peer.ready else "before"
+    return f"rank {peer.number} has ended with {ending(exitcode)} {when} the test"
 
 
 def _messages(longrepr: Any) -> str:

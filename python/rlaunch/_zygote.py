@@ -53,10 +53,11 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         refusal = _fork_safety.refusal() if "ready" in answer else None
         if refusal is not None:
-            answer = {"refused": f"importing {', '.join(setup['modules'])} {refusal}"}
+            answer = {"refused": f"importing {_in_short(setup['modules'])} {refusal}"}
+    if "ready" not in answer:
+        imports.show()  # Who is told may end this process.
     _tell(link, answer)
     if "ready" not in answer:
-        imports.show()
         os._exit(1)
     shared = _newborn.Shared(environ, mask, name)
     birth = _Zygote(link, setup.get("lifeline")).serve()
@@ -80,6 +81,12 @@ def _set_path(path: list[str] | None, first: str | None) -> None:
         sys.path[:1] = [] if first is None else [first]
 
 
+def _in_short(modules: list[str]) -> str:
+    """The first of them: a test session adds all that pytest itself consists of."""
+    more = len(modules) - 3
+    return ", ".join(modules[:3]) + (f" and {more} more" if more > 0 else "")
+
+
 def _import_all(modules: list[str]) -> dict[str, Any]:
     """Imports them; what is to be told of it."""
     import importlib
@@ -91,10 +98,13 @@ def _import_all(modules: list[str]) -> dict[str, Any]:
         except BaseException as error:
             import traceback
 
-            lines = traceback.format_exception_only(type(error), error)
-            text = "".join(traceback.format_exception(error)[-40:])
+            said = traceback.format_exception_only(type(error), error)
             # In JSON a character takes six bytes at most, and all has to go into one message.
-            return {"failed": f"import {module}: {lines[-1].strip()}"[:1500], "traceback": text[-8000:]}
+            frames = "".join(traceback.format_tb(error.__traceback__))[-6000:]
+            return {
+                "failed": f"import {module}: {said[-1].strip()}"[:1500],
+                "traceback": f"{frames}{''.join(said)[:2000]}",
+            }
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 
 

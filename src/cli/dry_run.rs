@@ -4,6 +4,7 @@ use crate::dialect::Binding;
 use crate::model::env::Name;
 use crate::model::{Endpoint, Role};
 use crate::plan::Plan;
+use crate::run::zygote::Zygote;
 use crate::spec::meeting::{At, Meeting};
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -21,6 +22,9 @@ struct Document<'a> {
     /// What is known only once the nodes have met, if they are to meet.
     #[serde(skip_serializing_if = "Option::is_none")]
     meeting: Option<String>,
+    /// What the process that they are forked from imports, if they are forked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zygote: Option<&'a [String]>,
     ranks: Vec<Row<'a>>,
 }
 
@@ -115,8 +119,9 @@ fn rows(plan: &Plan) -> Vec<Row<'_>> {
         .collect()
 }
 
-/// One JSON object, on several lines. `meeting`: where this node is to meet the others, if it is to.
-pub fn json(plan: &Plan, meeting: Option<&Meeting>) -> String {
+/// One JSON object, on several lines. `meeting`: where this node is to meet the others, if it is to;
+/// `zygote`: from which process the ranks are to be forked, if from any.
+pub fn json(plan: &Plan, meeting: Option<&Meeting>, zygote: Option<&Zygote>) -> String {
     let document = Document {
         version: 1,
         job_id: &plan.job_id,
@@ -124,6 +129,7 @@ pub fn json(plan: &Plan, meeting: Option<&Meeting>) -> String {
         world_size: plan.world_size,
         log_dir: &plan.pod.log_dir,
         meeting: meeting.map(|meeting| of_meeting(plan, meeting)),
+        zygote: zygote.map(Zygote::modules),
         ranks: rows(plan),
     };
     serde_json::to_string_pretty(&document).unwrap_or_default() + "\n"
@@ -131,7 +137,7 @@ pub fn json(plan: &Plan, meeting: Option<&Meeting>) -> String {
 
 /// A table for people: a line a rank, then the variables: those that all ranks share once, the others
 /// by rank.
-pub fn table(plan: &Plan, meeting: Option<&Meeting>) -> String {
+pub fn table(plan: &Plan, meeting: Option<&Meeting>, zygote: Option<&Zygote>) -> String {
     let rows = rows(plan);
     let size = meeting.map_or_else(|| size(plan), |meeting| of_meeting(plan, meeting));
     let mut text = format!("job {}: {size}, logs in {}\n\n", plan.job_id, plan.pod.log_dir);
@@ -157,6 +163,9 @@ pub fn table(plan: &Plan, meeting: Option<&Meeting>) -> String {
             for row in &rows {
                 text.push_str(&format!("command of {}   {}\n", row.name(), shell_line(&row.argv)));
             }
+        }
+        if let Some(zygote) = zygote {
+            text.push_str(&format!("all forked from a process that imports {}\n", zygote.names()));
         }
         text.push_str("\nvariables of every rank\n");
         let shared = |name: &str, value: &str| rows.iter().all(|r| r.env.get(name) == Some(&value));

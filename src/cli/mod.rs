@@ -30,3 +30,4 @@ pub mod torch_report;
 mod torch_rounds;
 pub mod torchrun;
 mod waiting;
+mod zygote;

@@ -23,6 +23,7 @@ use crate::sys::ports::Lease;
 use crate::sys::process;
 use crate::sys::signals::{self, HELD_IN_FRONT, Signals};
 use crossbeam_channel::bounded;
+use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 use tracing::warn;
@@ -86,6 +87,18 @@ impl Listener for At<'_> {
         self.door.notes(note, &self.launch.policy, self.launch);
     }
 
+    fn importing(&self, modules: &str) {
+        tell(&format!("importing {modules} for all ranks ..."));
+    }
+
+    fn imported(&self, modules: &str, seconds: f64) {
+        tell(&format!("imported {modules} in {seconds:.1} s"));
+    }
+
+    fn without_zygote(&self, why: &str) {
+        tell(&format!("no zygote: {why}; every rank imports for itself"));
+    }
+
     fn halted(&self, parting: &Parting) {
         // What goes before the end of this node alone is said with that.
         if let (Parting::Halted(Halt::Told(..)), Some(why)) = (parting, ends::why(parting)) {
@@ -135,6 +148,11 @@ pub fn carry_out(
                 }
                 Err(refusal) => refusal.told(record),
             };
+            // Where it has served several rounds, or the work ended by an error.
+            if launch.zygote.as_ref().is_some_and(|zygote| zygote.end()) {
+                // What its modules have started, if anything. Nobody could be looked for: the front does.
+                let _ = sweep::everybody(&BTreeSet::new(), None);
+            }
             // Before the report: what is PID 1 takes this process with it when it ends.
             sweep::close(launch.cgroup.as_ref());
             temporary::remove(launch.temporary.as_deref());

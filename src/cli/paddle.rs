@@ -11,6 +11,7 @@ use super::policy::policy;
 use super::record::Record;
 use super::refusal::{Refusal, unmet, usage};
 use super::tie;
+use super::zygote::zygote;
 use super::{dry_run, exit_code, legacy, message, others_command};
 use crate::log::Prefix;
 use crate::log::verdict::Verdict;
@@ -178,13 +179,14 @@ fn launch_on_this_node(
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(unmet)?;
     let program = find(spec, argv, &base).map_err(unmet)?;
+    let zygote = zygote(spec.zygote.as_ref(), &plan, python)?;
     match spec.dry_run {
         Some(DryRun::Table) => {
-            print(&dry_run::table(&plan, spec.meeting.as_ref()));
+            print(&dry_run::table(&plan, spec.meeting.as_ref(), zygote.as_deref()));
             return Ok(exit_code::OK);
         }
         Some(DryRun::Json) => {
-            print(&dry_run::json(&plan, spec.meeting.as_ref()));
+            print(&dry_run::json(&plan, spec.meeting.as_ref(), zygote.as_deref()));
             return Ok(exit_code::OK);
         }
         None => {}
@@ -232,6 +234,7 @@ fn launch_on_this_node(
         nofile,
         key,
         cgroup,
+        zygote,
         temporary: has_folder.then(|| PathBuf::from(&facts.temporary)),
         disposable: None,
     };

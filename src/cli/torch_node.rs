@@ -8,6 +8,7 @@ use super::refusal::{Refusal, complain, tell, unmet, usage};
 use super::torch_events::Events;
 use super::torch_meeting::{self, Met, Unmet};
 use super::torch_rounds::TorchMeeting;
+use super::zygote::zygote;
 use super::{dry_run, exit_code, message, notes, torch_report};
 use crate::log::github_annotation;
 use crate::log::verdict::{Style, Verdict, render};
@@ -84,6 +85,7 @@ pub fn launch(
     preflight::check_lengths(argv).map_err(unmet)?;
     let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
     let program = preflight::find_program(&argv[0], path).map_err(unmet)?;
+    let zygote = zygote(spec.zygote.as_ref(), &plan, python)?;
     match spec.dry_run {
         Some(form) => {
             plan.ranks.iter_mut().for_each(|rank| rank.env = rank.env_of(0));
@@ -92,7 +94,7 @@ pub fn launch(
                 Meeting::Alone | Meeting::Static { .. } => None,
             };
             let form = if form == DryRun::Json { dry_run::json } else { dry_run::table };
-            let text = form(&plan, to_meet);
+            let text = form(&plan, to_meet, zygote.as_deref());
             message::to_stdout(text.as_bytes());
             return Ok(exit_code::OK);
         }
@@ -123,6 +125,7 @@ pub fn launch(
         nofile,
         cgroup: if without_cgroup { None } else { JobGroup::find(&key) },
         key,
+        zygote,
         temporary: None,
         disposable: folder.disposable.clone(),
     };

@@ -32,6 +32,7 @@ pub enum Waited {
 
 /// Whoever waits.
 pub struct Waiting<'a> {
+    launch: &'a Launch<'a>,
     supervisor: &'a Supervisor,
     signals: &'a Signals,
     notify: &'a BTreeSet<i32>,
@@ -49,20 +50,20 @@ const REQUESTS: u64 = 3;
 impl<'a> Waiting<'a> {
     /// For the others of this meeting.
     pub fn new(
-        launch: &'a Launch<'_>,
+        launch: &'a Launch<'a>,
         supervisor: &'a Supervisor,
         signals: &'a Signals,
         meeting: &'a dyn Meeting,
     ) -> Self {
         let (notify, requests) = (&launch.notify, Requests::default());
-        Self { supervisor, signals, notify, requests, meeting, front_lost: false }
+        Self { launch, supervisor, signals, notify, requests, meeting, front_lost: false }
     }
 
     /// Takes in what has been asked for; whether anything is to be tried further.
     pub fn go_on(&mut self) -> bool {
         let mut came: Vec<(i32, Way)> =
             self.signals.drain().into_iter().map(|signal| (signal, Way::Directly)).collect();
-        tree::reap_strays(|_| false);
+        tree::reap_strays(|pid| self.launch.elders().contains(&pid));
         match self.supervisor.asked() {
             Some(asked) => came.extend(asked.into_iter().map(|signal| (signal, Way::Asked))),
             None => self.front_lost = true,

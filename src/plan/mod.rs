@@ -19,6 +19,7 @@ pub mod threads;
 pub mod torchrun;
 pub mod tuner;
 pub mod visible;
+pub mod zygote;
 
 use crate::dialect::{Binding, paddle_launch, torch};
 use crate::model::{CpuSet, Endpoint, EnvPatch, Role, Who};

@@ -22,6 +22,10 @@ pub trait Host {
     fn lingers(&self, _pid: i32) -> bool {
         false
     }
+    /// Whether the next attempt has to wait, however long its time has come.
+    fn holds_up(&self) -> bool {
+        false
+    }
     /// A child that leads a session has ended.
     fn ended(&mut self, _end: &End<'_>) {}
     /// Its status has been collected.
@@ -148,7 +152,8 @@ impl Engine {
     /// host's that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
         let again = (!self.lingering.is_empty()).then_some(AGAIN);
-        let timeout = [limit, self.time_left(), again].into_iter().flatten().min();
+        let time_left = self.time_left().filter(|_| !self.is_held_up(host));
+        let timeout = [limit, time_left, again].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.collect(&tokens, host)?;
@@ -173,9 +178,16 @@ impl Engine {
         tokens.sort_unstable();
         tokens.dedup();
         let mut effects = Vec::new();
-        self.supervisor.handle_timeout(clock::now(), &mut effects);
+        if !self.is_held_up(host) {
+            self.supervisor.handle_timeout(clock::now(), &mut effects);
+        }
         self.act(effects, host)?;
         Ok(tokens)
+    }
+
+    /// Where somebody lives, the time that runs out is another.
+    fn is_held_up(&self, host: &dyn Host) -> bool {
+        host.holds_up() && self.supervisor.living().is_empty()
     }
 
     /// Hands an event from outside to the supervisor.

@@ -4,6 +4,7 @@
 
 use super::launch::Launch;
 use super::sweep::{self, Swept};
+use super::zygote;
 use crate::model::Exit;
 use crate::sys::clock;
 use crate::sys::pidfd::{self, Collected};
@@ -184,7 +185,8 @@ impl Front {
         let cgroup = launch.cgroup.as_ref();
         let mut swept = sweep::everybody(&self.elders, cgroup)?;
         swept.killed.extend(sweep::by_key(&launch.key)?);
-        swept.killed.retain(|process| process.pid != self.supervisor.pid);
+        // These two are the launcher's own.
+        swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
         sweep::close(cgroup);
         Ok(swept)
     }

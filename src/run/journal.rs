@@ -55,6 +55,11 @@ pub enum What<'a> {
         supervisor: u32,
         argv: Vec<String>,
     },
+    ZygoteReady {
+        pid: i32,
+        seconds: f64,
+        modules: &'a [String],
+    },
     RankStarted {
         role: Role,
         rank: usize,

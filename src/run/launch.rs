@@ -9,6 +9,7 @@ use super::request::{Requests, Way};
 use super::start::{Process, Ranks};
 use super::sweep::{self, Leftover, Swept};
 use super::together::{self, Parting};
+use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Filter, Plan, RankPlan, Stream};
 use crate::rendezvous::torch_static::Nodes;
@@ -25,14 +26,17 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 const SIGNALS: u64 = HOST_TOKENS;
 const FRONT: u64 = HOST_TOKENS + 1;
 const REQUESTS: u64 = HOST_TOKENS + 2;
 const NODES: u64 = HOST_TOKENS + 3;
+/// What it says, and its end.
+pub(super) const ZYGOTE: (u64, u64) = (HOST_TOKENS + 4, HOST_TOKENS + 5);
 /// Two for each stream: growth of a log, room on the console.
-const FOLLOWERS: u64 = HOST_TOKENS + 4;
+const FOLLOWERS: u64 = HOST_TOKENS + 6;
 
 /// How long a console that takes nothing is waited for once all ranks have ended.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
@@ -76,6 +80,8 @@ pub struct Launch<'a> {
     pub key: String,
     /// What the ranks are started in, as far as it can be made: by the supervisor, so that the front outlives it.
     pub cgroup: Option<JobGroup>,
+    /// From which process the ranks are forked, if from any. It is the supervisor's, through all rounds.
+    pub zygote: Option<Rc<Zygote>>,
     /// A folder that is there while the job runs.
     pub temporary: Option<PathBuf>,
     /// A folder that is kept only if the job does not end well.
@@ -101,9 +107,15 @@ impl Launch<'_> {
             nofile: self.nofile,
             key: self.key.clone(),
             cgroup: self.cgroup.clone(),
+            zygote: self.zygote.clone(),
             temporary: self.temporary.clone(),
             disposable: self.disposable.clone(),
         }
+    }
+
+    /// Who below the supervisor is none of the job's.
+    pub fn elders(&self) -> BTreeSet<i32> {
+        self.zygote.iter().filter_map(|zygote| zygote.pid()).collect()
     }
 
     /// The file in which a rank's last words of an attempt are, if they are in any.
@@ -118,6 +130,12 @@ pub trait Listener {
     fn started(&self, id: ChildId, pid: i32);
     /// Something happens on the way down, or up again.
     fn noted(&self, note: &Note);
+    /// These modules take long to be imported for all ranks.
+    fn importing(&self, _modules: &str) {}
+    /// They have been, after so many seconds.
+    fn imported(&self, _modules: &str, _seconds: f64) {}
+    /// Every rank imports for itself, for this reason.
+    fn without_zygote(&self, _why: &str) {}
     /// The round is over before the ranks have ended: they are stopped now.
     fn halted(&self, _parting: &Parting) {}
 }
@@ -185,15 +203,27 @@ pub fn run(
     }
     let store = launch.store.take();
     let mut ranks = Ranks::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
-    engine.send(Event::Start, &mut ranks)?;
-    let (mut told, mut cut_off) = (false, false);
+    let zygote = launch.zygote.as_deref();
+    if let Some(zygote) = zygote {
+        zygote.begin(launch, engine.poll(), ZYGOTE)?;
+    }
+    let (mut begun, mut told, mut cut_off) = (false, false, false);
     while engine.report().is_none() {
+        if !begun && !zygote.is_some_and(Zygote::is_importing) {
+            begun = true;
+            engine.send(Event::Start, &mut ranks)?;
+            continue;
+        }
         let busy = ranks.followers().any(|follower| follower.has_more());
         let due = ranks.followers().filter_map(|follower| follower.due()).min();
         let alone_at = membership.as_ref().and_then(|membership| membership.due()).filter(|_| !cut_off);
-        let due = alone_at.into_iter().chain(due).min();
+        let long_at = zygote.and_then(Zygote::long_at);
+        let due = alone_at.into_iter().chain(due).chain(long_at).min();
         let due = due.map(|at| at.saturating_sub(clock::now()));
         let tokens = engine.turn(if busy { Some(Duration::ZERO) } else { due }, &mut ranks)?;
+        if let Some(zygote) = zygote.filter(|zygote| zygote.takes_long()) {
+            listener.importing(&zygote.names());
+        }
         for follower in ranks.followers() {
             follower.handle_timeout(engine.poll())?;
             if follower.has_more() {
@@ -224,11 +254,12 @@ pub fn run(
                     for signal in signals.drain() {
                         if let Some(event) = requests.event(signal, Way::Directly, &launch.notify) {
                             ranks.journal.write(What::Signal { signal });
+                            ranks.pass_on_sleep(&event);
                             engine.send(event, &mut ranks)?;
                         }
                     }
                     // Ranks are collected by their pidfds; those that came from below them, here.
-                    tree::reap_strays(|pid| engine.owns(pid));
+                    tree::reap_strays(|pid| engine.owns(pid) || launch.elders().contains(&pid));
                 }
                 REQUESTS => match supervisor.asked() {
                     Some(asked) => {
@@ -246,6 +277,7 @@ pub fn run(
                     ranks.journal.write(What::FrontLost);
                     engine.send(Event::HostLost, &mut ranks)?;
                 }
+                token if token == ZYGOTE.0 || token == ZYGOTE.1 => ranks.hear_zygote(engine.poll())?,
                 // Of a membership it has been heard above.
                 NODES => {
                     if let Some(nodes) = &mut nodes
@@ -267,7 +299,11 @@ pub fn run(
             }
         }
     }
-    let mut rest = sweep::everybody(&BTreeSet::new(), launch.cgroup.as_ref())?;
+    // Other rounds may follow.
+    if let Some(zygote) = zygote.filter(|_| membership.is_none()) {
+        zygote.end();
+    }
+    let mut rest = sweep::everybody(&launch.elders(), launch.cgroup.as_ref())?;
     rest.killed.append(&mut ranks.strays);
     let stop = |signal: &i32| STOP.contains(signal) && !launch.notify.contains(signal);
     let mut impatient = || signals.drain().iter().any(stop) || supervisor.asked().is_none_or(|s| s.iter().any(stop));

@@ -23,6 +23,7 @@ pub mod store;
 pub mod sweep;
 pub mod temporary;
 pub mod together;
+pub mod zygote;
 
 /// Variables that the launcher is told and nothing that it starts is to know.
 pub const SECRETS: [&str; 2] = ["RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER"];

@@ -181,6 +181,7 @@ mod tests {
             nofile: None,
             key: String::new(),
             cgroup: None,
+            zygote: None,
             temporary: None,
             disposable: None,
         };

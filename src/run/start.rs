@@ -4,7 +4,7 @@
 use super::console::Follower;
 use super::engine::{End, Host};
 use super::journal::{Journal, What};
-use super::launch::{Launch, Listener};
+use super::launch::{Launch, Listener, ZYGOTE};
 use super::logs;
 use super::membership::Membership;
 use super::output;
@@ -14,19 +14,19 @@ use super::screens::Screens;
 use super::store::Served;
 use super::sweep::{self, Leftover, Patience};
 use super::temporary;
+use super::zygote::News;
 use crate::log::{blame, lost_peer};
 use crate::model::{Exit, Who};
 use crate::plan::Output;
 use crate::rendezvous::agree::{Failure, Stops};
-use crate::supervise::{ChildId, Note, Part, StopReason};
+use crate::supervise::{ChildId, Event, Note, Part, StopReason};
 use crate::sys::affinity::Mask;
 use crate::sys::cgroup::Folder;
 use crate::sys::child::Child;
 use crate::sys::lifeline::{Lifeline, Scope};
 use crate::sys::poll::Poll;
-use crate::sys::spawn::{self, Group, Start};
+use crate::sys::spawn::{self, Group, Start, Started};
 use nix::errno::Errno;
-use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io;
 use std::net::TcpListener;
@@ -77,6 +77,7 @@ pub struct Ranks<'a> {
     rotation: Option<Rotation>,
     /// What people see of the logs, and files for lines that somebody looks for.
     screens: Screens<'a>,
+    poll: Arc<Poll>,
     /// What is written down.
     pub journal: Journal,
     listener: &'a dyn Listener,
@@ -109,7 +110,8 @@ impl<'a> Ranks<'a> {
             store: Served::start(store, limits_of_store(launch.plan.ranks.len()))?,
             patience: Patience::default(),
             rotation: launch.rotation.map(|spec| Rotation::new(spec, launch.plan.ranks.len())).transpose()?,
-            screens: Screens::new(launch, poll, tokens),
+            screens: Screens::new(launch, poll.clone(), tokens),
+            poll,
             journal,
             listener,
         })
@@ -163,6 +165,41 @@ impl<'a> Ranks<'a> {
         })
     }
 
+    /// A process that was forked from the zygote, where there is one.
+    fn forked(&self, start: &Start) -> Result<Option<Started>, String> {
+        let Some(zygote) = &self.launch.zygote else { return Ok(None) };
+        match zygote.start(start) {
+            Err(why) if zygote.is_given_up() => {
+                self.listener.without_zygote(&why);
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Hears of the zygote what there is to be heard.
+    pub fn hear_zygote(&mut self, poll: &Poll) -> io::Result<()> {
+        let Some(zygote) = &self.launch.zygote else { return Ok(()) };
+        // What else it may be is said when a rank is to be started.
+        if let Some(News::Ready { pid, seconds }) = zygote.look(poll)? {
+            self.journal.write(What::ZygoteReady { pid, seconds, modules: zygote.modules() });
+            if zygote.was_told() {
+                self.listener.imported(&zygote.names(), seconds);
+            }
+        }
+        Ok(())
+    }
+
+    /// While nobody else is there to be put to sleep, the zygote is.
+    pub fn pass_on_sleep(&self, event: &Event) {
+        let Some(zygote) = self.launch.zygote.as_ref().filter(|zygote| zygote.is_importing()) else { return };
+        match event {
+            Event::Suspend => zygote.freeze(libc::SIGSTOP),
+            Event::Resume => zygote.freeze(libc::SIGCONT),
+            _ => {}
+        }
+    }
+
     fn start_one(&mut self, id: ChildId) -> Result<Arc<Child>, String> {
         let rank = &self.launch.plan.ranks[id.local_rank];
         let name = |what: &str| format!("{} ({}): {what}", rank.who(), self.launch.program.display());
@@ -202,7 +239,10 @@ impl<'a> Ranks<'a> {
             affinity: rank.cpus.as_ref().map(Mask::of),
             default_sigpipe: true,
         };
-        let started = spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?;
+        let started = match self.forked(&start).map_err(|e| format!("{} from a zygote: {e}", rank.who()))? {
+            Some(started) => started,
+            None => spawn::start(&start).map_err(|e| in_step(e.step, io::Error::from_raw_os_error(e.errno)))?,
+        };
         let log_start = opened.written.first().map_or(0, |log| log.start);
         self.processes[id.local_rank] =
             Process { pid: Some(started.pid), attempt: id.attempt, log_start, ..Process::default() };
@@ -229,6 +269,10 @@ impl Host for Ranks<'_> {
 
     fn lingers(&self, pid: i32) -> bool {
         self.launch.policy.forwards && sweep::is_group_alive(pid)
+    }
+
+    fn holds_up(&self) -> bool {
+        self.launch.zygote.as_ref().is_some_and(|zygote| zygote.is_importing())
     }
 
     fn ended(&mut self, end: &End<'_>) {
@@ -266,7 +310,7 @@ impl Host for Ranks<'_> {
     }
 
     fn sweep(&mut self) {
-        let swept = sweep::everybody(&BTreeSet::new(), self.launch.cgroup.as_ref());
+        let swept = sweep::everybody(&self.launch.elders(), self.launch.cgroup.as_ref());
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::LAST).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
@@ -293,6 +337,10 @@ impl Host for Ranks<'_> {
     }
 
     fn note(&mut self, note: Note) {
+        if let (Note::Restarting { .. }, Some(zygote)) = (&note, &self.launch.zygote) {
+            // If it has been lost, there is another by then; where it cannot be heard of, the start will fail.
+            let _ = zygote.begin_anew(self.launch, &self.poll, ZYGOTE);
+        }
         self.journal.note(&note, |local| self.launch.plan.ranks[local].who());
         self.listener.noted(&note);
     }

@@ -162,7 +162,7 @@ fn living(pid: i32) -> Option<Stat> {
 }
 
 fn carries(pid: i32, key: &str) -> bool {
-    tree::variable(pid, KEY).is_some_and(|value| value == key.as_bytes())
+    tree::has_been_given(pid, KEY, key)
 }
 
 /// Kills a process below this one, and notes it.

@@ -12,6 +12,7 @@ use super::ps::{Form, PsSpec};
 use super::restarts::{self, Restarts};
 use super::rotation::{self, Rotation};
 use super::tuner::Tuning;
+use super::zygote::{self, Zygote};
 use crate::model::Endpoint;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -100,6 +101,8 @@ pub struct LaunchSpec {
     pub notify_signals: BTreeSet<i32>,
     /// Whether the ranks get a cgroup of their own where one can be made.
     pub cgroup: bool,
+    /// From which process the ranks are forked, if from any.
+    pub zygote: Option<Zygote>,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
     /// The file of automatic parallelism, if there is one.
@@ -218,6 +221,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<LaunchSp
         console: console::check(values)?,
         notify_signals: notify::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
+        zygote: zygote::check(values, "paddle")?,
         dry_run: match values.text("dry_run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),

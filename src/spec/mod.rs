@@ -22,6 +22,7 @@ pub mod spawn;
 pub mod spawn_nodes;
 pub mod torchrun;
 pub mod tuner;
+pub mod zygote;
 
 use std::fmt;
 

@@ -67,6 +67,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "JSON file of automatic parallelism: runs the script as its tuner, then as the job"),
     opt("auto_cluster_config", Bool, &["PADDLE_AUTO_CLUSTER"], None, "Passed to the ranks as PADDLE_AUTO_CLUSTER, 0 or 1"),
     opt("dry_run", Text, &[], None, "Print the plan as a table (or =json) and start nothing"),
+    opt("zygote", Text, &["RLAUNCH_ZYGOTE"], None, "Import these modules once, in a process that the ranks are forked from: paddle, torch or any, joined by commas; auto among them: only where that is safe"),
     opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder for the ranks' logs, workerlog.0 and so on"),
     opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Empty the logs first instead of appending to them, and forget the last job's attempts"),
     opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Keep each rank's log about this short, such as 100M or 2G, by moving its older part to workerlog.N.1 and so on"),

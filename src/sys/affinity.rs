@@ -38,6 +38,12 @@ impl Mask {
         Self(mask)
     }
 
+    /// Which they are.
+    pub fn cpus(&self) -> CpuSet {
+        let is_in = |cpu: &u16| self.0.get(usize::from(*cpu) / BITS).is_some_and(|word| word & bit(*cpu) != 0);
+        (0..=u16::MAX).filter(is_in).collect()
+    }
+
     /// Lets the calling thread run on these only; those that are not online are passed over. 0, or the errno: EINVAL
     /// if none is left.
     /// Async-signal-safe.
@@ -60,6 +66,7 @@ mod tests {
         let one: CpuSet = before.iter().next_back().into_iter().collect();
         assert_eq!(Mask::of(&one).apply_raw(), 0);
         assert_eq!(own().unwrap(), one);
+        assert_eq!(Mask::of(&one).cpus(), one);
         assert_eq!(Mask::of(&CpuSet::default()).apply_raw(), libc::EINVAL);
         assert_eq!(Mask::of(&[u16::MAX].into_iter().collect()).apply_raw(), libc::EINVAL);
         assert_eq!(own().unwrap(), one, "what fails changes nothing");

@@ -11,6 +11,7 @@ pub mod inotify;
 pub mod lifeline;
 pub mod limits;
 pub mod mark;
+pub mod packet;
 pub mod pidfd;
 pub mod poll;
 pub mod ports;

@@ -140,6 +140,12 @@ pub fn is_nameless(pid: i32) -> bool {
     empty && Stat::of(pid).is_some_and(|stat| stat.is_alive())
 }
 
+/// Whether a process has a variable `name` of this value, or such a mark in its memory.
+pub fn has_been_given(pid: i32, name: &str, value: &str) -> bool {
+    let is_it = |found: &Vec<u8>| found == value.as_bytes();
+    variable(pid, name).as_ref().is_some_and(is_it) || mark::in_memory(pid).iter().any(is_it)
+}
+
 /// Whether a process has a variable `name` that starts with `value`, or such a mark in its memory.
 pub fn carries(pid: i32, name: &str, value: &str) -> bool {
     let starts = |found: &Vec<u8>| found.starts_with(value.as_bytes());

@@ -13,12 +13,15 @@ from rlaunch._pytest_states import place, without_pytest
 def test_a_marker_says_what_spawn_is_told() -> None:
     plain = read(pytest.mark.ranks(2).mark)
     assert (plain.n, plain.timeout, plain.shared) == (2, None, ())
-    assert plain.options == {"start_method": "spawn", "dialect": "paddle,torch", "backend": "gloo"}
-    full = read(pytest.mark.ranks(3, timeout=0, gpus=[0, 1], preload="torch", shared="data").mark)
+    assert plain.options == {"start_method": "spawn", "dialect": "paddle,torch"}
+    assert plain.gpus is None
+    full = read(pytest.mark.ranks(2, timeout=0, gpus=[0, 1], preload="torch", shared="data").mark)
     assert (full.timeout, full.shared) == (0.0, ("data",))
-    assert full.options["gpus"] == "0,1"
-    assert full.options["preload"] == "torch"
-    assert "backend" not in full.options
+    assert full.gpus == ["0", "1"]
+    assert full.options == {"start_method": "zygote", "dialect": "paddle,torch", "preload": "torch"}
+    assert read(pytest.mark.ranks(2, gpus=True).mark).gpus is True
+    assert read(pytest.mark.ranks(2).mark, "torch").options["preload"] == "torch"
+    assert "preload" not in read(pytest.mark.ranks(2, start_method="fork").mark, "torch").options
 
 
 @pytest.mark.parametrize(
@@ -36,8 +39,11 @@ def test_a_marker_says_what_spawn_is_told() -> None:
         (pytest.mark.ranks(1, start_method=["spawn"]), "start_method must be one of spawn, fork"),
         (pytest.mark.ranks(1, dialect="torch,keras"), "but got 'torch,keras'"),
         (pytest.mark.ranks(1, dialect=None), "dialect must be"),
-        (pytest.mark.ranks(1, gpus=[]), "gpus must be devices"),
-        (pytest.mark.ranks(1, gpus=0.5), "gpus must be devices"),
+        (pytest.mark.ranks(1, gpus=[]), "gpus must be True for one a rank, or devices"),
+        (pytest.mark.ranks(1, gpus=0.5), "gpus must be True for one a rank, or devices"),
+        (pytest.mark.ranks(1, gpus="0,0"), "each once"),
+        (pytest.mark.ranks(3, gpus="0,1"), "gpus must be as many devices as ranks, so 3, but got '0,1'"),
+        (pytest.mark.ranks(1, preload="torch", start_method="spawn"), "start_method must be zygote where"),
         (pytest.mark.ranks(1, preload=3), "preload must be"),
         (pytest.mark.ranks(1, shared=[1]), "shared must be names of fixtures, but got [1]"),
     ],

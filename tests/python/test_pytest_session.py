@@ -15,6 +15,20 @@ import pytest
 from launching import marked
 from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
 
+LIGHT = """
+import sys, pytest
+before = set(sys.modules)
+import rlaunch.pytest_plugin
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_plugin_imports_nothing_until_it_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    own = ["_lib", "launch", "pytest_plugin", "spawn"]
+    assert done.stdout.split() == ["rlaunch", *(f"rlaunch.{name}" for name in own)]
+
+
 PAIR = """
 @pytest.mark.ranks(2)
 def test_good(rank):

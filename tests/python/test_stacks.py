@@ -84,7 +84,8 @@ def test_what_has_started_the_test_runner_is_left_out_with_it() -> None:
     within = written(("/v/_pytest/fixtures.py", 8, "setup"), *started)
     told = _stacks.grouped({0: waits}, outer, inner).splitlines()
     assert told[1:] == ["    /t/test_a.py:12 in test_sum", "    /v/rlaunch/_pytest_rank.py:9 in barrier"]
-    assert _stacks.grouped({0: within}, outer, inner).splitlines()[-1] == "    /v/_pytest/fixtures.py:8 in setup"
+    told = _stacks.grouped({0: within}, outer, inner).splitlines()
+    assert told[-1] == "    /v/_pytest/fixtures.py:8 in setup"
 
 
 def test_of_what_waits_inside_of_us_its_name_is_told() -> None:

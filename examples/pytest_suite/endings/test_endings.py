@@ -43,7 +43,7 @@ def test_fails_in_the_middle_of_a_collective(rank):
     dist.barrier()
 
 
-@pytest.mark.ranks(3, timeout=5)
+@pytest.mark.ranks(3, timeout=8)
 def test_hangs(rank):
     if rank.rank == 1:
         wait_for_data()

@@ -9,6 +9,7 @@ pub mod streams;
 use super::dialects::{self, Dialect};
 use super::launch::DryRun;
 use super::options::{Values, Vars};
+use super::zygote::{self, Zygote};
 use super::{SpecError, nodes, notify, shown};
 use crate::model::exit::signal_number;
 use std::collections::BTreeSet;
@@ -169,6 +170,8 @@ pub struct TorchSpec {
     pub exit_code_compat: bool,
     /// Whose variables the ranks get.
     pub dialects: BTreeSet<Dialect>,
+    /// From which process the ranks are forked, if from any.
+    pub zygote: Option<Zygote>,
     /// Print the plan only.
     pub dry_run: Option<DryRun>,
     /// The least important level that is shown: `DEBUG` to `CRITICAL`.
@@ -247,6 +250,7 @@ pub fn check(values: &Values, vars: &Vars, rest: &[OsString]) -> Result<TorchSpe
         omp_compat: read::flag(values, "omp-compat")?,
         exit_code_compat: read::flag(values, "exit-code-compat")?,
         dialects: dialects::check(values)?,
+        zygote: zygote::check(values, "torch")?,
         dry_run: match values.text("dry-run") {
             None => None,
             Some("" | "table") => Some(DryRun::Table),

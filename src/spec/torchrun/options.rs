@@ -47,6 +47,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("pass-local-rank", Flag, &[], None, "Give the script --local-rank=N first, as torch.distributed.launch does"),
     opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "OMP_NUM_THREADS is 1 where there are several ranks, not this node's CPUs divided among them"),
     opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "End with 1 whenever the job failed or was stopped"),
+    opt("zygote", Text, &["RLAUNCH_ZYGOTE"], None, "Import these modules once, in a process that the ranks are forked from: torch, paddle or any, joined by commas; auto among them: only where that is safe"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Say which CPUs each rank was bound to"),
     opt("job-key", Text, &["RLAUNCH_JOB_KEY"], None, "A secret that all nodes of the job have, for c10d: its master listens to nobody else; better given in the variable"),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "What is read of the ranks' output to explain a failure, beside what goes to logs") },

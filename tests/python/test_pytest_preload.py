@@ -1,0 +1,42 @@
+"""Tests whose ranks are to be forked from a process that has imported something: when it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_suites import Suite, suite_fixture  # noqa: F401
+
+
+def test_what_cannot_be_forked_from_is_said_in_a_line(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        background="""
+        import threading
+        threading.Thread(target=threading.Event().wait, name="loader", daemon=True).start()
+        """
+    )
+    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    done = suite(
+        """
+        @pytest.mark.ranks(2, preload="background")
+        def test_thread():
+            pass
+
+        @pytest.mark.ranks(2, preload="no_such")
+        def test_none():
+            pass
+
+        @pytest.mark.ranks(2, preload="auto,background")
+        def test_or_not(rank):
+            assert rank.gather(rank.rank) == [0, 1]
+        """
+    )
+    done.assert_outcomes(passed=1, errors=2)
+    done.stdout.fnmatch_lines(
+        [
+            "*ERROR at setup of test_thread*",
+            "the ranks cannot be started: no zygote: importing background, pytest, * and * more "
+            "left a thread running (loader), which a fork would lose",
+            "*ERROR at setup of test_none*",
+            "the ranks cannot be started: no zygote: import no_such: ModuleNotFoundError: *",
+        ]
+    )
+    assert "direct cause" not in str(done.stdout)
