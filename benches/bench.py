@@ -22,8 +22,10 @@ import end
 import meeting
 import output
 import planning
+import pytest_ranks
 import restart
 import start
+import zygote
 from contenders import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
 from session import Session
@@ -42,6 +44,8 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "lines": output.measure_lines,
     "plan": planning.measure_plan,
     "rendezvous": meeting.measure_rendezvous,
+    "zygote": zygote.measure_zygote,
+    "suite": pytest_ranks.measure_suite,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
 

@@ -239,6 +239,15 @@ def _run_payload(birth: Birth, payload: dict[str, Any], files: list[io.IOBase]) 
     _leave(spawn._main(birth.fd("payload"), birth.fd("lifeline")), files)
 
 
+def _forgo_deregistration() -> None:
+    """Nobody asks torch for an operator any more, and to take each out of its tables takes 40 ms."""
+    weakref = sys.modules.get("weakref")
+    for finalizer in list(getattr(getattr(weakref, "finalize", None), "_registry", ())):
+        alive = finalizer.peek()
+        if alive is not None and getattr(alive[1], "__module__", None) == "torch.library":
+            finalizer.atexit = False
+
+
 def _leave(code: int, files: list[io.IOBase]) -> NoReturn:
     """Ends without taking the interpreter apart, which would copy all that is shared with the zygote.
 
@@ -247,6 +256,7 @@ def _leave(code: int, files: list[io.IOBase]) -> NoReturn:
     import atexit
     import gc
 
+    _forgo_deregistration()
     atexit._run_exitfuncs()
     # What the imports have made is frozen, and not among all objects.
     for file in [*files, *_files(gc.get_objects()), sys.stdout, sys.stderr]:

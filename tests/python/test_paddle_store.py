@@ -1,0 +1,93 @@
+"""Paddle's ranks look for the store of rank 0 when it is there, rather than sleep because it is not."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import types
+from collections.abc import Iterator
+
+import pytest
+from rlaunch import _paddle_store
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where rank 0 will listen; this is rank 1."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+        monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{server.getsockname()[1]}")
+        yield server
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleType:
+    """A Paddle whose store is what a connection at once comes to."""
+    core = types.ModuleType("paddle.base.core")
+
+    def create() -> int:
+        with socket.socket() as client:
+            return client.connect_ex(port.getsockname())
+
+    core.create_or_get_global_tcp_store = create  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "paddle.base.core", core)
+    return core
+
+
+def test_it_looks_once_somebody_listens(
+    core: types.ModuleType, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, listens, seen = threading.Event(), _paddle_store.listens, []
+
+    def listens_and_tell(number: int) -> bool:
+        answer = listens(number)
+        seen.append(answer)
+        looked.set()
+        return answer
+
+    monkeypatch.setattr(_paddle_store, "listens", listens_and_tell)
+    monkeypatch.setattr(_paddle_store, "PATIENCE", 60.0)
+    _paddle_store.look_in_time()
+    found: list[int] = []
+    rank = threading.Thread(target=lambda: found.append(core.create_or_get_global_tcp_store()))
+    rank.start()
+    assert looked.wait(60)
+    port.listen()
+    rank.join(60)
+    assert found == [0]
+    assert seen[0] is False
+    assert seen[-1] is True
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("PADDLE_TRAINER_ID", "0"), ("PADDLE_MASTER", "none"), (None, None)]
+)
+def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
+    variable: str | None, value: str, core: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is None:  # Nobody comes.
+        monkeypatch.setattr(_paddle_store, "PATIENCE", 0.0)
+    else:
+        monkeypatch.setenv(variable, value)
+    _paddle_store.look_in_time()
+    assert core.create_or_get_global_tcp_store() != 0
+
+
+def test_what_it_asks_the_store_is_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
+    port.listen()
+    with socket.socket() as client, socket.socket() as other:
+        core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]
+            lambda: client.connect(port.getsockname())
+        )
+        _paddle_store.look_in_time()
+        core.create_or_get_global_tcp_store()
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+
+
+def test_a_rank_without_paddle_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "paddle.base.core", raising=False)
+    _paddle_store.look_in_time()
+    assert "paddle.base.core" not in sys.modules
