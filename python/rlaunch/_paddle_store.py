@@ -6,9 +6,7 @@ Paddle). Ranks that were forked off a zygote come to it at the same moment: many
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import sys
 import time
 
@@ -32,10 +30,7 @@ def look_in_time() -> None:
         port = _port()
         if port is not None and os.environ.get("PADDLE_TRAINER_ID", "0") != "0":
             _await_server(port)
-        store = create()
-        if port is not None:
-            _send_at_once(port)
-        return store
+        return create()
 
     core.create_or_get_global_tcp_store = create_in_time
 
@@ -53,20 +48,6 @@ def _await_server(port: int) -> None:
     limit = time.monotonic() + PATIENCE
     while not listens(port) and time.monotonic() < limit:
         time.sleep(0.005)
-
-
-def _send_at_once(port: int) -> None:
-    """Has no request wait for what was sent before it to be acknowledged, 40 ms later (tcp(7), TCP_NODELAY).
-
-    Paddle writes each in several pieces: its tests would spend a quarter of a second waiting so.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as end:
-                if end.family == socket.AF_INET and end.getpeername()[1] == port:
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def listens(port: int) -> bool:

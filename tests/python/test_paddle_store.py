@@ -75,18 +75,6 @@ def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
     assert core.create_or_get_global_tcp_store() != 0
 
 
-def test_what_it_asks_the_store_is_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
-    port.listen()
-    with socket.socket() as client, socket.socket() as other:
-        core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]
-            lambda: client.connect(port.getsockname())
-        )
-        _paddle_store.look_in_time()
-        core.create_or_get_global_tcp_store()
-        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-        assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
-
-
 def test_a_rank_without_paddle_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "paddle.base.core", raising=False)
     _paddle_store.look_in_time()
