@@ -18,8 +18,6 @@ if sys.argv[:1] == ["-m"] and any(
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     del _signal
 
-from ._lib import __version__
-
 # Eagerly: a module that is imported later would take the place of the function that has its name.
 from .launch import launch
 from .spawn import spawn
@@ -28,6 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._lib import __version__
     from ._preload import end_zygotes
     from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
     from .errors import LaunchError, NoResultError, RankError, WorkerError, ZygoteError
@@ -55,6 +54,7 @@ __all__ = [
 
 # Where to find what is imported when it is asked for: every pytest that has rlaunch's plugin imports this.
 _LATER = {
+    "_lib": ("_lib", "__version__"),
     "env": ("env", "ParallelEnv", "get_rank", "get_world_size", "init_parallel_env"),
     "errors": ("errors", "LaunchError", "NoResultError", "RankError", "WorkerError", "ZygoteError"),
     # multiprocessing takes even longer than dataclasses.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
-from . import _lib
-
 TYPE_CHECKING = False  # Importing typing for this name would double the time of `import rlaunch`.
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, TextIO
 
+    from . import _lib
     from .report import Report
 
 __all__ = ["launch"]
@@ -73,6 +72,8 @@ def launch(
 
 
 def _flags(options: dict[str, Any]) -> list[bytes]:
+    from . import _lib
+
     known = _lib.launch_options()
     flags = []
     for name, value in options.items():
@@ -125,6 +126,8 @@ class _Job:
 
     def __init__(self, argv: list[bytes], environ: dict[str, str], cwd: Any) -> None:
         import threading
+
+        from . import _lib
 
         self.record = bytearray()
         self.status: int | None = None
@@ -188,6 +191,8 @@ class _Job:
             raise interrupted
 
     def _run(self) -> None:
+        from . import _lib
+
         ended = self._process.fileno()
         while self.status is None or not self._is_recorded():
             reading = {pipe.ours: pipe for pipe in self._pipes if pipe.ours >= 0}

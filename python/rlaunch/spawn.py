@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from . import _lib
-
 TYPE_CHECKING = False  # Importing typing for this name would double the time of `import rlaunch`.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
     from typing import Any
 
+    from . import _lib
     from ._preload import Zygote
     from .context import MultiprocessContext
 
@@ -178,6 +177,8 @@ def _options_valid_check(options: dict[str, Any]) -> None:
     """
     import warnings
 
+    from . import _lib
+
     for key in options:
         if _lib.check_option_name(key):
             warnings.warn(
@@ -201,6 +202,8 @@ def _custom_devices(paddle: ModuleType) -> list[str]:
 
 def _current_device() -> str:
     """``cpu``, ``gpu:0``, ``npu:0``, ...: what Paddle says if it is imported, else what the machine has."""
+    from . import _lib
+
     paddle = _paddle()
     if paddle is not None:
         return str(paddle.device.get_device())
@@ -223,6 +226,8 @@ def _unsupported(device: str) -> RuntimeError:
 
 def _get_default_nprocs() -> int:
     """How many ranks -1 means: the devices of the current kind, or the CPUs."""
+    from . import _lib
+
     device, paddle = _current_device(), _paddle()
     if paddle is None:
         return _lib.devices_seen(dict(os.environ))[1] or os.cpu_count() or 1
@@ -280,6 +285,8 @@ def _get_subprocess_env_list(nprocs: int, options: dict[str, Any]) -> list[dict[
 
 
 def _plan(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str]], _lib.PortLeases]:
+    from . import _lib
+
     backend = options.get("backend", "auto")
     if backend == "auto":
         backend = options["backend"] = _get_default_backend()
@@ -314,6 +321,8 @@ def _needs_own_address(options: dict[str, Any]) -> bool:
 def _own_addresses() -> list[str]:
     """The address of this machine's name (the name, if it has none), then those of its interfaces."""
     import socket
+
+    from . import _lib
 
     name = socket.gethostname()
     try:

@@ -30,7 +30,8 @@ def modules_after(statement: str) -> set[str]:
 
 def test_import_pulls_in_no_framework_and_nothing_heavy() -> None:
     loaded = modules_after("import rlaunch") - modules_after("pass")
-    assert "rlaunch._lib" in loaded
+    assert "rlaunch.spawn" in loaded
+    assert "rlaunch._lib" not in loaded  # Half of the time that all of it would take.
     assert not loaded & FRAMEWORKS
     assert not loaded & {"multiprocessing", "typing", "logging", "subprocess", "json", "socket", "asyncio"}
     assert not loaded & {"dataclasses", "threading", "rlaunch.report"}
