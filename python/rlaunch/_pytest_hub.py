@@ -31,24 +31,6 @@ def _frame(kind: str, content: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Handed:
-    """A descriptor that is handed to a rank, by any start method."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __getstate__(self) -> Any:
-        from multiprocessing.reduction import DupFd
-
-        return DupFd(self._fd)
-
-    def __setstate__(self, state: Any) -> None:
-        self._fd = state.detach()
-
-    def fileno(self) -> int:
-        return self._fd
-
-
 class Link:
     """A rank's end."""
 

@@ -25,8 +25,9 @@ from . import _paddle_store
 from ._guardian import KEY
 from ._leaks import note_shared_memory
 from ._pytest_debugger import Debugger
-from ._pytest_hub import Handed, Link
+from ._pytest_hub import Link
 from ._rank_coverage import Measured
+from ._worker import Handed
 from .errors import MissingRank
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
 from ._leaks import Leaks
-from ._pytest_hub import PHASES, Handed, Hub, Peer, ending, whole
+from ._pytest_hub import PHASES, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
+from ._worker import Handed
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -48,8 +48,8 @@ class Told:
         os.environ.update(self.environ)
 
 
-class Lifeline:
-    """A descriptor whose closing at the other end, by the parent's death, kills this rank."""
+class Handed:
+    """A descriptor that is handed to a rank, by any start method of multiprocessing."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -61,6 +61,14 @@ class Lifeline:
 
     def __setstate__(self, state: Any) -> None:
         self._fd = state.detach()
+
+    def fileno(self) -> int:
+        """The descriptor; in a rank, its own."""
+        return self._fd
+
+
+class Lifeline(Handed):
+    """A descriptor whose closing at the other end, by the parent's death, kills this rank."""
 
     def arm(self) -> None:
         """Arms it. A rank that was started by exec is armed already; once more changes nothing."""
