@@ -59,7 +59,7 @@ def main() -> None:
     _tell(link, answer)
     if "ready" not in answer:
         os._exit(1)
-    shared = _newborn.Shared(environ, mask, name)
+    shared = _newborn.Shared(environ, mask, name, setup["first"])
     birth = _Zygote(link, setup.get("lifeline")).serve()
     if birth is None:
         os._exit(0)  # What the imports have registered for the end of a program is for the ranks to run.
