@@ -99,6 +99,15 @@ def test_what_imports_put_before_its_folder_stays_there(job: Job, as_module: boo
         assert json.loads(job.text("path.0")) == [str(job.folder / "third"), str(job.folder)], zygote
 
 
+def test_what_lies_in_the_working_folder_is_not_in_the_way(job: Job) -> None:
+    (job.folder / "below").mkdir()
+    job.module("socket", "raise SystemExit('not that one')")
+    (job.folder / "below/wanted.py").write_text("")
+    job.script("import wanted; tell('done', 1)", "below/train.py")
+    ended = job.run(*job.options("wanted"), "below/train.py")
+    assert ended.status == 0, ended.stderr
+
+
 # What a program ends with, and whether it is the same as of one that was started by itself.
 ENDS = {
     "well": "print('out'); print('err', file=sys.stderr)",
