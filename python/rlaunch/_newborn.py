@@ -102,15 +102,16 @@ class Shared:
     """What ranks have from the time of the imports.
 
     Made when these are done. ``environ``: what was there before them; ``mask`` and ``name``: of signals, and
-    of the process, as a rank is to have them.
+    of the process, as a rank is to have them; ``first``: what ``sys.path`` began with, if told.
     """
 
-    def __init__(self, environ: Mapping[str, str], mask: Iterable[int], name: str) -> None:
+    def __init__(self, environ: Mapping[str, str], mask: Iterable[int], name: str, first: str | None) -> None:
         import gc
 
         self.environ = environ
         self.mask = mask
         self.name = name
+        self.first = first
         gc.collect()
         # What has been written to them is not in the file yet.
         self.files = _files(gc.get_objects())
@@ -143,7 +144,7 @@ def live(birth: Birth, shared: Shared) -> Any:
     for fd in birth.rest(0):
         if fd > 2 and fd != birth.fd("lifeline"):
             os.close(fd)
-    return _program.run(argv)
+    return _program.run(argv, shared.first)
 
 
 def _environment(lines: list[str]) -> dict[str, str]:

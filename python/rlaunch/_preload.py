@@ -76,7 +76,9 @@ class Zygote:
                 setup = json.dumps({"modules": modules, "path": sys.path, "first": None, "lifeline": end})
                 python = os.fsencode(spawn.get_executable())
                 flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-                words = [*flags, "-c", _zygote.COMMAND, str(theirs.fileno()), setup]
+                # rlaunch is where this program has found it.
+                code = f"import sys; sys.path[:] = {sys.path!r}; {_zygote.COMMAND}"
+                words = [*flags, "-c", code, str(theirs.fileno()), setup]
                 argv = [python, *map(os.fsencode, words)]
                 environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != "RLAUNCH_RANK_KEY"]
                 try:

@@ -7,7 +7,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import ModuleType, TracebackType
+    from types import CodeType, ModuleType, TracebackType
     from typing import Any
 
 # Of Python's own options those that take their value from the next word.
@@ -22,22 +22,23 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at:]
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], first: str | None) -> int:
     """Runs it; returns when it has ended well, and raises what it raises, seen as from its main module.
 
-    ``argv``: as given to the interpreter, which comes first.
+    ``argv``: as given to the interpreter, which comes first; ``first``: what the zygote had first in
+    ``sys.path``, in place of this program's folder, if anything.
     """
     _, program = split(argv)
     sys.orig_argv[:] = argv
     try:
         if program[:1] == ["-m"]:
-            _run_module(program[1:])
+            _run_module(program[1:], first)
         elif program[:1] == ["-c"]:
             sys.argv[:] = ["-c", *program[2:]]
-            _put_first("")
-            exec(compile(program[1], "<string>", "exec"), _new_main().__dict__)
+            _put_first("", first)
+            exec(_compiled(program[1], "<string>"), _new_main().__dict__)
         else:
-            _run_script(program)
+            _run_script(program, first)
     except SystemExit:
         raise
     except BaseException:
@@ -53,10 +54,17 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _put_first(folder: str) -> None:
-    """Where modules are looked for first; the zygote has put there what it was told."""
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.11.
-        sys.path[:1] = [folder]
+def _put_first(folder: str, place: str | None) -> None:
+    """Where modules are looked for first. ``place`` is there instead, maybe behind what imports have put."""
+    if place is None or getattr(sys.flags, "safe_path", False):  # Python 3.11.
+        return
+    if place in sys.path:
+        sys.path[sys.path.index(place)] = folder
+
+
+def _compiled(source: str | bytes, name: str) -> CodeType:
+    # The futures of this module are not the program's.
+    return compile(source, name, "exec", dont_inherit=True)
 
 
 def _new_main() -> ModuleType:
@@ -68,22 +76,22 @@ def _new_main() -> ModuleType:
     return main
 
 
-def _run_module(words: list[str]) -> None:
+def _run_module(words: list[str], first: str | None) -> None:
     import runpy
 
     sys.argv[:] = ["-m", *words[1:]]
-    _put_first(os.getcwd())
+    _put_first(os.getcwd(), first)
     _new_main()
     runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
 
 
-def _run_script(words: list[str]) -> None:
+def _run_script(words: list[str], first: str | None) -> None:
     sys.argv[:] = words
     path = words[0]
     if os.path.isdir(path) or _is_archive(path):
         import runpy
 
-        _put_first(path)
+        _put_first(path, first)
         _new_main()
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
@@ -95,13 +103,13 @@ def _run_script(words: list[str]) -> None:
         name = f"{sys.orig_argv[0]}: can't open file {os.path.abspath(path)!r}"
         print(f"{name}: [Errno {error.errno}] {error.strerror}", file=sys.stderr)
         sys.exit(2)
-    _put_first(os.path.dirname(os.path.realpath(path)))
+    _put_first(os.path.dirname(os.path.realpath(path)), first)
     from importlib.machinery import SourceFileLoader
 
     main = _new_main()
     main.__file__ = os.path.abspath(path)
     main.__dict__.update(__loader__=SourceFileLoader("__main__", main.__file__), __cached__=None)
-    exec(compile(source, path if os.path.isabs(path) else main.__file__, "exec"), main.__dict__)
+    exec(_compiled(source, path if os.path.isabs(path) else main.__file__), main.__dict__)
 
 
 def _is_archive(path: str) -> bool:

@@ -1,6 +1,6 @@
 """The zygote: one process that imports the modules that all ranks need, and that ranks are forked from.
 
-``PYTHON -c "from rlaunch._zygote import main; main()" FD SETUP``. ``FD``: its end of a pair of sockets
+``PYTHON -c COMMAND FD SETUP``. ``FD``: its end of a pair of sockets
 (``AF_UNIX``, ``SOCK_SEQPACKET``). ``SETUP``: JSON: ``modules`` to import; ``path`` (``sys.path``, or null),
 ``first`` (what ``sys.path[0]`` becomes, or null) and ``lifeline`` (its own, or null). docs/architecture.md
 tells what goes over the socket.
@@ -25,7 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-COMMAND = "from rlaunch._zygote import main; main()"
+# What lies in the working folder, "", is no module of Python's own.
+COMMAND = "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch._zygote import main; main()"
 
 # So many descriptors go with one message (unix(7), SCM_MAX_FD).
 _MOST_FDS = 253
@@ -59,7 +60,7 @@ def main() -> None:
     _tell(link, answer)
     if "ready" not in answer:
         os._exit(1)
-    shared = _newborn.Shared(environ, mask, name)
+    shared = _newborn.Shared(environ, mask, name, setup["first"])
     birth = _Zygote(link, setup.get("lifeline")).serve()
     if birth is None:
         os._exit(0)  # What the imports have registered for the end of a program is for the ranks to run.
@@ -78,7 +79,7 @@ def _set_path(path: list[str] | None, first: str | None) -> None:
         sys.path[:] = path
     elif not getattr(sys.flags, "safe_path", False):  # Python 3.11.
         # `python -c` has put "" there.
-        sys.path[:1] = [] if first is None else [first]
+        sys.path[:] = [*([] if first is None else [first]), *filter(None, sys.path)]
 
 
 def _in_short(modules: list[str]) -> str:

@@ -24,7 +24,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::time::Duration;
 
-const COMMAND: &str = "from rlaunch._zygote import main; main()";
+/// What lies in the working folder is no module of Python's own.
+const COMMAND: &str = "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch._zygote import main; main()";
 
 /// By this name it is seen in `ps`.
 pub const NAME: &str = "rlaunch-zygote";

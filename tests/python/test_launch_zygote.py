@@ -26,6 +26,7 @@ import atexit, logging, resource, threading, warnings
 
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines())
 main = sys.modules["__main__"]
+def annotated(x: int): ...
 stream = lambda s: [s.name, s.encoding, s.errors, s.line_buffering, s.write_through, s.isatty()]
 link = lambda fd: os.readlink(f"/proc/self/fd/{fd}")
 about = {
@@ -43,6 +44,7 @@ about = {
     "fds": len(os.listdir("/proc/self/fd")),
     "cgroup": open("/proc/self/cgroup").read().rpartition("/")[2].startswith("rlaunch-"),
     "warnings": repr(warnings.filters), "handlers": repr(logging.getLogger().handlers),
+    "annotations": repr(annotated.__annotations__),
     "main thread": threading.current_thread() is threading.main_thread(),
 }
 json.dump(about, open(f"about.{how}.{rank}", "w"))
@@ -83,6 +85,27 @@ def test_a_link_to_a_script_is_followed_for_its_modules(job: Job) -> None:
     assert ended.status == 0, ended.stderr
     assert Path(job.text("where.1")) == job.folder / "real/beside.py"
     assert Path(job.text("path.1")) == job.folder / "real"
+
+
+@pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
+def test_what_imports_put_before_its_folder_stays_there(job: Job, as_module: bool) -> None:
+    (job.folder / "third").mkdir()
+    (job.folder / "third/party.py").write_text("")
+    job.module("vendored", "import os, sys\nsys.path.insert(0, os.path.abspath('third'))")
+    job.script("import vendored, party; tell('path', json.dumps(sys.path[:2]))")
+    for zygote in (None, "vendored"):
+        ended = job.run(*job.options(zygote), *(["-m", "train"] if as_module else ["train.py"]))
+        assert ended.status == 0, ended.stderr
+        assert json.loads(job.text("path.0")) == [str(job.folder / "third"), str(job.folder)], zygote
+
+
+def test_what_lies_in_the_working_folder_is_not_in_the_way(job: Job) -> None:
+    (job.folder / "below").mkdir()
+    job.module("socket", "raise SystemExit('not that one')")
+    (job.folder / "below/wanted.py").write_text("")
+    job.script("import wanted; tell('done', 1)", "below/train.py")
+    ended = job.run(*job.options("wanted"), "below/train.py")
+    assert ended.status == 0, ended.stderr
 
 
 # What a program ends with, and whether it is the same as of one that was started by itself.

@@ -267,3 +267,13 @@ def test_files_that_nobody_flushed(folder: Path) -> None:
 
 def test_an_atexit_function_that_raises_changes_no_exit_code(folder: Path) -> None:
     assert results(start("zygote", zygote_ranks.leaving, "raising atexit")) == [None]
+
+
+def test_rlaunch_is_found_where_the_program_found_it() -> None:
+    where = str(Path(rlaunch.__file__).parents[1])
+    code = f"""import sys; sys.path.append({where!r}); import rlaunch
+print(rlaunch.spawn(abs, (-1,), nprocs=1, backend="gloo", start_method="zygote", preload="json").results())"""
+    # Without what is installed.
+    command = [sys.executable, "-W", "ignore", "-S", "-c", code]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "[1]\n", ended.stderr
