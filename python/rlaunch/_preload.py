@@ -164,7 +164,10 @@ class Zygote:
         """The next answer; if an exception comes in between, it is owed still, or has been taken."""
         answered = select.poll()
         answered.register(self._link, select.POLLIN)
-        answered.poll()
+        if not answered.poll(_PATIENCE * 1000):
+            assert self._process is not None
+            self._process.signal(signal.SIGKILL)  # Whatever it does, it forks no more ranks.
+            raise ZygoteError(f"the zygote (pid {self.pid}) has not answered for {_PATIENCE:g} s")
         with signals_held():
             word = self._link.recv(4096)
             self._owed -= 1
@@ -183,6 +186,8 @@ class Zygote:
             _ending.append(self)
 
 
+# Seconds within which a rank is forked, on a machine that is very busy.
+_PATIENCE = 60.0
 # Seconds that a process takes to end which has nothing left to do.
 _SOON = 5.0
 

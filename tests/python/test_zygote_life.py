@@ -337,3 +337,18 @@ def test_no_descriptors_left_in_the_program(folder: Path) -> None:
     failures, zygotes, same = out.split() or [err]
     assert int(failures) > 3
     assert (zygotes, same) == ("1", "True"), err
+
+
+def test_one_that_does_not_answer_is_ended_and_another_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(ranks.give_none)
+    stopped = only_zygote()
+    stopped.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(_preload, "_PATIENCE", 0.2)
+        with pytest.raises(rlaunch.ZygoteError, match=rf"pid {stopped.pid}\) has not answered for 0.2 s"):
+            start(ranks.give_none)
+    stopped.wait(60)
+    start(ranks.give_none)
+    assert imports(folder) == 2
