@@ -263,7 +263,7 @@ def _task(item: pytest.Item) -> Task:
         cwd=_cwd(config),
         basetemp=str(config._tmp_path_factory.getbasetemp()),  # type: ignore[attr-defined]
         worker=getattr(config, "workerinput", None) or _as_worker(),
-        captured=config.option.capture != "no",
+        captured=config.getoption("capture", "fd") != "no",
         colour=bool(writer is not None and writer.hasmarkup),
         debugs=_debugs(config),
         width=writer.fullwidth if writer is not None else 80,

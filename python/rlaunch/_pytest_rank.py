@@ -41,6 +41,7 @@ STACKS = signal.SIGRTMIN + 7
 _LARGEST = 1 << 20
 # Plugins that would run the test again: the parent's do, with new ranks.
 _RERUNNERS = ("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin")
+_NO_NEWS = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 # Evaluated by the parent alone, over what all ranks have done.
 _PARENTS_MARKS = ("skip", "skipif", "xfail")
 
@@ -215,7 +216,8 @@ class RankSession:
             # A class of a conftest that is not imported yet: the option has its default.
             with contextlib.suppress(Exception):
                 options[option] = pickle.loads(value)
-        args = [arg for plugin in task.plugins for arg in ("-p", plugin)]
+        # Of the plugins that a rank has imported before its session: the parent warns of its own.
+        args = ["-W", _NO_NEWS, *(arg for plugin in task.plugins for arg in ("-p", plugin))]
         config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
         config.workerinput = task.worker
         config.workeroutput = {}

@@ -297,7 +297,8 @@ class Run:
             for peer, before in asked:
                 seen[peer.number].look(whole(peer.stacks, before))
         for number, growth in seen.items():
-            if growth.text:
+            # One that lives and wrote nothing is told of too: it is stopped, or stuck in the kernel.
+            if growth.text or number in living.values():
                 self.stacks[number] = growth.text.decode("utf-8", "replace")
 
     # What people read.

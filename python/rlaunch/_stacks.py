@@ -72,7 +72,9 @@ def grouped(stacks: dict[int, str], outer: tuple[str, ...] = (), inner: str = "/
             else ""
         )
         blocks.append(f"{named(ranks)}{note}:\n{_told(frames, outer, inner)}")
-        others = [thread for thread in threads[ranks[0]][1:] if thread.frames] if frames == odd else []
+        # One rank alone: the others have ended, and wait for it.
+        told = frames == odd or len(threads) == 1
+        others = [thread for thread in threads[ranks[0]][1:] if thread.frames] if told else []
         for thread in others:
             blocks.append(
                 f"{named(ranks)}, thread {thread.name or 'beside it'}:\n{_told(thread.frames, outer, inner)}"
@@ -123,4 +125,4 @@ def _told(frames: tuple[Frame, ...], outer: tuple[str, ...], inner: str) -> str:
     lines = [
         f"    {frame.file}:{frame.line} in {frame.function}" for frame in reversed(shown or list(frames))
     ]
-    return "\n".join(lines) or "    no Python code runs"
+    return "\n".join(lines) or "    no Python code runs, or it cannot answer"

@@ -210,3 +210,12 @@ def test_an_interrupt_ends_the_ranks_and_the_session(pytester: pytest.Pytester, 
     assert session.returncode == pytest.ExitCode.INTERRUPTED
     assert "KeyboardInterrupt" in said
     assert psutil.wait_procs([psutil.Process(pid) for pid in marked(mark)], timeout=10)[1] == []
+
+
+def test_warnings_as_errors(suite: Suite) -> None:
+    source = '@pytest.mark.ranks(2, start_method="spawn")\ndef test_new(rank):\n    rank.barrier()\n'
+    suite(source, "-W", "error").assert_outcomes(passed=1)
+
+
+def test_without_capturing(suite: Suite) -> None:
+    suite(PAIR, "-p", "no:capture", "-k", "good").assert_outcomes(passed=1)

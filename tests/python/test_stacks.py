@@ -123,3 +123,8 @@ def test_a_rank_without_python_code() -> None:
 )
 def test_ranks_are_named(ranks: list[int], words: str) -> None:
     assert _stacks.named(ranks) == words
+
+
+def test_threads_of_a_rank_alone_are_told_too() -> None:
+    loader = written(("/s/data.py", 3, "load"), head="Thread 0x00007f0b")
+    assert "/s/data.py:3 in load" in _stacks.grouped({1: loader + WAITING})
