@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from _pytest.runner import check_interactive_exception
 
-from . import _paddle_store
+from . import _meet_in_time
 from ._guardian import KEY
 from ._leaks import note_shared_memory
 from ._pytest_debugger import Debugger
@@ -157,7 +157,7 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
         _write_to(output, 1, "stdout")
         _write_to(errors, 2, "stderr")
     made = note_shared_memory()
-    _paddle_store.look_in_time()
+    _meet_in_time.look_in_time()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACKS, stacks, all_threads=True, chain=False)
     link.send("ready")

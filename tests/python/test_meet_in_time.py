@@ -1,4 +1,4 @@
-"""Paddle's ranks look for the store of rank 0 when it is there, rather than sleep because it is not."""
+"""Ranks of tests look for the store of rank 0 when it is there, rather than sleep because it is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterator
 
 import pytest
-from rlaunch import _paddle_store
+from rlaunch import _meet_in_time
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleTy
 def test_it_looks_once_somebody_listens(
     core: types.ModuleType, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked, listens, seen = threading.Event(), _paddle_store.listens, []
+    looked, listens, seen = threading.Event(), _meet_in_time.listens, []
 
     def listens_and_tell(number: int) -> bool:
         answer = listens(number)
@@ -47,9 +47,9 @@ def test_it_looks_once_somebody_listens(
         looked.set()
         return answer
 
-    monkeypatch.setattr(_paddle_store, "listens", listens_and_tell)
-    monkeypatch.setattr(_paddle_store, "PATIENCE", 60.0)
-    _paddle_store.look_in_time()
+    monkeypatch.setattr(_meet_in_time, "listens", listens_and_tell)
+    monkeypatch.setattr(_meet_in_time, "PATIENCE", 60.0)
+    _meet_in_time.look_in_time()
     found: list[int] = []
     rank = threading.Thread(target=lambda: found.append(core.create_or_get_global_tcp_store()))
     rank.start()
@@ -68,14 +68,43 @@ def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
     variable: str | None, value: str, core: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is None:  # Nobody comes.
-        monkeypatch.setattr(_paddle_store, "PATIENCE", 0.0)
+        monkeypatch.setattr(_meet_in_time, "PATIENCE", 0.0)
     else:
         monkeypatch.setenv(variable, value)
-    _paddle_store.look_in_time()
+    _meet_in_time.look_in_time()
     assert core.create_or_get_global_tcp_store() != 0
+
+
+def test_what_it_asks_the_store_is_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
+    port.listen()
+    with socket.socket() as client, socket.socket() as other:
+        core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]
+            lambda: client.connect(port.getsockname())
+        )
+        _meet_in_time.look_in_time()
+        core.create_or_get_global_tcp_store()
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
+
+
+@pytest.mark.parametrize(("rank", "waits"), [("0", False), ("1", True)])
+def test_torch_looks_in_time_too(
+    rank: str, waits: bool, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendezvous = types.ModuleType("torch.distributed.rendezvous")
+    handlers = {"env": lambda url, timeout=0: (url, timeout)}
+    rendezvous._rendezvous_handlers = handlers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, rendezvous.__name__, rendezvous)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("MASTER_PORT", str(port.getsockname()[1]))
+    asked: list[int] = []
+    monkeypatch.setattr(_meet_in_time, "listens", lambda number: asked.append(number) or len(asked) > 2)
+    _meet_in_time.look_in_time()
+    assert handlers["env"]("env://", timeout=3) == ("env://", 3)
+    assert asked == ([port.getsockname()[1]] * 3 if waits else [])
 
 
 def test_a_rank_without_paddle_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "paddle.base.core", raising=False)
-    _paddle_store.look_in_time()
+    _meet_in_time.look_in_time()
     assert "paddle.base.core" not in sys.modules
