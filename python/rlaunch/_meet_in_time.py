@@ -23,7 +23,7 @@ _LISTENS = "0A"
 
 
 def look_in_time() -> None:
-    """In a rank whose rank 0 is on this machine: what is there of Paddle and torch looks when there is a server."""
+    """In a rank whose rank 0 is on this machine: what it has of Paddle and torch looks in time."""
     _have_paddle_wait()
     _have_torch_wait()
 

@@ -30,6 +30,8 @@ _run = pytest.StashKey[Run]()
 _raised = pytest.StashKey[BaseException]()
 # Seconds, as pytest-timeout has it.
 _timeout = pytest.StashKey[float]()
+# What is preloaded for what the tests name.
+_preloads = pytest.StashKey["dict[str, str]"]()
 
 
 def take(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -80,7 +82,7 @@ class _Phases:
         run = item.stash[_run] = Run(lambda said: _warn(item, said))
         run.limit(_limit(item, ranks))
         if "preload" in ranks.options:
-            ranks.options["preload"] = _pytest_preload.modules(ranks.options["preload"], item.config)
+            ranks.options["preload"] = _preload(item.config, ranks.options["preload"])
         try:
             run.start(ranks, _task(item))
         except NotEnough as error:
@@ -156,6 +158,14 @@ def _reach(item: pytest.Item, phase: str) -> None:
     if ending:
         raised = item.stash[_raised] = _pytest_outcome.exception(run)
         raise raised
+
+
+def _preload(config: pytest.Config, named: str) -> str:
+    """What is preloaded where the tests name this: the same for all of a session, who have one zygote."""
+    known = config.stash.setdefault(_preloads, {})
+    if named not in known:
+        known[named] = _pytest_preload.modules(named, config)
+    return known[named]
 
 
 def _tell_leaks(item: pytest.Item) -> None:
@@ -261,7 +271,7 @@ def _task(item: pytest.Item) -> Task:
         plugins=[plugin for plugin in config.option.plugins if isinstance(plugin, str)],
         folder=str(config.invocation_params.dir),
         cwd=_cwd(config),
-        basetemp=str(config._tmp_path_factory.getbasetemp()),  # type: ignore[attr-defined]
+        basetemp=_basetemp(config),
         worker=getattr(config, "workerinput", None) or _as_worker(),
         captured=config.getoption("capture", "fd") != "no",
         colour=bool(writer is not None and writer.hasmarkup),
@@ -269,6 +279,11 @@ def _task(item: pytest.Item) -> Task:
         width=writer.fullwidth if writer is not None else 80,
         values=_sent_values(item),
     )
+
+
+def _basetemp(config: Any) -> str | None:
+    factory = getattr(config, "_tmp_path_factory", None)  # -p no:tmpdir
+    return None if factory is None else str(factory.getbasetemp())
 
 
 def _cwd(config: pytest.Config) -> str:

@@ -55,7 +55,7 @@ class Task:
         options: the parent's options that can be sent, each pickled.
         plugins: what ``-p`` named.
         folder, cwd: where pytest was started, and where it is now.
-        basetemp: the parent's base of temporary folders.
+        basetemp: the parent's base of temporary folders; None without pytest's tmpdir plugin.
         worker: what pytest-xdist has told the parent, if that is a worker.
         captured: whether output goes to the files rather than to the terminal.
         colour, width: of the terminal.
@@ -70,7 +70,7 @@ class Task:
     plugins: list[str]
     folder: str
     cwd: str
-    basetemp: str
+    basetemp: str | None
     worker: dict[str, Any]
     captured: bool
     colour: bool
@@ -246,8 +246,9 @@ class RankSession:
         faulthandler.enable(self._stacks, all_threads=True)
         task, cls = self._task, self._config.getoption("usepdb_cls", None)
         self._debugger = Debugger(self.rank.rank, self._link, self._turn, task.debugs, cls)
-        factory = self._config._tmp_path_factory
-        factory._basetemp = factory._given_basetemp = Path(self._task.basetemp)
+        if task.basetemp is not None:
+            factory = self._config._tmp_path_factory
+            factory._basetemp = factory._given_basetemp = Path(task.basetemp)
 
     # The test.
 

@@ -246,6 +246,10 @@ class Run:
             limit = limit if self._deadline is None else min(limit, self._deadline)
             self._hub.serve(lambda: not self._lost_a_peer(self.ends[-1]), lambda: limit)
             first = next((end for end in self.ends if not self._lost_a_peer(end)), first)
+        if first.kind == "skipped":
+            # A failure that is there as well is not to be hidden by it.
+            self._hub.drain()
+            first = next((end for end in self.ends if end.kind != "skipped"), first)
         first.when = self._phase_of(first)
         self.end = first
 

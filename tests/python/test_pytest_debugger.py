@@ -97,9 +97,11 @@ def test_the_rank_that_failed_is_looked_at(session: type[Session]) -> None:
     pdb.until("(Pdb) ")
     pdb.type("p secret + 1\n")
     pdb.until("42")
+    pdb.until("(Pdb) ")
     # At the prompt, Ctrl-C is the debugger's, and neither the session's nor the other rank's.
     pdb.type("\x03")
     pdb.until("--KeyboardInterrupt--")
+    pdb.until("(Pdb) ")
     pdb.type("p secret + 2\n")
     pdb.until("43")
     pdb.type("c\n")

@@ -258,8 +258,8 @@ def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester)
         def test_differs(where):
             pass
 
-        @pytest.mark.ranks(1, start_method="zygote")
-        def test_unknown_method():
+        @pytest.mark.ranks(1, preload="no_such_module")
+        def test_not_started():
             pass
 
         @pytest.mark.ranks(0)
