@@ -17,7 +17,11 @@ QUICK = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio"
 @pytest.fixture(name="suite")
 def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Runs a source as ``test_it.py``, with these arguments to pytest."""
-    for name in [n for n in os.environ if n.startswith((*JOB_VARIABLES, "PYTEST_XDIST", "PYTEST_ADDOPTS"))]:
+    for name in [
+        n
+        for n in os.environ
+        if n.startswith((*JOB_VARIABLES, "PYTEST_XDIST", "PYTEST_ADDOPTS", "CI", "BUILD_NUMBER"))
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "120")

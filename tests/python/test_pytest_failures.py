@@ -128,7 +128,10 @@ def test_deaths(suite: Suite) -> None:
             pass
         """
     )
-    done.assert_outcomes(passed=2, failed=4, errors=1)
+    outcomes = done.parseoutcomes()
+    # Who dies after his test is an error of its end, or, as long as others are at the test, a failure of it.
+    late = (outcomes["passed"], outcomes["failed"], outcomes.get("errors", 0))
+    assert late in ((2, 4, 1), (1, 5, 0))
     done.stdout.fnmatch_lines(
         [
             "*ERROR at teardown of test_dies_late*",

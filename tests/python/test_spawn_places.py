@@ -189,20 +189,20 @@ def test_with_fork_it_works_everywhere(place: str, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("['0', '1']\n", "", 0)
 
 
+@pytest.mark.parametrize("place", ["-c", "-"])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_function_of_dash_c_is_not_found_by_the_ranks(method: str) -> None:
-    # One rank: two would write into each other's lines.
-    done = run("-c", program_text(method, guard=True).replace("nprocs=2", "nprocs=1"))
-    assert "AttributeError: Can't get attribute 'f' on <module '__main__' (built-in)>" in done.stderr
-    assert done.stderr.rstrip().endswith("terminated with exit code 1.")
-    assert (done.stdout, done.returncode) == ("", 1)
+def test_functions_that_ranks_cannot_import_are_sent_by_value(method: str, place: str) -> None:
+    text = program_text(method, guard=True)
+    done = run("-c", text) if place == "-c" else run("-", stdin=text)
+    assert (done.stdout, done.stderr, done.returncode) == ("['0', '1']\n", "", 0)
 
 
-def test_a_program_on_stdin_is_not_found_by_the_ranks() -> None:
-    done = run("-", stdin=program_text("spawn", guard=True).replace("nprocs=2", "nprocs=1"))
-    assert "FileNotFoundError: [Errno 2] No such file or directory:" in done.stderr
-    assert "<stdin>'" in done.stderr
-    assert done.stderr.rstrip().endswith("terminated with exit code 1.")
+@pytest.mark.parametrize("place", ["-c", "-"])
+def test_without_cloudpickle_they_are_refused_before_any_rank(place: str) -> None:
+    text = "import sys; sys.modules['cloudpickle'] = None\n" + program_text("spawn", guard=True)
+    done = run("-c", text) if place == "-c" else run("-", stdin=text)
+    assert "cannot be sent to the ranks: func: " in done.stderr
+    assert "install cloudpickle" in done.stderr
     assert (done.stdout, done.returncode) == ("", 1)
 
 
