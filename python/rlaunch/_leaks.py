@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 
-from . import _lib
+from . import _lib, _listening
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 SHARED_MEMORY = "/dev/shm"
 # The number of the process that made it, as torch and Paddle have it in their names.
 _MAKER = re.compile(r"^(?:torch|paddle|PADDLE)\D*(\d+)_")
-_LISTENS = "0A"
 
 
 class Leaks:
@@ -97,24 +96,20 @@ def ports_of(pid: int) -> list[str]:
                 if match:
                     inodes.add(match[1])
     found = []
-    for table in ("tcp", "tcp6") if inodes else ():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
-            for line in list(file)[1:]:
-                # sl, local address, remote address, state, ..., inode (the kernel's proc_net_tcp.rst).
-                fields = line.split()
-                if fields[3] == _LISTENS and fields[9] in inodes:
-                    found.append(_address(fields[1]))
+    with contextlib.suppress(OSError):  # It has no network of version 6, or is gone.
+        for host, port, inode in _listening.sockets(pid):
+            if inode in inodes:
+                found.append(_address(host, port))
     return sorted(found)
 
 
-def _address(text: str) -> str:
-    host, port = text.split(":")
+def _address(host: str, port: int) -> str:
     # Words of 32 bits in the order of this machine.
     words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
     packed = struct.pack(f"={len(words)}I", *words)
-    family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
-    name = socket.inet_ntop(family, packed)
-    return f"[{name}]:{int(port, 16)}" if family == socket.AF_INET6 else f"{name}:{int(port, 16)}"
+    if len(words) == 1:
+        return f"{socket.inet_ntop(socket.AF_INET, packed)}:{port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{port}"
 
 
 def _shared_memory() -> set[str]:

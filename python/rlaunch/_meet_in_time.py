@@ -13,13 +13,14 @@ import socket
 import sys
 import time
 
+from . import _listening
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 # As long as Paddle would sleep, in seconds.
 PATIENCE = 3.0
-_LISTENS = "0A"
 
 
 def look_in_time() -> None:
@@ -94,12 +95,6 @@ def _send_at_once(port: int) -> None:
 def listens(port: int) -> bool:
     """Whether somebody listens on this port here; True where the system does not say."""
     try:
-        for table in ("tcp", "tcp6"):
-            with open(f"/proc/self/net/{table}", encoding="ascii") as file:
-                # sl, local address, remote address, state, ... (the kernel's proc_net_tcp.rst).
-                for _, address, _, state, *_ in map(str.split, file):
-                    if state == _LISTENS and address.endswith(f":{port:04X}"):
-                        return True
+        return any(number == port for _, number, _ in _listening.sockets())
     except (OSError, ValueError):
         return True
-    return False

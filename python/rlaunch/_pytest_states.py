@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+from ._stacks import parse
+
 # Of no interest to who asks where a test stood.
 _PLUMBING = ("site-packages", "dist-packages", "rlaunch")
 
@@ -28,15 +29,15 @@ def place(stack: str, root: PurePath) -> str | None:
     """``file:line in function`` of the test's own code: the innermost frame below ``root`` of the main
     thread; else its innermost that is not rlaunch's. None if there is none.
     """
-    # faulthandler writes the oldest thread, so the main one, last.
-    main = re.split(r"^(?:Current t|T)hread .*$", stack, flags=re.MULTILINE)[-1]
-    frames = [match for line in main.splitlines() if (match := _FRAME.match(line))]
-    frames = [frame for frame in frames if "/rlaunch/_pytest_" not in frame["file"]]
-    own = [frame for frame in frames if _is_own(PurePath(frame["file"]), root)]
+    threads = parse(stack)
+    frames = (
+        [frame for frame in threads[0].frames if "/rlaunch/_pytest_" not in frame.file] if threads else []
+    )
+    own = [frame for frame in frames if _is_own(PurePath(frame.file), root)]
     for frame in own or frames:
-        path = PurePath(frame["file"])
+        path = PurePath(frame.file)
         shown = path.relative_to(root) if path.is_relative_to(root) else path
-        return f"{shown}:{frame['line']} in {frame['function']}"
+        return f"{shown}:{frame.line} in {frame.function}"
     return None
 
 
