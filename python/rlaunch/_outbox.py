@@ -31,37 +31,41 @@ class Outbox:
     """One rank's outbox. Passed to the rank by any start method of multiprocessing."""
 
     def __init__(self) -> None:
-        self._memory = _lib.Descriptor.memory("rlaunch-outbox")
-        self._bell = _lib.Descriptor.bell()
+        # None once the rank has ended. Closed with the last reference, so that whoever reads has its own:
+        # another thread's join may settle meanwhile.
+        self._memory: _lib.Descriptor | None = _lib.Descriptor.memory("rlaunch-outbox")
+        self._bell: _lib.Descriptor | None = _lib.Descriptor.bell()
         self._content: tuple[bytes, bytearray] | None = None
         self._ended_fd: Callable[[], int] | None = None
 
-    def __getstate__(self) -> tuple[Any, Any]:
+    def __getstate__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
-        return DupFd(self._memory.fileno()), DupFd(self._bell.fileno())
+        return tuple(DupFd(fd.fileno()) for fd in self._ends())
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
         self._memory, self._bell = (_lib.Descriptor.take(fd.detach()) for fd in state)
         self._content = None
         self._ended_fd = None
 
-    def _close(self) -> None:
-        self._memory.close()
-        self._bell.close()
+    def _ends(self) -> tuple[_lib.Descriptor, _lib.Descriptor]:
+        if self._memory is None or self._bell is None:
+            raise ValueError("the rank of this outbox has ended")
+        return self._memory, self._bell
 
     # In the rank.
 
     def put(self, kind: bytes, write: Callable[[IO[bytes]], object]) -> None:
         """Puts what ``write`` writes to the file it is given. Nothing is put if it raises."""
-        with open(self._memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
+        memory, bell = self._ends()
+        with open(memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
             file.truncate(0)
             file.seek(_HEADER.size)
             write(file)
             file.flush()
             size = file.tell() - _HEADER.size
-        os.pwrite(self._memory.fileno(), _HEADER.pack(kind, size), 0)
-        os.eventfd_write(self._bell.fileno(), 1)
+        os.pwrite(memory.fileno(), _HEADER.pack(kind, size), 0)
+        os.eventfd_write(bell.fileno(), 1)
 
     # In the parent.
 
@@ -71,34 +75,36 @@ class Outbox:
 
     def wait(self) -> None:
         """Waits until something has been put or the rank has ended."""
-        if self._content is not None or self._memory.fileno() < 0 or self._ended_fd is None:
+        bell = self._bell
+        if self._content is not None or bell is None or self._ended_fd is None:
             return
         poll = select.poll()
-        poll.register(self._bell.fileno(), select.POLLIN)
+        poll.register(bell.fileno(), select.POLLIN)
         poll.register(self._ended_fd(), select.POLLIN)
         poll.poll()
 
     def settle(self) -> None:
         """Once the rank has ended: keeps what it has put, without holding a descriptor."""
         self.read()
-        self._close()
+        self._memory = self._bell = None
 
     def read(self) -> tuple[bytes, bytearray] | None:
         """What has been put: its kind, and its bytes; else None."""
-        if self._content is None and self._memory.fileno() >= 0:
-            header = os.pread(self._memory.fileno(), _HEADER.size, 0)
+        memory = self._memory
+        if self._content is None and memory is not None:
+            header = os.pread(memory.fileno(), _HEADER.size, 0)
             if len(header) == _HEADER.size:
                 kind, size = _HEADER.unpack(header)
                 if kind in (RESULT, ERROR, LEFT):
-                    self._content = kind, self._bytes(size)
+                    self._content = kind, self._bytes(memory, size)
         return self._content
 
-    def _bytes(self, size: int) -> bytearray:
+    def _bytes(self, memory: _lib.Descriptor, size: int) -> bytearray:
         # Not a mapping of the memory: Python's keeps a descriptor of its own open.
         content = bytearray(size)
         view, done = memoryview(content), 0
         while done < size:
-            read = os.preadv(self._memory.fileno(), [view[done:]], _HEADER.size + done)
+            read = os.preadv(memory.fileno(), [view[done:]], _HEADER.size + done)
             if read == 0:
                 raise EOFError(f"a rank's outbox was cut short: {done} of {size} bytes")
             done += read

@@ -329,12 +329,20 @@ def own_ports(first: int, count: int) -> range:
     return range(begin, begin + part)
 
 
+_ports_drawn = random.SystemRandom().randrange(1000)
+
+
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that nobody has; the kernel hands out higher ones itself."""
+    """The first of `count` consecutive ports that nobody has; the kernel hands out higher ones itself.
+
+    One after the other, so that a test that asks twice gets no port twice.
+    """
+    global _ports_drawn
     own = own_ports(20000, 10000)
     while True:
+        at = _ports_drawn % (len(own) - count)
+        _ports_drawn = at + count
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            first = random.SystemRandom().choice(own[:-count])
-            for port in range(first, first + count):
+            for port in own[at : at + count]:
                 held.enter_context(socket.create_server(("", port), family=socket.AF_INET))
-            return first
+            return own[at]

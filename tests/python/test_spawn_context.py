@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import pickle
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 import ranks
-from rlaunch import NoResultError, RankError
+from rlaunch import NoResultError, RankError, _outbox
 from spawning import METHODS, failure, kill_if_alive
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
 from spawning import start_fixture as _start  # noqa: F401
@@ -222,3 +223,18 @@ def test_several_threads_may_join(method: str, start: Any, tmp_path: Path) -> No
         for thread in threads:
             thread.join()
         assert outcomes == ["Process 0 terminated with exit code 3."] * 4
+
+
+def test_what_a_rank_has_put_is_read_whole_while_another_thread_settles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outbox, read = _outbox.Outbox(), os.pread
+
+    def meanwhile(fd: int, count: int, offset: int) -> bytes:
+        monkeypatch.undo()
+        outbox.settle()
+        return read(fd, count, offset)
+
+    outbox.put(_outbox.ERROR, lambda file: file.write(b"a traceback"))
+    monkeypatch.setattr(os, "pread", meanwhile)
+    assert outbox.read() == outbox.read() == (_outbox.ERROR, b"a traceback")
