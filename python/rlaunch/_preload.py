@@ -28,29 +28,23 @@ _READ_BY_IMPORTS = (
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "LD_", "GLIBC_", "MALLOC_", "PYTHON"),
     *("LANG", "LC_", "FLAGS_", "TORCH", "PYTORCH_", "XLA_", "JAX_"),
 )
-_AUTO = "auto"
 
 
-def asked(preload: Any, default: str) -> tuple[list[str], bool]:
+def asked(preload: Any, framework: str) -> tuple[list[str], bool]:
     """What ``preload`` names: the modules, and whether a start without a zygote will do as well.
 
     ``preload``: names joined by commas, or a list of them; "auto" among them says the latter. None, and
-    "auto" alone: ``default``.
+    "auto" alone: ``framework``.
 
     Raises:
         ValueError: it names no module.
+        TypeError: it is something else.
     """
-    names = (
-        [default] if preload is None else preload.split(",") if isinstance(preload, str) else list(preload)
-    )
-    names = [name.strip() if isinstance(name, str) else name for name in names]
-    for name in names:
-        if not (isinstance(name, str) and name and all(part.isidentifier() for part in name.split("."))):
-            raise ValueError(
-                f"preload must name modules to import, as in 'torch,my.models', but got {preload!r}"
-            )
-    modules = [name for name in dict.fromkeys(names) if name != _AUTO]
-    return modules or [default], _AUTO in names
+    words = [] if preload is None else preload.split(",") if isinstance(preload, str) else list(preload)
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"preload must be names of modules, as in 'torch,my.models', but got {preload!r}")
+    return _lib.preload_modules(words, framework)
 
 
 class Zygote:
@@ -145,6 +139,8 @@ class Zygote:
                 try:
                     while self._owed:
                         self._answer()  # Of ranks that have died of their lifelines.
+                    assert self._process is not None
+                    self._process.signal(signal.SIGCONT)  # Stopped, it is of no use to anybody.
                     with signals_held():
                         socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
                         self._owed += 1
@@ -213,7 +209,10 @@ def zygote_of(modules: list[str]) -> Zygote:
     with _starting:
         _collect(0)
         zygote = _zygotes.get(key)
-        if zygote is None or not zygote.lives():
+        if zygote is not None and not zygote.lives():
+            zygote.end()
+            zygote = None
+        if zygote is None:
             zygote = Zygote(modules)
         _zygotes.pop(key, None)
         _zygotes[key] = zygote  # The last, so that the first is who was not asked for the longest time.

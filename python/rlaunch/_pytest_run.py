@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
@@ -120,6 +121,9 @@ class Run:
             task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
+            if options["start_method"] == "fork":
+                # Ranks that find none have one of their own, which removes at their end what they have left.
+                resource_tracker.ensure_running()
             devices = self._held.enter_context(_pytest_devices.claimed(marker))
             with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.

@@ -49,7 +49,9 @@ impl fmt::Display for Exit {
         match self {
             Exit::Code(code) => write!(f, "exit code {code}"),
             Exit::Signal(signal) => write!(f, "signal {}", signal_label(*signal)),
-            Exit::Lost => write!(f, "an exit status that somebody else collected"),
+            Exit::Lost => {
+                write!(f, "an exit status that is not known (somebody else collected it, or who was to is gone)")
+            }
         }
     }
 }

@@ -40,6 +40,7 @@ mod lib {
     use crate::spec::options::{Kind, OPTIONS, Opt};
     use crate::spec::spawn::{self, Backend, SpawnError, SpawnOptions};
     use crate::spec::spawn_nodes::{self, Place};
+    use crate::spec::zygote;
     use crate::sys::lifeline;
     use crate::sys::ports::Lease;
     use pyo3::prelude::*;
@@ -131,6 +132,14 @@ mod lib {
     #[pyfunction]
     fn check_backend(name: String) -> PyResult<()> {
         spawn::check_backend(&name).map_err(to_python)
+    }
+
+    /// What these words of `preload` name: the modules, and whether every rank may import for itself instead.
+    /// `framework`: the module that none stands for, and "auto" alone.
+    #[pyfunction]
+    fn preload_modules(words: Vec<String>, framework: &str) -> PyResult<(Vec<String>, bool)> {
+        let asked = zygote::preload(&words, framework).map_err(|why| to_python(SpawnError::Value(why)))?;
+        Ok((asked.modules, asked.auto))
     }
 
     /// One rank's variables, in order.

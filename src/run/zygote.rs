@@ -391,6 +391,8 @@ fn fork(process: &Process, start: &Start) -> io::Result<Result<Started, Refused>
     let (text, mut descriptors) = request(start);
     let file = packet::file_of(&text)?;
     descriptors.insert(0, file.as_raw_fd());
+    // Stopped, it is of no use to anybody. An error means that it has just ended, and so says the next step.
+    let _ = process.child.signal(libc::SIGCONT);
     packet::send(process.socket.as_fd(), b"F", &descriptors)?;
     let answer = packet::receive(process.socket.as_fd(), PATIENCE)?;
     let answer = String::from_utf8_lossy(&answer);

@@ -22,13 +22,24 @@ const HINT: &str = "give modules joined by commas, such as torch, paddle or my.p
 /// alone stands for.
 pub fn check(values: &Values, framework: &str) -> Result<Option<Zygote>, SpecError> {
     let words = values.text("zygote").unwrap_or("").split(',').map(str::trim).filter(|word| !word.is_empty());
+    read(words, framework).map_err(|why| values.error("zygote", &why, HINT))
+}
+
+/// The same for the `preload` of `spawn`: its words, and the framework that none and `auto` alone stand for.
+///
+/// The error is text for people.
+pub fn preload(words: &[String], framework: &str) -> Result<Zygote, String> {
+    let read =
+        read(words.iter().map(|word| word.trim()), framework).map_err(|why| format!("preload: {why}; {HINT}"))?;
+    Ok(read.unwrap_or_else(|| Zygote { modules: vec![framework.to_owned()], auto: false }))
+}
+
+fn read<'a>(words: impl Iterator<Item = &'a str>, framework: &str) -> Result<Option<Zygote>, String> {
     let (mut modules, mut auto) = (Vec::new(), false);
     for word in words {
         match word {
             AUTO => auto = true,
-            _ if !is_module(word) => {
-                return Err(values.error("zygote", &format!("'{}' is no name of a module", shown(word)), HINT));
-            }
+            _ if !is_module(word) => return Err(format!("'{}' is no name of a module", shown(word))),
             _ if modules.iter().any(|module| module == word) => {}
             _ => modules.push(word.to_owned()),
         }
@@ -61,7 +72,7 @@ mod tests {
     use super::super::options::{Vars, merge};
     use super::*;
 
-    fn read(text: &str) -> Result<Option<(String, bool)>, String> {
+    fn asked(text: &str) -> Result<Option<(String, bool)>, String> {
         let flags = [("zygote", text.to_owned())].into();
         let read = check(&merge(&flags, &Vars::new()), "paddle").map_err(|error| error.to_string())?;
         Ok(read.map(|zygote| (zygote.names(), zygote.auto)))
@@ -70,19 +81,33 @@ mod tests {
     #[test]
     fn modules_are_named_once_and_auto_is_none() {
         let made = |names: &str, auto| Ok(Some((names.to_owned(), auto)));
-        assert_eq!(read("torch"), made("torch", false));
-        assert_eq!(read(" torch, my.own_1,é,torch "), made("torch, my.own_1 and é", false));
-        assert_eq!(read("torch,auto"), made("torch", true));
-        assert_eq!(read("auto"), made("paddle", true));
-        assert_eq!([read(""), read(" , ")], [Ok(None), Ok(None)]);
+        assert_eq!(asked("torch"), made("torch", false));
+        assert_eq!(asked(" torch, my.own_1,é,torch "), made("torch, my.own_1 and é", false));
+        assert_eq!(asked("torch,auto"), made("torch", true));
+        assert_eq!(asked("auto"), made("paddle", true));
+        assert_eq!([asked(""), asked(" , ")], [Ok(None), Ok(None)]);
     }
 
     #[test]
     fn what_no_import_could_name_is_refused_with_the_way_out() {
         for bad in ["a-b", "1a", "a..b", ".a", "a.", "train.py/", "a b", "a.1"] {
-            let error = read(&format!("torch,{bad}")).unwrap_err();
+            let error = asked(&format!("torch,{bad}")).unwrap_err();
             let start = format!("--zygote torch,{bad}: '{bad}' is no name of a module; give modules joined by commas");
             assert!(error.starts_with(&start), "{error}");
+        }
+    }
+
+    #[test]
+    fn preload_is_read_by_the_same_rule_and_never_none() {
+        let read = |words: &[&str]| preload(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>(), "paddle");
+        let made = |modules: &[&str], auto| {
+            Ok(Zygote { modules: modules.iter().map(|name| (*name).to_owned()).collect(), auto })
+        };
+        assert_eq!([read(&[]), read(&["auto"])], [made(&["paddle"], false), made(&["paddle"], true)]);
+        assert_eq!(read(&[" torch", "auto", "my.own", "torch"]), made(&["torch", "my.own"], true));
+        for bad in ["", "a-b"] {
+            let error = read(&["torch", bad]).unwrap_err();
+            assert!(error.starts_with(&format!("preload: '{bad}' is no name of a module; give modules")), "{error}");
         }
     }
 }

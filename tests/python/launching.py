@@ -122,6 +122,14 @@ def await_gone(*processes: psutil.Process) -> None:
         until(lambda process=process: gone(process), f"the end of {process}")
 
 
+def runs(pid: int, word: str) -> bool:
+    """Whether a process of this number, which may be another by now, has the word on its command line."""
+    try:
+        return word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def marked(mark: str) -> list[int]:
     """Processes, but no zombies, with a mark in their environment."""
     found = []

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import rlaunch
-from launching import gone
+from launching import gone, runs
 from rlaunch import RankError
 
 METHODS = ("spawn", "fork", "forkserver")
@@ -34,6 +34,14 @@ def nothing_left_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     resource_tracker._resource_tracker._stop()
     left = set(psutil.Process().children(recursive=True)) - before
     assert psutil.wait_procs(left, timeout=10)[1] == []
+
+
+@pytest.fixture(name="modules")
+def modules_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder to import from; no zygote that has imported from it is left."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    rlaunch.end_zygotes()
 
 
 @pytest.fixture(name="start")
@@ -71,5 +79,5 @@ def survivors(processes: list[psutil.Process], seconds: float = 20) -> list[psut
 
 def kill_if_alive(pid_file: Path) -> None:
     pid = int(pid_file.read_text())
-    if psutil.pid_exists(pid):
+    if runs(pid, "python"):
         os.kill(pid, signal.SIGKILL)

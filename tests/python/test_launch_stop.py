@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from launching import LIMIT, Ended, Place, environment, marked, supervisor_of, until
+from launching import LIMIT, Ended, Place, environment, gone, marked, supervisor_of, until
 
 # Ranks that take a while to save what they have.
 SAVE = """
@@ -62,7 +62,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
         launcher.send_signal(signal.SIGTERM)
         ended = Place.wait(launcher)
     assert ended.status == 143
-    assert not psutil.pid_exists(rank.pid)
+    assert gone(rank)
     assert "second signal: killing rank(s) 0" in ended.stderr
 
 

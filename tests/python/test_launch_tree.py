@@ -21,6 +21,7 @@ from launching import (
     environment,
     gone,
     marked,
+    runs,
     supervisor_of,
     until,
 )
@@ -81,7 +82,7 @@ def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, m
     ended = place.run("train.py", env=environment(MARK=mark))
     assert ended.status == 0
     assert said(ended) == ["swept 1 leftover process of the job (sleep)"]
-    assert not psutil.pid_exists(int(place.text("ready.0")))
+    assert not runs(int(place.text("ready.0")), "sleep")
 
 
 @pytest.mark.parametrize("code", [0, 3])

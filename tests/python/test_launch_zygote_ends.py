@@ -113,6 +113,22 @@ def test_ranks_go_on_without_it_and_the_next_attempt_has_another(job: Job, mark:
     assert len({event["pid"] for event in job.events("zygote_ready")}) == 2
 
 
+def test_one_that_was_stopped_goes_on_for_the_next_attempt(job: Job, mark: str) -> None:
+    job.script("""
+        import counted
+        tell(f"ready.{attempt}", os.getpid())
+        await_file("end")
+        sys.exit(0 if attempt else 3)
+    """)
+    options = job.options("counted", restarts=1)
+    with job.start(*options, "train.py", env=job.environment(MARK=mark)) as launcher:
+        job.ready(2, "ready.0")
+        job.zygote().send_signal(signal.SIGSTOP)
+        (job.folder / "end").touch()
+        ended = Job.wait(launcher)
+    assert (ended.status, job.imports(), marked(mark)) == (0, 1, []), ended.stderr
+
+
 @pytest.mark.parametrize("auto", ["", ",auto"], ids=["asked for", "auto"])
 def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
     """Another is tried, once, and does not get through its imports."""

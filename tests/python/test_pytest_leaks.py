@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from launching import runs
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
 LEAVES = """
@@ -45,8 +46,25 @@ def test_what_is_left_behind_is_an_error_of_that_test_and_gone(suite: Suite) -> 
     assert f"listening on 127.0.0.1:{port}" in text
     (memory,) = re.findall(r"  shared memory (psm_\w+) \(97 KiB\)", text)
     assert "leaked shared_memory objects" not in str(done.stderr)
-    assert not Path(f"/proc/{pid}").exists()
+    assert not runs(int(pid), "server.getsockname")
     assert not Path("/dev/shm", memory).exists()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_shared_memory_is_found_whatever_the_start_method(method: str, suite: Suite) -> None:
+    """Also of the first test of all, before which nobody tracks it."""
+    done = suite(
+        f"""
+        from multiprocessing import shared_memory
+
+        @pytest.mark.ranks(2, start_method={method!r})
+        def test_leaves(rank):
+            shared_memory.SharedMemory(create=True, size=100_000)
+        """
+    )
+    done.assert_outcomes(passed=1, errors=1)
+    assert str(done.stdout).count("  shared memory psm_") == 2
+    assert "leaked shared_memory objects" not in str(done.stderr)
 
 
 @pytest.mark.parametrize(("mode", "outcomes"), [("warn", {"warnings": 1}), ("ignore", {})])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import environment, marked, until
+from launching import environment, marked, runs, until
 
 SUITE = Path(__file__).parents[2] / "examples" / "pytest_suite"
 
@@ -188,7 +188,7 @@ def check_leaks(session: Session) -> None:
     named = re.search(r"process (\d+) \(.*\), listening on 127\.0\.0\.1:(\d+)", text)
     assert kind == "error"
     assert named is not None, text
-    assert not Path(f"/proc/{named[1]}").exists()
+    assert not runs(int(named[1]), "listening")
     until(lambda: is_free(int(named[2])), "the port that was leaked is free")
     kind, _, text = session.ending("test_leaves_shared_memory")
     named = re.search(r"shared memory (\S+) \(1024 KiB\)", text)

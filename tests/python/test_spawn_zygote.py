@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 import rlaunch
 import zygote_ranks
 from rlaunch import RankError
+from spawning import modules_fixture as _modules  # noqa: F401
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
 from spawning import results
 from zygote_ranks import PRELOADED, module, script
@@ -31,12 +32,10 @@ pytestmark = [
 
 
 @pytest.fixture(name="folder")
-def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the preloaded module is, and no zygote that has one of another test."""
-    module(tmp_path, "preloaded", PRELOADED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    rlaunch.end_zygotes()
+def folder_fixture(modules: Path) -> Path:
+    """Where the preloaded module is."""
+    module(modules, "preloaded", PRELOADED)
+    return modules
 
 
 def start(method: str, func: Any, *args: Any, n: int = 1, preload: str = "preloaded", **options: Any) -> Any:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,10 @@ import pytest
 import ranks
 import rlaunch
 import zygote_ranks
-from launching import gone, until
+from launching import gone, runs, until
 from rlaunch import RankError, _preload
 from rlaunch.torch import start_processes
+from spawning import modules_fixture as _modules  # noqa: F401
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
 from spawning import results
 from zygote_ranks import PRELOADED, module, script
@@ -34,13 +34,12 @@ pytestmark = [
 
 
 @pytest.fixture(name="folder")
-def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    module(tmp_path, "preloaded", PRELOADED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("COUNT_FILE", str(tmp_path / "count"))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{HERE}")
-    yield tmp_path
-    rlaunch.end_zygotes()
+def folder_fixture(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the preloaded module is, which counts its imports."""
+    module(modules, "preloaded", PRELOADED)
+    monkeypatch.setenv("COUNT_FILE", str(modules / "count"))
+    monkeypatch.setenv("PYTHONPATH", f"{modules}:{HERE}")
+    return modules
 
 
 def start(func: Any, *args: Any, n: int = 1, preload: Any = "preloaded", **options: Any) -> Any:
@@ -54,6 +53,20 @@ def imports(folder: Path) -> int:
 def only_zygote() -> psutil.Process:
     (zygote,) = _preload._zygotes.values()
     return psutil.Process(zygote.pid)
+
+
+def hanging(folder: Path) -> Path:
+    """A module after whose import no process can be forked while a file, which is returned, is there."""
+    flag = folder / "hang"
+    text = f"""
+        import os, preloaded, time
+        def hang():
+            while os.path.exists({str(flag)!r}):
+                time.sleep(0.01)
+        os.register_at_fork(before=hang)
+    """
+    module(folder, "hanging", text)
+    return flag
 
 
 class Rang(Exception):
@@ -244,7 +257,7 @@ def test_at_a_programs_end_it_is_gone_and_no_leftover(folder: Path) -> None:
     with Program(folder, body) as program:
         out, err = program.process.communicate(timeout=60)
         assert (program.process.returncode, err) == (0, "")
-        assert not psutil.pid_exists(int(out)) or gone(psutil.Process(int(out)))
+        assert not runs(int(out), "_zygote")
 
 
 # --- Interrupted -----------------------------------------------------------------------------------------
@@ -276,21 +289,22 @@ def test_ctrl_c_while_ranks_run(folder: Path) -> None:
     assert err.rstrip().endswith("KeyboardInterrupt")
 
 
-def test_a_stopped_zygote_can_be_waited_for_and_interrupted(folder: Path) -> None:
-    start(os.getpid)
+def test_a_slow_zygote_can_be_waited_for_and_interrupted(folder: Path) -> None:
+    hang = hanging(folder)
+    start(os.getpid, preload="hanging")
     zygote = only_zygote()
-    zygote.suspend()
+    hang.touch()
     before = signal.signal(signal.SIGALRM, ring)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         with pytest.raises(Rang):
-            start(os.getpid)
+            start(os.getpid, preload="hanging")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        zygote.resume()
+        hang.unlink()
     # What was owed is not taken for the next one's answer.
-    assert {parent for _, parent in results(start(zygote_ranks.pids, n=3))} == {zygote.pid}
+    assert {parent for _, parent in results(start(zygote_ranks.pids, n=3, preload="hanging"))} == {zygote.pid}
     assert imports(folder) == 1
 
 
@@ -339,16 +353,26 @@ def test_no_descriptors_left_in_the_program(folder: Path) -> None:
     assert (zygotes, same) == ("1", "True"), err
 
 
-def test_one_that_does_not_answer_is_ended_and_another_is_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_was_stopped_goes_on_for_the_next_start(folder: Path) -> None:
     start(ranks.give_none)
     stopped = only_zygote()
     stopped.send_signal(signal.SIGSTOP)
+    start(ranks.give_none)
+    assert (only_zygote(), imports(folder)) == (stopped, 1)
+
+
+def test_one_that_does_not_answer_is_ended_and_another_is_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang = hanging(folder)
+    start(ranks.give_none, preload="hanging")
+    zygote = only_zygote()
+    hang.touch()
     with monkeypatch.context() as patch:
         patch.setattr(_preload, "_PATIENCE", 0.2)
-        with pytest.raises(rlaunch.ZygoteError, match=rf"pid {stopped.pid}\) has not answered for 0.2 s"):
-            start(ranks.give_none)
-    stopped.wait(60)
-    start(ranks.give_none)
+        with pytest.raises(rlaunch.ZygoteError, match=rf"pid {zygote.pid}\) has not answered for 0.2 s"):
+            start(ranks.give_none, preload="hanging")
+    zygote.wait(60)
+    hang.unlink()
+    start(ranks.give_none, preload="hanging")
     assert imports(folder) == 2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 import ranks
 import rlaunch
 from rlaunch import ZygoteError, _fork_safety, _newborn, _preload
+from spawning import modules_fixture as _modules  # noqa: F401
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
 from spawning import results
 from zygote_ranks import module
@@ -24,10 +25,8 @@ pytestmark = [
 
 
 @pytest.fixture(name="folder")
-def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield tmp_path
-    rlaunch.end_zygotes()
+def folder_fixture(modules: Path) -> Path:
+    return modules
 
 
 def start(func: Any, *args: Any, n: int = 1, preload: Any = "tried", **options: Any) -> Any:
@@ -171,10 +170,22 @@ def test_preload_without_a_zygote_is_refused(method: str | None) -> None:
         rlaunch.spawn(os.getpid, (), 1, start_method=method, preload="json")
 
 
-@pytest.mark.parametrize("preload", ["", "a,,b", "a b", "a;b", [1], ["a", ""], "../a", "a."])
-def test_names_that_are_none_are_refused(preload: Any) -> None:
-    with pytest.raises(ValueError, match="preload must name modules to import"):
+@pytest.mark.parametrize(
+    ("preload", "named"),
+    [("", ""), ("a,,b", ""), ("a b", "a b"), ("a;b", "a;b"), (["a", ""], ""), ("../a", "../a"), ("a.", "a.")],
+)
+def test_names_that_are_none_are_refused(preload: Any, named: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^preload: '{re.escape(named)}' is no name of a module; give modules"
+    ):
         start(os.getpid, preload=preload)
+
+
+def test_what_is_no_name_at_all_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=re.escape("preload must be names of modules, as in 'torch,my.models', but")
+    ):
+        start(os.getpid, preload=["a", 1])
 
 
 @pytest.mark.parametrize(
