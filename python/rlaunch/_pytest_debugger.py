@@ -13,11 +13,29 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from ._pytest_hub import Link
 
 ANY = -1
+
+
+@contextlib.contextmanager
+def interrupts_held(wanted: int | None) -> Iterator[None]:
+    """In the parent, while ranks start that may stop: Ctrl-C waits, in them until ``leave_interrupts``."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [] if wanted is None else [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_interrupts(wanted: int | None) -> None:
+    """In a rank: Ctrl-C is for whoever sits at the prompt. The parent ends the others if it has to."""
+    if wanted is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 class Debugger:
@@ -34,9 +52,6 @@ class Debugger:
         self._wanted = wanted
         self._cls = cls
         self._before: list[int] = []
-        if wanted is not None:
-            # At the prompt it is for whoever sits there; the parent ends the others, if it comes to that.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.breakpointhook = self._at_breakpoint
 
     def takes(self) -> bool:

@@ -24,7 +24,7 @@ from _pytest.runner import check_interactive_exception
 from . import _meet_in_time
 from ._guardian import KEY
 from ._leaks import note_shared_memory
-from ._pytest_debugger import Debugger
+from ._pytest_debugger import Debugger, leave_interrupts
 from ._pytest_hub import Link
 from ._rank_coverage import Measured
 from ._worker import Handed
@@ -144,6 +144,7 @@ def main(sent: bytes, ends: list[socket.socket], files: list[list[Handed]]) -> N
     """Runs the test that ``sent``, a pickled ``Task``, names. A rank gets all ends, and uses its own."""
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(sent)
+    leave_interrupts(task.debugs)
     output, errors, stacks = (file.fileno() for file in files[number])
     # All ranks have this one: who has locked it has the terminal.
     turn = files[0][2].fileno()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
 from ._leaks import Leaks
+from ._pytest_debugger import interrupts_held
 from ._pytest_hub import PHASES, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
 from ._worker import Handed
@@ -121,14 +122,15 @@ class Run:
             task.coverage = self._measure()
             arguments = (pickle.dumps(task), ends, handed)
             options = {"grace": GRACE, **marker.options}
-            if options["start_method"] == "fork":
-                # Ranks that find none have one of their own, which removes at their end what they have left.
-                resource_tracker.ensure_running()
+            # Forked ranks that find none have one of their own, which removes what they left; and to start it
+            # unblocks SIGINT (CPython 3.11).
+            resource_tracker.ensure_running()
             devices = self._held.enter_context(_pytest_devices.claimed(marker))
             with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
+                with interrupts_held(task.debugs):
+                    context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
             context._before_sweep = self._leaks.look  # type: ignore[method-assign]

@@ -113,8 +113,30 @@ def test_the_rank_that_failed_is_looked_at(session: type[Session]) -> None:
     pdb.until("43")
     pdb.type("c\n")
     report = pdb.until("1 failed")
-    assert "rank 0: stopped" in report
+    assert "rank 0: stopped" in report, report
     assert "PDB" not in report
+
+
+STARTS_LATE = """
+import os, time
+while os.environ.get("RANK") == "0" and not os.path.exists("go"):
+    time.sleep(0.01)
+"""
+
+
+def test_a_rank_that_still_starts_is_not_interrupted_at_the_prompt(
+    session: type[Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STARTS_LATE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pdb = session("--pdb", "-k", "test_fails")
+    pdb.until("(Pdb) ")
+    pdb.interrupt()
+    pdb.until("(Pdb) ")
+    (tmp_path / "go").touch()
+    pdb.type("c\n")
+    report = pdb.until("1 failed")
+    assert "rank 0: stopped" in report, report
 
 
 def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: type[Session]) -> None:

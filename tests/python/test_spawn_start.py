@@ -12,7 +12,8 @@ import resource
 import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from multiprocessing import active_children
 from multiprocessing import spawn as mp_spawn
 from typing import Any
@@ -164,15 +165,14 @@ class Alarm:
         self.rung += 1
         raise Rang
 
-    @contextlib.contextmanager
-    def after(self, seconds: float, again: float) -> Iterator[None]:
+    def during(self, body: Callable[[], object], seconds: float, again: float) -> None:
+        """Runs ``body``, and raises in the midst of it. It may come a moment before or after, too."""
         self.rung = 0
         with contextlib.suppress(Rang):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, seconds, again)
-                yield
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.setitimer(signal.ITIMER_REAL, seconds, again)
+            body()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def interrupted(method: str, rounds: int) -> None:
@@ -185,8 +185,8 @@ def interrupted(method: str, rounds: int) -> None:
     join(ctx)
     for i in range(rounds):
         before = Footprint()
-        with alarm.after(whole * (i + 1) / rounds, again=0.5):
-            spawn(sleep_for_ever, method, 6, grace=20)
+        start = partial(spawn, sleep_for_ever, method, 6, grace=20)
+        alarm.during(start, whole * (i + 1) / rounds, again=0.5)
         tell([alarm.rung, [repr(p) for p in active_children()], before.left_over(5)])
 
 
