@@ -31,6 +31,7 @@ __all__ = [
     "need_descriptors",
     "parse_run",
     "plan_spawn",
+    "preload_modules",
     "run_completion",
     "run_main",
     "run_options",
