@@ -53,8 +53,7 @@ lint: lint-rust lint-python
 
 lint-rust:
 	$(CARGO) fmt --check
-	$(CARGO) clippy --quiet --all-targets --locked -- -D warnings
-	$(CARGO) clippy --quiet --features python --locked -- -D warnings
+	$(CARGO) clippy --quiet --all-targets --features python --locked -- -D warnings
 	$(CARGO) clippy --quiet --no-default-features --locked -- -D warnings
 
 # The etcd that nodes meet at is among what is installed. What is drawn is drawn alike here, so that a failure is the change's

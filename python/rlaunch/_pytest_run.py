@@ -129,7 +129,8 @@ class Run:
             with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                with interrupts_held(task.debugs):
+                # Off a zygote ranks start in no time, and to wait for its imports may be interrupted.
+                with interrupts_held(None if options["start_method"] == "zygote" else task.debugs):
                     context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
