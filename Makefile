@@ -8,6 +8,8 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 # Rustdoc would look for make's jobserver, which is for makes alone.
 CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
+# Thousands of processes of the tests import the same files: who has asked Python to keep no compiled ones waits for it.
+unexport PYTHONDONTWRITEBYTECODE
 # Most tests in Python wait most of the time: more of them than there are cores.
 WORKERS ?= 4
 .PHONY: help demo test lint lint-rust lint-python test-rust test-python bench agents faults soak clean
