@@ -8,7 +8,7 @@ SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
 # Rustdoc would look for make's jobserver, which is for makes alone.
 CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
-# Thousands of processes of the tests import the same files: who has asked Python to keep no compiled ones waits for it.
+# Thousands of the tests' processes import the same files: compiled ones are kept, even where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 # Most tests in Python wait most of the time: more of them than there are cores.
 WORKERS ?= 4

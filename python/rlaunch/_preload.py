@@ -136,11 +136,11 @@ class Zygote:
             with self._lock:
                 if self._over:
                     raise ZygoteError(f"the zygote (pid {self.pid}) has been ended")
+                assert self._process is not None
+                self._process.signal(signal.SIGCONT)  # Stopped, it is of no use to anybody.
                 try:
                     while self._owed:
                         self._answer()  # Of ranks that have died of their lifelines.
-                    assert self._process is not None
-                    self._process.signal(signal.SIGCONT)  # Stopped, it is of no use to anybody.
                     with signals_held():
                         socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
                         self._owed += 1

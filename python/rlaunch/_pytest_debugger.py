@@ -22,10 +22,12 @@ ANY = -1
 
 
 @contextlib.contextmanager
-def interrupts_held(wanted: int | None) -> Iterator[None]:
+def interrupts_held(holds: bool) -> Iterator[None]:
     """In the parent, while ranks start that may stop: Ctrl-C waits, in them until ``leave_interrupts``."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [] if wanted is None else [signal.SIGINT])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        if holds:
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

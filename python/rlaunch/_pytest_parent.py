@@ -90,6 +90,10 @@ class _Phases:
         except (ValueError, RuntimeError, OSError) as error:
             said = f"the ranks cannot be started: {str(error).strip()}"
             raise pytest.fail.Exception(said, pytrace=False) from None
+        except BaseException:
+            # Interrupted, and with --pdb there may be no teardown.
+            run.close()
+            raise
         _reach(item, "setup")
 
     @pytest.hookimpl(wrapper=True)

@@ -129,13 +129,15 @@ class Run:
             with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                # Off a zygote ranks start in no time, and to wait for its imports may be interrupted.
-                with interrupts_held(None if options["start_method"] == "zygote" else task.debugs):
+                # A server of forks hands on its own mask, not ours.
+                holds = task.debugs is not None and options["start_method"] in ("spawn", "fork")
+                with interrupts_held(holds):
                     context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
+                    # Before an interrupt that has waited is raised.
+                    self._context = context
             # What was swept is told by the test's report; looked at when nobody is left but that.
             context._tell_swept = lambda: None  # type: ignore[method-assign]
             context._before_sweep = self._leaks.look  # type: ignore[method-assign]
-            self._context = context
             ours.pop_all()
         rows = zip(context.processes, own, files, strict=True)
         self.peers = [Peer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]

@@ -81,7 +81,7 @@ def spawn(
         RankError: a rank failed (only if ``join``).
         ValueError, RuntimeError, AssertionError: the options cannot be met, with the texts that
             ``paddle.distributed.spawn`` has; nothing was started. IndexError, TypeError: so too, under
-            PaddleCloud.
+            PaddleCloud; TypeError: ``preload`` has something else than names.
         ZygoteError: ``preload`` cannot be imported, or a fork would be unsafe afterwards.
         PicklingError, AttributeError, TypeError: ``func`` or ``args`` cannot be pickled; the first line
             names what in them, ``args[1].lock: _thread.lock``, and no rank was started. Whatever else a
@@ -126,7 +126,8 @@ def _zygote(start_method: str | None, options: dict[str, Any]) -> tuple[str | No
     from . import _preload
     from .errors import ZygoteError
 
-    modules, or_not = _preload.asked(preload, str(options.get("dialect") or "paddle").partition(",")[0])
+    framework = str(options.get("dialect") or "paddle").partition(",")[0].strip().lower()
+    modules, or_not = _preload.asked(preload, framework)
     try:
         return "zygote", _preload.zygote_of(modules)
     except ZygoteError as error:

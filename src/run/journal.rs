@@ -29,7 +29,7 @@ pub enum Ending {
         /// Its name, if it has one.
         name: Option<&'static str>,
     },
-    /// Somebody else collected its status.
+    /// Its status is not known: somebody else collected it, or who was to is gone.
     Unknown,
 }
 

@@ -50,7 +50,7 @@ fn read<'a>(words: impl Iterator<Item = &'a str>, framework: &str) -> Result<Opt
     Ok((!modules.is_empty()).then_some(Zygote { modules, auto }))
 }
 
-/// Identifiers joined by dots.
+/// Identifiers joined by dots, roughly as Python has them: the import decides.
 fn is_module(text: &str) -> bool {
     let is_first = |c: char| c == '_' || c.is_alphabetic();
     text.split('.').all(|part| part.starts_with(is_first) && part.chars().all(|c| is_first(c) || c.is_numeric()))

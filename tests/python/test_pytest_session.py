@@ -184,6 +184,44 @@ def test_nothing_is_left_of_twenty_tests(
     until(lambda: not marked(mark), "the end of all processes")
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_interrupt_that_waited_for_the_start_ends_the_ranks(
+    method: str, suite: Suite, pytester: pytest.Pytester, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --pdb Ctrl-C waits until ranks have been started."""
+    monkeypatch.setenv("RLAUNCH_TEST_MARK", mark)
+    pytester.makeconftest(
+        """
+        import os, signal, sys
+        import rlaunch.spawn
+
+        module = sys.modules["rlaunch.spawn"]
+        start = module.spawn
+
+        def spawn(*args, **kwargs):
+            context = start(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGINT)
+            open("started", "w").close()
+            return context
+
+        module.spawn = spawn
+        """
+    )
+    done = suite(
+        f"""
+        import time
+
+        @pytest.mark.ranks(2, start_method={method!r})
+        def test_waits(rank):
+            time.sleep(600)
+        """,
+        "--pdb",
+    )
+    assert (pytester.path / "started").exists()
+    assert "KeyboardInterrupt" in str(done.stdout)
+    until(lambda: not marked(mark), "the end of all processes")
+
+
 def test_an_interrupt_ends_the_ranks_and_the_session(pytester: pytest.Pytester, mark: str) -> None:
     pytester.makepyfile(
         test_it="""

@@ -229,12 +229,13 @@ def test_what_a_rank_has_put_is_read_whole_while_another_thread_settles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outbox, read = _outbox.Outbox(), os.pread
-
-    def meanwhile(fd: int, count: int, offset: int) -> bytes:
-        monkeypatch.undo()
-        outbox.settle()
-        return read(fd, count, offset)
-
     outbox.put(_outbox.ERROR, lambda file: file.write(b"a traceback"))
-    monkeypatch.setattr(os, "pread", meanwhile)
-    assert outbox.read() == outbox.read() == (_outbox.ERROR, b"a traceback")
+    with monkeypatch.context() as patch:
+
+        def meanwhile(fd: int, count: int, offset: int) -> bytes:
+            patch.undo()
+            outbox.settle()
+            return read(fd, count, offset)
+
+        patch.setattr(os, "pread", meanwhile)
+        assert outbox.read() == outbox.read() == (_outbox.ERROR, b"a traceback")

@@ -168,11 +168,13 @@ class Alarm:
     def during(self, body: Callable[[], object], seconds: float, again: float) -> None:
         """Runs ``body``, and raises in the midst of it. It may come a moment before or after, too."""
         self.rung = 0
-        with contextlib.suppress(Rang):
-            signal.setitimer(signal.ITIMER_REAL, seconds, again)
-            body()
+        try:
+            with contextlib.suppress(Rang):
+                signal.setitimer(signal.ITIMER_REAL, seconds, again)
+                body()
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def interrupted(method: str, rounds: int) -> None:

@@ -201,6 +201,16 @@ def test_what_preload_names(preload: Any, asked: tuple[list[str], bool]) -> None
     assert _preload.asked(preload, "paddle") == asked
 
 
+def test_without_names_it_is_the_framework_of_the_first_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(modules: list[str]) -> None:
+        raise ZygoteError(",".join(modules))
+
+    monkeypatch.setattr(_preload, "zygote_of", none)
+    for dialect, framework in (("torch", "torch"), (" Torch , paddle", "torch"), (None, "paddle")):
+        with pytest.raises(ZygoteError, match=f"^{framework}$"):
+            start(os.getpid, preload=None, **({"dialect": dialect} if dialect else {}))
+
+
 def test_what_imports_do_to_the_environment() -> None:
     before = {"KEPT": "1", "CHANGED": "1", "GONE": "1"}
     after = {"KEPT": "1", "CHANGED": "2", "NEW": "1"}
