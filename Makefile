@@ -69,8 +69,9 @@ lint-python: $(VENV)/built
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest rlaunch._lib
 
+# As in test-rust: RLAUNCH_SEED=7 draws other cases than these, `python -m pytest` new ones each time.
 test-python: $(VENV)/built $(VENV)/torch
-	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
+	RLAUNCH_SEED=$${RLAUNCH_SEED:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
 # torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
 # BENCH="--write docs/benchmarks.md": the results page too.
