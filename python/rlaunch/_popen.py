@@ -27,7 +27,7 @@ from ._sending import preparation
 from ._worker import open_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ._process import Birth, RankProcess
     from ._worker import Told
@@ -209,10 +209,12 @@ class ForkPopen(Popen):
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Lets signals wait: what is begun in the block is ended."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def signals_held(signals: Iterable[int] | None = None) -> Iterator[None]:
+    """Lets signals wait, all of them by default: what is begun in the block is ended."""
+    # On its own: blocking them may raise, by one that came just before.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() if signals is None else signals)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -13,7 +13,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType
 
     from ._pytest_hub import Link
@@ -21,20 +20,11 @@ if TYPE_CHECKING:
 ANY = -1
 
 
-@contextlib.contextmanager
-def interrupts_held(holds: bool) -> Iterator[None]:
-    """In the parent, while ranks start that may stop: Ctrl-C waits, in them until ``leave_interrupts``."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:
-        if holds:
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def leave_interrupts(wanted: int | None) -> None:
-    """In a rank: Ctrl-C is for whoever sits at the prompt. The parent ends the others if it has to."""
+    """In a rank, which may have been started with SIGINT held: Ctrl-C is for whoever sits at the prompt.
+
+    The parent ends the others if it has to.
+    """
     if wanted is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

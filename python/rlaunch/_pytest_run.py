@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import _lib, _pytest_devices, _pytest_rank, _rank_coverage
 from ._leaks import Leaks
-from ._pytest_debugger import interrupts_held
 from ._pytest_hub import PHASES, Hub, Peer, ending, whole
 from ._pytest_states import without_pytest
 from ._worker import Handed
@@ -106,6 +105,7 @@ class Run:
             ValueError, RuntimeError, OSError and others: as ``rlaunch.spawn`` does.
             NotEnough: there are not so many devices. TimeoutError: others have them.
         """
+        from ._popen import signals_held
         from .spawn import spawn
 
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
@@ -129,9 +129,9 @@ class Run:
             with warnings.catch_warnings(), _pytest_devices.seen(devices) as backend:
                 # That it is on the CPU is no news for who has marked a test without GPUs.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
-                # A server of forks hands on its own mask, not ours.
+                # Ctrl-C at a prompt spares ranks that start. A server of forks hands on its own mask.
                 holds = task.debugs is not None and options["start_method"] in ("spawn", "fork")
-                with interrupts_held(holds):
+                with signals_held([signal.SIGINT] if holds else []):
                     context = spawn(_pytest_rank.main, arguments, marker.n, join=False, **options, **backend)
                     # Before an interrupt that has waited is raised.
                     self._context = context
