@@ -1,29 +1,35 @@
-# make demo   trains on real data, two ranks; make test   everything that has to hold; make bench   figures.
-# Each sets up what it needs in .venv and target/; what is there and valid is used again.
+# `make help` lists the commands. Each installs what it needs into .venv and target/, and reuses what is valid there.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml
-# Rustdoc would look for make's jobserver, which is for makes alone.
+# rustdoc would look for make's jobserver.
 CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
-# Thousands of the tests' processes import the same files: compiled ones are kept, even where the environment says otherwise.
+# Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
-# Most tests in Python wait most of the time: more of them than there are cores.
+# Most Python tests wait most of the time, so more of them run than there are cores.
 WORKERS ?= 4
-.PHONY: help demo test lint lint-rust lint-python test-rust test-python bench agents faults soak clean
+# Python tests that start real ranks through each public entry point and take seconds.
+SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_results.py \
+	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
+	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
+	tests/python/test_old_python_names.py
+.PHONY: help demo check check-python test test-full lint lint-rust lint-python test-rust test-python bench agents faults soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
-	@echo "make test    lint, Rust tests, Python tests"
-	@echo "make bench   speed and memory, side by side with its rivals; fails when a promise is broken"
-	@echo "make agents  10 to 1,000 nodes agree, at etcd and at the embedded master, and writes docs/agents.md"
-	@echo "make faults  kills, floods and starves rlaunch and its rivals, and writes docs/fault-matrix.md (an hour or more)"
-	@echo "make soak    half an hour of random signals at random members of random jobs, and writes docs/soak.md"
+	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
+	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
+	@echo "make test-full  the same with many more random cases"
+	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
+	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
+	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
+	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
 	@echo "make clean   removes .venv and target"
 
-# What the tests and the demo run beside the package. A new list is installed anew.
+# What the tests and the demo need beside the package.
 $(VENV)/installed: pyproject.toml
 	@command -v cargo >/dev/null || { echo "make: cargo is missing; install Rust 1.88 or later" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -31,49 +37,73 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-warn-conflicts --group dev
 	touch $@
 
-# PyTorch, for tests alone. Pip believes that it lacks CUDA, and says so where it is not told to be silent.
+# PyTorch, for tests alone. --no-warn-conflicts above: pip would complain that CUDA is missing.
 $(VENV)/torch: $(VENV)/installed tests/torch_cpu.py
 	$(BIN)/python -m pip install --quiet --no-deps --group torch
 	$(BIN)/python tests/torch_cpu.py
 	touch $@
 
-# The package itself, editable: only a change of Rust builds anything.
+# The package itself, editable: only a change of Rust builds anything. One of the two is installed at a time.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
-	$(BIN)/maturin develop --release --locked --quiet
+	rm -f $(VENV)/built-debug
+	$(BIN)/maturin develop --release --locked --quiet --features test-hooks
+	touch $@
+
+# Unoptimized, for `make check`: built in seconds after a change; each launch takes 20 ms longer.
+$(VENV)/built-debug: $(VENV)/installed $(SOURCES)
+	rm -f $(VENV)/built
+	$(BIN)/maturin develop --locked --quiet --features test-hooks
 	touch $@
 
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py
 
-# Rust is checked while pip works; the tests in Python have the machine for themselves. In this order cargo never waits
-# for cargo.
+# Rust is checked while pip works, in an order in which cargo never waits for cargo. Then the Python tests have the machine
+# for themselves.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/torch $(VENV)/built test-rust
 	@$(MAKE) --no-print-directory lint-python test-python
+
+# More random cases: Hypothesis, the differential tests and the property tests in Rust.
+test-full: export RLAUNCH_TEST_FULL := 1
+test-full: export PROPTEST_CASES := 20000
+test-full: test
+
+# Tests that need a network server, and those that start many processes, are left to `make test`.
+check: lint-rust $(VENV)/torch
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --lib
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --skip rendezvous --skip process
+	@$(MAKE) --question $(VENV)/built || $(MAKE) --no-print-directory $(VENV)/built-debug
+	@$(MAKE) --no-print-directory check-python
+	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)
 
 lint: lint-rust lint-python
 
 lint-rust:
 	$(CARGO) fmt --check
-	$(CARGO) clippy --quiet --all-targets --features python --locked -- -D warnings
+	$(CARGO) clippy --quiet --all-targets --features test-hooks --locked -- -D warnings
 	$(CARGO) clippy --quiet --no-default-features --locked -- -D warnings
 
-# The etcd that nodes meet at is among what is installed. What is drawn is drawn alike here, so that a failure is the change's
-# and not luck's; `PROPTEST_CASES=20000 cargo test` draws anew, and more.
+# The etcd server of the tests is among the installed packages. Random cases are drawn by one seed, so that a failure comes
+# from the change; `cargo test` draws new ones each time.
 test-rust: $(VENV)/installed
 	PROPTEST_RNG_SEED=1 $(CARGO) test --locked
 
-lint-python: $(VENV)/built
+lint-python: $(VENV)/built check-python
+
+# Style, imports and types of the Python package.
+check-python:
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/ruff format --check python tests benches examples
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest rlaunch._lib
 
-# As in test-rust: RLAUNCH_SEED=7 draws other cases than these, `python -m pytest` new ones each time.
+# RLAUNCH_SEED=7 draws other random cases; `python -m pytest` draws new ones each time.
 test-python: $(VENV)/built $(VENV)/torch
 	RLAUNCH_SEED=$${RLAUNCH_SEED:-1} $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal
 
-# torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. BENCH="crash idle": only these sections;
+# FAULTS_TORCHRUN_PYTHON names torchrun's interpreter. BENCH="crash idle": only these sections;
 # BENCH="--write docs/benchmarks.md": the results page too.
 bench: $(VENV)/built $(VENV)/torch
 	$(BIN)/python -m pip install --quiet --group bench
@@ -82,7 +112,7 @@ bench: $(VENV)/built $(VENV)/torch
 agents: $(VENV)/built
 	$(BIN)/python benches/agents.py --write docs
 
-# torchrun's interpreter is named by FAULTS_TORCHRUN_PYTHON. ONLY=--only-installed leaves out rivals that are not there.
+# FAULTS_TORCHRUN_PYTHON names torchrun's interpreter. ONLY=--only-installed leaves out rivals that are not there.
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/matrix.py --launcher rlaunch --launcher paddle --launcher torchrun \
 		$(ONLY) --write docs/fault-matrix.md

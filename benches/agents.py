@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meeting import etcd_server
+from sections.rendezvous import etcd_server
 
 COUNTS = (10, 30, 100, 300, 1000)
-MEETINGS = ("master", "etcd")
+BACKENDS = ("master", "etcd")
 COLOURS = {"master": "#b5541c", "etcd": "#1c6fb5"}
 # Of bytes a node, between the last two numbers of nodes: as many times more as there are nodes, and a bit.
 NO_WORSE_THAN_LINEAR = 1.1
@@ -32,22 +32,22 @@ WIDTH, HEIGHT, MARGIN = 420, 300, 60
 
 @dataclass
 class Point:
-    meeting: str
+    backend: str
     nodes: int
     seconds: float
     bytes_per_node: float
 
 
-def measure(meeting: str, nodes: int) -> Point:
-    command = ["cargo", "bench", "--quiet", "--locked", "--bench", "agents", "--", meeting, str(nodes)]
+def measure(backend: str, nodes: int) -> Point:
+    command = ["cargo", "bench", "--quiet", "--locked", "--bench", "agents", "--", backend, str(nodes)]
     with tempfile.TemporaryDirectory(prefix="agents") as folder:
-        if meeting == "etcd":
+        if backend == "etcd":
             with etcd_server(Path(folder)) as port:
                 done = run([*command, f"http://127.0.0.1:{port}"])
         else:
             done = run(command)
     found = json.loads(done.splitlines()[-1])
-    return Point(meeting, nodes, found["seconds"], found["bytes_per_node"])
+    return Point(backend, nodes, found["seconds"], found["bytes_per_node"])
 
 
 def run(command: list[str]) -> str:
@@ -60,9 +60,9 @@ def table(points: list[Point]) -> str:
         "|---|---|---|---|---|",
     ]
     for nodes in sorted({point.nodes for point in points}):
-        of = {point.meeting: point for point in points if point.nodes == nodes}
-        times = [f"{of[meeting].seconds:.2f}" for meeting in MEETINGS]
-        sizes = [f"{of[meeting].bytes_per_node / 1024:.0f}" for meeting in MEETINGS]
+        of = {point.backend: point for point in points if point.nodes == nodes}
+        times = [f"{of[backend].seconds:.2f}" for backend in BACKENDS]
+        sizes = [f"{of[backend].bytes_per_node / 1024:.0f}" for backend in BACKENDS]
         lines.append(f"| {' | '.join([str(nodes), *times, *sizes])} |")
     return "\n".join(lines) + "\n"
 
@@ -101,38 +101,38 @@ def panel(left: int, title: str, points: list[Point], value: object) -> str:
         at = f'x="{x(math.log10(count))}" y="{HEIGHT - MARGIN + 20}"'
         parts.append(f'<text {at} text-anchor="middle">{count}</text>')
     parts.append(f'<text x="{left + WIDTH / 2}" y="{HEIGHT - 16}" text-anchor="middle">nodes</text>')
-    for number, meeting in enumerate(MEETINGS):
-        own = [point for point in points if point.meeting == meeting]
+    for number, backend in enumerate(BACKENDS):
+        own = [point for point in points if point.backend == backend]
         dots = [(x(math.log10(point.nodes)), y(math.log10(value(point)))) for point in own]
         path = " ".join(f"{a:.1f},{b:.1f}" for a, b in dots)
-        colour = COLOURS[meeting]
+        colour = COLOURS[backend]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{colour}"/>' for a, b in dots]
         legend = f'x="{x(min(xs)) + 10}" y="{MARGIN + 4 + 16 * number}"'
-        parts.append(f'<text {legend} fill="{colour}">{meeting}</text>')
+        parts.append(f'<text {legend} fill="{colour}">{backend}</text>')
     return "".join(parts)
 
 
 def broken(points: list[Point]) -> list[str]:
     """What is promised and not kept."""
     found = []
-    for meeting in MEETINGS:
+    for backend in BACKENDS:
         *_, before, last = sorted(
-            (point for point in points if point.meeting == meeting), key=lambda point: point.nodes
+            (point for point in points if point.backend == backend), key=lambda point: point.nodes
         )
         more = last.bytes_per_node / before.bytes_per_node / (last.nodes / before.nodes)
         if more > NO_WORSE_THAN_LINEAR:
-            found.append(f"{meeting}: bytes a node grow {more:.2f} times as fast as the number of nodes")
+            found.append(f"{backend}: bytes a node grow {more:.2f} times as fast as the number of nodes")
         if last.seconds > PROMISED_SECONDS:
             found.append(
-                f"{meeting}: {last.nodes} nodes took {last.seconds:.1f} s, promised {PROMISED_SECONDS:g}"
+                f"{backend}: {last.nodes} nodes took {last.seconds:.1f} s, promised {PROMISED_SECONDS:g}"
             )
     return found
 
 
 HEAD = """# How many nodes agree
 
-From the start of the first node to the moment when each has been told that the first round runs, and who
+From the start of the first node to the moment when each has read that the first round runs, and who
 takes part. A node brings 8 ranks and their endpoints, the longest records there are. Written by
 `make agents`; do not edit. {machine}. All nodes, and the etcd or the master that they meet at, are on this
 one machine and share its cores: what is measured is all the work of all of them.
@@ -141,7 +141,7 @@ one machine and share its cores: what is measured is all the work of all of them
 TAIL = """
 ![time and bytes against nodes](agents.svg)
 
-Each node is told once who takes part, so what a node reads grows with the number of nodes, and all of it
+Each node reads once which nodes take part, so what a node reads grows with the number of nodes, and all of it
 with its square; what a node itself says is the same in any company.
 """
 
@@ -155,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     points = []
     for nodes in chosen.counts or COUNTS:
-        for meeting in MEETINGS:
-            points.append(measure(meeting, nodes))
+        for backend in BACKENDS:
+            points.append(measure(backend, nodes))
             print(points[-1], flush=True)
     if chosen.write:
         machine = f"{os.cpu_count()} cores, Linux {platform.release().partition('-')[0]}, etcd 3.5.1"

@@ -4,13 +4,17 @@
 //! `cargo bench --bench agents -- master 1000`, `cargo bench --bench agents -- etcd 1000 http://127.0.0.1:2379`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench fails by panicking.
 
-use rlaunch::rendezvous::agree::record::FORMAT;
-use rlaunch::rendezvous::agree::{Coordinator, Member, Offer, Record, Rules, Seat, Standing, State, Step, step};
-use rlaunch::rendezvous::etcd::{self, Etcd, EtcdTie};
-use rlaunch::rendezvous::master::{self, Config, Join, MasterTie};
-use rlaunch::rendezvous::tie::{News, Tie};
-use rlaunch::rendezvous::torch_store::listen;
-use rlaunch::sys::{clock, limits, poll::Poll};
+use rlaunch::net::listen;
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{
+    Coordinator, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, RoundMember, next_step,
+};
+use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use rlaunch::rendezvous::etcd::{self, EtcdBackend, EtcdConfig};
+use rlaunch::rendezvous::master::{self, MasterAddress, MasterBackend, MasterConfig};
+use rlaunch::sys::clock;
+use rlaunch::sys::io::poll::Poller;
+use rlaunch::sys::process::limits;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -19,12 +23,12 @@ const LEASE: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(240);
 
 enum AnyTie {
-    Etcd(EtcdTie),
-    Master(MasterTie),
+    Etcd(EtcdBackend),
+    Master(MasterBackend),
 }
 
 impl AnyTie {
-    fn tie(&mut self) -> &mut dyn Tie {
+    fn tie(&mut self) -> &mut dyn RendezvousBackend {
         match self {
             AnyTie::Etcd(tie) => tie,
             AnyTie::Master(tie) => tie,
@@ -41,16 +45,16 @@ impl AnyTie {
 
 struct Agent {
     tie: AnyTie,
-    seat: Seat,
-    state: Option<State>,
+    seat: NodeState,
+    state: Option<JobState>,
     members: usize,
 }
 
 /// A node of 8 ranks in Paddle's words: the longest records that there are.
-fn offer(number: usize, nodes: usize) -> Offer {
-    let rules = Rules { door: "paddle".into(), min: nodes, max: nodes, join_ms: 600_000, ..Rules::default() };
+fn offer(number: usize, nodes: usize) -> NodeInfo {
+    let rules = JobRules { frontend: "paddle".into(), min: nodes, max: nodes, join_ms: 600_000, ..JobRules::default() };
     let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
-    Offer {
+    NodeInfo {
         name: format!("node{number:05}"),
         host: format!("host-{number}"),
         ranks: 8,
@@ -60,15 +64,15 @@ fn offer(number: usize, nodes: usize) -> Offer {
         address,
         rules,
         version: env!("CARGO_PKG_VERSION").into(),
-        ..Offer::default()
+        ..NodeInfo::default()
     }
 }
 
 /// What was read last: all are told the same words, and each node of a real job has a machine to read them with.
 #[derive(Default)]
 struct Reader {
-    state: Option<(String, State)>,
-    members: Option<(String, Vec<Member>)>,
+    state: Option<(String, JobState)>,
+    members: Option<(String, Vec<RoundMember>)>,
 }
 
 impl Reader {
@@ -81,34 +85,34 @@ impl Reader {
 }
 
 impl Agent {
-    fn hear(&mut self, name: &Offer, reader: &mut Reader) {
-        for news in self.tie.tie().heard() {
+    fn hear(&mut self, name: &NodeInfo, reader: &mut Reader) {
+        for news in self.tie.tie().take_events() {
             let (text, members) = match news {
-                News::State { state, members } => (state, members),
-                News::Refused { why } => panic!("refused: {why}"),
-                News::Lost { .. } | News::Back => continue,
+                BackendEvent::State { state, members } => (state, members),
+                BackendEvent::Refused { why } => panic!("refused: {why}"),
+                BackendEvent::Lost { .. } | BackendEvent::Back => continue,
             };
             let state = Reader::read(&mut reader.state, &text);
             let members = members.map(|text| Reader::read(&mut reader.members, &text));
-            let is_newest = self.seat.hear(state, members.map(Vec::as_slice));
+            let is_newest = self.seat.note_state(state, members.map(Vec::as_slice));
             self.members = members.map_or(self.members, Vec::len);
             if is_newest {
                 self.state = Some(state.clone());
             }
         }
-        if let Some(Step::SayReady { seen }) = self.state.as_ref().map(|state| step(&self.seat, state)) {
-            self.seat.standing = Standing::Ready { seen };
-            self.tie.tie().put(&record(name, &self.seat.standing));
+        if let Some(NodeStep::ReportReady { seen }) = self.state.as_ref().map(|state| next_step(&self.seat, state)) {
+            self.seat.status = NodeStatus::Ready { seen };
+            self.tie.tie().put(&record(name, &self.seat.status));
         }
     }
 
     fn runs(&self) -> bool {
-        self.state.as_ref().is_some_and(|state| matches!(step(&self.seat, state), Step::Start { .. }))
+        self.state.as_ref().is_some_and(|state| matches!(next_step(&self.seat, state), NodeStep::Start { .. }))
     }
 }
 
-fn record(offer: &Offer, standing: &Standing) -> String {
-    let record = Record { format: FORMAT, offer: offer.clone(), standing: standing.clone() };
+fn record(offer: &NodeInfo, standing: &NodeStatus) -> String {
+    let record = NodeRecord { format: FORMAT, info: offer.clone(), status: standing.clone() };
     serde_json::to_string(&record).unwrap()
 }
 
@@ -125,32 +129,33 @@ fn main() {
     if meeting == "master" {
         let listeners = listen::loopback(0).unwrap();
         port = listeners[0].local_addr().unwrap().port();
-        let config = Config { connections: 2 * nodes + 256, ..Config::new(JOB, LEASE, clock::now) };
+        let config = MasterConfig { connections: 2 * nodes + 256, ..MasterConfig::new(JOB, LEASE, clock::now) };
         server = Some(master::serve(listeners, config, Box::new(Coordinator::new(clock::now()))).unwrap());
     }
-    let offers: Vec<Offer> = (0..nodes).map(|number| offer(number, nodes)).collect();
+    let offers: Vec<NodeInfo> = (0..nodes).map(|number| offer(number, nodes)).collect();
     let begun = clock::now();
-    let join = |offer: &Offer| {
-        let (id, record) = (format!("id-{}", offer.name), record(offer, &Standing::Ready { seen: 0 }));
+    let join = |offer: &NodeInfo| {
+        let (id, record) = (format!("id-{}", offer.name), record(offer, &NodeStatus::Ready { seen: 0 }));
         match &args.get(2) {
             Some(at) => {
-                let config = Etcd { lease: LEASE, timeout: LEASE / 4, ..Etcd::new(vec![(*at).clone()], JOB) };
+                let config =
+                    EtcdConfig { lease: LEASE, timeout: LEASE / 4, ..EtcdConfig::new(vec![(*at).clone()], JOB) };
                 let decide = || Box::new(Coordinator::new(clock::now())) as Box<_>;
-                AnyTie::Etcd(etcd::tie(&config, &id, &record, decide).unwrap())
+                AnyTie::Etcd(etcd::join(&config, &id, &record, decide).unwrap())
             }
             None => {
                 let (host, job) = ("127.0.0.1".to_owned(), JOB.to_owned());
-                let config = Join { host, port, job, key: None, lease: LEASE, clock: clock::now };
+                let config = MasterAddress { host, port, job, key: None, lease: LEASE, clock: clock::now };
                 AnyTie::Master(master::join(config, &id, &record).unwrap())
             }
         }
     };
-    let poll = Poll::new().unwrap();
+    let poll = Poller::new().unwrap();
     let mut agents: Vec<Agent> = Vec::with_capacity(nodes);
     for (number, offer) in offers.iter().enumerate() {
         let mut tie = join(offer);
         poll.readable(tie.tie().as_fd(), number as u64).unwrap();
-        let seat = Seat::new(&format!("id-{}", offer.name));
+        let seat = NodeState::new(&format!("id-{}", offer.name));
         agents.push(Agent { tie, seat, state: None, members: 0 });
     }
     let (mut waiting, mut reader) = (nodes, Reader::default());

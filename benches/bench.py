@@ -18,16 +18,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import end
-import meeting
-import output
-import planning
-import pytest_ranks
-import restart
-import start
-import zygote
-from contenders import LAUNCHERS, RUN
+from bench_launchers import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
+from sections import end, output, planning, preload, pytest_ranks, rendezvous, restart, start
 from session import Session
 
 SECTIONS: dict[str, Callable[[Session], None]] = {
@@ -43,8 +36,8 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "stall": output.measure_stall,
     "lines": output.measure_lines,
     "plan": planning.measure_plan,
-    "rendezvous": meeting.measure_rendezvous,
-    "zygote": zygote.measure_zygote,
+    "rendezvous": rendezvous.measure_rendezvous,
+    "preload": preload.measure_preload,
     "suite": pytest_ranks.measure_suite,
 }
 ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}

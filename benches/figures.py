@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from contenders import LAUNCHERS, RLAUNCH, Launcher
+from bench_launchers import LAUNCHERS, RLAUNCH, Launcher
 
 # A figure, or why there is none.
 Cell = float | str

@@ -3,13 +3,14 @@
 #![allow(clippy::expect_used)] // A bench fails by panicking.
 #![allow(clippy::disallowed_methods)] // It measures time by itself.
 
-use rlaunch::dialect::Binding;
-use rlaunch::model::EnvPatch;
-use rlaunch::plan::cluster::{Cluster, Node};
-use rlaunch::plan::devices::Share;
-use rlaunch::plan::{HostFacts, Plan, collective};
-use rlaunch::spec::launch;
-use rlaunch::spec::options::{Vars, merge};
+use rlaunch::framework::Binding;
+use rlaunch::model::EnvDelta;
+use rlaunch::plan::cluster::{Cluster, ClusterNode};
+use rlaunch::plan::devices::assign::DeviceShare;
+use rlaunch::plan::{LaunchContext, Plan, collective};
+use rlaunch::spec::options::EnvVars;
+use rlaunch::spec::paddle::launch;
+use rlaunch::spec::paddle::options::merge;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -17,18 +18,20 @@ const ON_A_NODE: usize = 8;
 
 /// The plans of the first `planned` of so many nodes.
 fn plans(nodes: usize, planned: usize) -> Vec<Plan> {
-    let vars = Vars::new();
+    let vars = EnvVars::new();
     let spec = launch::check(&merge(&BTreeMap::new(), &vars), &vars, &["train.py".into()]).expect("options");
-    let facts = HostFacts {
+    let facts = LaunchContext {
         python: "python".into(),
         log_dir: "/log".into(),
         pod_name: "abcdef".into(),
-        temporary: String::new(),
+        gloo_tmpdir: String::new(),
     };
     let binding = |i: usize| Binding::Selected { kind: "gpu".into(), indices: i.to_string() };
-    let shares: Vec<_> = (0..ON_A_NODE).map(|i| Share { binding: binding(i), lists: EnvPatch::new() }).collect();
-    let node =
-        |i: usize| Node { host: format!("10.{}.{}.1", i / 250, i % 250), ports: (6070..).take(ON_A_NODE).collect() };
+    let shares: Vec<_> = (0..ON_A_NODE).map(|i| DeviceShare { binding: binding(i), lists: EnvDelta::new() }).collect();
+    let node = |i: usize| ClusterNode {
+        host: format!("10.{}.{}.1", i / 250, i % 250),
+        ports: (6070..).take(ON_A_NODE).collect(),
+    };
     let cluster = Cluster::new((0..nodes).map(node).collect(), 0);
     let plan = |own: usize| {
         let cluster = Cluster { own, first_rank: own * ON_A_NODE, ..cluster.clone() };

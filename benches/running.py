@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from contenders import Launcher, environment
+from bench_launchers import Launcher, environment
 
 # Above the script of every rank.
 HEAD = '''

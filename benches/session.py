@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from contenders import LAUNCHERS, Launcher
+from bench_launchers import LAUNCHERS, Launcher
 from figures import Cell, Figures, Promise, Row
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from contenders import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
+from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
 from figures import Cell, Figures, Promise, Row
 
 

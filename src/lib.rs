@@ -1,35 +1,40 @@
 //! rlaunch starts and supervises the processes of a distributed training job.
 //!
-//! *Ask → plan → supervise → report.* A [`spec::LaunchSpec`] (what was asked) and
-//! [`plan::HostFacts`] (what is there) give a [`plan::Plan`] (who runs, where, with which
-//! environment); a [`supervise::Supervisor`], a pure machine, turns events into effects;
-//! [`run::engine`] does the effects; a [`supervise::Report`] remains.
+//! *Ask → plan → supervise → report.* A [`spec`] (what the user asked for) and a [`plan::LaunchContext`] (facts of this
+//! process and machine) give a [`plan::Plan`] (which process runs where, with which environment). The
+//! [`supervise::Supervisor`], a pure state machine, turns events into effects; [`run::engine`] carries them out; a
+//! [`supervise::NodeReport`] remains.
 //!
-//! Folders are floors. A module uses strictly lower floors only (`tests/architecture.rs` checks it);
-//! floors 0 to 4 are pure: no clock, no environment, no files, no `unsafe`.
+//! Folders are floors. A module uses strictly lower floors only (`tests/it/architecture/` checks it). Floors 0 to 4 are
+//! pure: no clock, no environment, no files, no network, no threads. `docs/architecture/` explains each.
 //!
-//! | floor | folder | what is in it |
+//! | floor | folder | contents |
 //! |---|---|---|
-//! | 0 | [`model`] | the words: exit, environment patch, endpoint |
-//! | 1 | [`dialect`] | how each framework tells a process who it is; the table of variables |
-//! | 2 | [`spec`] | what was asked, checked: options, their sources, errors with a way out |
-//! | 3 | [`plan`] | who runs, where, with which devices and environment |
-//! | 4 | [`supervise`], [`log`] | what happens next; what is seen of it |
-//! | 5 | [`sys`], [`probe`] | the operating system (the only `unsafe`); facts of the machine |
-//! | 5 | [`rendezvous`] | where processes of a job meet: the server of torch's store |
-//! | 6 | [`run`] | the loop that acts; logs and console; checks before the start |
-//! | 7 | [`cli`] | the door for people |
-//! | 8 | `python` | the door for Python: one private module, `rlaunch._lib` |
+//! | 0 | [`model`] | exit statuses, env deltas, endpoints, roles |
+//! | 1 | [`framework`] | the environment variables that each framework reads, and the table of them |
+//! | 2 | [`spec`] | option tables, checked requests, their errors |
+//! | 3 | [`plan`] | which process runs where, with which devices and environment |
+//! | 4 | [`supervise`] | what happens next on this node |
+//! | 4 | [`protocol`] | rounds of nodes: who takes part, who coordinates |
+//! | 4 | [`report`] | log lines, failure reports, what killed a rank |
+//! | 5 | [`sys`] | the operating system; the only `unsafe` |
+//! | 6 | [`net`], [`probe`] | the bounded non-blocking server; facts of the machine |
+//! | 7 | [`rendezvous`] | rendezvous backends, and the server of torch's store |
+//! | 8 | [`run`] | the driver: event loop, ranks, logs, records |
+//! | 9 | [`cli`] | the command lines |
+//! | 10 | `python` | the extension module `rlaunch._lib` |
 
 pub mod cli;
-pub mod dialect;
-pub mod log;
+pub mod framework;
 pub mod model;
+pub mod net;
 pub mod plan;
 pub mod probe;
+pub mod protocol;
 #[cfg(feature = "python")]
 mod python;
 pub mod rendezvous;
+pub mod report;
 pub mod run;
 pub mod spec;
 pub mod supervise;

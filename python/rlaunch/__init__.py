@@ -1,45 +1,48 @@
 """rlaunch starts and supervises the processes of a distributed training job.
 
-``import rlaunch as dist; dist.spawn(train, nprocs=2)`` runs a function on ranks; ``python -m rlaunch
---nproc_per_node 2 train.py`` or ``dist.launch("train.py", nproc_per_node=2)`` runs a script on them. In a
-rank, ``get_rank()``, ``get_world_size()`` and ``ParallelEnv()`` say who it is.
+Functions: ``import rlaunch as dist; dist.spawn(train, nprocs=2)`` runs a function on ranks.
+Scripts: ``python -m rlaunch --nproc_per_node 2 train.py``, or ``dist.launch("train.py", nproc_per_node=2)``.
+In a rank: ``get_rank()``, ``get_world_size()`` and ``ParallelEnv()`` return its place in the job.
 """
 
-# Nothing comes before this that is imported from a file (`__future__` is): a Ctrl-C in it is a traceback.
+# Before any import from a file (`__future__` is one): a Ctrl-C during an import prints a traceback.
 import sys
 
 if sys.argv[:1] == ["-m"] and any(
     ("-m", name) in zip(sys.orig_argv, sys.orig_argv[1:], strict=False) for name in ("rlaunch", "rlaunch.run")
 ):
-    # `python -m rlaunch`, or `rlaunch.run`, is beginning: a Ctrl-C now ends it, as later, without a
-    # traceback. Not by `signal`, whose import takes longer than all of rlaunch's.
+    # `python -m rlaunch` or `python -m rlaunch.run` is starting: until the launcher has its own handlers, a
+    # Ctrl-C ends it without a traceback. Importing `signal` takes longer than all of rlaunch.
     _signal = __import__("_signal")
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     del _signal
 
-# Eagerly: a module that is imported later would take the place of the function that has its name.
-from .launch import launch
-from .spawn import spawn
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._launch.launch import launch
     from ._lib import __version__
-    from ._preload import end_zygotes
+    from ._preload.registry import end_zygotes
+    from ._spawn.context import MultiprocessContext
+    from ._spawn.plan.options import SpawnOptions
+    from ._spawn.spawn import spawn
     from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-    from .errors import LaunchError, NoResultError, RankError, WorkerError, ZygoteError
+    from .errors import JobError, LaunchError, NoResultError, RankError, WorkerError, ZygoteError
     from .report import AttemptResult, RankResult, Report
 
 __all__ = [
     "AttemptResult",
+    "JobError",
     "LaunchError",
+    "MultiprocessContext",
     "NoResultError",
     "ParallelEnv",
     "RankError",
     "RankResult",
     "Report",
+    "SpawnOptions",
     "WorkerError",
     "ZygoteError",
     "__version__",
@@ -51,25 +54,33 @@ __all__ = [
     "spawn",
 ]
 
-
-# Where to find what is imported when it is asked for: every pytest that has rlaunch's plugin imports this.
-_LATER = {
+# The module of each name, imported on first use: every pytest with rlaunch's plugin imports this package.
+_LAZY = {
     "_lib": ("_lib", "__version__"),
+    "_launch.launch": ("launch",),
+    "_preload.registry": ("end_zygotes",),
+    "_spawn.context": ("MultiprocessContext",),
+    "_spawn.plan.options": ("SpawnOptions",),
+    "_spawn.spawn": ("spawn",),
     "env": ("env", "ParallelEnv", "get_rank", "get_world_size", "init_parallel_env"),
-    "errors": ("errors", "LaunchError", "NoResultError", "RankError", "WorkerError", "ZygoteError"),
-    # multiprocessing takes even longer than dataclasses.
-    "_preload": ("end_zygotes",),
-    # dataclasses takes as long to import as all of rlaunch.
+    "errors": (
+        "errors",
+        "JobError",
+        "LaunchError",
+        "NoResultError",
+        "RankError",
+        "WorkerError",
+        "ZygoteError",
+    ),
     "report": ("AttemptResult", "RankResult", "Report"),
 }
 
 
 def __getattr__(name: str) -> "Any":
-    for module, names in _LATER.items():
+    for module, names in _LAZY.items():
         if name in names:
-            from importlib import import_module
-
-            found = import_module(f".{module}", __name__)
-            globals()[name] = value = found if name == module else getattr(found, name)
+            # Not by importlib, whose import takes longer than most of these modules'.
+            imported = __import__(f"{__name__}.{module}", fromlist=names)
+            globals()[name] = value = imported if name == module else getattr(imported, name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The native half of rlaunch."""
+"""The native extension of rlaunch: the command lines, and the processes of ranks."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -6,17 +6,13 @@ from typing import Any, final
 __all__ = [
     "Descriptor",
     "Joiner",
-    "Master",
-    "MasterTie",
-    "Nursery",
     "PortLeases",
     "Rank",
-    "TorchStore",
+    "Spawner",
     "__version__",
     "addresses",
     "arm_lifeline",
     "await_readable",
-    "bound_cpus",
     "check_backend",
     "check_option_name",
     "devices_seen",
@@ -27,11 +23,10 @@ __all__ = [
     "lost_peer",
     "main",
     "mark_memory",
-    "meet_by_paddle",
     "need_descriptors",
-    "parse_run",
     "plan_spawn",
     "preload_modules",
+    "renamed_option",
     "run_completion",
     "run_main",
     "run_options",
@@ -39,7 +34,6 @@ __all__ = [
     "start_guardian",
     "sweep_leftovers",
     "swept_line",
-    "torch_devices",
 ]
 
 __version__: str
@@ -49,15 +43,10 @@ def launch_options() -> dict[str, bool]: ...
 def run_main(args: list[str], python: str, record: int, from_pet: bool) -> int: ...
 def run_options(environ: dict[str, str]) -> list[dict[str, Any]]: ...
 def run_completion(shell: str) -> str: ...
-def parse_run(args: list[str], environ: dict[str, str]) -> dict[str, Any]: ...
 def await_readable(fds: list[int], timeout: float | None = None) -> list[int]: ...
 def lost_peer(text: str) -> str | None: ...
 def gpu_count() -> int: ...
 def devices_seen(environ: dict[str, str]) -> tuple[str, int]: ...
-def torch_devices(environ: dict[str, str]) -> list[str | None]: ...
-def bound_cpus(
-    kind: str, ranks: int, devices: list[str | None], root: str = ..., allowed: str | None = None
-) -> list[str]: ...
 def addresses() -> list[str]: ...
 def arm_lifeline(fd: int) -> None: ...
 def need_descriptors(count: int) -> None: ...
@@ -78,6 +67,7 @@ def find_leftovers(key: str) -> list[int]: ...
 def sweep_leftovers(key: str) -> list[tuple[int, str]]: ...
 def swept_line(names: list[str]) -> str: ...
 def check_option_name(name: str) -> bool: ...
+def renamed_option(name: str) -> str | None: ...
 def check_backend(name: str) -> None: ...
 def preload_modules(words: list[str], framework: str) -> tuple[list[str], bool]: ...
 def plan_spawn(
@@ -105,8 +95,8 @@ class PortLeases:
     def release(self) -> None: ...
 
 @final
-class Nursery:
-    def __new__(cls) -> Nursery: ...
+class Spawner:
+    def __new__(cls) -> Spawner: ...
     def start(
         self,
         program: bytes,
@@ -150,55 +140,3 @@ class Joiner:
     def stop(self, say: Callable[[str], object]) -> None: ...
     def living(self) -> list[int]: ...
     def failure(self) -> tuple[int, int, str] | None: ...
-
-@final
-class TorchStore:
-    def __new__(
-        cls, host: str | None = None, port: int = 0, limit: int | None = None, connections: int | None = None
-    ) -> TorchStore: ...
-    @property
-    def port(self) -> int: ...
-    def renew(self) -> None: ...
-    def close(self) -> None: ...
-
-@final
-class Master:
-    def __new__(
-        cls,
-        job: str = "default",
-        host: str = "127.0.0.1",
-        port: int = 0,
-        key: str | None = None,
-        lease: float = 10.0,
-    ) -> Master: ...
-    @property
-    def port(self) -> int: ...
-    def close(self) -> None: ...
-
-@final
-class MasterTie:
-    def __new__(
-        cls,
-        host: str,
-        port: int,
-        id: str,
-        record: str,
-        job: str = "default",
-        key: str | None = None,
-        lease: float = 10.0,
-    ) -> MasterTie: ...
-    def put(self, record: str) -> None: ...
-    def heard(self, timeout: float) -> list[tuple[str, str, str | None]]: ...
-    def close(self) -> None: ...
-
-def meet_by_paddle(
-    host: str,
-    port: int,
-    job: str,
-    size: int,
-    name: str,
-    rank: int,
-    payload: str,
-    timeout: float,
-    sort_ip: bool = False,
-) -> tuple[list[tuple[str, str]], int]: ...

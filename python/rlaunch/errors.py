@@ -1,46 +1,71 @@
-"""Exceptions of rlaunch: typed, picklable, plain Python."""
+"""The exceptions of rlaunch, and ``record``, which reports a rank's exception to its launcher.
+
+All of them can be pickled.
+"""
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any
 
-    from ._failures import ChildFailedError as ChildFailedError
-    from ._failures import ProcessFailure as ProcessFailure
-    from ._record import record as record
+    from ._errors.error_file import record as record
+    from ._errors.failures import ChildFailedError as ChildFailedError
+    from ._errors.failures import ProcessFailure as ProcessFailure
+    from ._errors.torch_classes import TORCH_ERRORS as TORCH_ERRORS
+    from ._errors.torch_classes import TORCH_SPAWN as TORCH_SPAWN
+    from ._errors.torch_classes import counterpart as counterpart
+    from ._errors.torch_classes import peer_class as peer_class
     from .report import Report
 
-    _E = TypeVar("_E", bound=Exception)
-
-# Where torch has its classes of the same names as some here.
-TORCH_SPAWN = "torch.multiprocessing.spawn"
-TORCH_ERRORS = "torch.distributed.elastic.multiprocessing.errors"
+# Imported on first use: together they take longer to import than the rest of rlaunch.
+_LAZY = {
+    "record": "error_file",
+    "ChildFailedError": "failures",
+    "ProcessFailure": "failures",
+    "TORCH_ERRORS": "torch_classes",
+    "TORCH_SPAWN": "torch_classes",
+    "counterpart": "torch_classes",
+    "peer_class": "torch_classes",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # Most programs need none of these, and what they import takes longer than all of rlaunch.
-    if name == "record":
-        from ._record import record
+    if name in _LAZY:
+        # Not by importlib, whose import takes longer than most of these modules'.
+        return getattr(__import__(f"{__package__}._errors.{_LAZY[name]}", fromlist=(name,)), name)
+    if name == "MissingRank":
+        import warnings
 
-        return record
-    if name in ("ChildFailedError", "ProcessFailure"):
-        from . import _failures
-
-        return getattr(_failures, name)
+        text = "rlaunch.errors.MissingRank is deprecated; its name is MissingRankError"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return MissingRankError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class RankError(Exception):
-    """A rank failed. The text is the one that ``paddle.distributed.spawn`` has.
+class JobError(Exception):
+    """Ranks failed, or a signal stopped them: the base of ``RankError`` and ``WorkerError``.
+
+    Attributes:
+        rank: number of the rank that failed first; None if no rank failed by itself.
+        exitcode: its exit code, or minus the number of the signal that ended it; None if that is unknown.
+    """
+
+    rank: int | None
+    exitcode: int | None
+
+
+class RankError(JobError):
+    """A rank of ``rlaunch.spawn`` failed. The text is that of ``paddle.distributed.spawn``.
 
     Attributes:
         rank: the rank's number.
         exitcode: its exit code, or minus the number of the signal that ended it.
         traceback: the rank's traceback as text; None if it raised nothing.
     """
+
+    rank: int
+    exitcode: int
 
     def __init__(self, message: str, rank: int, exitcode: int, traceback: str | None = None) -> None:
         super().__init__(message, rank, exitcode, traceback)
@@ -53,37 +78,43 @@ class RankError(Exception):
 
 
 class NoResultError(EOFError):
-    """A rank's queue holds nothing and never will: it has ended, or its one item has been taken."""
+    """A rank's queue is empty and stays so: the rank has ended, or its one item was taken."""
 
 
 class ZygoteError(RuntimeError):
-    """There is no zygote to fork ranks off: it is gone, or an import failed, or makes a fork unsafe."""
+    """There is no zygote to fork ranks off: it has ended, an import failed, or a fork would be unsafe."""
 
 
-class MissingRank(RuntimeError):
-    """A barrier, gather or broadcast of a test on ranks that can never be complete.
+class MissingRankError(RuntimeError):
+    """A barrier, gather or broadcast of a test on ranks can never be complete.
 
-    A rank has ended, or is in another one. The text names it.
+    A rank has ended, or is in another operation. The text names it.
     """
 
 
-class WorkerError(RuntimeError):
-    """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the launcher's verdict.
+class WorkerError(JobError, RuntimeError):
+    """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the failure report.
 
     Attributes:
         report: how the job ended.
+        rank: the culprit's number; None if no rank failed by itself.
+        exitcode: the culprit's exit code, as in ``RankResult``; None if there is none.
     """
 
     def __init__(self, message: str, report: Report) -> None:
         super().__init__(message, report)
         self.report = report
+        self.rank = report.culprit
+        culprit = (report.culprit, report.culprit_role)
+        codes = (rank.exitcode for rank in report.ranks if (rank.rank, rank.role) == culprit)
+        self.exitcode = next(codes, None)
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class LaunchError(RuntimeError):
-    """``rlaunch.launch``: the launcher could not do what was asked. The text is what it said.
+    """``rlaunch.launch``: the launcher could not start the job. The text is the launcher's error message.
 
     Attributes:
         status: the launcher's exit status; minus the number of the signal if one ended it.
@@ -100,32 +131,34 @@ class LaunchError(RuntimeError):
 class ProcessException(Exception):
     """A process of ``rlaunch.torch.start_processes`` failed. Contract: torch's of the same name.
 
-    Where ``torch.multiprocessing`` has been imported by the time it is raised, or unpickled, it is an
-    instance of torch's class too, so that ``except torch.multiprocessing.ProcessRaisedException`` has it.
+    If ``torch.multiprocessing`` is imported when it is raised or unpickled, it is also an instance of torch's
+    class: ``except torch.multiprocessing.ProcessRaisedException`` catches it.
 
     Attributes:
         msg: the text.
-        error_index: which process.
+        error_index: index of the process.
         error_pid: its process id.
     """
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
-        # Not super(): torch's class may come next, and wants more.
+        # Not by super(): torch's class may be next, and takes more arguments.
         Exception.__init__(self, msg)
         self.msg = msg
         self.error_index = error_index
         self.error_pid = error_pid
 
     def __reduce__(self) -> Any:
-        return _again, (_own(type(self)), (self.msg, self.error_index, self.error_pid))
+        from ._errors.torch_classes import own_class
+
+        return _make_process_exception, (own_class(type(self)), (self.msg, self.error_index, self.error_pid))
 
 
 class ProcessRaisedException(ProcessException):
-    """The process raised an exception; the text has its traceback."""
+    """The process raised an exception; the text contains its traceback."""
 
 
 class ProcessExitedException(ProcessException):
-    """The process ended by a signal, or with an exit code that is not 0.
+    """The process was ended by a signal or exited with a status other than 0.
 
     Attributes:
         exit_code: its exit code, or minus the number of the signal that ended it.
@@ -140,41 +173,13 @@ class ProcessExitedException(ProcessException):
         self.signal_name = signal_name
 
     def __reduce__(self) -> Any:
-        kind = _own(type(self))
-        return _again, (kind, (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name))
+        from ._errors.torch_classes import own_class
+
+        args = (self.msg, self.error_index, self.error_pid, self.exit_code, self.signal_name)
+        return _make_process_exception, (own_class(type(self)), args)
 
 
-# --- Classes that are a peer's too ----------------------------------------------------------------------
+def _make_process_exception(own: type[Exception], args: tuple[Any, ...]) -> Exception:
+    from ._errors.torch_classes import TORCH_SPAWN, peer_class
 
-_joint: dict[tuple[type, type], Any] = {}
-
-
-def counterpart(own: type[Exception], module: str) -> type[Exception] | None:
-    """The class of the same name in a peer's ``module``; None where that is not imported."""
-    theirs = getattr(sys.modules.get(module), own.__name__, None)
-    return theirs if isinstance(theirs, type) and issubclass(theirs, Exception) else None
-
-
-def peer_class(own: type[_E], module: str) -> type[_E]:
-    """A class that is ``own`` and its counterpart in a peer's ``module``; ``own`` where there is none."""
-    theirs = counterpart(own, module)
-    if theirs is None:
-        return own
-    if (own, theirs) not in _joint:
-        said = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-        try:
-            made = type(own.__name__, (own, theirs), {**said, "_own": own})
-        except TypeError:  # A later torch's class may be laid out in another way.
-            made = own
-        _joint[own, theirs] = made
-    joint: type[_E] = _joint[own, theirs]
-    return joint
-
-
-def _own(kind: type[Exception]) -> type[Exception]:
-    """The class that a joint one was made of: joint ones are not to be found by name."""
-    return getattr(kind, "_own", kind)
-
-
-def _again(own: type[Exception], args: tuple[Any, ...]) -> Exception:
     return peer_class(own, TORCH_SPAWN)(*args)

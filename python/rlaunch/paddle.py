@@ -1,44 +1,47 @@
-"""Puts rlaunch under ``paddle.distributed.spawn``, so that unchanged scripts and test suites run on it."""
+"""Installs rlaunch in place of ``paddle.distributed.spawn``: scripts and test suites run on it unchanged."""
 
 from __future__ import annotations
 
 import sys
 
-from . import spawn as _function
-from ._installation import Installation
-
-_ours = sys.modules[f"{__package__}.spawn"]
-assert _ours.spawn is _function
-
-_REPLACED = (
-    "spawn",
-    "MultiprocessContext",
-    "_get_subprocess_env_list",
-    "_options_valid_check",
-    "_get_default_nprocs",
-)
-
+from ._install.monkeypatch import Installation
 
 _current: Installation | None = None
 
 
 def install() -> Installation:
-    """Puts rlaunch under ``paddle.distributed.spawn`` in this process; imports Paddle if need be.
+    """Replaces ``paddle.distributed.spawn`` by ``rlaunch.spawn`` in this process. Imports Paddle.
 
-    Calling it again changes nothing; what it returns then undoes nothing.
+    If it is installed already, nothing changes, and the returned object undoes nothing.
+
+    Returns:
+        An object whose ``uninstall()`` undoes it, also at the end of a ``with`` block.
 
     Raises:
-        ImportError: there is no Paddle.
+        ImportError: Paddle is not installed.
     """
     global _current
-    if _current is not None and _current.stands:
+    if _current is not None and _current.is_active:
         return Installation([])
     import paddle.distributed
 
-    # The attribute `spawn` of the package is the function; the module is only among sys.modules.
+    from ._spawn.context import MultiprocessContext
+    from ._spawn.plan.options import check_option_names
+    from ._spawn.plan.paddle_devices import default_nprocs
+    from ._spawn.plan.ranks import get_environs
+    from ._spawn.spawn import spawn
+
+    replacements = {
+        "spawn": spawn,
+        "MultiprocessContext": MultiprocessContext,
+        "_get_subprocess_env_list": get_environs,
+        "_options_valid_check": check_option_names,
+        "_get_default_nprocs": default_nprocs,
+    }
+    # As an attribute of its package, `spawn` is the function; the module is only in sys.modules.
     module = sys.modules["paddle.distributed.spawn"]
-    targets = [(paddle.distributed, "spawn"), *((module, name) for name in _REPLACED)]
-    _current = Installation((target, name, getattr(_ours, name)) for target, name in targets)
+    targets = [(module, name, value) for name, value in replacements.items()]
+    _current = Installation([(paddle.distributed, "spawn", spawn), *targets])
     return _current
 
 

@@ -1,4 +1,4 @@
-"""How a job ended: what ``rlaunch.launch`` returns. Made from the launcher's ``result.json``."""
+"""The report of a job: what ``rlaunch.launch`` returns. Built from the launcher's ``result.json``."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ __all__ = ["AttemptResult", "RankResult", "Report"]
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """One rank of the last attempt.
+    """How one rank of the last attempt ended.
 
     Attributes:
         rank: its number in the job, among those of its role.
-        local_rank: its number on this machine.
-        status: ``succeeded``, ``failed``, ``stopped`` (told to go), ``not_started`` (the system would
-            not), ``never_started`` or ``abandoned`` (the kernel would not let it go).
-        exitcode: its exit code, or minus the number of the signal that ended it; None if it did not
-            run, or if that is not known.
-        pid: its process, while it lived.
-        attempt: which restart it belongs to, 0 for none.
-        seconds: from its start to its end.
-        told: whether it was sent a signal before it ended.
-        killed: whether it was killed because the grace was over, or at a second signal.
-        peak_memory_bytes: the most memory it had, children that it waited for included.
-        swept: how many processes it left behind, all of them killed; of all attempts.
-        log: its log file, as an absolute path.
+        local_rank: its number on this node.
+        status: ``succeeded``, ``failed``, ``stopped`` (by the launcher), ``not_started`` (the system could
+            not start it), ``never_started``, or ``abandoned`` (the kernel did not let it end).
+        exitcode: its exit code, or minus the number of the signal that ended it; None if it did not run or
+            this is unknown.
+        pid: its process id, while it ran.
+        attempt: number of restarts before it, from 0.
+        seconds: time from its start to its end.
+        told: whether the launcher sent it a signal before it ended.
+        killed: whether the launcher killed it, after the grace period or at a second signal.
+        peak_memory_bytes: its peak memory, including children that it waited for.
+        swept: number of processes that it left behind and the launcher killed, in all attempts.
+        log: absolute path of its log file.
         why: why it could not be started.
-        role: what it is for: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``; before
-            the job, ``tuner`` or ``mapper``.
+        role: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``; for a process that runs
+            before the job, ``tuner`` or ``mapper``.
     """
 
     rank: int
@@ -50,14 +50,14 @@ class RankResult:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """One attempt that failed and was followed by another.
+    """An attempt that failed, after which all ranks were restarted.
 
     Attributes:
         attempt: its number, from 0.
         culprit: the rank that failed first.
-        exitcode: how that rank ended; as in ``RankResult``.
-        seconds: from the attempt's start to its end.
-        culprit_role: what that one is for.
+        exitcode: that rank's exit code, as in ``RankResult``.
+        seconds: time from the attempt's start to its end.
+        culprit_role: that rank's role, as in ``RankResult``.
     """
 
     attempt: int
@@ -69,25 +69,25 @@ class AttemptResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job ended.
+    """How a job ended on this node.
 
     Attributes:
-        outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system would
-            not start a rank), ``front_lost`` (somebody killed the launcher), ``store_lost`` (with exit
-            status 74: node 0's store, etcd or the master went away, and the ranks of this node were stopped)
-            or ``node_lost`` (75: another node was lost, and the job has ended with it).
-        exit_status: the launcher's.
-        culprit: the rank that failed first, or could not be started.
-        restarts: how many times all ranks were started again.
+        outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system could not
+            start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` (exit status 74: node 0's
+            store, etcd or the master became unreachable and this node stopped its ranks) or ``node_lost``
+            (75: another node was lost, which ended the job).
+        exit_status: the launcher's exit status.
+        culprit: the rank that failed first or could not be started.
+        restarts: number of times that all ranks were restarted.
         ranks: the ranks, by number.
         attempts: the attempts before the last one, in order.
-        swept: processes of no rank in particular that were left and killed.
-        job_id: the job's name.
-        host: this machine's name.
-        log_dir: the folder of the logs, as an absolute path.
-        verdict: what the launcher has said about the failure; None if there was none.
-        culprit_role: what the culprit is for, as in ``RankResult``.
-        job_end: how the whole job has ended, where nodes found each other; else None.
+        swept: number of killed leftover processes that belong to no particular rank.
+        job_id: name of the job.
+        host: name of this machine.
+        log_dir: absolute path of the folder with the log files.
+        verdict: the launcher's failure report; None if there was no failure.
+        culprit_role: the culprit's role, as in ``RankResult``.
+        job_end: how the whole job ended, if its nodes had a rendezvous; else None.
     """
 
     outcome: str
@@ -105,21 +105,21 @@ class Report:
     job_end: str | None
 
 
-def report_of(result: dict[str, Any]) -> Report:
-    """The report of a ``result.json``. What it has beyond the report's attributes is left out."""
-    ranks = tuple(_made(RankResult, one) for one in result["ranks"])
-    attempts = tuple(_made(AttemptResult, one) for one in result["attempts"])
-    report: Report = _made(Report, {"job_end": None, **result, "ranks": ranks, "attempts": attempts})
+def make_report_from(result: dict[str, Any]) -> Report:
+    """Returns the report of a ``result.json``. Fields that ``Report`` does not have are ignored."""
+    ranks = tuple(_make(RankResult, one) for one in result["ranks"])
+    attempts = tuple(_make(AttemptResult, one) for one in result["attempts"])
+    report: Report = _make(Report, {"job_end": None, **result, "ranks": ranks, "attempts": attempts})
     return report
 
 
-def _made(kind: Any, fields: dict[str, Any]) -> Any:
-    fields = {**fields, "exitcode": _exitcode(fields.get("exit"))}
+def _make(kind: Any, fields: dict[str, Any]) -> Any:
+    fields = {**fields, "exitcode": _read_exitcode(fields.get("exit"))}
     return kind(**{name: fields[name] for name in kind.__slots__})
 
 
-def _exitcode(ending: Any) -> int | None:
-    match ending:
+def _read_exitcode(exit_status: Any) -> int | None:
+    match exit_status:
         case {"code": int(code)}:
             return code
         case {"signal": {"number": int(number)}}:

@@ -1,7 +1,7 @@
-"""``python -m rlaunch.run`` and ``rlaunch-run``: the launcher behind torchrun's command line.
+"""``python -m rlaunch.run`` and ``rlaunch-run``: the launcher with torchrun's command line.
 
-``get_args_parser()``, ``parse_args``, ``run`` and ``main`` are for programs that call those of
-``torch.distributed.run``: the same attributes, the same defaults.
+``get_args_parser()``, ``parse_args``, ``run`` and ``main`` replace those of ``torch.distributed.run`` in
+programs that call them: the attributes and defaults are the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 from . import _lib
 
-TYPE_CHECKING = False  # Importing typing, or argparse, takes longer than all of the launcher's start.
+TYPE_CHECKING = False  # Importing typing or argparse takes longer than the launcher's start.
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
@@ -21,87 +21,89 @@ __all__ = ["get_args_parser", "main", "parse_args", "run"]
 
 
 def get_args_parser() -> ArgumentParser:
-    """The parser of the command line, with PET_ variables as defaults.
+    """Returns the parser of the command line, with PET_ variables as defaults.
 
     Its namespace has the attributes of torchrun's, and those of rlaunch's own options that were given.
-    ``--dry-run`` and ``--version`` are for the command line alone.
+    ``--dry-run`` and ``--version`` work only on the command line.
 
     Raises:
-        ValueError: a PET_ variable of a flag is neither a number nor true or false.
+        ValueError: the PET_ variable of a flag is neither a number nor true or false.
     """
-    from ._run_parser import make
+    from ._elastic.run_parser import build_parser
 
-    return make(_lib.run_options(dict(os.environ)))
+    return build_parser(_lib.run_options(dict(os.environ)))
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """The namespace for these arguments, program name left out; those of this program if None."""
+    """Returns the namespace for these arguments (without a program name); None: this program's own."""
     return get_args_parser().parse_args(args)
 
 
 def run(args: Namespace) -> None:
-    """Runs the job that a namespace asks for, and waits for its end.
+    """Runs the job that a namespace describes, and waits for its end.
 
-    The attributes alone count, not PET_ variables; what is missing has its default. The launcher is a process
-    of its own, as with ``rlaunch.launch``: that page says how output, signals and Ctrl-C are passed on.
+    Only the attributes count, not PET_ variables; a missing attribute has its default. The launcher runs in a
+    process of its own; ``rlaunch.launch`` documents how output, signals and Ctrl-C pass through.
 
     Raises:
-        ChildFailedError: a rank failed; torch's class too, where its errors have been imported.
-        WorkerError: a signal stopped the job, or the loss of node 0's store did. Its ``report`` says all
-            about it.
-        LaunchError: the launcher could not do what was asked; its ``status`` is the exit status.
-        OSError: the launcher could not be started.
+        ChildFailedError: a rank failed. Also an instance of torch's class, if torch's errors are imported.
+        WorkerError: a signal stopped the job, or node 0's store was lost. Its ``report`` has the details.
+        LaunchError: the launcher could not start the job; its ``status`` is the exit status.
+        OSError: the launcher cannot be started.
     """
-    from ._elastic import launched
+    from ._elastic.launcher_job import run_job
 
-    launched(_words(args), _name(args))
+    run_job(_build_arguments(args), _get_name(args))
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """``run(parse_args(args))``."""
+    """Calls ``run(parse_args(args))``."""
     run(parse_args(args))
 
 
 def command() -> NoReturn:
-    """This process becomes the launcher, with this program's arguments, and ends with its exit status."""
-    # Set by `run` and `rlaunch.launch` alone, and not for the ranks.
-    descriptor = os.environ.pop("RLAUNCH_RECORD_FD", "")
-    record = int(descriptor) if descriptor.isascii() and descriptor.isdigit() and len(descriptor) < 10 else -1
-    spelt_out = os.environ.pop("RLAUNCH_RUN_SPELT_OUT", "")
-    status = _lib.run_main(sys.argv[1:], sys.executable, record, not spelt_out)
-    # Nothing is left to flush or finalize, and finalizing the interpreter takes longer than all the rest.
+    """Becomes the launcher: runs it with this program's arguments and exits with its exit status."""
+    from ._launch.status_pipe import take_descriptor
+
+    descriptor = take_descriptor()
+    # `run_job` sets it: the command line is complete, and PET_ variables have no effect.
+    is_complete = os.environ.pop("RLAUNCH_RUN_SPELT_OUT", "")
+    status = _lib.run_main(sys.argv[1:], sys.executable, descriptor, not is_complete)
+    # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
     os._exit(status)
 
 
-def _words(args: Namespace) -> list[str]:
-    """The command line that gives these attributes."""
-    words = []
+def _build_arguments(args: Namespace) -> list[str]:
+    """Returns the command line that has these attributes."""
+    arguments = []
     for option in _lib.run_options({}):
         value = getattr(args, option["attribute"], None)
+        if value is None and option["old_name"]:
+            value = getattr(args, option["old_name"].replace("-", "_"), None)
         if option["kind"] == "flag":
-            words += [f"--{option['name']}"] if value else []
+            arguments += [f"--{option['name']}"] if value else []
         elif option["kind"] == "list":
-            words += [f"--{option['name']}={_joined(value)}"] if value else []
+            arguments += [f"--{option['name']}={_join(value)}"] if value else []
         elif value is not None:
-            words.append(f"--{option['name']}={value}")
-    # What `torch.distributed.launch` adds to the parser.
+            arguments.append(f"--{option['name']}={value}")
+    # An attribute that `torch.distributed.launch` adds to the parser.
     if not getattr(args, "use_env", True):
-        words.append("--pass-local-rank")
-    return [*words, "--", args.training_script, *map(str, args.training_script_args or [])]
+        arguments.append("--pass-local-rank")
+    return [*arguments, "--", args.training_script, *map(str, args.training_script_args or [])]
 
 
-def _name(args: Namespace) -> str:
-    """What the ranks run, for people, as torchrun has it."""
-    from ._elastic import name_of
+def _get_name(args: Namespace) -> str:
+    """Returns the name of what the ranks run, as torchrun has it."""
+    from ._elastic.launcher_job import get_entrypoint_name
 
     if getattr(args, "run_path", False):
         return "run_script_path"
     if getattr(args, "no_python", False):
-        return name_of(args.training_script, args.training_script_args or [])
+        return get_entrypoint_name(args.training_script, args.training_script_args or [])
     return str(args.training_script)
 
 
-def _joined(value: Any) -> str:
+def _join(value: Any) -> str:
     return value if isinstance(value, str) else ",".join(str(item).replace(",", ",,") for item in value)
 
 

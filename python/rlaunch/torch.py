@@ -1,22 +1,20 @@
-"""For users of torch: what ``torch.multiprocessing`` has too. Imports no torch."""
+"""Functions of ``torch.multiprocessing`` and ``torch.distributed`` on rlaunch. Does not import torch.
+
+``python -m rlaunch.torch PROGRAM ARGS`` runs a program that calls torchrun, such as ``accelerate``.
+"""
 
 from __future__ import annotations
 
-import os
-import sys
-
 from .errors import ProcessException, ProcessExitedException, ProcessRaisedException
 
-TYPE_CHECKING = False  # Importing typing for this name takes longer than this module.
+TYPE_CHECKING = False  # Importing typing takes longer than this module.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from ._installation import Installation
-    from ._launch_config import LaunchConfig
-    from ._outbox import Outbox
-    from ._torch_context import ProcessContext
-    from ._worker import Lifeline, Told
+    from ._elastic.launch_config import LaunchConfig
+    from ._install.monkeypatch import Installation
+    from ._spawn.torch_context import ProcessContext
 
 __all__ = [
     "LaunchConfig",
@@ -33,39 +31,38 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # multiprocessing and dataclasses each take longer to import than all of this.
+    # On first use: multiprocessing and dataclasses take longer to import than this module.
     if name == "ProcessContext":
-        from ._torch_context import ProcessContext
+        from ._spawn.torch_context import ProcessContext
 
         return ProcessContext
     if name == "LaunchConfig":
-        from ._launch_config import LaunchConfig
+        from ._elastic.launch_config import LaunchConfig
 
         return LaunchConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class elastic_launch:
-    """Runs a function, or a program, on ranks that are restarted together.
+    """Runs a function or a program on ranks that restart together: ``elastic_launch(config, f)(*args)``.
 
-    ``elastic_launch(config, entrypoint)(*args)``. Contract: ``torch.distributed.launcher.api`` of 2.15.
+    Contract: ``torch.distributed.launcher.api`` of 2.15. The call returns what each rank of this node
+    returned, by global rank; None for each rank of a program.
 
     Args:
-        config: how; a ``LaunchConfig``, torch's own too.
-        entrypoint: a function, which is pickled for every rank (one that ranks cannot import by name, such
-            as a lambda, needs cloudpickle), or the name of a program. ``config.start_method`` is for torch:
-            each rank is a Python of its own.
-        health_check_server: has to be None: nothing asks rlaunch for its health.
-
-    Calling it returns what each rank of this machine has returned, by its global number; None for a program.
+        config: a ``LaunchConfig``, rlaunch's or torch's. ``start_method`` has no effect: each rank is a new
+            interpreter.
+        entrypoint: a function or the name of a program. A function is pickled for every rank; one that ranks
+            cannot import by name, such as a lambda, needs cloudpickle.
+        health_check_server: must be None: rlaunch has no health checks.
 
     Raises:
-        ChildFailedError: a rank failed, and no restart is left; torch's class too, where that has been
-            imported.
-        WorkerError: a signal stopped the job, or the loss of node 0's store did.
-        LaunchError: the launcher could not do what was asked.
-        NoResultError: a rank ended well without returning, as by ``os._exit(0)``.
-        TypeError: a ``health_check_server``, or ``config.logs_specs`` that is none of torch's own.
+        ChildFailedError: a rank failed and no restart is left. Also an instance of torch's class, if torch's
+            errors are imported.
+        WorkerError: a signal stopped the job, or node 0's store was lost.
+        LaunchError: the launcher could not start the job.
+        NoResultError: a rank exited successfully without returning, as by ``os._exit(0)``.
+        TypeError: a ``health_check_server``, or a ``config.logs_specs`` of an unknown type.
     """
 
     def __init__(
@@ -77,41 +74,33 @@ class elastic_launch:
         self._entrypoint = entrypoint
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        from ._elastic import elastic
+        from ._elastic.elastic_launch import run_elastic
 
-        return elastic(self._config, self._entrypoint, args)
+        return run_elastic(self._config, self._entrypoint, args)
 
 
 def install() -> Installation:
-    """Puts ``rlaunch.run`` under ``torch.distributed.run`` in this process, for programs that call that (as
-    ``accelerate launch`` does); imports torch if need be.
+    """Replaces ``torch.distributed.run`` by ``rlaunch.run`` in this process. Imports torch.
 
-    Calling it again changes nothing; what it returns then undoes nothing. What it returns may be used in a
-    ``with`` statement.
+    For programs that call it, such as ``accelerate launch``. If it is installed already, nothing changes, and
+    the returned object undoes nothing.
+
+    Returns:
+        An object whose ``uninstall()`` undoes it, also at the end of a ``with`` block.
 
     Raises:
-        ImportError: there is no torch.
+        ImportError: torch is not installed.
     """
-    global _current
-    from ._installation import Installation
+    from ._install import torchrun
 
-    if _current is not None and _current.stands:
-        return Installation([])
-    import torch.distributed.run
-
-    from . import run
-
-    _current = Installation((torch.distributed.run, name, getattr(run, name)) for name in run.__all__)
-    return _current
+    return torchrun.install()
 
 
 def uninstall() -> None:
     """Undoes ``install``."""
-    if _current is not None:
-        _current.uninstall()
+    from ._install import torchrun
 
-
-_current: Installation | None = None
+    torchrun.uninstall()
 
 
 def spawn(
@@ -122,9 +111,10 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """``start_processes`` with the start method ``spawn``. Contract: ``torch.multiprocessing.spawn`` of 2.15.
+    """Calls ``start_processes`` with the start method ``spawn``.
 
-    Another ``start_method`` is a FutureWarning, and not used.
+    Contract: ``torch.multiprocessing.spawn`` of 2.15. Another ``start_method`` raises a FutureWarning and has
+    no effect.
     """
     if start_method != "spawn":
         import warnings
@@ -148,85 +138,41 @@ def start_processes(
 ) -> ProcessContext | None:
     """Runs ``fn(i, *args)`` in ``nprocs`` processes.
 
-    Contract: ``torch.multiprocessing.start_processes`` of 2.15.
-    No variable of any framework is set. Whatever happens to this process, its ranks and what they have
-    started end with it, by SIGKILL.
+    Contract: ``torch.multiprocessing.start_processes`` of 2.15. It sets no variable of any framework. Ranks,
+    and the processes that they start, end with this process, even if that is killed.
 
     Args:
-        fn: what each rank runs; it is given its index first, 0 to ``nprocs`` - 1. With the start methods
-            ``spawn`` and ``forkserver`` it is pickled: by name if it is defined at the top level of a module
-            that ranks can import, else by value, for which cloudpickle has to be installed.
-        args: its further arguments; pickled likewise, except with ``fork``.
-        nprocs: how many ranks. 0 or less: none.
-        join: whether to wait until all have ended. If that wait is interrupted (Ctrl-C), all are ended
-            first.
-        daemon: whether the ranks are daemonic processes, which may have no children of multiprocessing.
-        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default. An
-            extension of rlaunch: ``"zygote"``, so off a process that has imported torch and is there for
-            later calls too (``rlaunch.end_zygotes``).
-            Ranks are started one after another: TORCH_MP_PARALLEL_START is ignored.
+        fn: what each rank runs; its first argument is the rank's index, 0 to ``nprocs - 1``. With every start
+            method but ``fork`` it is pickled: by name if it is defined at the top level of a module that
+            ranks can import, otherwise by value, which needs cloudpickle.
+        args: its further arguments; pickled likewise.
+        nprocs: number of ranks. 0 or less: none.
+        join: whether to wait until all ranks have ended. If the wait is interrupted (Ctrl-C), all ranks are
+            ended first.
+        daemon: whether the ranks are daemonic processes, which cannot have multiprocessing children.
+        start_method: ``"spawn"``, ``"fork"`` or ``"forkserver"``; None: multiprocessing's default. rlaunch
+            adds ``"zygote"``: ranks are forked off a process that has imported torch, which later calls use
+            too (see ``rlaunch.end_zygotes``). Ranks start one after another; TORCH_MP_PARALLEL_START has no
+            effect.
 
     Returns:
-        None if ``join``, else the context, whose ``join()`` is to be called until it returns True.
+        None with ``join``; otherwise the context. Call its ``join()`` until it returns True.
 
     Raises:
-        ProcessRaisedException: a rank raised (only if ``join``); with its traceback.
-        ProcessExitedException: a rank ended otherwise, and not with exit code 0 (only if ``join``).
-        ValueError: a start method that does not exist.
+        ProcessRaisedException: a rank raised an exception (only with ``join``); the text has its traceback.
+        ProcessExitedException: a rank was killed, or exited with a code other than 0 (only with ``join``).
+        ValueError: the start method does not exist.
         ZygoteError: torch cannot be imported, or a fork would be unsafe afterwards.
-        PicklingError, AttributeError, TypeError: ``fn`` or ``args`` cannot be pickled; the first line names
-            what in them, and no rank was started.
-        OSError: the system would not start a rank; those started before it have been ended.
+        PicklingError, AttributeError, TypeError: ``fn`` or ``args`` cannot be pickled. The first line names
+            the culprit. No rank was started.
+        OSError: the system cannot start a rank. The ranks that were started before it have been ended.
     """
-    if start_method != "fork":
-        from .spawn import check_main_is_imported
+    from ._spawn.start_processes import start_processes
 
-        check_main_is_imported()
-    import multiprocessing
-
-    from ._process import process_class
-    from ._ranks import Ranks
-    from ._torch_context import PATIENCE, ProcessContext
-    from ._worker import Told
-
-    method = start_method or multiprocessing.get_start_method()
-    zygote = None
-    if method == "zygote":
-        from ._preload import zygote_of
-
-        zygote = zygote_of(["torch"])
-    sent = {"fn": fn, "args": args}
-    with Ranks(process_class(method), bool(daemon), PATIENCE, sent, zygote=zygote) as ranks:
-        for index in range(nprocs):
-            ranks.start(_run, (fn, index, args), Told({}), None)
-        context = ProcessContext(ranks.processes, ranks.outboxes, ranks.key)
-        while join and not context.join():
-            pass
-    return None if join else context
-
-
-def _run(
-    fn: Callable[..., Any], i: int, args: Iterable[Any], outbox: Outbox, told: Told, lifeline: Lifeline
-) -> None:
-    """Runs ``fn(i, *args)`` as a rank, and hands over the traceback if it raises."""
-    from ._worker import enter, put_error
-
-    enter(lifeline, told)
-    told.take_effect()
-    parent = os.getppid()
-    try:
-        fn(i, *args)
-    except KeyboardInterrupt:
-        # Who has no parent any more has nobody to tell.
-        if os.getppid() == parent:
-            put_error(outbox)
-            sys.exit(130)
-    except Exception:
-        put_error(outbox)
-        sys.exit(1)
+    return start_processes(fn, args, nprocs, join, daemon, start_method)
 
 
 if __name__ == "__main__":
-    from rlaunch._on_torch import main
+    from rlaunch._install.torch_main import main
 
     main()

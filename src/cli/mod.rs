@@ -1,33 +1,8 @@
-//! Floor 7: doors for people.
+//! The command-line front ends: parse the options, build a plan, run it, report, exit.
 
-pub mod argparse;
-pub mod command;
-pub mod conclude;
-pub mod door;
-pub mod dry_run;
-mod ends;
-pub mod exit_code;
-pub mod grammar;
-pub mod lay_out;
+pub mod common;
+pub mod elastic;
 pub mod legacy;
-pub mod message;
-mod node;
-pub mod notes;
-mod older_meeting;
-mod others_command;
+pub mod node;
 pub mod paddle;
-mod paddle_meeting;
-pub mod policy;
-pub mod record;
-pub mod refusal;
-mod rounds;
-mod tie;
-pub mod torch_events;
-pub mod torch_grammar;
-pub mod torch_meeting;
-pub mod torch_node;
-pub mod torch_report;
-mod torch_rounds;
 pub mod torchrun;
-mod waiting;
-mod zygote;

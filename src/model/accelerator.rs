@@ -1,26 +1,26 @@
-//! Devices that Paddle knows by a plugin of their maker's ("custom devices").
+//! Custom devices: accelerators that Paddle supports through a plugin of the vendor.
 
-/// One type of them.
+/// One type of custom device.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Custom {
-    /// As the plugin calls it, and `FLAGS_selected_{kind}s`.
+pub struct CustomDevice {
+    /// Name of the type, as in the plugin and in `FLAGS_selected_{kind}s`.
     pub kind: &'static str,
-    /// The variable with the visible list: `{KIND}_VISIBLE_DEVICES`.
+    /// Variable with the visible list: `{KIND}_VISIBLE_DEVICES`.
     pub list: &'static str,
-    /// Name of a device's node in /dev, less its number, where that is known.
+    /// Name of its device nodes in /dev, without the number, where known.
     pub node: Option<&'static str>,
 }
 
-const fn custom(kind: &'static str, list: &'static str, node: Option<&'static str>) -> Custom {
-    Custom { kind, list, node }
+const fn custom(kind: &'static str, list: &'static str, node: Option<&'static str>) -> CustomDevice {
+    CustomDevice { kind, list, node }
 }
 
-/// Kunlun's nodes; /dev/xpuctrl is none of them (PaddlePaddle/PaddleX, the guide to containers with XPUs).
+/// Device nodes of Kunlun XPUs, which do not include /dev/xpuctrl (PaddlePaddle/PaddleX, guide to containers with XPUs).
 pub const XPU_NODE: &str = "xpu";
 
 /// The types of PaddlePaddle/PaddleCustomDevice. Nodes: Ascend/ascend-device-plugin (davinci0, beside davinci_manager)
 /// and Cambricon's k8s-device-plugin, pkg/mlu/const.go (cambricon_dev0).
-pub const CUSTOM: [Custom; 8] = [
+pub const CUSTOM: [CustomDevice; 8] = [
     custom("npu", "NPU_VISIBLE_DEVICES", Some("davinci")),
     custom("mlu", "MLU_VISIBLE_DEVICES", Some("cambricon_dev")),
     custom("gcu", "GCU_VISIBLE_DEVICES", None),
@@ -31,7 +31,7 @@ pub const CUSTOM: [Custom; 8] = [
     custom("custom_cpu", "CUSTOM_CPU_VISIBLE_DEVICES", None),
 ];
 
-/// Whether devices of this kind have a plugin: all but those that Paddle itself can be built for.
+/// Whether devices of this type need a plugin. Paddle itself can be built for the others.
 pub fn is_custom(kind: &str) -> bool {
     !matches!(kind, "gpu" | "xpu" | "ipu")
 }

@@ -8,8 +8,8 @@ use std::fmt;
 pub struct CpuSet(BTreeSet<u16>);
 
 impl CpuSet {
-    /// Reads a list; blanks around its elements and a newline at its end are let pass, and an empty list is the empty
-    /// set. `None` when it is no list.
+    /// Parses a list. Blanks around its elements and a newline at its end are accepted; an empty list is the empty
+    /// set. `None` if it is not a list.
     pub fn parse(text: &str) -> Option<Self> {
         let mut cpus = BTreeSet::new();
         for element in text.split(',').map(str::trim).filter(|element| !element.is_empty()) {
@@ -23,27 +23,27 @@ impl CpuSet {
         Some(Self(cpus))
     }
 
-    /// Those that are in both.
+    /// CPUs that are in both sets.
     pub fn intersect(&self, other: &Self) -> Self {
         Self(self.0.intersection(&other.0).copied().collect())
     }
 
-    /// How many there are.
+    /// Number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The one with the lowest number.
+    /// The CPU with the lowest number.
     pub fn first(&self) -> Option<u16> {
         self.0.first().copied()
     }
 
-    /// In the order of their numbers.
+    /// CPUs in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = u16> {
         self.0.iter().copied()
     }
@@ -98,14 +98,14 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_read_or_refused(text in "[0-9,\\- \n]{0,24}|.{0,24}") {
+        fn any_text_is_parsed_or_rejected(text in "[0-9,\\- \n]{0,24}|.{0,24}") {
             if let Some(set) = CpuSet::parse(&text) {
                 prop_assert_eq!(CpuSet::parse(&set.to_string()), Some(set));
             }
         }
 
         #[test]
-        fn both_have_what_the_intersection_has(a in prop::collection::btree_set(0..50u16, 0..40), b in prop::collection::btree_set(0..50u16, 0..40)) {
+        fn the_intersection_has_what_both_have(a in prop::collection::btree_set(0..50u16, 0..40), b in prop::collection::btree_set(0..50u16, 0..40)) {
             let both = CpuSet(a.clone()).intersect(&CpuSet(b.clone()));
             for cpu in 0..50 {
                 prop_assert_eq!(both.iter().any(|c| c == cpu), a.contains(&cpu) && b.contains(&cpu));

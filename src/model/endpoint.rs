@@ -1,13 +1,13 @@
-//! `host:port`, for names, IPv4 and IPv6.
+//! Network endpoint `host:port`, for names, IPv4 and IPv6.
 
 use std::fmt;
 
-/// Where a rank or a store listens.
+/// Host and port on which a rank or a store listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// A name or an address; an IPv6 address without brackets.
+    /// Name or address; an IPv6 address without brackets.
     pub host: String,
-    /// The TCP port.
+    /// TCP port.
     pub port: u16,
 }
 
@@ -17,7 +17,7 @@ impl Endpoint {
         Self { host: host.into(), port }
     }
 
-    /// Reads `host:port` or `[v6]:port`; `None` when it is neither.
+    /// Parses `host:port` or `[v6]:port`; `None` if it is neither.
     pub fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
@@ -25,17 +25,24 @@ impl Endpoint {
         (!host.is_empty()).then(|| Self::new(host, port))
     }
 
-    /// Endpoints joined by commas, as Paddle's variables hold them.
+    /// Comma-separated endpoints, as in Paddle's variables.
     pub fn join(list: &[Endpoint]) -> String {
         list.iter().map(Endpoint::to_string).collect::<Vec<_>>().join(",")
     }
 }
 
-/// `count` ports from `first` on, or why there are not so many.
-pub fn consecutive(first: u16, count: usize) -> Result<Vec<u16>, String> {
+/// The range of ports extends beyond 65535.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("leaves no room for {count} ports below 65536")]
+pub struct PortRangeError {
+    count: usize,
+}
+
+/// `count` ports from `first` on.
+pub fn consecutive_ports(first: u16, count: usize) -> Result<Vec<u16>, PortRangeError> {
     match usize::from(first).checked_add(count) {
         Some(end) if end <= 65_536 => Ok((0..count).map(|i| first + i as u16).collect()),
-        _ => Err(format!("leaves no room for {count} ports below 65536")),
+        _ => Err(PortRangeError { count }),
     }
 }
 
@@ -64,14 +71,14 @@ mod tests {
 
     #[test]
     fn ports_end_at_the_last_one() {
-        assert_eq!(consecutive(65_534, 2), Ok(vec![65_534, 65_535]));
-        assert_eq!(consecutive(7, 0), Ok(vec![]));
-        assert!(consecutive(65_535, 2).is_err());
-        assert!(consecutive(1, usize::MAX).is_err());
+        assert_eq!(consecutive_ports(65_534, 2), Ok(vec![65_534, 65_535]));
+        assert_eq!(consecutive_ports(7, 0), Ok(vec![]));
+        assert!(consecutive_ports(65_535, 2).is_err());
+        assert!(consecutive_ports(1, usize::MAX).is_err());
     }
 
     #[test]
-    fn nonsense_is_no_endpoint() {
+    fn invalid_text_is_no_endpoint() {
         for text in ["", "host", ":80", "host:", "host:70000", "host:-1"] {
             assert_eq!(Endpoint::parse(text), None, "{text}");
         }

@@ -1,4 +1,4 @@
-//! How a process ended, and the names of signals.
+//! Exit status of a process, and the names of signals.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ pub enum Exit {
     Code(i32),
     /// This signal ended it.
     Signal(i32),
-    /// It has ended, but somebody else in this process collected its status and the kernel is too
-    /// old (before Linux 6.15) to be asked for it. Never counted as success.
+    /// It has ended, but other code in this process collected its status, and the kernel is too old (before Linux
+    /// 6.15) to report it again. Never a success.
     Lost,
 }
 
 impl Exit {
-    /// Whether it ended with code 0.
+    /// Whether the exit code is 0.
     pub fn is_success(self) -> bool {
         self == Exit::Code(0)
     }
 
-    /// The exit status a shell would show: the code, or 128 + the signal; 255 when lost.
+    /// The exit status that a shell shows: the code, or 128 + the signal; 255 when lost.
     pub fn shell_status(self) -> i32 {
         match self {
             Exit::Code(code) => code,
@@ -29,7 +29,7 @@ impl Exit {
         }
     }
 
-    /// What Python's `Process.exitcode` shows: the code, or minus the signal; 255 when lost.
+    /// The value of Python's `Process.exitcode`: the code, or minus the signal; 255 when lost.
     pub fn returncode(self) -> i32 {
         match self {
             Exit::Signal(signal) => -signal,
@@ -37,7 +37,7 @@ impl Exit {
         }
     }
 
-    /// From a `wait(2)` status word.
+    /// Decodes a `wait(2)` status word.
     pub fn from_wait_status(status: i32) -> Exit {
         let signal = status & 0x7f;
         if signal == 0 { Exit::Code((status >> 8) & 0xff) } else { Exit::Signal(signal) }
@@ -50,14 +50,13 @@ impl fmt::Display for Exit {
             Exit::Code(code) => write!(f, "exit code {code}"),
             Exit::Signal(signal) => write!(f, "signal {}", signal_label(*signal)),
             Exit::Lost => {
-                write!(f, "an exit status that is not known (somebody else collected it, or who was to is gone)")
+                write!(f, "an unknown exit status (another process or other code collected it)")
             }
         }
     }
 }
 
-/// `SIGTERM` for 15; `None` for a number without a name (the real-time signals between the first and
-/// the last).
+/// `SIGTERM` for 15; `None` for a number without a name (most real-time signals).
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     match signal {
         34 => return Some("SIGRTMIN"),
@@ -67,12 +66,12 @@ pub fn signal_name(signal: i32) -> Option<&'static str> {
     nix::sys::signal::Signal::try_from(signal).ok().map(|s| s.as_str())
 }
 
-/// The name of a signal, or its number as text when it has none.
+/// The name of a signal, or its number as text if it has none.
 pub fn signal_label(signal: i32) -> String {
     signal_name(signal).map_or_else(|| signal.to_string(), str::to_owned)
 }
 
-/// The number behind `SIGUSR1`, `usr1` or `10`; `None` if it is no signal.
+/// The number of `SIGUSR1`, `usr1` or `10`; `None` if it is no signal.
 pub fn signal_number(text: &str) -> Option<i32> {
     if let Ok(number) = text.parse::<i32>() {
         return (1..=64).contains(&number).then_some(number);

@@ -1,27 +1,27 @@
-//! What a process of a job is for.
+//! Role of a process in a job, and the label by which it is named.
 
 use serde::{Serialize, Serializer};
 use std::fmt;
 
-/// The part of one process. Numbers are counted for each role apart.
+/// Role of a process. Each role numbers its processes from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// Trains: a rank.
+    /// Trainer: a rank.
     Trainer,
-    /// A parameter server.
+    /// Parameter server.
     Server,
-    /// Trains a later stage, on another kind of device.
+    /// Worker of a later stage, on another type of device.
     HeterWorker,
-    /// Chooses the clients of a federated job.
+    /// Coordinator, which selects the clients of a federated job.
     Coordinator,
-    /// Looks for the best layout, before the job.
+    /// Tuner of automatic parallelism, which runs before the job.
     Tuner,
-    /// Writes a rank mapping, before the job.
+    /// Mapper, which writes a rank mapping before the job.
     Mapper,
 }
 
 impl Role {
-    /// What its log files' names begin with.
+    /// Prefix of the names of its log files.
     pub fn log(self) -> &'static str {
         match self {
             Role::Trainer => "workerlog",
@@ -34,7 +34,7 @@ impl Role {
     }
 }
 
-/// The word before its number: `rank 3`, `server 0`.
+/// The noun of the label: `rank 3`, `server 0`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -48,35 +48,35 @@ impl fmt::Display for Role {
     }
 }
 
-/// For programs it has the same name.
+/// Serialized under the same name.
 impl Serialize for Role {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-/// One process of a job: its role, and its number among those of its role.
+/// Label of a process: its role, and its number among the processes of that role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Who {
-    /// What it is for.
+pub struct ProcessLabel {
+    /// Its role.
     pub role: Role,
-    /// Its number in the job.
+    /// Its number among the processes of its role, in the job.
     pub number: usize,
 }
 
-impl Who {
-    /// A rank: a process that trains.
+impl ProcessLabel {
+    /// The label of a rank.
     pub fn rank(number: usize) -> Self {
         Self { role: Role::Trainer, number }
     }
 
-    /// Numbers by role, each list in order and without doubles.
-    pub fn by_role(all: &[Who]) -> Vec<(Role, Vec<usize>)> {
+    /// Numbers by role, sorted and without duplicates.
+    pub fn by_role(all: &[ProcessLabel]) -> Vec<(Role, Vec<usize>)> {
         let mut sorted = all.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
         let mut roles: Vec<(Role, Vec<usize>)> = Vec::new();
-        for Who { role, number } in sorted {
+        for ProcessLabel { role, number } in sorted {
             match roles.last_mut() {
                 Some((last, numbers)) if *last == role => numbers.push(number),
                 _ => roles.push((role, vec![number])),
@@ -86,7 +86,7 @@ impl Who {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for ProcessLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.role, self.number)
     }

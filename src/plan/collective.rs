@@ -1,37 +1,38 @@
-//! A collective job, or one whose ranks call each other (RPC): ranks that are all alike.
+//! Plan of a collective or RPC job, whose ranks all run the same command.
 
 use super::cluster::Cluster;
-use super::devices::Share;
-use super::nested::Hashes;
-use super::{Elastic, HostFacts, Plan, RankPlan, command, surroundings};
-use crate::dialect::paddle_launch::Alike;
-use crate::dialect::{Identity, paddle_launch, paddle_rpc, paddle_tuner};
-use crate::model::{Role, Who};
-use crate::spec::dialects::Dialect;
-use crate::spec::job::Job;
-use crate::spec::options::Vars;
+use crate::framework::paddle_launch::NodeEnv;
+use crate::framework::{RankIdentity, paddle_launch, paddle_rpc, paddle_tuner};
+use crate::model::{ProcessLabel, Role};
+use crate::plan::devices::assign::DeviceShare;
+use crate::plan::env::base_env;
+use crate::plan::env::nested::ExportHashes;
+use crate::plan::{LaunchContext, PerAttemptEnv, Plan, RankPlan, command};
+use crate::spec::frameworks::Framework;
+use crate::spec::options::EnvVars;
+use crate::spec::paddle::job::JobKind;
 use crate::spec::{LaunchSpec, SpecError};
 
-/// The plan for this node of the cluster. `shares` has one entry a rank of this node.
+/// The plan for this node of the cluster. `shares`: devices, one entry a rank of this node.
 pub fn plan(
     spec: &LaunchSpec,
-    vars: &Vars,
-    facts: &HostFacts,
-    shares: &[Share],
+    vars: &EnvVars,
+    facts: &LaunchContext,
+    shares: &[DeviceShare],
     cluster: &Cluster,
 ) -> Result<Plan, SpecError> {
     let endpoints = &cluster.endpoints;
     let master = cluster.master.clone().or_else(|| endpoints.first().cloned());
-    let pod = paddle_launch::Pod {
+    let pod = paddle_launch::PodInfo {
         name: facts.pod_name.clone(),
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let (mut hashes, mut alike) = (Hashes::default(), None);
+    let (mut hashes, mut node_env) = (ExportHashes::default(), None);
     let ranks = shares.iter().enumerate().map(|(local_rank, share)| {
         let rank = cluster.first_rank + local_rank;
-        let identity = Identity {
+        let identity = RankIdentity {
             rank,
             local_rank,
             local_size: shares.len(),
@@ -40,17 +41,17 @@ pub fn plan(
             master: master.clone(),
             binding: share.binding.clone(),
         };
-        let mut env = surroundings::proxies_set_aside(vars);
+        let mut env = base_env::without_proxies(vars);
         env.extend(&share.lists);
-        let in_name = match spec.job {
-            Job::Rpc => {
+        let log_number = match spec.job {
+            JobKind::Rpc => {
                 env.extend(&paddle_rpc::write(&identity, &pod));
                 rank
             }
-            _ if !spec.dialects.contains(&Dialect::Paddle) => local_rank,
+            _ if !spec.frameworks.contains(&Framework::Paddle) => local_rank,
             _ => {
-                let alike = alike.get_or_insert_with(|| Alike::of(&identity, &pod, &cluster.list));
-                paddle_launch::write(&identity, alike, &mut env);
+                let node_env = node_env.get_or_insert_with(|| NodeEnv::of(&identity, &pod, &cluster.list));
+                paddle_launch::write(&identity, node_env, &mut env);
                 local_rank
             }
         };
@@ -60,15 +61,15 @@ pub fn plan(
             paddle_tuner::write_to_rank(&tuning.path, &mut env);
         }
         if let Some(interface) = &cluster.interface {
-            surroundings::set_interface(&mut env, vars, interface);
+            base_env::set_interface(&mut env, vars, interface);
         }
-        let backup = surroundings::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
-        let log = format!("{}.{in_name}", Role::Trainer.log());
+        let backup = base_env::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
+        let log = format!("{}.{log_number}", Role::Trainer.log());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
-        let elastic = cluster.servers.torch.as_ref().map(|_| Elastic { error_file: None, restarts: None });
-        let one = RankPlan::with_log(Who::rank(rank), argv.clone(), env, log, backup);
-        Ok(RankPlan { endpoint, binding, elastic, ..one })
+        let per_attempt = cluster.servers.torch.as_ref().map(|_| PerAttemptEnv { error_file: None, restarts: None });
+        let one = RankPlan::with_log(ProcessLabel::rank(rank), argv.clone(), env, log, backup);
+        Ok(RankPlan { endpoint, binding, per_attempt, ..one })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,
@@ -76,7 +77,7 @@ pub fn plan(
         world_size: endpoints.len(),
         pod,
         job_id: spec.job_id.clone(),
-        mode: if spec.job == Job::Rpc { "rpc" } else { "collective" },
+        mode: if spec.job == JobKind::Rpc { "rpc" } else { "collective" },
         servers_end: false,
     })
 }

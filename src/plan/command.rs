@@ -1,14 +1,14 @@
-//! The command line of a rank.
+//! Command line of a rank.
 
 use crate::spec::Script;
-use crate::spec::launch::is_python;
-use crate::spec::options::Vars;
+use crate::spec::options::EnvVars;
+use crate::spec::paddle::launch::is_python;
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-/// Program and arguments. A `.py` file, and any that Python is to run, runs unbuffered, under `coverage` if
-/// WITH_COVERAGE is `ON`; a `.pyxes` file runs as Python; anything else is a program of its own.
-pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &Vars) -> Arc<[OsString]> {
+/// Program and arguments. Python runs `.py` files, and others on request, unbuffered and, if WITH_COVERAGE is `ON`, under
+/// `coverage`. Python also runs `.pyxes` files. Any other file is executed itself.
+pub fn argv(script: &Script, args: &[OsString], python: &OsStr, vars: &EnvVars) -> Arc<[OsString]> {
     let coverage = vars.get("WITH_COVERAGE").is_some_and(|v| v == "ON");
     let (options, name): (Option<&[&str]>, _) = match script {
         Script::File(name) if !is_python(name) => (None, name),
@@ -30,12 +30,12 @@ mod tests {
 
     #[test]
     fn each_kind_of_script_has_its_command() {
-        let run = |script: Script, vars: &Vars| {
+        let run = |script: Script, vars: &EnvVars| {
             let argv = argv(&script, &["-m".into(), "a b".into()], "py".as_ref(), vars);
             argv.iter().map(|arg| arg.to_str().unwrap()).collect::<Vec<_>>().join("|")
         };
-        let none = Vars::new();
-        let coverage = Vars::from([("WITH_COVERAGE".into(), "ON".into())]);
+        let none = EnvVars::new();
+        let coverage = EnvVars::from([("WITH_COVERAGE".into(), "ON".into())]);
         let file = |name: &str| Script::File(name.into());
         assert_eq!(run(file("a.py"), &none), "py|-u|a.py|-m|a b");
         assert_eq!(run(file("a.py"), &coverage), "py|-u|-m|coverage|run|--branch|-p|a.py|-m|a b");

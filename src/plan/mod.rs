@@ -1,147 +1,147 @@
-//! Floor 3: who runs, where, with which environment. Pure: facts go in, a plan comes out.
+//! Plan of a job: the processes of this node with their commands, environments, devices and logs.
+//! Pure: a spec and facts go in, a plan comes out.
 
-pub mod affinity;
 pub mod cluster;
 pub mod collective;
 pub mod command;
 pub mod devices;
-pub mod dialects;
+pub mod env;
 pub mod legacy;
-pub mod machine;
-pub mod mapping;
-pub mod nested;
-pub mod nproc;
 pub mod output;
+pub mod preload;
 pub mod ps;
+pub mod rank_mapping;
 pub mod spawn;
-pub mod surroundings;
-pub mod threads;
 pub mod torchrun;
 pub mod tuner;
-pub mod visible;
-pub mod zygote;
 
-use crate::dialect::{Binding, paddle_launch, torch};
-use crate::model::{CpuSet, Endpoint, EnvPatch, Role, Who};
-pub use output::{Filter, Output, PerAttempt, Sink, Stream};
+use crate::framework::{Binding, paddle_launch, torch};
+use crate::model::{CpuSet, Endpoint, EnvDelta, ProcessLabel, Role};
+pub use output::{AttemptText, LineFilter, OutputPlan, Stream, StreamSink};
 use std::ffi::OsString;
 use std::sync::Arc;
 
-/// What the planner has to know of the machine and of this process.
+/// Facts of this process that plans depend on.
 #[derive(Clone, Debug)]
-pub struct HostFacts {
+pub struct LaunchContext {
     /// The Python interpreter that runs the launcher.
     pub python: OsString,
-    /// Absolute folder of the logs.
+    /// Absolute path of the log directory.
     pub log_dir: String,
-    /// This launcher's random name.
+    /// Random name of this launcher.
     pub pod_name: String,
-    /// Absolute path of a folder that is there while a job with parameter servers runs; empty for others.
-    pub temporary: String,
+    /// Absolute path of the directory for gloo, which exists for the duration of the job; empty for jobs without it.
+    pub gloo_tmpdir: String,
 }
 
 /// One process of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankPlan {
-    /// What it is for.
+    /// Its role.
     pub role: Role,
-    /// Its number in the job among those of its role.
+    /// Its number among the processes of its role, in the job.
     pub rank: usize,
-    /// Where it listens, if it does.
+    /// Its endpoint, if it listens.
     pub endpoint: Option<Endpoint>,
     /// Its devices.
     pub binding: Binding,
     /// Its program (a name or a path) and arguments.
     pub argv: Arc<[OsString]>,
-    /// What changes in its environment.
-    pub env: EnvPatch,
-    /// The CPUs that it may run on, if not all of the launcher's.
+    /// Changes to its environment.
+    pub env: EnvDelta,
+    /// CPUs that it may run on; `None`: all of the launcher's.
     pub cpus: Option<CpuSet>,
-    /// What changes in it from one attempt to the next, if anything does.
-    pub elastic: Option<Elastic>,
+    /// Changes to its environment that differ between attempts.
+    pub per_attempt: Option<PerAttemptEnv>,
     /// Where its output goes.
-    pub output: Output,
-    /// Variables too long for an environment, and the file that holds them instead.
-    pub backup: Option<Backup>,
+    pub output: OutputPlan,
+    /// Variables too long for the environment, and the file for them.
+    pub env_overflow: Option<EnvOverflowFile>,
 }
 
 impl RankPlan {
-    /// A process without an endpoint, devices or CPUs of its own, which writes both streams to this log.
-    pub fn with_log(who: Who, argv: Arc<[OsString]>, env: EnvPatch, log: String, backup: Option<Backup>) -> Self {
+    /// A process without an endpoint, devices or CPUs, which writes both streams to this log.
+    pub fn with_log(
+        label: ProcessLabel,
+        argv: Arc<[OsString]>,
+        env: EnvDelta,
+        log: String,
+        env_overflow: Option<EnvOverflowFile>,
+    ) -> Self {
         Self {
-            role: who.role,
-            rank: who.number,
+            role: label.role,
+            rank: label.number,
             endpoint: None,
             binding: Binding::Cpu,
             argv,
             env,
             cpus: None,
-            elastic: None,
-            output: Output::Together(log),
-            backup,
+            per_attempt: None,
+            output: OutputPlan::Combined(log),
+            env_overflow,
         }
     }
 
-    /// What people call it.
-    pub fn who(&self) -> Who {
-        Who { role: self.role, number: self.rank }
+    /// The label that logs and reports use.
+    pub fn label(&self) -> ProcessLabel {
+        ProcessLabel { role: self.role, number: self.rank }
     }
 
-    /// What changes in its environment in this attempt.
-    pub fn env_of(&self, attempt: u32) -> EnvPatch {
+    /// Changes to its environment in this attempt.
+    pub fn env_of(&self, attempt: u32) -> EnvDelta {
         let mut env = self.env.clone();
-        if let Some(elastic) = &self.elastic {
-            let error_file = elastic.error_file.as_ref().map_or(String::new(), |path| path.at(attempt));
-            torch::write_attempt(elastic.restarts.unwrap_or(attempt), &error_file, &mut env);
+        if let Some(per_attempt) = &self.per_attempt {
+            let error_file = per_attempt.error_file.as_ref().map_or(String::new(), |path| path.at(attempt));
+            torch::write_attempt(per_attempt.restarts.unwrap_or(attempt), &error_file, &mut env);
         }
         env
     }
 
-    /// The file of the log folder in which its last words of the first attempt are; empty if they are in none.
+    /// The log file, within the log directory, with its last lines of the first attempt; empty if there is none.
     pub fn log(&self) -> String {
-        self.output.last_words(0).unwrap_or_default()
+        self.output.last_log(0).unwrap_or_default()
     }
 }
 
-/// What a rank is told anew in every attempt.
+/// Variables that differ between attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Elastic {
-    /// Absolute path of the file in which it may say what it died of, if it may.
-    pub error_file: Option<PerAttempt>,
-    /// How many restarts it is told that there have been; `None`: as many as attempts before this one.
+pub struct PerAttemptEnv {
+    /// Absolute path of the file for its exception (TORCHELASTIC_ERROR_FILE), if it has one.
+    pub error_file: Option<AttemptText>,
+    /// Number of restarts that the rank is shown; `None`: the number of earlier attempts.
     pub restarts: Option<u32>,
 }
 
-/// A file with variables that did not fit.
+/// File for variables that are too long for the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backup {
+pub struct EnvOverflowFile {
     /// Absolute path.
     pub path: String,
     /// The variables.
     pub vars: Vec<(String, Arc<str>)>,
 }
 
-/// What is going to run on this node.
+/// The processes of this node.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// By local rank.
+    /// One plan a process, by local rank.
     pub ranks: Vec<RankPlan>,
-    /// Nodes in the job.
+    /// Number of nodes.
     pub nnodes: usize,
-    /// Trainers in the job.
+    /// Number of trainers in the job.
     pub world_size: usize,
-    /// This launcher's name.
-    pub pod: paddle_launch::Pod,
-    /// The job's name.
+    /// This launcher.
+    pub pod: paddle_launch::PodInfo,
+    /// Name of the job.
     pub job_id: String,
     /// `collective`, `ps`, ...
     pub mode: &'static str,
-    /// Whether servers end by themselves: workers of other nodes may still need them when those of this node have ended.
+    /// Whether servers exit by themselves: workers of other nodes may need them after those of this node have exited.
     pub servers_end: bool,
 }
 
 impl Plan {
-    /// Runs a process before the others, or, if they are not wanted, alone.
+    /// Adds a process that runs before the others; if `others` is false, it runs alone.
     pub fn put_first(&mut self, one: RankPlan, others: bool) {
         if !others {
             self.ranks.clear();

@@ -1,6 +1,6 @@
-//! Where the output of a rank goes.
+//! Output routing of a rank: log files, filters and streams.
 
-/// One of the two streams that a process writes to.
+/// Standard output stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stream {
     /// Descriptor 1.
@@ -10,10 +10,10 @@ pub enum Stream {
 }
 
 impl Stream {
-    /// Both, in the order of their descriptors.
+    /// Both streams, in the order of their descriptors.
     pub const BOTH: [Stream; 2] = [Stream::Stdout, Stream::Stderr];
 
-    /// Its place among both.
+    /// Its index in `BOTH`.
     pub fn index(self) -> usize {
         match self {
             Stream::Stdout => 0,
@@ -21,7 +21,7 @@ impl Stream {
         }
     }
 
-    /// Its descriptor's number.
+    /// Its file descriptor.
     pub fn descriptor(self) -> i32 {
         match self {
             Stream::Stdout => 1,
@@ -38,15 +38,15 @@ impl Stream {
     }
 }
 
-/// Text that has the number of the attempt in it.
+/// Text that contains the number of the attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PerAttempt {
+pub struct AttemptText {
     before: String,
     after: String,
 }
 
-impl PerAttempt {
-    /// `before`, the number, `after`.
+impl AttemptText {
+    /// The text before and after the number.
     pub fn new(before: impl Into<String>, after: impl Into<String>) -> Self {
         Self { before: before.into(), after: after.into() }
     }
@@ -57,55 +57,55 @@ impl PerAttempt {
     }
 }
 
-/// Where one stream goes. Paths are within the log folder.
+/// Destination of one stream. Paths are relative to the log directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sink {
-    /// Where the launcher's own goes.
+pub enum StreamSink {
+    /// The same stream of the launcher.
     Inherited,
-    /// Nowhere.
+    /// Discarded.
     Dropped,
-    /// Into a file.
-    File(PerAttempt),
-    /// Into a file that is kept short, for the launcher to know what a rank died of.
-    Captured(PerAttempt),
+    /// A file.
+    File(AttemptText),
+    /// A file of limited size, from which the launcher reads the error of a failed rank.
+    Captured(AttemptText),
 }
 
-impl Sink {
-    /// Its file in this attempt, if it has one.
+impl StreamSink {
+    /// The file of this attempt, if there is one.
     pub fn file(&self, attempt: u32) -> Option<String> {
         match self {
-            Sink::Inherited | Sink::Dropped => None,
-            Sink::File(path) | Sink::Captured(path) => Some(path.at(attempt)),
+            StreamSink::Inherited | StreamSink::Dropped => None,
+            StreamSink::File(path) | StreamSink::Captured(path) => Some(path.at(attempt)),
         }
     }
 }
 
-/// A file that gets, of all ranks' lines of a stream that are shown, those with one of these texts in them.
+/// Filter file: it receives the shown lines of a stream, of all ranks, that contain one of these texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filter {
-    /// Which stream.
+pub struct LineFilter {
+    /// The stream.
     pub stream: Stream,
     /// The texts.
     pub texts: Vec<String>,
-    /// The file, within the log folder.
-    pub file: PerAttempt,
+    /// The file, relative to the log directory.
+    pub file: AttemptText,
 }
 
-/// Where the output of a rank goes.
+/// Destination of the output of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// Both streams go into this file of the log folder; those of earlier attempts are put aside.
-    Together(String),
-    /// Each goes its own way, by `Stream::index`, every attempt into files of its own.
-    Apart([Sink; 2]),
+pub enum OutputPlan {
+    /// Both streams go to this file in the log directory. Files of earlier attempts are renamed.
+    Combined(String),
+    /// One destination a stream, by `Stream::index`. Each attempt has files of its own.
+    Separate([StreamSink; 2]),
 }
 
-impl Output {
-    /// The file of the log folder in which a rank's last words of an attempt are, if they are in any.
-    pub fn last_words(&self, attempt: u32) -> Option<String> {
+impl OutputPlan {
+    /// The log file, relative to the log directory, with the last lines of an attempt.
+    pub fn last_log(&self, attempt: u32) -> Option<String> {
         match self {
-            Output::Together(log) => Some(log.clone()),
-            Output::Apart([stdout, stderr]) => stderr.file(attempt).or_else(|| stdout.file(attempt)),
+            OutputPlan::Combined(log) => Some(log.clone()),
+            OutputPlan::Separate([stdout, stderr]) => stderr.file(attempt).or_else(|| stdout.file(attempt)),
         }
     }
 }

@@ -1,147 +1,149 @@
-//! A job with parameter servers: who of them runs on this node, and what each is told.
+//! Plan of a job with parameter servers: the processes of this node and their environments.
 
-use super::cluster::{self, Addresses};
-use super::nested::Hashes;
-use super::{HostFacts, Plan, RankPlan, command, surroundings};
-use crate::dialect::{Binding, paddle_launch, paddle_ps};
-use crate::model::{Endpoint, EnvPatch, Role, Who};
-use crate::spec::options::Vars;
-use crate::spec::places::{LOCALHOST, Place, is_loopback};
-use crate::spec::ps::{Form, Laid};
+use super::cluster::{self, LocalAddresses};
+use crate::framework::{Binding, paddle_launch, paddle_ps};
+use crate::model::{Endpoint, EnvDelta, ProcessLabel, Role};
+use crate::plan::env::base_env;
+use crate::plan::env::nested::ExportHashes;
+use crate::plan::{LaunchContext, Plan, RankPlan, command};
+use crate::spec::endpoints::{LOCALHOST, ListenAddress, is_loopback};
+use crate::spec::options::EnvVars;
+use crate::spec::paddle::ps::{PsLauncher, PsProcesses};
 use crate::spec::{LaunchSpec, SpecError};
 use std::sync::Arc;
 
-/// Where all processes of a job listen.
+/// Endpoints of all processes of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layout {
-    /// Parameter servers.
+pub struct PsLayout {
+    /// Endpoints of the parameter servers.
     pub servers: Arc<[Endpoint]>,
-    /// Workers.
+    /// Endpoints of the workers.
     pub workers: Arc<[Endpoint]>,
-    /// Coordinators.
+    /// Endpoints of the coordinators.
     pub coordinators: Arc<[Endpoint]>,
-    /// Workers of the second stage and of those after it.
+    /// Endpoints of the workers of each stage from the second on.
     pub stages: Vec<Arc<[Endpoint]>>,
-    /// Where the rendezvous listens.
+    /// Endpoint of the gloo rendezvous.
     pub http: Endpoint,
-    /// This node's address in those lists.
+    /// Address of this node in these lists.
     pub own: String,
 }
 
-/// The devices that workers get in turn.
+/// Devices, which workers get in turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Devices {
+pub struct WorkerDevices {
     /// `gpu` or `xpu`.
     pub kind: String,
-    /// Their names, as a visible list has them; none: the CPU.
+    /// Names, as in a visible list; empty: CPU.
     pub names: Vec<String>,
 }
 
-/// This node's address in the lists. One that is alone and a loopback address is every node's.
-pub fn own(laid: &Laid, addresses: &Addresses<'_>) -> Result<String, SpecError> {
-    let hosts = laid.hosts();
+/// The address of this node in the lists. A single loopback address stands for every node.
+pub fn find_own_address(spec_ps: &PsProcesses, addresses: &LocalAddresses<'_>) -> Result<String, SpecError> {
+    let hosts = spec_ps.hosts();
     if let [only] = &hosts[..]
         && is_loopback(only)
     {
         return Ok(only.clone());
     }
     let names: Vec<&str> = hosts.iter().map(String::as_str).collect();
-    let field = match laid.form {
-        Form::Newer { .. } => "the nodes of --servers and --trainers",
-        Form::Older { .. } => "the nodes of --servers and --workers",
+    let field = match spec_ps.launcher {
+        PsLauncher::Launch { .. } => "the nodes of --servers and --trainers",
+        PsLauncher::Legacy { .. } => "the nodes of --servers and --workers",
     };
-    // By count they are where the user says that this node is.
-    if matches!(laid.form, Form::Newer { nnodes: Some(_) }) {
+    // Processes given by number run on the address of this node.
+    if matches!(spec_ps.launcher, PsLauncher::Launch { nnodes: Some(_) }) {
         return Ok(hosts.into_iter().next().unwrap_or_default());
     }
     let hint = "write this node's address the same way everywhere";
     if names.contains(&LOCALHOST) {
-        let why = "localhost is every node, beside addresses of one";
+        let why = "localhost stands for every node, and other addresses are of one node";
         return Err(SpecError::new(field, hosts.join(","), why, hint));
     }
-    let at = cluster::own(&names, laid.own.as_deref(), &(field.to_owned(), hosts.join(",")), addresses);
+    let at =
+        cluster::find_own_node(&names, spec_ps.own_host.as_deref(), &(field.to_owned(), hosts.join(",")), addresses);
     match at {
         Ok(at) => Ok(names[at].to_owned()),
-        // It is likely that one node has two names; --host would leave out what is under the other.
+        // Probably one node has two names. --host would leave out the processes under the other name.
         Err(error) if names.iter().any(|name| is_loopback(name)) => {
-            let hint = format!("{hint}; --host chooses among nodes that are apart");
-            Err(SpecError { hint, ..error })
+            let hint = format!("{hint}; --host selects one of several nodes");
+            Err(SpecError { hint: Some(hint), ..error })
         }
         Err(error) => Err(error),
     }
 }
 
-/// Fills in the free ports; `None` if there are too few.
-pub fn layout(laid: &Laid, own: &str, free: &[u16]) -> Option<Layout> {
+/// Assigns the free ports; `None` if there are too few.
+pub fn layout(spec_ps: &PsProcesses, own: &str, free: &[u16]) -> Option<PsLayout> {
     let mut free = free.iter().copied();
-    let mut fill = |place: &Place| Some(Endpoint::new(&place.host, place.port.or_else(|| free.next())?));
-    Some(Layout {
-        servers: laid.servers.iter().map(&mut fill).collect::<Option<_>>()?,
-        workers: laid.workers.iter().map(&mut fill).collect::<Option<_>>()?,
-        coordinators: laid.coordinators.iter().map(&mut fill).collect::<Option<_>>()?,
-        stages: laid
+    let mut fill = |place: &ListenAddress| Some(Endpoint::new(&place.host, place.port.or_else(|| free.next())?));
+    Some(PsLayout {
+        servers: spec_ps.servers.iter().map(&mut fill).collect::<Option<_>>()?,
+        workers: spec_ps.workers.iter().map(&mut fill).collect::<Option<_>>()?,
+        coordinators: spec_ps.coordinators.iter().map(&mut fill).collect::<Option<_>>()?,
+        stages: spec_ps
             .stages
             .iter()
             .map(|stage| stage.workers.iter().map(&mut fill).collect::<Option<_>>())
             .collect::<Option<_>>()?,
-        http: fill(&laid.http)?,
+        http: fill(&spec_ps.http)?,
         own: own.to_owned(),
     })
 }
 
-/// The plan for this node: servers, workers, coordinators, workers of later stages.
+/// The plan for this node: servers, workers, coordinators, then workers of later stages.
 pub fn plan(
     spec: &LaunchSpec,
-    laid: &Laid,
-    vars: &Vars,
-    facts: &HostFacts,
-    devices: &Devices,
-    layout: &Layout,
+    spec_ps: &PsProcesses,
+    vars: &EnvVars,
+    facts: &LaunchContext,
+    devices: &WorkerDevices,
+    layout: &PsLayout,
 ) -> Result<Plan, SpecError> {
-    let pod = paddle_launch::Pod {
+    let pod = paddle_launch::PodInfo {
         name: facts.pod_name.clone(),
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let job = Job { laid, layout, facts, devices, later: layout.stages.concat().into() };
+    let job = PsJob { spec_ps, layout, facts, devices, later: layout.stages.concat().into() };
     let mut lists = None;
-    let mut hashes = Hashes::default();
-    let one = |seat: Seat| {
-        let who = job.identity(&seat);
-        let mut env = surroundings::proxies_set_aside(vars);
-        env.extend(&paddle_ps::write(&who, lists.get_or_insert_with(|| paddle_ps::Lists::of(&who))));
-        let log = format!("{}.{}", seat.role.log(), seat.local);
-        let file = if seat.role == Role::Trainer { seat.number.to_string() } else { log.clone() };
-        let backup = surroundings::complete(&mut env, vars, &facts.log_dir, file, &mut hashes)?;
-        let (process, endpoint) = (Who { role: seat.role, number: seat.number }, Some(who.endpoint));
-        let binding = job.binding(&seat);
-        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(process, argv.clone(), env, log, backup) })
+    let mut hashes = ExportHashes::default();
+    let one = |process: PsProcess| {
+        let identity = job.identity(&process);
+        let mut env = base_env::without_proxies(vars);
+        env.extend(&paddle_ps::write(&identity, lists.get_or_insert_with(|| paddle_ps::EndpointLists::of(&identity))));
+        let log = format!("{}.{}", process.role.log(), process.local);
+        let file = if process.role == Role::Trainer { process.number.to_string() } else { log.clone() };
+        let backup = base_env::complete(&mut env, vars, &facts.log_dir, file, &mut hashes)?;
+        let (label, endpoint) = (ProcessLabel { role: process.role, number: process.number }, Some(identity.endpoint));
+        let binding = job.binding(&process);
+        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(label, argv.clone(), env, log, backup) })
     };
     Ok(Plan {
-        ranks: job.seats().into_iter().map(one).collect::<Result<_, _>>()?,
-        nnodes: laid.hosts().len(),
+        ranks: job.processes().into_iter().map(one).collect::<Result<_, _>>()?,
+        nnodes: spec_ps.hosts().len(),
         world_size: layout.workers.len(),
         pod,
         job_id: spec.job_id.clone(),
         mode: "ps",
-        servers_end: matches!(laid.form, Form::Newer { .. }) && laid.hosts().len() > 1,
+        servers_end: matches!(spec_ps.launcher, PsLauncher::Launch { .. }) && spec_ps.hosts().len() > 1,
     })
 }
 
-/// The plan for a process that Paddle's job platform has told all: a launcher inside it is told of its logs.
-pub fn as_told(
+/// The plan for a process whose variables the job platform has set. Only those for nested launchers are added.
+pub fn platform_process(
     spec: &LaunchSpec,
     role: Role,
     number: usize,
-    vars: &Vars,
-    facts: &HostFacts,
+    vars: &EnvVars,
+    facts: &LaunchContext,
 ) -> Result<Plan, SpecError> {
-    let mut env = EnvPatch::new();
-    let backup = surroundings::complete(&mut env, vars, &facts.log_dir, role.log(), &mut Hashes::default())?;
+    let mut env = EnvDelta::new();
+    let backup = base_env::complete(&mut env, vars, &facts.log_dir, role.log(), &mut ExportHashes::default())?;
     let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let one = RankPlan::with_log(Who { role, number }, argv, env, format!("{}.0", role.log()), backup);
-    let pod = paddle_launch::Pod {
+    let one = RankPlan::with_log(ProcessLabel { role, number }, argv, env, format!("{}.0", role.log()), backup);
+    let pod = paddle_launch::PodInfo {
         name: facts.pod_name.clone(),
         log_dir: facts.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
@@ -151,95 +153,98 @@ pub fn as_told(
 }
 
 /// One process of this node.
-struct Seat {
+struct PsProcess {
     role: Role,
-    /// Among those of its role, in the job.
+    /// Number among the processes of its role, in the job.
     number: usize,
-    /// The same, on this node.
+    /// The same on this node.
     local: usize,
-    /// From 1 on, for who trains.
+    /// Number of its stage, from 1; 0 for servers and coordinators.
     stage: usize,
     endpoint: Endpoint,
 }
 
-struct Job<'a> {
-    laid: &'a Laid,
-    layout: &'a Layout,
-    facts: &'a HostFacts,
-    devices: &'a Devices,
-    /// Workers of all stages but the first.
+struct PsJob<'a> {
+    spec_ps: &'a PsProcesses,
+    layout: &'a PsLayout,
+    facts: &'a LaunchContext,
+    devices: &'a WorkerDevices,
+    /// Endpoints of the workers of all stages but the first.
     later: Arc<[Endpoint]>,
 }
 
-impl Job<'_> {
-    fn seats(&self) -> Vec<Seat> {
-        let Layout { servers, workers, coordinators, stages, own, .. } = self.layout;
-        let here = |role: Role, first: usize, list: &[Endpoint], stage: usize| -> Vec<Seat> {
+impl PsJob<'_> {
+    fn processes(&self) -> Vec<PsProcess> {
+        let PsLayout { servers, workers, coordinators, stages, own, .. } = self.layout;
+        let here = |role: Role, first: usize, list: &[Endpoint], stage: usize| -> Vec<PsProcess> {
             let all = list.iter().enumerate().filter(|(_, endpoint)| endpoint.host == *own);
-            let seat = |(i, endpoint): (usize, &Endpoint)| Seat {
+            let process = |(i, endpoint): (usize, &Endpoint)| PsProcess {
                 role,
                 number: first + i,
                 local: 0,
                 stage,
                 endpoint: endpoint.clone(),
             };
-            all.map(seat).collect()
+            all.map(process).collect()
         };
-        let mut seats = here(Role::Server, 0, servers, 0);
-        seats.extend(here(Role::Trainer, 0, workers, 1));
-        seats.extend(here(Role::Coordinator, 0, coordinators, 0));
+        let mut processes = here(Role::Server, 0, servers, 0);
+        processes.extend(here(Role::Trainer, 0, workers, 1));
+        processes.extend(here(Role::Coordinator, 0, coordinators, 0));
         let mut first = 0;
         for (stage, list) in stages.iter().enumerate() {
-            seats.extend(here(Role::HeterWorker, first, list, stage + 2));
+            processes.extend(here(Role::HeterWorker, first, list, stage + 2));
             first += list.len();
         }
-        for i in 1..seats.len() {
-            seats[i].local = if seats[i].role == seats[i - 1].role { seats[i - 1].local + 1 } else { 0 };
+        for i in 1..processes.len() {
+            processes[i].local =
+                if processes[i].role == processes[i - 1].role { processes[i - 1].local + 1 } else { 0 };
         }
-        seats
+        processes
     }
 
-    fn identity(&self, seat: &Seat) -> paddle_ps::PsIdentity {
+    fn identity(&self, process: &PsProcess) -> paddle_ps::PsIdentity {
         let layout = self.layout;
-        let form = match self.laid.form {
-            Form::Newer { nnodes } => {
-                paddle_ps::Form::Newer { nnodes, log_dir: self.facts.log_dir.clone(), pod: self.facts.pod_name.clone() }
-            }
-            Form::Older { cloud } => paddle_ps::Form::Older {
+        let variant = match self.spec_ps.launcher {
+            PsLauncher::Launch { nnodes } => paddle_ps::PsVariant::Launch {
+                nnodes,
+                log_dir: self.facts.log_dir.clone(),
+                pod: self.facts.pod_name.clone(),
+            },
+            PsLauncher::Legacy { cloud } => paddle_ps::PsVariant::Legacy {
                 coordinators: layout.coordinators.clone(),
-                device: (seat.role != Role::Server).then(|| self.device(seat).unwrap_or("0").to_owned()),
-                heter: (!self.later.is_empty()).then(|| paddle_ps::Heter {
+                device: (process.role != Role::Server).then(|| self.device(process).unwrap_or("0").to_owned()),
+                heter: (!self.later.is_empty()).then(|| paddle_ps::HeterStages {
                     all: self.later.clone(),
-                    stage: (seat.stage > 0).then(|| self.stage(seat.stage)),
+                    stage: (process.stage > 0).then(|| self.stage(process.stage)),
                     cloud,
                 }),
             },
         };
         paddle_ps::PsIdentity {
-            role: seat.role,
-            number: seat.number,
-            endpoint: seat.endpoint.clone(),
+            role: process.role,
+            number: process.number,
+            endpoint: process.endpoint.clone(),
             servers: layout.servers.clone(),
             workers: layout.workers.clone(),
-            gloo: paddle_ps::Gloo {
-                with: self.laid.with_gloo.clone(),
-                folder: self.facts.temporary.clone(),
+            gloo: paddle_ps::GlooRendezvous {
+                with: self.spec_ps.with_gloo.clone(),
+                dir: self.facts.gloo_tmpdir.clone(),
                 http: layout.http.clone(),
             },
-            form,
+            variant,
         }
     }
 
-    /// What a process of this stage is told of the stages.
-    fn stage(&self, number: usize) -> paddle_ps::Stage {
-        let Layout { workers, stages, .. } = self.layout;
+    /// The stage of this number, with its neighbours.
+    fn stage(&self, number: usize) -> paddle_ps::HeterStage {
+        let PsLayout { workers, stages, .. } = self.layout;
         let list = |stage: usize| match stage {
             0 => Arc::default(),
             1 => workers.clone(),
             _ => stages.get(stage - 2).cloned().unwrap_or_default(),
         };
-        let device = if number < 2 { None } else { self.laid.stages.get(number - 2) };
-        paddle_ps::Stage {
+        let device = if number < 2 { None } else { self.spec_ps.stages.get(number - 2) };
+        paddle_ps::HeterStage {
             number,
             sizes: [workers.len()].into_iter().chain(stages.iter().map(|list| list.len())).collect(),
             device: device.map_or("cpu", |stage| &stage.device).to_owned(),
@@ -248,16 +253,16 @@ impl Job<'_> {
         }
     }
 
-    /// Its device; servers get none.
-    fn device(&self, seat: &Seat) -> Option<&str> {
+    /// The device of a process; servers have none.
+    fn device(&self, process: &PsProcess) -> Option<&str> {
         let names = &self.devices.names;
-        let place = if seat.role == Role::Coordinator { 0 } else { seat.local % names.len().max(1) };
-        names.get(place).filter(|_| seat.role != Role::Server).map(String::as_str)
+        let place = if process.role == Role::Coordinator { 0 } else { process.local % names.len().max(1) };
+        names.get(place).filter(|_| process.role != Role::Server).map(String::as_str)
     }
 
-    fn binding(&self, seat: &Seat) -> Binding {
-        match (self.laid.form, self.device(seat)) {
-            (Form::Older { .. }, Some(name)) => {
+    fn binding(&self, process: &PsProcess) -> Binding {
+        match (self.spec_ps.launcher, self.device(process)) {
+            (PsLauncher::Legacy { .. }, Some(name)) => {
                 Binding::Selected { kind: self.devices.kind.clone(), indices: name.to_owned() }
             }
             _ => Binding::Cpu,

@@ -1,26 +1,27 @@
-//! The plan of `rlaunch.spawn`: which devices and which identity each rank gets. Contract: messages
-//! and order of checks as `paddle.distributed.spawn` has them, because users' tests match on them.
+//! Plan of `rlaunch.spawn`: devices and environment of each rank. The messages and the order of the checks are those of
+//! `paddle.distributed.spawn`, because users' tests match on them.
 
-use super::devices::Share;
-use super::dialects::Servers;
-use super::machine::Ask;
-use super::visible::{self, Device, List, joined};
-use crate::dialect::{Binding, Identity, paddle_spawn, torch};
-use crate::model::accelerator::{CUSTOM, Custom};
-use crate::model::{Endpoint, EnvPatch};
-use crate::spec::dialects::Dialect;
-use crate::spec::options::Vars;
-use crate::spec::spawn::{Backend, SpawnError, SpawnOptions};
+use crate::framework::{Binding, RankIdentity, paddle_spawn, torch};
+use crate::model::accelerator::{CUSTOM, CustomDevice};
+use crate::model::{Endpoint, EnvDelta};
+use crate::plan::devices::assign::DeviceShare;
+use crate::plan::devices::machine::DeviceQuery;
+use crate::plan::devices::visible_devices;
+use crate::plan::devices::visible_devices::{Device, VisibleList, joined};
+use crate::plan::env::frameworks::FrameworkServers;
+use crate::spec::frameworks::Framework;
+use crate::spec::options::EnvVars;
+use crate::spec::spawn::options::{SpawnBackend, SpawnError, SpawnOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// How many devices of a kind there are, asked only when no visible list says.
-pub type Count<'a> = &'a dyn Fn(&str) -> usize;
+/// Counts the devices of a kind; called only if no visible list is set.
+pub type DeviceCount<'a> = &'a dyn Fn(&str) -> usize;
 
-/// The type of custom device that a request is for, where Paddle cannot be asked: one that a variable speaks of, else the
-/// machine's.
-pub fn custom_kind(vars: &Vars, machine: Ask<'_>) -> Option<&'static str> {
-    let named = |custom: &&Custom| vars.contains_key(custom.list) || vars.contains_key(&selected(custom.kind));
+/// The type of custom device of a request, if Paddle cannot be asked: the one that a variable names, otherwise the one
+/// of the machine.
+pub fn custom_kind(vars: &EnvVars, machine: DeviceQuery<'_>) -> Option<&'static str> {
+    let named = |custom: &&CustomDevice| vars.contains_key(custom.list) || vars.contains_key(&selected(custom.kind));
     CUSTOM.iter().find(named).map(|custom| custom.kind).or_else(|| machine().custom.map(|(kind, _)| kind))
 }
 
@@ -28,39 +29,43 @@ fn selected(kind: &str) -> String {
     format!("FLAGS_selected_{kind}s")
 }
 
-/// What CUDA makes of a list that Paddle takes element by element, where that is not the same: its ranks would find
-/// fewer devices, or others. Only said: users' tests match on the errors that Paddle has for such lists.
-pub fn misread(backend: Backend, vars: &Vars) -> Option<String> {
-    let text = vars.get(CUDA).filter(|text| backend == Backend::Nccl && !text.is_empty())?;
-    match visible::of_cuda(CUDA, text) {
+/// A warning if CUDA reads CUDA_VISIBLE_DEVICES differently from Paddle, which takes it element by element, so that ranks
+/// would see fewer devices or other ones. It is no error, because users' tests match on Paddle's errors for such lists.
+pub fn cuda_list_warning(backend: SpawnBackend, vars: &EnvVars) -> Option<String> {
+    let text = vars.get(CUDA).filter(|text| backend == SpawnBackend::Nccl && !text.is_empty())?;
+    match visible_devices::of_cuda(CUDA, text) {
         Err(error) => Some(error.to_string()),
-        Ok(List::All) => Some(format!("{CUDA} all: CUDA does not know the word, and hides every GPU; unset it")),
-        Ok(List::These(devices)) if devices.len() < text.trim_end_matches(',').split(',').count() => {
+        Ok(VisibleList::All) => {
+            Some(format!("{CUDA} all: CUDA does not support this value and hides every GPU; unset {CUDA}"))
+        }
+        Ok(VisibleList::These(devices)) if devices.len() < text.trim_end_matches(',').split(',').count() => {
             let shown = if devices.is_empty() { "no device".to_owned() } else { format!("only {}", joined(&devices)) };
             Some(format!("{CUDA} {text}: the driver shows {shown}"))
         }
-        Ok(List::These(_)) => None,
+        Ok(VisibleList::These(_)) => None,
     }
 }
 
 const CUDA: &str = "CUDA_VISIBLE_DEVICES";
 
-/// What each rank gets. `custom`: the type of the custom device, if there is one.
+/// The devices of each rank. `custom`: the type of the custom device, if there is one.
 pub fn bind(
-    backend: Backend,
+    backend: SpawnBackend,
     nprocs: usize,
     options: &SpawnOptions,
-    vars: &Vars,
+    vars: &EnvVars,
     custom: Option<&str>,
-    count: Count<'_>,
-) -> Result<Vec<Share>, SpawnError> {
+    count: DeviceCount<'_>,
+) -> Result<Vec<DeviceShare>, SpawnError> {
     let (kind, list, explicit, option) = match (backend, custom) {
-        (Backend::Gloo, _) => return Ok(vec![Share { binding: Binding::Cpu, lists: EnvPatch::new() }; nprocs]),
-        (Backend::Nccl, _) => ("gpu", CUDA.to_owned(), options.explicit(&options.gpus), "gpus"),
-        (Backend::Bkcl, _) => ("xpu", "XPU_VISIBLE_DEVICES".to_owned(), options.explicit(&options.xpus), "xpus"),
-        (Backend::Xccl, Some(kind)) => (kind, selected(kind), None, ""),
-        (Backend::Xccl, None) => {
-            // Paddle's words, which are Python's, and ours.
+        (SpawnBackend::Gloo, _) => {
+            return Ok(vec![DeviceShare { binding: Binding::Cpu, lists: EnvDelta::new() }; nprocs]);
+        }
+        (SpawnBackend::Nccl, _) => ("gpu", CUDA.to_owned(), options.selected(&options.gpus), "gpus"),
+        (SpawnBackend::Bkcl, _) => ("xpu", "XPU_VISIBLE_DEVICES".to_owned(), options.selected(&options.xpus), "xpus"),
+        (SpawnBackend::Xccl, Some(kind)) => (kind, selected(kind), None, ""),
+        (SpawnBackend::Xccl, None) => {
+            // The message begins as Paddle's, which is Python's IndexError.
             let text = "list index out of range: backend 'xccl' needs a custom device, and there is none; use 'nccl', \
                         'bkcl' or 'gloo'";
             return Err(SpawnError::Index(text.into()));
@@ -83,7 +88,7 @@ pub fn bind(
         None => visible[..nprocs].to_vec(),
         Some(text) => explicit_devices(text, option, &list, kind, &visible, nprocs)?,
     };
-    // Indices relative to CUDA_VISIBLE_DEVICES, whatever the kind; whitespace is stripped at every step.
+    // Indices are relative to CUDA_VISIBLE_DEVICES, whatever the kind, as in Paddle.
     let base: Option<Vec<&str>> = list_of(CUDA).map(|text| text.split(',').map(str::trim).collect());
     let relative = |id: &String| match &base {
         None => Ok(id.trim().to_owned()),
@@ -97,14 +102,14 @@ pub fn bind(
         },
     };
     let share = |id: &String| {
-        let mut lists = EnvPatch::new();
+        let mut lists = EnvDelta::new();
         let mut indices = relative(id)?;
-        // Of a list of MIG devices CUDA shows a process the first alone (CUDA C++ Programming Guide).
+        // Of several MIG devices, CUDA shows a process only the first (CUDA C++ Programming Guide).
         if kind == "gpu" && visible.len() > 1 && matches!(Device::of_cuda(id.trim()), Some(Device::Mig(_))) {
             lists.set(CUDA, id.trim());
             indices = "0".into();
         }
-        Ok(Share { binding: Binding::Selected { kind: kind.to_owned(), indices }, lists })
+        Ok(DeviceShare { binding: Binding::Selected { kind: kind.to_owned(), indices }, lists })
     };
     chosen.iter().map(share).collect()
 }
@@ -136,29 +141,35 @@ fn explicit_devices(
     Ok(chosen)
 }
 
-/// Where servers of other frameworks than Paddle listen on several nodes: on the first, behind its ranks' ports.
-pub fn servers(dialects: &BTreeSet<Dialect>, endpoints: &[Endpoint], nprocs: usize) -> Result<Servers, SpawnError> {
-    let Some(first) = endpoints.first().filter(|_| Servers::ports_needed(dialects) > 0) else {
-        return Ok(Servers::default());
+/// Endpoints of the servers of torch and jax on several nodes: on the first node, at the ports after those of its ranks.
+pub fn servers(
+    frameworks: &BTreeSet<Framework>,
+    endpoints: &[Endpoint],
+    nprocs: usize,
+) -> Result<FrameworkServers, SpawnError> {
+    let Some(first) = endpoints.first().filter(|_| FrameworkServers::ports_needed(frameworks) > 0) else {
+        return Ok(FrameworkServers::default());
     };
     let last = endpoints.iter().take(nprocs).map(|endpoint| endpoint.port).max().unwrap_or(0);
     match (last.checked_add(1), last.checked_add(2)) {
-        (Some(torch), Some(jax)) => Ok(Servers::at(dialects, &first.host, [torch, jax])),
-        _ => Err(SpawnError::Runtime(format!("no port below 65536 is left above {last} for what `dialect` needs"))),
+        (Some(torch), Some(jax)) => Ok(FrameworkServers::at(frameworks, &first.host, [torch, jax])),
+        _ => Err(SpawnError::Runtime(format!(
+            "no port below 65536 is left above {last} for the servers of `frameworks`"
+        ))),
     }
 }
 
-/// What each rank of this node is told. `endpoints`: of all ranks, by rank; this node's first rank is number `first`.
+/// The environment of each rank of this node. `endpoints`: of all ranks, by rank; `first`: the first rank of this node.
 pub fn environments(
     endpoints: &[Endpoint],
     first: usize,
-    shares: &[Share],
-    (dialects, servers): (&BTreeSet<Dialect>, &Servers),
-    vars: &Vars,
-) -> Vec<EnvPatch> {
+    shares: &[DeviceShare],
+    (frameworks, servers): (&BTreeSet<Framework>, &FrameworkServers),
+    vars: &EnvVars,
+) -> Vec<EnvDelta> {
     let endpoints: Arc<[_]> = endpoints.into();
-    let told = |(local_rank, share): (usize, &Share)| {
-        let who = Identity {
+    let environment = |(local_rank, share): (usize, &DeviceShare)| {
+        let identity = RankIdentity {
             rank: first + local_rank,
             local_rank,
             local_size: shares.len(),
@@ -167,14 +178,14 @@ pub fn environments(
             master: None,
             binding: share.binding.clone(),
         };
-        let is_paddles = dialects.contains(&Dialect::Paddle);
-        let mut env = if is_paddles { paddle_spawn::write(&who) } else { EnvPatch::new() };
+        let has_paddle = frameworks.contains(&Framework::Paddle);
+        let mut env = if has_paddle { paddle_spawn::write(&identity) } else { EnvDelta::new() };
         env.extend(&share.lists);
-        servers.write(&who, first / shares.len(), ("none", 0), vars, &mut env);
+        servers.write(&identity, first / shares.len(), ("none", 0), vars, &mut env);
         if servers.torch.is_some() {
             torch::write_attempt(0, "", &mut env);
         }
         env
     };
-    shares.iter().enumerate().map(told).collect()
+    shares.iter().enumerate().map(environment).collect()
 }

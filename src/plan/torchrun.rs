@@ -1,46 +1,51 @@
-//! The workers of a job in torchrun's words: their commands, what they are told, where their output goes.
+//! Plan of a torchrun job: command, environment and output routing of each worker.
 
-use super::dialects::{self, Beside};
-use super::nested::Hashes;
-use super::{Elastic, Filter, HostFacts, Output, PerAttempt, Plan, RankPlan, Sink, Stream, surroundings};
-use crate::dialect::torch::{self, Group, Worker};
-use crate::dialect::{Binding, paddle_launch};
-use crate::model::{CpuSet, Endpoint, EnvPatch, Role};
+use crate::framework::torch;
+use crate::framework::torch::{TorchWorker, WorkerGroup};
+use crate::framework::{Binding, paddle_launch};
+use crate::model::{CpuSet, Endpoint, EnvDelta, Role};
+use crate::plan::env::base_env;
+use crate::plan::env::frameworks;
+use crate::plan::env::frameworks::ExtraFrameworks;
+use crate::plan::env::nested::ExportHashes;
+use crate::plan::{
+    AttemptText, LaunchContext, LineFilter, OutputPlan, PerAttemptEnv, Plan, RankPlan, Stream, StreamSink,
+};
 use crate::spec::SpecError;
-use crate::spec::dialects::Dialect;
-use crate::spec::options::Vars;
-use crate::spec::torchrun::{Capture, LogDir, TorchScript, TorchSpec};
+use crate::spec::frameworks::Framework;
+use crate::spec::options::EnvVars;
+use crate::spec::torchrun::{LogDir, OutputCapture, TorchScript, TorchSpec};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
-/// Where this node stands in its job.
+/// Position of this node in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// This node's number.
+pub struct NodePosition {
+    /// Number of this node.
     pub node: usize,
-    /// Nodes in the job.
+    /// Number of nodes.
     pub nnodes: usize,
-    /// Its first worker's number.
+    /// Rank of its first worker.
     pub first_rank: usize,
-    /// Workers in the job.
+    /// Number of workers in the job.
     pub world_size: usize,
-    /// Its first worker's number among those of its role.
+    /// Rank of its first worker among the workers of its role.
     pub first_role_rank: usize,
-    /// Workers of its role in the job.
+    /// Number of workers of its role in the job.
     pub role_size: usize,
-    /// Where the store listens.
+    /// Endpoint of the store.
     pub master: Endpoint,
-    /// What the workers are told for other frameworks.
-    pub beside: Beside,
-    /// The interface that leads to the other nodes, if it is known and not loopback.
+    /// Variables of frameworks other than torch.
+    pub extra_frameworks: ExtraFrameworks,
+    /// Network interface to the other nodes, if known and not loopback.
     pub interface: Option<String>,
 }
 
-impl Place {
-    /// Of a node that is alone.
-    pub fn alone(workers: usize, master: Endpoint) -> Self {
+impl NodePosition {
+    /// The position of a single node.
+    pub fn single_node(workers: usize, master: Endpoint) -> Self {
         Self {
             node: 0,
             nnodes: 1,
@@ -49,80 +54,80 @@ impl Place {
             first_role_rank: 0,
             role_size: workers,
             master,
-            beside: Beside::default(),
+            extra_frameworks: ExtraFrameworks::default(),
             interface: None,
         }
     }
 
-    /// Of one among nodes that are all alike.
-    pub fn among_alike(workers: usize, (node, nnodes): (usize, usize), master: Endpoint) -> Self {
+    /// The position of a node among nodes with the same number of workers.
+    pub fn among_equal_nodes(workers: usize, (node, nnodes): (usize, usize), master: Endpoint) -> Self {
         let (first_rank, world_size) = (node * workers, nnodes * workers);
-        let alone = Self::alone(workers, master);
-        Self { node, nnodes, first_rank, world_size, first_role_rank: first_rank, role_size: world_size, ..alone }
+        let single = Self::single_node(workers, master);
+        Self { node, nnodes, first_rank, world_size, first_role_rank: first_rank, role_size: world_size, ..single }
     }
 }
 
-/// Whose lines of which stream are shown, and what stands before each; `None`: shown byte for byte.
-pub type Shown = BTreeMap<(usize, Stream), Option<String>>;
+/// Shown streams by local rank, each with the prefix of its lines; `None`: bytes are copied unchanged.
+pub type ShownStreams = BTreeMap<(usize, Stream), Option<String>>;
 
-/// The plan for this node. `run_id`: the job's name; `workers`: how many on this node; `threads`: OMP_NUM_THREADS, if
-/// the launcher sets it; `cpus`: those of each worker, if they are bound to any; `host`: this machine's short name.
+/// The plan for this node. `run_id`: name of the job; `host`: short name of this machine; `workers`: number of workers on
+/// this node; `threads`: OMP_NUM_THREADS, if the launcher sets it; `cpus`: CPUs of each worker, if they are bound.
 pub fn plan(
     spec: &TorchSpec,
-    vars: &Vars,
-    facts: &HostFacts,
+    vars: &EnvVars,
+    facts: &LaunchContext,
     (run_id, host): (&str, &str),
     (workers, threads, cpus): (usize, Option<usize>, &[CpuSet]),
-    place: &Place,
-) -> Result<(Plan, Shown), SpecError> {
-    let group = Group {
-        master: place.master.clone(),
+    position: &NodePosition,
+) -> Result<(Plan, ShownStreams), SpecError> {
+    let group = WorkerGroup {
+        master: position.master.clone(),
         agent_store: true,
         run_id: run_id.to_owned(),
         role: spec.role.clone(),
         max_restarts: spec.max_restarts,
         signals: spec.signals_text.clone(),
-        async_error_handling: dialects::async_error_handling(vars),
+        async_error_handling: frameworks::async_error_handling(vars),
     };
-    let (mut shown, mut hashes) = (Shown::new(), Hashes::default());
+    let (mut shown, mut hashes) = (ShownStreams::new(), ExportHashes::default());
     let mut ranks = Vec::with_capacity(workers);
     for local_rank in 0..workers {
-        let worker = Worker {
-            rank: place.first_rank + local_rank,
-            world_size: place.world_size,
+        let worker = TorchWorker {
+            rank: position.first_rank + local_rank,
+            world_size: position.world_size,
             local_rank,
             local_size: workers,
-            node: place.node,
-            nnodes: place.nnodes,
-            role_rank: place.first_role_rank + local_rank,
-            role_size: place.role_size,
+            node: position.node,
+            nnodes: position.nnodes,
+            role_rank: position.first_role_rank + local_rank,
+            role_size: position.role_size,
             virtual_local_rank: spec.virtual_local_rank,
         };
-        let mut env = EnvPatch::new();
-        if spec.dialects.contains(&Dialect::Torch) {
+        let mut env = EnvDelta::new();
+        if spec.frameworks.contains(&Framework::Torch) {
             torch::write(&worker, &group, &mut env);
         }
-        place.beside.write(&worker, &facts.log_dir, vars, &mut env);
+        position.extra_frameworks.write(&worker, &facts.log_dir, vars, &mut env);
         if let Some(threads) = threads {
             env.set("OMP_NUM_THREADS", threads.to_string());
         }
-        if let Some(interface) = &place.interface {
-            surroundings::set_interface(&mut env, vars, interface);
+        if let Some(interface) = &position.interface {
+            base_env::set_interface(&mut env, vars, interface);
         }
         if spec.virtual_local_rank {
-            see_one_device(local_rank, vars, &mut env)?;
+            restrict_to_one_device(local_rank, vars, &mut env)?;
         }
-        let backup = surroundings::complete(&mut env, vars, &facts.log_dir, worker.rank, &mut hashes)?;
+        let env_overflow = base_env::complete(&mut env, vars, &facts.log_dir, worker.rank, &mut hashes)?;
         let error_file = (spec.log_dir != LogDir::Nowhere)
-            .then(|| PerAttempt::new(format!("{}/attempt_", facts.log_dir), format!("/{local_rank}/error.json")));
+            .then(|| AttemptText::new(format!("{}/attempt_", facts.log_dir), format!("/{local_rank}/error.json")));
         let prefix = prefix(spec, &worker, host);
         let sinks = Stream::BOTH.map(|stream| {
             let (sink, lines) = sink(spec, stream, local_rank);
             let whole = (workers > 1).then(String::new);
             match lines {
-                Lines::Hidden => None,
-                Lines::AsTheyAre => shown.insert((local_rank, stream), whole),
-                Lines::Prefixed => shown.insert((local_rank, stream), Some(prefix.clone())),
+                ShownLines::Hidden => None,
+                ShownLines::Unchanged => shown.insert((local_rank, stream), whole),
+                ShownLines::Prefixed => shown.insert((local_rank, stream), Some(prefix.clone())),
             };
             sink
         });
@@ -134,65 +139,65 @@ pub fn plan(
             argv: argv(spec, &facts.python, local_rank),
             env,
             cpus: cpus.get(local_rank).cloned(),
-            elastic: Some(Elastic { error_file, restarts: None }),
-            output: Output::Apart(sinks),
-            backup,
+            per_attempt: Some(PerAttemptEnv { error_file, restarts: None }),
+            output: OutputPlan::Separate(sinks),
+            env_overflow,
         });
     }
-    let pod = paddle_launch::Pod { name: String::new(), log_dir: facts.log_dir.clone(), auto_cluster: false };
-    let (nnodes, world_size, job_id) = (place.nnodes, place.world_size, run_id.to_owned());
+    let pod = paddle_launch::PodInfo { name: String::new(), log_dir: facts.log_dir.clone(), auto_cluster: false };
+    let (nnodes, world_size, job_id) = (position.nnodes, position.world_size, run_id.to_owned());
     Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", servers_end: false }, shown))
 }
 
-/// The files for lines that somebody looks for.
-pub fn filters(spec: &TorchSpec) -> Vec<Filter> {
+/// The filter files of `--duplicate-stdout-filters` and `--duplicate-stderr-filters`.
+pub fn filters(spec: &TorchSpec) -> Vec<LineFilter> {
     let texts = [&spec.duplicate_stdout_filters, &spec.duplicate_stderr_filters];
     let wanted = Stream::BOTH.into_iter().zip(texts);
     let wanted = wanted.filter(|(_, texts)| !texts.is_empty() && spec.log_dir != LogDir::Nowhere);
-    let file = |stream: Stream| PerAttempt::new("attempt_", format!("/filtered_{}", stream.log()));
-    wanted.map(|(stream, texts)| Filter { stream, texts: texts.clone(), file: file(stream) }).collect()
+    let file = |stream: Stream| AttemptText::new("attempt_", format!("/filtered_{}", stream.log()));
+    wanted.map(|(stream, texts)| LineFilter { stream, texts: texts.clone(), file: file(stream) }).collect()
 }
 
-/// What is shown of a stream that a launcher reads.
-enum Lines {
+/// How the lines of a captured stream are shown.
+enum ShownLines {
     Hidden,
-    AsTheyAre,
+    Unchanged,
     Prefixed,
 }
 
-fn sink(spec: &TorchSpec, stream: Stream, local_rank: usize) -> (Sink, Lines) {
-    let ways = spec.streams.of(local_rank);
+fn sink(spec: &TorchSpec, stream: Stream, local_rank: usize) -> (StreamSink, ShownLines) {
+    let routing = spec.streams.of(local_rank);
     let wanted = match stream {
-        Stream::Stdout => ways.stdout,
-        Stream::Stderr => ways.stderr,
+        Stream::Stdout => routing.stdout,
+        Stream::Stderr => routing.stderr,
     };
     let hidden = spec.local_ranks_filter.as_ref().is_some_and(|shown| !shown.contains(&local_rank));
     let tail = format!("/{local_rank}/{}", stream.log());
     if (wanted.redirect || wanted.tee) && spec.log_dir != LogDir::Nowhere {
-        let lines = if wanted.tee && !hidden { Lines::Prefixed } else { Lines::Hidden };
-        return (Sink::File(PerAttempt::new("attempt_", tail)), lines);
+        let lines = if wanted.tee && !hidden { ShownLines::Prefixed } else { ShownLines::Hidden };
+        return (StreamSink::File(AttemptText::new("attempt_", tail)), lines);
     }
-    if stream == Stream::Stderr && spec.capture == Capture::Stderr {
-        let lines = if hidden { Lines::Hidden } else { Lines::AsTheyAre };
-        return (Sink::Captured(PerAttempt::new("rlaunch/attempt_", tail)), lines);
+    if stream == Stream::Stderr && spec.capture == OutputCapture::Stderr {
+        let lines = if hidden { ShownLines::Hidden } else { ShownLines::Unchanged };
+        return (StreamSink::Captured(AttemptText::new("rlaunch/attempt_", tail)), lines);
     }
-    (if hidden { Sink::Dropped } else { Sink::Inherited }, Lines::Hidden)
+    (if hidden { StreamSink::Dropped } else { StreamSink::Inherited }, ShownLines::Hidden)
 }
 
-/// `[default0]:`, or the template with its words replaced.
-fn prefix(spec: &TorchSpec, worker: &Worker, host: &str) -> String {
+/// `[default0]:`, or the template with its placeholders replaced.
+fn prefix(spec: &TorchSpec, worker: &TorchWorker, host: &str) -> String {
     let Some(template) = &spec.prefix_template else { return format!("[{}{}]:", spec.role, worker.local_rank) };
-    let word = |name: &str| match name {
+    let value = |name: &str| match name {
         "role_name" => Some(spec.role.clone()),
         "local_rank" => Some(worker.local_rank.to_string()),
         "rank" => Some(worker.rank.to_string()),
         "hostname" => Some(host.to_owned()),
         _ => None,
     };
-    String::from_utf8_lossy(&substituted(template.as_bytes(), &word)).into_owned()
+    String::from_utf8_lossy(&substituted(template.as_bytes(), &value)).into_owned()
 }
 
-/// Program and arguments of one worker. `${local_rank}` in an argument is its number.
+/// Program and arguments of one worker. `${local_rank}` in an argument is replaced by its local rank.
 fn argv(spec: &TorchSpec, python: &OsStr, local_rank: usize) -> Arc<[OsString]> {
     let of_python = |options: &[&str]| -> Vec<OsString> {
         std::iter::once(python.to_owned()).chain(options.iter().map(OsString::from)).collect()
@@ -200,12 +205,12 @@ fn argv(spec: &TorchSpec, python: &OsStr, local_rank: usize) -> Arc<[OsString]> 
     let (mut argv, script) = match &spec.script {
         TorchScript::Python(name) => (of_python(&["-u"]), Some(name)),
         TorchScript::Module(name) => (of_python(&["-u", "-m"]), Some(name)),
-        TorchScript::RunPath(name) => (of_python(&["-u", "-m", "rlaunch._run_path"]), Some(name)),
+        TorchScript::RunPath(name) => (of_python(&["-u", "-m", "rlaunch._elastic.run_path"]), Some(name)),
         TorchScript::Program(name) => (vec![name.clone()], None),
     };
-    let word = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
+    let value = |name: &str| (name == "local_rank").then(|| local_rank.to_string());
     let given = script.into_iter().chain(&spec.args);
-    let mut given: Vec<OsString> = given.map(|arg| OsString::from_vec(substituted(arg.as_bytes(), &word))).collect();
+    let mut given: Vec<OsString> = given.map(|arg| OsString::from_vec(substituted(arg.as_bytes(), &value))).collect();
     if spec.pass_local_rank {
         given.insert(usize::from(script.is_some()), format!("--local-rank={local_rank}").into());
     }
@@ -213,9 +218,9 @@ fn argv(spec: &TorchSpec, python: &OsStr, local_rank: usize) -> Arc<[OsString]> 
     argv.into()
 }
 
-/// As `string.Template.safe_substitute` does it: `$name` and `${name}` where `word` knows the name (letters, digits and
-/// `_` of ASCII), `$$` is `$`, and all else stays.
-fn substituted(text: &[u8], word: &dyn Fn(&str) -> Option<String>) -> Vec<u8> {
+/// Like `string.Template.safe_substitute`: replaces `$name` and `${name}` if `value` knows the name (ASCII letters, digits
+/// and `_`) and `$$` by `$`; everything else stays.
+fn substituted(text: &[u8], value: &dyn Fn(&str) -> Option<String>) -> Vec<u8> {
     let (mut out, mut rest) = (Vec::with_capacity(text.len()), text);
     while let Some(at) = rest.iter().position(|byte| *byte == b'$') {
         out.extend_from_slice(&rest[..at]);
@@ -229,10 +234,10 @@ fn substituted(text: &[u8], word: &dyn Fn(&str) -> Option<String>) -> Vec<u8> {
         let name = &rest[usize::from(braced)..];
         let length = name.iter().enumerate().take_while(|(i, b)| is_of_name(**b, *i == 0)).count();
         let closed = !braced || name.get(length) == Some(&b'}');
-        let known = std::str::from_utf8(&name[..length]).ok().filter(|_| length > 0 && closed).and_then(word);
+        let known = std::str::from_utf8(&name[..length]).ok().filter(|_| length > 0 && closed).and_then(value);
         match known {
-            Some(value) => {
-                out.extend_from_slice(value.as_bytes());
+            Some(text) => {
+                out.extend_from_slice(text.as_bytes());
                 rest = &rest[length + 2 * usize::from(braced)..];
             }
             None => out.push(b'$'),
@@ -246,8 +251,8 @@ fn is_of_name(byte: u8, first: bool) -> bool {
     byte == b'_' || byte.is_ascii_alphabetic() || !first && byte.is_ascii_digit()
 }
 
-/// `--virtual-local-rank`: each worker sees one device of the launcher's list, or the one with its number.
-fn see_one_device(local_rank: usize, vars: &Vars, env: &mut EnvPatch) -> Result<(), SpecError> {
+/// `--virtual-local-rank`: makes one device visible to each worker, from the launcher's list or by its local rank.
+fn restrict_to_one_device(local_rank: usize, vars: &EnvVars, env: &mut EnvDelta) -> Result<(), SpecError> {
     let hip = vars.get("HIP_VISIBLE_DEVICES").filter(|list| !list.is_empty());
     let (name, list) = match hip {
         Some(list) => ("HIP_VISIBLE_DEVICES", Some(list)),
@@ -271,7 +276,7 @@ fn see_one_device(local_rank: usize, vars: &Vars, env: &mut EnvPatch) -> Result<
     Ok(())
 }
 
-/// What the job is called in its report: the script, the module or the program.
+/// Name of the job in its failure report: the script, the module or the program.
 pub fn title(spec: &TorchSpec) -> String {
     match &spec.script {
         TorchScript::Python(name) | TorchScript::Module(name) | TorchScript::Program(name) => {
@@ -286,8 +291,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_replaced_as_pythons_template_does_it() {
-        let word = |name: &str| (name == "local_rank").then(|| "3".to_owned());
+    fn placeholders_are_replaced_like_string_template() {
+        let value = |name: &str| (name == "local_rank").then(|| "3".to_owned());
         for (text, expected) in [
             ("a", "a"),
             ("--x=${local_rank}", "--x=3"),
@@ -296,7 +301,7 @@ mod tests {
             ("$$local_rank $${local_rank}", "$local_rank ${local_rank}"),
             ("$ $5 ${} ${other} $", "$ $5 ${} ${other} $"),
         ] {
-            assert_eq!(substituted(text.as_bytes(), &word), expected.as_bytes(), "{text}");
+            assert_eq!(substituted(text.as_bytes(), &value), expected.as_bytes(), "{text}");
         }
     }
 }

@@ -1,15 +1,19 @@
-//! Devices other than NVIDIA's, by their nodes in /dev. Never from a framework.
+//! Devices of the machine; those of vendors other than NVIDIA are counted by their nodes in /dev. No framework is asked.
 
 use crate::model::accelerator::{CUSTOM, XPU_NODE};
-use crate::plan::machine::Machine;
+use crate::plan::devices::machine::MachineDevices;
 use std::path::Path;
 
-/// All devices of this machine. `root` is `/`, or a folder that stands for it.
-pub fn machine(root: &Path) -> Machine {
+/// All devices of this machine. `root`: `/`, or a directory that replaces it.
+pub fn machine(root: &Path) -> MachineDevices {
     let names = node_names(root);
     let count = |node: &str| names.iter().filter(|name| is_numbered(name, node)).count();
     let custom = CUSTOM.iter().filter_map(|custom| Some((custom.kind, count(custom.node?))));
-    Machine { gpus: super::nvml::gpus(), xpus: count(XPU_NODE), custom: custom.into_iter().find(|(_, n)| *n > 0) }
+    MachineDevices {
+        gpus: super::nvml::gpus(),
+        xpus: count(XPU_NODE),
+        custom: custom.into_iter().find(|(_, n)| *n > 0),
+    }
 }
 
 fn node_names(root: &Path) -> Vec<String> {

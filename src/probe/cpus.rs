@@ -1,30 +1,30 @@
-//! How much of the CPUs this process may use.
+//! CPU limits of this process: affinity mask and cgroup quota.
 
 use crate::model::CpuSet;
-use crate::plan::threads::{Cpus, Quota};
+use crate::plan::devices::threads::{CpuLimits, CpuQuota};
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// What it may use, having `allowed` as its affinity mask. `root`: `/`, or a tree that stands for it.
-pub fn cpus(root: &Path, allowed: &CpuSet) -> Cpus {
-    Cpus { allowed: allowed.len(), quota: quota(root) }
+/// The limits of a process with the affinity mask `allowed`. `root`: `/`, or a directory that replaces it.
+pub fn cpus(root: &Path, allowed: &CpuSet) -> CpuLimits {
+    CpuLimits { allowed: allowed.len(), quota: quota(root) }
 }
 
-/// The least quota of this process's cgroup and those above it, as far as they are shown: a container may see its own
-/// group at the top, under a path of the host's.
-pub fn quota(root: &Path) -> Option<Quota> {
+/// The smallest quota of the cgroup of this process and its ancestors, as far as they are visible. In a container, the
+/// cgroup may be mounted at the top although its path is that of the host.
+pub fn quota(root: &Path) -> Option<CpuQuota> {
     let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
     let folders = groups.lines().flat_map(|line| folders(root, line));
     let quotas = folders.filter_map(|folder| version_2(&folder).or_else(|| version_1(&folder)));
     quotas.reduce(|least, other| if other.is_below(least) { other } else { least })
 }
 
-/// The folders that a line of /proc/self/cgroup stands for, from the process's own to the top.
+/// The directories of a line of /proc/self/cgroup, from that of the process to the top.
 fn folders(root: &Path, line: &str) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else { return Vec::new() };
     let tops: &[&str] = match controllers {
-        // With version 1 beside it, systemd mounts version 2 in a folder of its own.
+        // In hybrid mode, systemd mounts version 2 in a directory of its own.
         "" => &["", "unified"],
         _ if controllers.split(',').any(|controller| controller == "cpu") => &["cpu", "cpu,cpuacct", "cpuacct,cpu"],
         _ => &[],
@@ -38,21 +38,21 @@ fn folders(root: &Path, line: &str) -> Vec<PathBuf> {
     tops.iter().flat_map(below).collect()
 }
 
-fn version_2(folder: &Path) -> Option<Quota> {
+fn version_2(folder: &Path) -> Option<CpuQuota> {
     let text = read_to_string(folder.join("cpu.max")).ok()?;
     let (time, period) = text.trim().split_once(' ')?;
-    worth(time, period)
+    parse_quota(time, period)
 }
 
-/// No quota is a time of -1.
-fn version_1(folder: &Path) -> Option<Quota> {
+/// Without a quota, the time is -1.
+fn version_1(folder: &Path) -> Option<CpuQuota> {
     let read = |name| read_to_string(folder.join(name)).ok();
-    worth(&read("cpu.cfs_quota_us")?, &read("cpu.cfs_period_us")?)
+    parse_quota(&read("cpu.cfs_quota_us")?, &read("cpu.cfs_period_us")?)
 }
 
-fn worth(time: &str, period: &str) -> Option<Quota> {
+fn parse_quota(time: &str, period: &str) -> Option<CpuQuota> {
     let (time, period) = (time.trim().parse().ok()?, period.trim().parse().ok()?);
-    (period > 0).then_some(Quota { time, period })
+    (period > 0).then_some(CpuQuota { time, period })
 }
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
     const OWN: &str = "proc/self/cgroup";
 
     #[test]
-    fn the_least_quota_on_the_way_up_counts() {
+    fn the_smallest_quota_of_the_ancestors_counts() {
         let files = [
             (OWN, "0::/a/b/c\n"),
             ("sys/fs/cgroup/a/cpu.max", "150000 50000\n"),
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_has_two_files_and_says_minus_one() {
+    fn version_1_has_two_files_and_minus_one_for_none() {
         let files = [
             (OWN, "4:cpu,cpuacct:/a\n3:cpuset:/s\n0::/u\n"),
             ("sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_no_quota() {
+    fn an_invalid_quota_is_ignored() {
         assert_eq!(of("nothing", &[("proc/x", "")]), None);
         for text in ["", "100000", "a b", "100000 0", "-5 100000", "99999999999999999999 1"] {
             let files = [(OWN, "nonsense\n1:cpu\n0::/\n"), ("sys/fs/cgroup/cpu.max", text)];

@@ -1,8 +1,8 @@
-//! Intel's GPUs, by their render nodes.
+//! Intel GPUs, by their render nodes.
 //!
-//! A GPU counts if its driver is xe or i915, whose user side Level Zero is, and this process may use its node in /dev/dri:
-//! a container sees all of the host's in /sys. As in torch, those that are part of a processor count only where there is no
-//! other (torch, c10/xpu/XPUFunctions.cpp, "Device Management"). A GPU of two tiles counts as one.
+//! A GPU counts if its driver is xe or i915, which Level Zero uses, and if this process may open its node in /dev/dri: in
+//! /sys, a container sees all GPUs of the host. As in torch, an integrated GPU counts only if there is no other
+//! (torch, c10/xpu/XPUFunctions.cpp, "Device Management"). A GPU with two tiles counts as one.
 
 use nix::unistd::{AccessFlags, access};
 use std::collections::BTreeSet;
@@ -11,15 +11,15 @@ use std::path::Path;
 
 const VENDOR: &str = "0x8086";
 const DRIVERS: [&str; 2] = ["xe", "i915"];
-/// Where the GPU of a processor is, in every one of them.
+/// PCI address of the integrated GPU, the same in every processor.
 const INTEGRATED: &str = "0000:00:02.0";
 
-/// The PCI addresses (`0000:03:00.0`) of those that torch would count, in their order. `root`: `/`, or a tree that stands
-/// for it.
+/// PCI addresses (`0000:03:00.0`) of the GPUs that torch would count, in ascending order. `root`: `/`, or a directory that
+/// replaces it.
 pub fn gpus(root: &Path) -> Vec<String> {
     let nodes = fs::read_dir(root.join("sys/class/drm")).into_iter().flatten().flatten();
     let nodes = nodes.filter_map(|node| node.file_name().into_string().ok());
-    // In the order of their addresses, as Level Zero has them.
+    // Level Zero orders GPUs by address.
     let found: BTreeSet<String> =
         nodes.filter(|node| node.starts_with("renderD")).filter_map(|node| address(root, &node)).collect();
     let (integrated, discrete): (Vec<_>, Vec<_>) = found.into_iter().partition(|address| address == INTEGRATED);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn the_discrete_ones_that_can_be_used_count_or_else_the_integrated_one() {
+    fn usable_discrete_gpus_count_otherwise_the_integrated_one() {
         let root = std::env::temp_dir().join(format!("rlaunch-intel-{}", std::process::id()));
         assert!(gpus(&root).is_empty());
         add(&root, 128, INTEGRATED, "0x8086", "i915");

@@ -1,23 +1,23 @@
-//! Whether the kernel has killed for want of memory: in this process's cgroup, or on the whole machine.
+//! Memory limits and OOM kills of the cgroup of this process and of the machine.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-/// Counters and limits, as far as the kernel shows them.
+/// OOM counters and limits; `None` if the kernel does not report them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
-    /// Processes killed so far because this cgroup, or one above it, was full.
+pub struct OomCounters {
+    /// Processes killed so far because this cgroup, or an ancestor, reached its limit.
     pub cgroup_kills: Option<u64>,
     /// Processes killed so far on this machine (`oom_kill` of /proc/vmstat, Linux 4.13 and later).
     pub host_kills: Option<u64>,
     /// The nearest limit, in bytes.
     pub limit: Option<u64>,
-    /// The most that the cgroup with that limit has used, in bytes.
+    /// Peak usage of the cgroup with that limit, in bytes.
     pub peak: Option<u64>,
 }
 
-impl Memory {
-    /// As it is now. `root`: `/`, or a tree that stands for it.
+impl OomCounters {
+    /// Reads the current values. `root`: `/`, or a directory that replaces it.
     pub fn now(root: &Path) -> Self {
         let host_kills = read_to_string(root.join("proc/vmstat")).ok().and_then(|text| field(&text, "oom_kill"));
         let mut memory = Self { host_kills, ..Self::default() };
@@ -38,25 +38,25 @@ impl Memory {
         memory
     }
 
-    /// What a SIGKILL that nobody here sent was, by what has changed since `before`.
-    pub fn explain(&self, before: &Memory) -> String {
+    /// Explains a SIGKILL that rlaunch did not send, by the changes since `before`.
+    pub fn explain(&self, before: &OomCounters) -> String {
         let more = |now: Option<u64>, then: Option<u64>| now.zip(then).is_some_and(|(now, then)| now > then);
         if more(self.cgroup_kills, before.cgroup_kills) {
             let limit = self.limit.map_or(String::new(), |bytes| format!(" of {}", size(bytes)));
-            let peak = self.peak.map_or(String::new(), |bytes| format!(", of which {} were used at most", size(bytes)));
+            let peak = self.peak.map_or(String::new(), |bytes| format!(" (peak usage {})", size(bytes)));
             return format!(
-                "the kernel killed it, or another process of its cgroup, whose memory limit{limit} was reached{peak}"
+                "the kernel killed it or another process of its cgroup, which reached its memory limit{limit}{peak}"
             );
         }
         if more(self.host_kills, before.host_kills) {
-            return "the kernel killed it, or another process, because the memory of this machine was full".into();
+            return "the kernel killed it or another process, because this machine was out of memory".into();
         }
-        "no kill for want of memory was counted, so somebody else sent it".into()
+        "the kernel counted no out-of-memory kill, so another process sent it".into()
     }
 }
 
-/// Bytes that this process and those it starts may use: the machine's memory, or the least limit of its cgroup and
-/// those above it.
+/// Bytes that this process and its children may use: the memory of the machine, or the smallest limit of its cgroup and the
+/// ancestors.
 pub fn total(root: &Path) -> Option<u64> {
     let text = read_to_string(root.join("proc/meminfo")).ok();
     let kib = text.and_then(|text| {
@@ -69,7 +69,7 @@ pub fn total(root: &Path) -> Option<u64> {
     limits.chain(kib.map(|kib: u64| kib.saturating_mul(1024))).min()
 }
 
-/// A cgroup's own limit.
+/// Limit of one cgroup.
 fn limit(folder: &Path) -> Option<u64> {
     let read = |name| read_to_string(folder.join(name)).ok();
     let text = read("memory.max").or_else(|| read("memory.limit_in_bytes"))?;
@@ -77,7 +77,7 @@ fn limit(folder: &Path) -> Option<u64> {
     text.trim().parse().ok().filter(|limit| *limit < 1 << 60)
 }
 
-/// The top of the memory cgroups and this process's own.
+/// The top of the memory cgroups and the cgroup of this process.
 fn cgroup(root: &Path) -> Option<(PathBuf, PathBuf)> {
     let text = read_to_string(root.join("proc/self/cgroup")).ok()?;
     let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -133,19 +133,19 @@ mod tests {
                 ("sys/fs/cgroup/job/memory.peak", "1073741824\n"),
             ],
         );
-        let now = Memory::now(&root);
+        let now = OomCounters::now(&root);
         std::fs::remove_dir_all(&root).unwrap_or_default();
         let limits = (Some(1610612736), Some(1073741824));
         assert_eq!((now.cgroup_kills, now.host_kills, (now.limit, now.peak)), (Some(2), Some(4), limits));
-        let before = Memory { cgroup_kills: Some(1), ..now.clone() };
+        let before = OomCounters { cgroup_kills: Some(1), ..now.clone() };
         assert_eq!(
             now.explain(&before),
-            "the kernel killed it, or another process of its cgroup, whose memory limit of 1.5 GiB was reached, of which \
-             1.0 GiB were used at most"
+            "the kernel killed it or another process of its cgroup, which reached its memory limit of 1.5 GiB \
+             (peak usage 1.0 GiB)"
         );
-        let before = Memory { host_kills: Some(3), ..now.clone() };
-        assert!(now.explain(&before).contains("the memory of this machine was full"));
-        assert!(now.explain(&now).contains("somebody else"));
+        let before = OomCounters { host_kills: Some(3), ..now.clone() };
+        assert!(now.explain(&before).contains("this machine was out of memory"));
+        assert!(now.explain(&now).contains("another process sent it"));
     }
 
     #[test]
@@ -159,13 +159,13 @@ mod tests {
                 ("sys/fs/cgroup/memory/memory.limit_in_bytes", "2048\n"),
             ],
         );
-        let now = Memory::now(&root);
+        let now = OomCounters::now(&root);
         std::fs::remove_dir_all(&root).unwrap_or_default();
-        assert_eq!(now, Memory { cgroup_kills: Some(7), limit: Some(2048), ..Memory::default() });
+        assert_eq!(now, OomCounters { cgroup_kills: Some(7), limit: Some(2048), ..OomCounters::default() });
     }
 
     #[test]
-    fn the_least_limit_on_the_way_up_counts_and_the_machines_memory_where_that_is_less() {
+    fn the_smallest_limit_counts_or_the_memory_of_the_machine() {
         let meminfo = ("proc/meminfo", "MemTotal:       4194304 kB\nMemFree: 1 kB\n");
         let files = [
             meminfo,
@@ -189,8 +189,8 @@ mod tests {
     #[test]
     fn nothing_to_read_is_nothing_known() {
         assert_eq!(total(Path::new("/nowhere")), None);
-        let now = Memory::now(Path::new("/nowhere"));
-        assert_eq!(now, Memory::default());
-        assert!(now.explain(&now).contains("somebody else"));
+        let now = OomCounters::now(Path::new("/nowhere"));
+        assert_eq!(now, OomCounters::default());
+        assert!(now.explain(&now).contains("another process sent it"));
     }
 }

@@ -1,4 +1,4 @@
-//! Floor 5: facts of the machine.
+//! Probes of the machine: devices, CPUs, memory, network addresses.
 
 pub mod accelerators;
 pub mod cpus;

@@ -1,4 +1,4 @@
-//! The addresses of this machine's interfaces. Never looked up by its own name, which is often loopback's.
+//! Network addresses of this machine, from its interfaces. Its host name is not used, because it often resolves to loopback.
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
@@ -7,22 +7,22 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
-/// Addresses, IPv4 and IPv6, of the interfaces that are up: each once, in the kernel's order, loopback last. None if
-/// the kernel will not say.
+/// IPv4 and IPv6 addresses of the interfaces that are up: each once, in the kernel's order, loopback last. Empty if the
+/// kernel does not report them.
 pub fn addresses() -> Vec<IpAddr> {
     let interfaces = getifaddrs().into_iter().flatten();
     let up = interfaces.filter(|interface| interface.flags.contains(InterfaceFlags::IFF_UP));
     loopback_last(up.filter_map(|interface| ip(&interface.address?)))
 }
 
-/// The name of the interface that has an address.
+/// Name of the interface that has an address.
 pub fn interface_of(address: IpAddr) -> Option<String> {
     let mut interfaces = getifaddrs().into_iter().flatten();
     interfaces.find(|one| one.address.as_ref().and_then(ip) == Some(address)).map(|one| one.interface_name)
 }
 
-/// Whether a machine is there: something listens at this port, or its kernel says that nothing does (connect(2),
-/// ECONNREFUSED). Waits for `limit` at most, beside the time that a name takes.
+/// Whether a machine is reachable: a process listens on this port, or the kernel refuses the connection (connect(2),
+/// ECONNREFUSED). Waits at most `limit`, not counting name resolution.
 pub fn answers(host: &str, port: u16, limit: Duration) -> bool {
     let addresses = (host, port).to_socket_addrs().into_iter().flatten();
     addresses.take(2).any(|address| match TcpStream::connect_timeout(&address, limit) {
@@ -31,22 +31,22 @@ pub fn answers(host: &str, port: u16, limit: Duration) -> bool {
     })
 }
 
-/// The addresses of a name, as the system resolves it; none if it does not.
-pub fn of(name: &str) -> Vec<IpAddr> {
+/// The addresses of a name, as the system resolves it; empty on failure.
+pub fn resolve(name: &str) -> Vec<IpAddr> {
     (name, 0).to_socket_addrs().map(|all| all.map(|address| address.ip()).collect()).unwrap_or_default()
 }
 
-/// Whether an address is this machine's: one of loopback's, or of an interface that is up.
+/// Whether an address belongs to this machine: loopback, or an interface that is up.
 pub fn is_own(address: IpAddr) -> bool {
-    // All of 127.0.0.0/8 is this machine, whatever its interfaces say.
+    // All of 127.0.0.0/8 is this machine, even if no interface has the address.
     let address = address.to_canonical();
     address.is_loopback() || addresses().contains(&address)
 }
 
-/// This machine's address on the way to `host`, a name or an address without brackets: of a name's addresses, to the
-/// first that a route leads to. Nothing is sent: to connect a datagram socket is to look up the route (udp(7)). An error
-/// if the name is not known or no route leads there; whether anybody is there is not asked.
-pub fn towards(host: &str, port: u16) -> io::Result<IpAddr> {
+/// The local address on the route to `host`, a name or an address without brackets. Of several addresses of a name, the
+/// first with a route counts. No packet is sent, because connecting a datagram socket only looks up the route (udp(7)).
+/// Fails if the name cannot be resolved or has no route; whether the host answers is not checked.
+pub fn local_address_to(host: &str, port: u16) -> io::Result<IpAddr> {
     let mut failed = io::Error::from(io::ErrorKind::NotFound);
     for address in (host, port).to_socket_addrs()? {
         let any: IpAddr = if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn one_can_listen_at_what_is_found() {
+    fn found_addresses_can_be_bound() {
         let found = addresses();
         assert!(found.contains(&IpAddr::from([127, 0, 0, 1])), "{found:?}");
         // A link-local address of IPv6 needs its interface's number too.
@@ -102,24 +102,24 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_an_own_address_begins_at_it() {
+    fn the_route_to_an_own_address_begins_at_it() {
         // A link-local address of IPv6 needs its interface's number too.
         let plain = |address: &IpAddr| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local());
         for address in addresses().into_iter().filter(plain) {
-            assert_eq!(towards(&address.to_string(), 9).unwrap(), address);
+            assert_eq!(local_address_to(&address.to_string(), 9).unwrap(), address);
             assert!(is_own(address));
         }
-        assert!(towards("localhost", 9).unwrap().is_loopback());
+        assert!(local_address_to("localhost", 9).unwrap().is_loopback());
         assert!(is_own("127.9.9.9".parse().unwrap()) && is_own("::ffff:127.0.0.1".parse().unwrap()));
-        // TEST-NET-1 is nobody's (RFC 5737).
+        // TEST-NET-1 belongs to no machine (RFC 5737).
         assert!(!is_own("192.0.2.1".parse().unwrap()));
     }
 
     #[test]
-    fn where_no_way_leads_is_an_error() {
-        // RFC 6761: a name that never is.
-        assert!(towards("no-host.invalid", 9).is_err());
-        // Without a route, and without leave to broadcast.
-        assert!(towards("255.255.255.255", 9).is_err());
+    fn a_host_without_a_route_is_an_error() {
+        // RFC 6761: a name that never resolves.
+        assert!(local_address_to("no-host.invalid", 9).is_err());
+        // Without a route, and without permission to broadcast.
+        assert!(local_address_to("255.255.255.255", 9).is_err());
     }
 }

@@ -1,16 +1,16 @@
-//! Where CPUs and devices are, by /sys (Documentation/ABI/stable/sysfs-devices-node, sysfs-devices-system-cpu and
-//! testing/sysfs-bus-pci of Linux).
+//! NUMA and cache topology of CPUs and devices, from /sys (Documentation/ABI/stable/sysfs-devices-node,
+//! sysfs-devices-system-cpu and testing/sysfs-bus-pci of Linux).
 
-use super::torch::Place;
+use super::torch::PciAddress;
 use crate::model::CpuSet;
-use crate::plan::affinity::{Cpu, Facts};
+use crate::plan::devices::affinity::{CpuTopology, TopologyFacts};
 use std::collections::BTreeMap;
 use std::fs::{read_dir, read_to_string};
 use std::path::Path;
 
-/// What ranks can be bound to. `root`: `/`, or a tree that stands for it; `allowed`: the affinity mask; `devices`: those
-/// that a rank would see, in its order.
-pub fn facts(root: &Path, allowed: CpuSet, devices: &[Place]) -> Facts {
+/// The topology for binding ranks. `root`: `/`, or a directory that replaces it; `allowed`: the affinity mask; `devices`:
+/// the visible devices, in their order.
+pub fn facts(root: &Path, allowed: CpuSet, devices: &[PciAddress]) -> TopologyFacts {
     let mut nodes = nodes(&root.join("sys/devices/system/node"));
     if nodes.is_empty() {
         // A kernel without NUMA.
@@ -18,7 +18,7 @@ pub fn facts(root: &Path, allowed: CpuSet, devices: &[Place]) -> Facts {
     }
     let cpus = allowed.iter().map(|number| (number, cpu(root, number))).collect();
     let devices = devices.iter().map(|place| node_of(root, place.as_deref()?)).collect();
-    Facts { allowed, nodes, cpus, devices }
+    TopologyFacts { allowed, nodes, cpus, devices }
 }
 
 fn nodes(folder: &Path) -> BTreeMap<u32, CpuSet> {
@@ -26,17 +26,17 @@ fn nodes(folder: &Path) -> BTreeMap<u32, CpuSet> {
     names(folder).into_iter().filter_map(node).collect()
 }
 
-fn cpu(root: &Path, number: u16) -> Cpu {
+fn cpu(root: &Path, number: u16) -> CpuTopology {
     let folder = root.join(format!("sys/devices/system/cpu/cpu{number}"));
     let package = read_to_string(folder.join("topology/physical_package_id"));
-    Cpu {
+    CpuTopology {
         package: package.ok().and_then(|text| text.trim().parse().ok()),
         core: set(&folder.join("topology/thread_siblings_list")).unwrap_or_default(),
         cache: cache(&folder.join("cache")).unwrap_or_default(),
     }
 }
 
-/// Who shares the highest cache that holds data.
+/// CPUs that share the highest-level data cache.
 fn cache(folder: &Path) -> Option<CpuSet> {
     let indexes = names(folder).into_iter().filter_map(|name| Some((numbered(&name, "index")?, folder.join(name))));
     let caches = indexes.filter_map(|(index, cache)| {
@@ -48,7 +48,7 @@ fn cache(folder: &Path) -> Option<CpuSet> {
     set(&highest.join("shared_cpu_list"))
 }
 
-/// The node of the device at this PCI address. -1, which is said where there is but one, stands for 0.
+/// The node of the device at this PCI address. The kernel reports -1 on machines with one node, which counts as 0.
 pub fn node_of(root: &Path, address: &str) -> Option<u32> {
     let text = read_to_string(root.join("sys/bus/pci/devices").join(address).join("numa_node")).ok()?;
     text.trim().parse::<i32>().ok().map(|node| node.max(0).unsigned_abs())
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_read_and_what_it_does_not_is_empty() {
+    fn reported_topology_is_read_and_the_rest_is_empty() {
         let root = std::env::temp_dir().join(format!("rlaunch-numa-{}", std::process::id()));
         let write = |path: &str, text: &str| {
             let path = root.join("sys").join(path);
@@ -107,9 +107,12 @@ mod tests {
         let facts = facts(&root, set("0-2"), &devices);
         std::fs::remove_dir_all(&root).unwrap();
         let nodes = BTreeMap::from([(0, set("0-1")), (2, set("2-3")), (7, set(""))]);
-        let cpu0 = Cpu { package: Some(1), core: set("0,2"), cache: set("0-3") };
-        let cpus = BTreeMap::from([(0, cpu0), (1, Cpu::default()), (2, Cpu::default())]);
-        assert_eq!(facts, Facts { allowed: set("0-2"), nodes, cpus, devices: vec![Some(2), Some(0), None, None] });
+        let cpu0 = CpuTopology { package: Some(1), core: set("0,2"), cache: set("0-3") };
+        let cpus = BTreeMap::from([(0, cpu0), (1, CpuTopology::default()), (2, CpuTopology::default())]);
+        assert_eq!(
+            facts,
+            TopologyFacts { allowed: set("0-2"), nodes, cpus, devices: vec![Some(2), Some(0), None, None] }
+        );
     }
 
     #[test]

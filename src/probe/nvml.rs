@@ -1,25 +1,26 @@
-//! NVIDIA GPUs, from the driver's own library. Never from a framework, nor from nvidia-smi.
+//! NVIDIA GPUs, from the driver's library (NVML). Neither a framework nor nvidia-smi is used.
 
-use crate::log::gpu::{self, Memory, Process, Usage};
-use crate::plan::machine::{Gpu, Machine};
-use crate::plan::visible;
+use crate::plan::devices::machine::{GpuDevice, MachineDevices};
+use crate::plan::devices::visible_devices;
+use crate::report::gpu_log;
+use crate::report::gpu_log::{GpuMemory, GpuProcess, GpuUsage};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-/// How many GPUs the driver shows; 0 without a driver, or when the library will not say.
+/// Number of GPUs of the driver; 0 without a driver, or if the library fails.
 pub fn gpu_count() -> usize {
     Nvml::init().and_then(|nvml| nvml.device_count()).map_or(0, |n| n as usize)
 }
 
-/// The GPUs that the driver shows, with their MIG devices; none without a driver. What an older library cannot
-/// say is left empty.
-pub fn gpus() -> Vec<Gpu> {
+/// The GPUs of the driver, with their MIG devices; empty without a driver. Values that an old library does not report are
+/// empty.
+pub fn gpus() -> Vec<GpuDevice> {
     Nvml::init().map_or_else(|_| Vec::new(), |nvml| gpus_of(&nvml))
 }
 
-/// The same, each with its PCI address as Linux writes it (`0000:3b:00.0`), where the driver says.
-pub fn placed_gpus() -> Vec<(Gpu, Option<String>)> {
+/// The same, each with its PCI address in the form of Linux (`0000:3b:00.0`), if the driver reports it.
+pub fn placed_gpus() -> Vec<(GpuDevice, Option<String>)> {
     let Ok(nvml) = Nvml::init() else { return Vec::new() };
     let place = |index: usize| {
         let pci = nvml.device_by_index(u32::try_from(index).ok()?).and_then(|device| device.pci_info()).ok()?;
@@ -28,56 +29,56 @@ pub fn placed_gpus() -> Vec<(Gpu, Option<String>)> {
     gpus_of(&nvml).into_iter().enumerate().map(|(index, gpu)| (gpu, place(index))).collect()
 }
 
-fn gpus_of(nvml: &Nvml) -> Vec<Gpu> {
+fn gpus_of(nvml: &Nvml) -> Vec<GpuDevice> {
     let count = nvml.device_count().unwrap_or(0);
-    let gpu = |index| nvml.device_by_index(index).map_or_else(|_| Gpu::default(), |device| gpu(&device));
+    let gpu = |index| nvml.device_by_index(index).map_or_else(|_| GpuDevice::default(), |device| gpu(&device));
     (0..count).map(gpu).collect()
 }
 
-fn gpu(device: &Device<'_>) -> Gpu {
+fn gpu(device: &Device<'_>) -> GpuDevice {
     let most = device.mig_device_count().unwrap_or(0);
-    // Of as many as there can be, those that are there: the others are NotFound.
+    // The count is a maximum; instances that do not exist are NotFound.
     let migs = (0..most).filter_map(|index| device.mig_device_by_index(index).and_then(|mig| mig.uuid()).ok());
-    Gpu { uuid: device.uuid().unwrap_or_default(), migs: migs.collect() }
+    GpuDevice { uuid: device.uuid().unwrap_or_default(), migs: migs.collect() }
 }
 
-/// GPUs that are looked at again and again. Any call may wait for the driver for as long as that pleases.
-pub struct Watched {
+/// Monitor of GPUs for repeated queries. Any call may block in the driver.
+pub struct GpuMonitor {
     nvml: Nvml,
-    /// The driver's numbers of them.
+    /// The driver's numbers of the GPUs.
     numbers: Vec<u32>,
 }
 
-/// Whether a driver's table of processes has larger entries than its name, `_v3`, stands for before and after: read as
-/// those it is garbage, and written beyond its end (XuehaiPan/nvitop#88 and #89: 535.43 to 535.86).
+/// Whether the process table `_v3` of this driver has larger entries than in earlier and later drivers. Reading it would
+/// return garbage, and the driver would write beyond the buffer (XuehaiPan/nvitop#88 and #89: 535.43 to 535.86).
 fn has_another_table(driver: &str) -> bool {
     let mut numbers = driver.split('.').map(str::parse::<u32>);
     matches!((numbers.next(), numbers.next()), (Some(Ok(535)), Some(Ok(..98))))
 }
 
-/// A name that is longer is cut by the library.
+/// Longer process names are truncated by the library.
 const LONGEST_NAME: usize = 4096;
 
-impl Watched {
-    /// The GPUs that are meant.
-    pub fn open(meant: &[visible::Device]) -> Result<Self, NvmlError> {
+impl GpuMonitor {
+    /// Opens these GPUs.
+    pub fn open(devices: &[visible_devices::Device]) -> Result<Self, NvmlError> {
         let nvml = Nvml::init()?;
-        let machine = Machine { gpus: gpus_of(&nvml), ..Machine::default() };
-        Ok(Self { numbers: machine.numbers(meant), nvml })
+        let machine = MachineDevices { gpus: gpus_of(&nvml), ..MachineDevices::default() };
+        Ok(Self { numbers: machine.numbers(devices), nvml })
     }
 
-    /// Their numbers, and what to ask; nothing of one that is lost by now.
+    /// Numbers and handles; no handle for a GPU that is lost.
     fn devices(&self) -> impl Iterator<Item = (u32, Option<Device<'_>>)> {
         self.numbers.iter().map(|&index| (index, self.nvml.device_by_index(index).ok()))
     }
 
-    /// What they are.
-    pub fn gpus(&self) -> Vec<gpu::Gpu> {
+    /// Static information on the GPUs.
+    pub fn gpus(&self) -> Vec<gpu_log::GpuRow> {
         let driver = self.nvml.sys_driver_version().ok();
         let gpu = |(index, device): (u32, Option<Device<'_>>)| {
-            let unknown = gpu::Gpu { index, driver: driver.clone(), ..gpu::Gpu::default() };
+            let unknown = gpu_log::GpuRow { index, driver: driver.clone(), ..gpu_log::GpuRow::default() };
             let Some(device) = device else { return unknown };
-            gpu::Gpu {
+            gpu_log::GpuRow {
                 uuid: device.uuid().ok(),
                 name: device.name().ok(),
                 serial: device.serial().ok(),
@@ -89,8 +90,8 @@ impl Watched {
         self.devices().map(gpu).collect()
     }
 
-    /// Who computes on them, as far as the driver can be asked.
-    pub fn processes(&self) -> Vec<Process> {
+    /// Processes that compute on the GPUs, as far as the driver reports them.
+    pub fn processes(&self) -> Vec<GpuProcess> {
         let mut processes = Vec::new();
         if self.nvml.sys_driver_version().is_ok_and(|version| has_another_table(&version)) {
             return processes;
@@ -103,20 +104,20 @@ impl Watched {
                     UsedGpuMemory::Used(bytes) => Some(bytes),
                     UsedGpuMemory::Unavailable => None,
                 };
-                Process { pid: process.pid, name, gpu_uuid: gpu_uuid.clone(), gpu_name: gpu_name.clone(), used }
+                GpuProcess { pid: process.pid, name, gpu_uuid: gpu_uuid.clone(), gpu_name: gpu_name.clone(), used }
             }));
         }
         processes
     }
 
-    /// How busy they are now.
-    pub fn usage(&self) -> Vec<Usage> {
+    /// Current utilization and memory.
+    pub fn usage(&self) -> Vec<GpuUsage> {
         let usage = |(index, device): (u32, Option<Device<'_>>)| {
-            let Some(device) = device else { return Usage { index, ..Usage::default() } };
-            Usage {
+            let Some(device) = device else { return GpuUsage { index, ..GpuUsage::default() } };
+            GpuUsage {
                 index,
                 utilization: device.utilization_rates().map(|rates| rates.gpu).ok(),
-                memory: device.memory_info().map(|m| Memory { total: m.total, used: m.used, free: m.free }).ok(),
+                memory: device.memory_info().map(|m| GpuMemory { total: m.total, used: m.used, free: m.free }).ok(),
             }
         };
         self.devices().map(usage).collect()

@@ -1,8 +1,7 @@
-//! Descriptors as Python objects that own them: whatever exception comes at whatever moment (a signal
-//! handler that raises), none is lost between being made and being remembered.
+//! File descriptors as Python objects that own them, so that no exception (a signal handler that raises) leaks one.
 
 use super::errors::os_error;
-use crate::sys::fd;
+use crate::sys::io::fd;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use pyo3::prelude::*;
@@ -14,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Descriptor(Mutex<Option<OwnedFd>>);
 
 impl Descriptor {
-    /// One that owns this.
+    /// An object that owns this descriptor.
     pub fn new(fd: OwnedFd) -> Self {
         Self(Mutex::new(Some(fd)))
     }
@@ -26,7 +25,7 @@ impl Descriptor {
 
 #[pymethods]
 impl Descriptor {
-    /// Memory that processes share (memfd_create(2)).
+    /// Shared memory (memfd_create(2)).
     #[staticmethod]
     fn memory(name: &str) -> PyResult<Self> {
         Ok(Self::new(memfd_create(name, MFdFlags::MFD_CLOEXEC).map_err(os_error)?))
@@ -50,13 +49,13 @@ impl Descriptor {
         self.lock().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// Closes it. Doing it twice does nothing more.
+    /// Closes it. A second call does nothing.
     fn close(&self) {
         self.lock().take();
     }
 }
 
-/// Fails now if `count` more descriptors cannot be had.
+/// Fails if the process cannot open `count` more descriptors.
 #[pyfunction]
 pub fn need_descriptors(count: usize) -> PyResult<()> {
     let taken: Result<Vec<OwnedFd>, _> = (0..count).map(|_| fd::duplicate(0)).collect();

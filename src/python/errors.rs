@@ -1,12 +1,12 @@
-//! From Rust errors to the Python exceptions that the contract names. The one place.
+//! Converts Rust errors to the Python exceptions that the public API names.
 
-use crate::spec::spawn::SpawnError;
+use crate::spec::spawn::options::SpawnError;
 use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use std::io;
 
-/// The OSError (by its errno, the subclass that Python has for it) for an error of the system.
+/// The OSError for a system error; Python picks the subclass by errno.
 pub fn os_error(error: impl Into<io::Error>) -> PyErr {
     let error = error.into();
     match error.raw_os_error() {
@@ -23,11 +23,11 @@ pub fn to_python(error: SpawnError) -> PyErr {
         SpawnError::Index(text) => PyIndexError::new_err(text),
         SpawnError::NotInt(text) => Python::attach(|py| match py.get_type::<PyInt>().call1((&text,)) {
             Err(error) => error,
-            // Digits of other scripts, which Python takes and rlaunch does not.
+            // Python accepts digits of other scripts; rlaunch does not.
             Ok(_) => PyValueError::new_err(format!("{text} is not written in the digits 0 to 9")),
         }),
         SpawnError::NoneForInt(_) => Python::attach(|py| match py.get_type::<PyInt>().call1((py.None(),)) {
-            Err(words) => PyTypeError::new_err(format!("{}: {error}", words.value(py))),
+            Err(python) => PyTypeError::new_err(format!("{}: {error}", python.value(py))),
             Ok(_) => PyTypeError::new_err(error.to_string()),
         }),
         SpawnError::Assertion(text) => PyAssertionError::new_err(text),

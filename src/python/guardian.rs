@@ -1,12 +1,15 @@
-//! The guardian of `spawn`: a process of its own that waits for the end of this one and then ends what the
-//! ranks have left. It is nobody's child here (no SIGCHLD, nothing for a `wait()` of the host to find).
+//! The guardian of `spawn`: a process that waits for the end of this one and then kills what the ranks left running.
+//!
+//! It is detached: it causes no SIGCHLD here, and a `wait()` of the host program does not see it.
 
 use super::descriptor::Descriptor;
 use super::errors::os_error;
 use crate::run::sweep;
+use crate::sys::io::fd;
+use crate::sys::process::spawn;
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
+use crate::sys::process::{mark, tree};
 use crate::sys::signals;
-use crate::sys::spawn::{self, Group, Start};
-use crate::sys::{fd, mark, tree};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,7 +19,7 @@ use pyo3::prelude::*;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Run by a bare interpreter: this very module, then `guard`.
+/// Run by a bare interpreter: loads this module and calls `guard`.
 const CODE: &str = "\
 import sys, importlib.util as util
 spec = util.spec_from_file_location('rlaunch._lib', sys.argv[1])
@@ -24,8 +27,8 @@ module = util.module_from_spec(spec)
 spec.loader.exec_module(module)
 module.guard(int(sys.argv[2]), sys.argv[3])";
 
-/// Starts a guardian. `python`: the interpreter; `module`: this module's file; `key`: of all the ranks that
-/// it is to look after. It acts when the descriptor returned, and every copy of it, has been closed.
+/// Starts a guardian. `python`: the interpreter; `module`: this module's file; `key`: the job key of the ranks. It acts
+/// when the returned descriptor and all copies of it are closed.
 #[pyfunction]
 pub fn start_guardian(
     py: Python<'_>,
@@ -48,14 +51,14 @@ pub fn start_guardian(
         key.into(),
     ];
     let bad = |e: std::ffi::NulError| PyValueError::new_err(format!("embedded null byte: {e}"));
-    let start = Start {
+    let start = SpawnCommand {
         program: CString::new(python).map_err(bad)?,
         argv: spawn::c_strings(argv).map_err(bad)?,
         envp: spawn::c_strings(environ).map_err(bad)?,
-        // None of the host's: whoever reads the host's output is not to wait for the guardian.
+        // Not the host's: a reader of the host's output must not wait for the guardian.
         stdio: [silent, silent, silent],
         keep: vec![read.as_raw_fd()],
-        group: Group::Session,
+        group: ProcessGroup::Session,
         cgroup: None,
         cwd: None,
         detached: true,
@@ -71,8 +74,7 @@ pub fn start_guardian(
     }
 }
 
-/// What the guardian does: waits until nobody holds the other end of `fd`, then ends everybody who carries
-/// the key.
+/// The guardian's body: waits until the other end of `fd` is closed, then kills all processes with the key.
 #[pyfunction]
 pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
     let end = fd::take(fd).map_err(os_error)?;
@@ -85,28 +87,27 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
                 _ => break,
             }
         }
-        // The host's last words on this may not have been said: what was swept is nobody's news any more.
+        // The host is gone: nothing is left to report the swept processes to.
         sweep::by_key(key).map(drop)
     })
     .map_err(os_error)
 }
 
-/// Ends everybody who carries a key that begins with `key` and a slash; their ids, which are nobody's any more, and
-/// their names.
+/// Kills all processes whose key begins with `key` and a slash. Returns their former ids and their names.
 #[pyfunction]
 pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<(i32, String)>> {
     let found = py.detach(|| sweep::by_key(key)).map_err(os_error)?;
     Ok(found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect())
 }
 
-/// Those who carry a key that begins with `key` and a slash, by their ids.
+/// The ids of processes whose key begins with `key` and a slash.
 #[pyfunction]
 pub fn find_leftovers(key: &str) -> Vec<i32> {
-    tree::carriers(sweep::KEY, &format!("{key}/"))
+    tree::all_with_key(sweep::KEY, &format!("{key}/"))
 }
 
-/// Marks the memory of this process with its key, for what it forks. As far as it goes: without, only what
-/// it starts by execve is known.
+/// Marks the memory of this process with its key, so that the processes it forks are found. Errors are ignored: then
+/// only processes started by execve are found.
 #[pyfunction]
 pub fn mark_memory(key: &str) {
     let _ = mark::mark_memory(key);
@@ -115,5 +116,5 @@ pub fn mark_memory(key: &str) {
 /// The line that says what was swept: `swept 2 leftover processes of the job (sleep)`.
 #[pyfunction]
 pub fn swept_line(names: Vec<String>) -> String {
-    crate::log::verdict::sweep(names.len(), &[], &names)
+    crate::report::failure_report::sweep(names.len(), &[], &names)
 }

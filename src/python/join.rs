@@ -1,14 +1,13 @@
-//! The join loop of `MultiprocessContext`: the same engine and the same supervisor as the command
-//! line has, driven for as long as one call of `join` lasts.
+//! The join loop of `MultiprocessContext`: runs the command line's engine and supervisor during each call of `join`.
 
 use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
-use crate::run::engine::{Engine, HOST_TOKENS, Host};
-use crate::supervise::{ChildId, Event, Note, Outcome, Policy};
-use crate::sys::child::Child;
+use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
+use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
 use crate::sys::clock;
-use crate::sys::poll::Poll;
+use crate::sys::io::poll::Poller;
+use crate::sys::process::child::Child;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -17,23 +16,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A stop that lasts longer than this is announced.
-const PATIENCE: Duration = Duration::from_secs(1);
+const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
-struct Quiet;
+struct SilentHost;
 
-impl Host for Quiet {
-    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, String> {
+impl RankHost for SilentHost {
+    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, StartError> {
         Err("a join starts nothing".into())
     }
-    fn note(&mut self, _: Note) {}
+    fn report_progress(&mut self, _: ProgressNote) {}
 }
 
-/// Waits for ranks and, when one fails, ends the others: SIGTERM, then SIGKILL after the grace.
+/// Waits for ranks and, when one fails, stops the others: SIGTERM, then SIGKILL after the grace period.
 #[pyclass(frozen, module = "rlaunch._lib")]
 pub struct Joiner {
     engine: Mutex<Engine>,
-    poll: Arc<Poll>,
-    /// Readable once all is over, so that every thread that waits hears of it.
+    poll: Arc<Poller>,
+    /// Readable once all ranks have ended, so that every waiting thread wakes up.
     over: EventFd,
     grace: Duration,
 }
@@ -44,16 +43,15 @@ impl Joiner {
     fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
-        let engine = Engine::adopting(children, Policy::with_grace(grace)).map_err(os_error)?;
+        let engine = Engine::adopting(children, SupervisionPolicy::with_grace(grace)).map_err(os_error)?;
         let over = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
         engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
         Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace })
     }
 
-    /// Waits until a rank has ended, for `timeout` seconds at most (None: for ever); once a rank has
-    /// failed, until all have ended, whatever the timeout. If handling a signal raises, all ranks are
-    /// ended first; if it raises again meanwhile, they are killed at once. `say` is called with a line for
-    /// people when stopping takes long.
+    /// Waits until a rank has ended, for at most `timeout` seconds (None: no limit); once a rank has failed, until all
+    /// have ended, whatever the timeout. If a signal handler raises, all ranks are stopped first; if it raises again
+    /// meanwhile, they are killed at once. `say` is called with a notice when stopping takes long.
     fn join(&self, py: Python<'_>, timeout: Option<f64>, say: &Bound<'_, PyAny>) -> PyResult<()> {
         let wakeup = Wakeup::begin(py)?;
         let watched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS)));
@@ -63,26 +61,26 @@ impl Joiner {
         waited.and(unwatched).and(ended)
     }
 
-    /// Ends all ranks as after a failure, and waits until they have ended.
+    /// Stops all ranks as after a failure, and waits until they have ended.
     fn stop(&self, py: Python<'_>, say: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.with(py, |engine| engine.send(Event::Stop(libc::SIGTERM), &mut Quiet))?;
+        self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut SilentHost))?;
         self.join(py, None, say)
     }
 
-    /// Ranks that live, as far as `join` has seen.
+    /// The ranks that run, as of the last `join`.
     fn living(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         self.with(py, |engine| Ok(engine.living()))
     }
 
-    /// The rank that failed first, or the first that an interrupted wait ended: its number, its exit code
-    /// (minus the signal for a signal) and the description of that. None until all have ended.
+    /// The rank that failed first, or the first that was stopped by an interrupted wait: its number, its exit code (minus
+    /// the signal for a signal) and a description of that. None until all have ended.
     fn failure(&self, py: Python<'_>) -> PyResult<Option<(usize, i32, String)>> {
         self.with(py, |engine| {
             let Some(report) = engine.report() else { return Ok(None) };
             let bad = |rank: usize| report.ranks[rank].exit.filter(|exit| !exit.is_success());
             let failed = match report.outcome {
-                Outcome::Failed { culprit, exit } => Some((culprit, exit)),
-                // An interrupted wait ended them: no success either.
+                NodeOutcome::Failed { culprit, exit } => Some((culprit, exit)),
+                // An interrupted wait stopped them.
                 _ => (0..report.ranks.len()).find_map(|rank| Some((rank, bad(rank)?))),
             };
             Ok(failed.map(|(rank, exit)| (rank, exit.returncode(), exit.to_string())))
@@ -91,7 +89,7 @@ impl Joiner {
 }
 
 impl Joiner {
-    /// What `join` does, once signals wake it.
+    /// The body of `join`, once signals wake it.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, say: &Bound<'_, PyAny>) -> PyResult<()> {
         let deadline = seconds(timeout).map(|t| clock::now().saturating_add(t));
         let mut interrupted: Option<PyErr> = None;
@@ -107,7 +105,7 @@ impl Joiner {
             if over {
                 break;
             }
-            let overdue = stopping_since.map(|since| since + PATIENCE);
+            let overdue = stopping_since.map(|since| since + NOTICE_DELAY);
             if !said && overdue.is_some_and(|at| now >= at) {
                 said = true;
                 let names = living.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
@@ -119,7 +117,7 @@ impl Joiner {
                     && !is_about_stderr(py, &error)
                 {
                     interrupted.get_or_insert(error);
-                    self.with(py, |engine| engine.send(Event::Stop(libc::SIGINT), &mut Quiet))?;
+                    self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut SilentHost))?;
                 }
             }
             let limit = match (stopping, said) {
@@ -128,11 +126,11 @@ impl Joiner {
                 (false, _) => deadline.map(|at| at.saturating_sub(now)),
             };
             let before = living.len();
-            // Without the engine's lock, so that another thread's wait does not lengthen this one.
+            // Without the engine's lock, so that another thread's wait does not delay this one.
             let limit = [limit, time_left].into_iter().flatten().min();
             py.detach(|| self.poll.ready(limit)).map_err(failed)?;
             let after = self.with(py, |engine| {
-                engine.turn(Some(Duration::ZERO), &mut Quiet)?;
+                engine.turn(Some(Duration::ZERO), &mut SilentHost)?;
                 if engine.report().is_some() {
                     self.over.write(1)?;
                 }
@@ -140,7 +138,7 @@ impl Joiner {
             })?;
             if let Err(error) = py.check_signals() {
                 interrupted.get_or_insert(error);
-                self.with(py, |engine| engine.send(Event::Stop(libc::SIGINT), &mut Quiet))?;
+                self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut SilentHost))?;
                 continue;
             }
             let stopping = self.with(py, |engine| Ok(engine.is_stopping()))?;
@@ -152,14 +150,13 @@ impl Joiner {
         interrupted.map_or(Ok(()), Err)
     }
 
-    /// Runs `body` on the engine without Python's lock; two threads in `join` take turns.
+    /// Runs `body` on the engine without the GIL; two threads in `join` take turns.
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
         py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
     }
 }
 
-/// People may have closed stderr, or put something odd in its place: that stops nothing. Anything else
-/// came from a signal handler that ran meanwhile.
+/// Whether an exception of `say` is about stderr, which may be closed or replaced; any other comes from a signal handler.
 fn is_about_stderr(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyOSError>(py)
         || error.is_instance_of::<PyValueError>(py)

@@ -1,15 +1,17 @@
-//! Ranks of a Python program: started by one long-lived thread of ours, named by pidfds.
+//! The processes that `rlaunch.spawn` starts, and the thread that starts them.
 
 use super::errors::os_error;
 use crate::model::Exit;
-use crate::sys::affinity::Mask;
-use crate::sys::child::Child;
-use crate::sys::fd;
-use crate::sys::lifeline::{self, Lifeline, Scope};
-use crate::sys::pidfd;
-use crate::sys::ports::Lease;
-use crate::sys::signals::{self, HELD_AT_START, HELD_IN_FRONT};
-use crate::sys::spawn::{self, Group, Start, StartError, Started};
+use crate::sys::io::fd;
+use crate::sys::io::ports::PortLease;
+use crate::sys::process::affinity::CpuMask;
+use crate::sys::process::child::Child;
+use crate::sys::process::lifeline;
+use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::pidfd;
+use crate::sys::process::spawn;
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnStepError, SpawnedProcess};
+use crate::sys::signals::{self, HELD_AT_START, HELD_IN_LAUNCHER};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -18,13 +20,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Ports that the ranks will listen on, held until `release`.
+/// Ports that the ranks will listen on, reserved until `release`.
 #[pyclass(frozen, weakref, module = "rlaunch._lib")]
-pub struct PortLeases(Mutex<Vec<Lease>>);
+pub struct PortLeases(Mutex<Vec<PortLease>>);
 
 impl PortLeases {
     /// Holds these leases.
-    pub fn new(leases: Vec<Lease>) -> Self {
+    pub fn new(leases: Vec<PortLease>) -> Self {
         Self(Mutex::new(leases))
     }
 }
@@ -37,47 +39,47 @@ impl PortLeases {
     }
 }
 
-type Request = (Box<Start>, Sender<Result<Started, StartError>>);
+type SpawnRequest = (Box<SpawnCommand>, Sender<Result<SpawnedProcess, SpawnStepError>>);
 
-/// Starts ranks from a thread of its own, because the kernel ties a child's parent-death signal to the
-/// thread that started it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The
-/// thread ends when the nursery is dropped: each rank holds it.
+/// Starts ranks from a thread of its own, because the kernel ties a child's parent-death signal to the thread that started
+/// it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The thread ends when the spawner is dropped;
+/// Python keeps it as long as a rank.
 #[pyclass(frozen, weakref, module = "rlaunch._lib")]
-pub struct Nursery {
-    requests: Sender<Request>,
+pub struct Spawner {
+    requests: Sender<SpawnRequest>,
     lifeline: Lifeline,
-    /// All that were started here, until `forget`: an exception may come from anywhere at any moment
-    /// (a signal handler that raises), and whoever starts ranks has to find them then.
+    /// The processes that were started, until `forget`. If a signal handler raises while Python starts ranks, it finds
+    /// those that already run here.
     ranks: Mutex<Vec<Arc<Child>>>,
     ends: Mutex<Vec<OwnedFd>>,
 }
 
-fn nursery_thread(requests: &Receiver<Request>) {
+fn spawner_thread(requests: &Receiver<SpawnRequest>) {
     for (start, reply) in requests {
         let _ = reply.send(spawn::start(&start));
     }
 }
 
 #[pymethods]
-impl Nursery {
+impl Spawner {
     #[new]
     fn new() -> PyResult<Self> {
         let lifeline = Lifeline::new().map_err(os_error)?;
-        let (requests, inbox) = bounded::<Request>(0);
-        // The host's signal handlers are not to run on this thread: it starts with all blocked.
+        let (requests, inbox) = bounded::<SpawnRequest>(0);
+        // The host's signal handlers must not run on this thread: it starts with all signals blocked.
         let held = signals::hold();
         let started = std::thread::Builder::new()
-            .name("rlaunch-nursery".into())
+            .name("rlaunch-spawner".into())
             .stack_size(256 * 1024)
-            .spawn(move || nursery_thread(&inbox));
+            .spawn(move || spawner_thread(&inbox));
         drop(held);
         started.map_err(os_error)?;
         Ok(Self { requests, lifeline, ranks: Mutex::default(), ends: Mutex::default() })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the child is given")]
-    /// Starts a program; the kernel kills it when this process is gone. `keep`: descriptors that it
-    /// inherits; `output`: what its stdout and stderr become, -1 for ours.
+    #[expect(clippy::too_many_arguments, reason = "a Python signature")]
+    /// Starts a program; the kernel kills it when this process ends. `keep`: descriptors that it inherits; `output`: its
+    /// stdout and stderr, -1 for this process's.
     fn start(
         &self,
         py: Python<'_>,
@@ -91,17 +93,17 @@ impl Nursery {
         let output = (output >= 0).then_some(output);
         self.begin(
             py,
-            Start {
+            SpawnCommand {
                 program: c_string(program)?,
                 argv: c_strings(argv)?,
                 envp: c_strings(environ)?,
                 stdio: [None, output, output],
                 keep,
                 detached: false,
-                group: Group::Inherited,
+                group: ProcessGroup::Inherited,
                 cgroup: None,
                 cwd: None,
-                lifeline: Some((lifeline, Scope::Process)),
+                lifeline: Some((lifeline, KillScope::Process)),
                 mask: spawn::current_mask(),
                 nofile: None,
                 affinity: None,
@@ -110,10 +112,10 @@ impl Nursery {
         )
     }
 
-    #[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the child is given")]
-    /// Starts the command-line launcher; the kernel kills it when this process is gone, or the nursery.
-    /// `record`: the descriptor that it inherits; `output`: what its stdout and stderr become, -1 for
-    /// ours; `own_group`: whether it leads a process group. Until it handles SIGINT and SIGTERM, they wait.
+    #[expect(clippy::too_many_arguments, reason = "a Python signature")]
+    /// Starts the command-line launcher; the kernel kills it when this process ends or the spawner is dropped. `record`:
+    /// the write end of its status pipe; `output`: its stdout and stderr, -1 for this process's; `own_group`: whether it
+    /// leads a process group. SIGINT and SIGTERM stay pending until it handles them.
     fn start_launcher(
         &self,
         py: Python<'_>,
@@ -128,18 +130,18 @@ impl Nursery {
         let given = |fd: i32| (fd >= 0).then_some(fd);
         self.begin(
             py,
-            Start {
+            SpawnCommand {
                 program: c_string(program)?,
                 argv: c_strings(argv)?,
                 envp: c_strings(environ)?,
                 stdio: [None, given(output.0), given(output.1)],
                 keep: vec![record],
                 detached: false,
-                group: if own_group { Group::Own } else { Group::Inherited },
+                group: if own_group { ProcessGroup::Own } else { ProcessGroup::Inherited },
                 cgroup: None,
                 cwd: cwd.map(c_string).transpose()?,
                 lifeline: None,
-                mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_FRONT].concat()),
+                mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_LAUNCHER].concat()),
                 nofile: None,
                 affinity: None,
                 default_sigpipe: true,
@@ -147,11 +149,11 @@ impl Nursery {
         )
     }
 
-    /// Forks by Python's own `os.fork`, so that its hooks run: None in the child, which has armed this
-    /// end of the lifeline. The child goes on when its parent has a name for it: it may be quick to end,
-    /// and a `waitpid(-1)` of the host, or SIGCHLD ignored, would leave nothing to open a pidfd of.
+    /// Forks by `os.fork`, so that Python's hooks run: None in the child, which has armed this end of the lifeline. The
+    /// child continues once its parent has its pidfd: if it ended before, a `waitpid(-1)` of the host, or SIGCHLD ignored,
+    /// would leave no process to open a pidfd of.
     fn fork(&self, py: Python<'_>, lifeline: i32) -> PyResult<Option<Rank>> {
-        let named = fd::Gate::new().map_err(os_error)?;
+        let named = fd::ForkGate::new().map_err(os_error)?;
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
             lifeline::arm(lifeline).map_err(os_error)?;
@@ -171,8 +173,8 @@ impl Nursery {
         }
     }
 
-    /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`; a
-    /// copy of that descriptor is kept.
+    /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`. Keeps a copy of that
+    /// descriptor.
     fn enter_of_fork_server(&self, pid: i32, status: i32) -> PyResult<Rank> {
         let copy = fd::duplicate(status).map_err(os_error)?;
         Ok(self.enter(Child::of_fork_server(pid, copy).map_err(os_error)?))
@@ -183,12 +185,12 @@ impl Nursery {
         self.lock().iter().cloned().map(Rank).collect()
     }
 
-    /// Forgets who was started here: somebody else looks after them now.
+    /// Forgets the processes that were started here: the caller manages them now.
     fn forget(&self) {
         self.lock().clear();
     }
 
-    /// A read end of the lifeline, for one rank to arm. Kept open until `close_end`.
+    /// A read end of the lifeline, for one rank to arm. It stays open until `close_end`.
     fn open_end(&self) -> PyResult<i32> {
         let end = self.lifeline.open_end().map_err(os_error)?;
         let fd = end.as_raw_fd();
@@ -201,7 +203,7 @@ impl Nursery {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner).retain(|end| end.as_raw_fd() != fd);
     }
 
-    /// For a process forked off this one: lets go of the lifeline, which is its parent's.
+    /// For a process forked from this one: closes its copy of the parent's lifeline.
     fn abandon(&self) {
         self.lifeline.close_write_end();
     }
@@ -219,8 +221,8 @@ fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
     spawn::c_strings(list).map_err(null)
 }
 
-impl Nursery {
-    fn begin(&self, py: Python<'_>, start: Start) -> PyResult<Rank> {
+impl Spawner {
+    fn begin(&self, py: Python<'_>, start: SpawnCommand) -> PyResult<Rank> {
         let (reply, answer) = bounded(1);
         let started = py.detach(|| match self.requests.send((Box::new(start), reply)) {
             Ok(()) => answer.recv().map_err(|_| ()),
@@ -229,7 +231,7 @@ impl Nursery {
         match started {
             Ok(Ok(started)) => Ok(self.enter(Child::new(started.pid, started.pidfd, false))),
             Ok(Err(error)) => Err(PyOSError::new_err((error.errno, error.to_string()))),
-            Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks is gone"))),
+            Err(()) => Err(PyOSError::new_err((libc::EAGAIN, "the thread that starts ranks has ended"))),
         }
     }
 
@@ -248,7 +250,7 @@ impl Nursery {
 #[pyclass(frozen, module = "rlaunch._lib")]
 pub struct Rank(pub Arc<Child>);
 
-/// Seconds from Python, negative ones being no wait at all.
+/// A timeout in seconds from Python; negative values become zero.
 pub fn seconds(timeout: Option<f64>) -> Option<Duration> {
     timeout.map(|t| Duration::try_from_secs_f64(t.max(0.0)).unwrap_or(Duration::MAX))
 }
@@ -266,7 +268,7 @@ impl Rank {
         self.0.fd()
     }
 
-    /// The exit code (minus the signal for a signal), or None while it lives.
+    /// The exit code (minus the signal for a signal), or None while it runs.
     fn poll(&self) -> PyResult<Option<i32>> {
         Ok(self.0.try_exit().map_err(os_error)?.map(Exit::returncode))
     }
@@ -293,13 +295,12 @@ impl Rank {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "a Python signature; each is one thing the rank is given")]
-/// For a rank that was forked off a zygote: takes its place. `stdio`: what its first three descriptors become, -1 for what
-/// they are; `session`: whether it leads one; `lifeline`: a read end, -1 for none, armed for its whole group if `group`;
-/// `parent`: who must be its parent by now, and whose death it shares; `cwd`, `nofile` (soft limit), `cpus`: None for what
-/// it has.
+#[expect(clippy::too_many_arguments, reason = "a Python signature")]
+/// Sets up a rank that was forked from a zygote. `stdio`: its first three descriptors, -1 to keep one; `session`: whether
+/// it becomes a session leader; `lifeline`: a read end, -1 for none, armed for its whole group if `group`; `parent`: its
+/// parent process, with which it ends; `cwd`, `nofile` (soft limit), `cpus`: None to keep its own.
 ///
-/// OSError: whose text names the step.
+/// OSError: the text names the step that failed.
 #[pyfunction]
 pub fn settle_rank(
     stdio: (i32, i32, i32),
@@ -312,20 +313,20 @@ pub fn settle_rank(
     cpus: Option<Vec<u16>>,
 ) -> PyResult<()> {
     let given = |fd: i32| (fd >= 0).then_some(fd);
-    let start = Start {
+    let start = SpawnCommand {
         program: CString::default(),
         argv: Vec::new(),
         envp: Vec::new(),
         stdio: [given(stdio.0), given(stdio.1), given(stdio.2)],
         keep: Vec::new(),
         detached: false,
-        group: if session { Group::Session } else { Group::Inherited },
+        group: if session { ProcessGroup::Session } else { ProcessGroup::Inherited },
         cgroup: None,
         cwd: cwd.map(c_string).transpose()?,
-        lifeline: given(lifeline).map(|fd| (fd, if group { Scope::Group } else { Scope::Process })),
+        lifeline: given(lifeline).map(|fd| (fd, if group { KillScope::Group } else { KillScope::Process })),
         mask: spawn::current_mask(),
         nofile,
-        affinity: cpus.map(|cpus| Mask::of(&cpus.into_iter().collect())),
+        affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
         default_sigpipe: false,
     };
     spawn::settle(&start, parent).map_err(|error| PyOSError::new_err((error.errno, error.to_string())))

@@ -1,11 +1,12 @@
-//! Python's wake-up by signals (`signal.set_wakeup_fd`), for as long as one wait of ours lasts. Set and
-//! given back here and not in Python, where a signal handler may raise between any two steps.
+//! Wakes a native wait when Python has a signal to handle (`signal.set_wakeup_fd`).
+//!
+//! The descriptor is set and restored here: in Python, a signal handler may raise between any two steps.
 
 use super::errors::os_error;
 use super::rank::seconds;
 use crate::sys::clock;
-use crate::sys::fd;
-use crate::sys::poll::Poll;
+use crate::sys::io::fd;
+use crate::sys::io::poll::Poller;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use pyo3::exceptions::PyValueError;
@@ -14,22 +15,22 @@ use pyo3::types::PyDict;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Readable once Python has a signal to handle; nothing off the main thread, where it never has.
-pub struct Wakeup(Option<Set>);
+/// Readable once Python has a signal to handle. Empty on other threads than the main one, which handle no signals.
+pub struct Wakeup(Option<WakeupFd>);
 
-struct Set {
+struct WakeupFd {
     read: OwnedFd,
     _write: OwnedFd,
-    /// Whoever had asked to be woken in this way before (asyncio does); -1 for nobody.
+    /// The wake-up descriptor before (asyncio sets one); -1 for none.
     before: i32,
 }
 
 impl Wakeup {
-    /// Has signals write to a new pipe.
+    /// Makes signals write to a new pipe.
     pub fn begin(py: Python<'_>) -> PyResult<Self> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(os_error)?;
         match set(py, write.as_raw_fd(), false) {
-            Ok(before) => Ok(Self(Some(Set { read, _write: write, before }))),
+            Ok(before) => Ok(Self(Some(WakeupFd { read, _write: write, before }))),
             // "set_wakeup_fd only works in main thread of the main interpreter".
             Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self(None)),
             Err(error) => Err(error),
@@ -41,9 +42,9 @@ impl Wakeup {
         self.0.as_ref().map(|set| set.read.as_fd())
     }
 
-    /// Gives it back; whoever had it before gets the bytes that have come meanwhile.
+    /// Restores the descriptor before, and passes on the bytes that were written meanwhile.
     pub fn end(self, py: Python<'_>) -> PyResult<()> {
-        let Some(Set { read, before, .. }) = self.0 else { return Ok(()) };
+        let Some(WakeupFd { read, before, .. }) = self.0 else { return Ok(()) };
         if set(py, before, true).is_err() {
             // Its owner closed it without taking it back.
             return set(py, -1, true).map(drop);
@@ -51,7 +52,7 @@ impl Wakeup {
         let Some(owner) = fd::borrow(before) else { return Ok(()) };
         let mut bytes = [0; 4096];
         match nix::unistd::read(&read, &mut bytes) {
-            // It may be full, or gone: no more than a byte is needed, and it has had one, or none will do.
+            // A full pipe has a byte already, and a closed one needs none.
             Ok(count) => drop(nix::unistd::write(owner, &bytes[..count])),
             Err(Errno::EAGAIN) => {}
             Err(error) => return Err(os_error(error)),
@@ -67,13 +68,13 @@ fn set(py: Python<'_>, fd: i32, warn_on_full_buffer: bool) -> PyResult<i32> {
     py.import("signal")?.call_method("set_wakeup_fd", (fd,), Some(&options))?.extract()
 }
 
-/// Waits until one of these descriptors is readable or has hung up, for `timeout` seconds at most (None: for
-/// ever), and returns those that are; a signal handler that raises ends the wait.
+/// Waits until one of these descriptors is readable or has hung up, for at most `timeout` seconds (None: no limit), and
+/// returns those that are. A signal handler that raises ends the wait.
 #[pyfunction]
 #[pyo3(signature = (fds, timeout=None))]
 pub fn await_readable(py: Python<'_>, fds: Vec<i32>, timeout: Option<f64>) -> PyResult<Vec<i32>> {
     let deadline = seconds(timeout).map(|t| clock::now().saturating_add(t));
-    let poll = Poll::new().map_err(os_error)?;
+    let poll = Poller::new().map_err(os_error)?;
     let wakeup = Wakeup::begin(py)?;
     let waited = (|| {
         for (number, token) in fds.iter().zip(0..) {
@@ -81,11 +82,11 @@ pub fn await_readable(py: Python<'_>, fds: Vec<i32>, timeout: Option<f64>) -> Py
                 poll.readable(open, token).map_err(os_error)?;
             }
         }
-        if let Some(bell) = wakeup.fd() {
-            poll.edge(bell, u64::MAX).map_err(os_error)?;
+        if let Some(pipe) = wakeup.fd() {
+            poll.edge(pipe, u64::MAX).map_err(os_error)?;
         }
         loop {
-            // For one that came before the bell was there.
+            // For a signal from before the pipe was set.
             py.check_signals()?;
             let left = deadline.map(|at| at.saturating_sub(clock::now()));
             let tokens = py.detach(|| poll.wait(left)).map_err(os_error)?;

@@ -1,9 +1,8 @@
-//! Floor 5: where processes of a job, and launchers of several nodes, meet.
+//! Rendezvous: how the nodes of a job, and torch's processes, find each other.
 
-pub mod agree;
+pub mod backend;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 pub mod master;
-pub mod tie;
 pub mod torch_static;
 pub mod torch_store;

@@ -1,90 +1,95 @@
-//! The driver: waits for one thing to happen, hands it to the supervisor, does what it says. One
-//! thread, epoll, pidfds, no tick: without an event nothing wakes up. No policy lives here.
+//! The driver of the supervisor: waits for one event, passes it to the supervisor and carries out the effects. One thread,
+//! epoll, pidfds and no tick: without an event nothing wakes up. No policy lives here.
 
 use crate::model::Exit;
-use crate::supervise::{ChildId, Effect, Event, Note, Part, Policy, Report, StopReason, Supervisor};
-use crate::sys::child::Child;
+use crate::supervise::{
+    ChildId, Effect, Lifecycle, NodeReport, ProgressNote, StopReason, SupervisionPolicy, Supervisor, SupervisorEvent,
+};
 use crate::sys::clock;
-use crate::sys::pidfd;
-use crate::sys::poll::Poll;
+use crate::sys::io::poll::Poller;
+use crate::sys::process::child::Child;
+use crate::sys::process::pidfd;
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the engine needs from whoever runs it.
-pub trait Host {
-    /// Starts a child. The error is text for people.
-    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, String>;
-    /// Whether somebody else in the process group of a child, which was asked to stop and has ended, is still at it, and
-    /// is to have the time that the child had: a shell dies of a signal at once, the program that it ran saves its work.
-    fn lingers(&self, _pid: i32) -> bool {
+/// Why a host could not start a child.
+pub type StartError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What the engine acts on.
+pub trait RankHost {
+    /// Starts a child.
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError>;
+    /// Whether other members of a child's process group are alive after the child was asked to stop and has ended. They
+    /// get the rest of its grace period: a shell dies of a signal at once, the program that it ran saves its work.
+    fn group_lingers(&self, _pid: i32) -> bool {
         false
     }
-    /// Whether the next attempt has to wait, however long its time has come.
-    fn holds_up(&self) -> bool {
+    /// Whether the next attempt has to wait although its delay is over.
+    fn delays_restart(&self) -> bool {
         false
     }
-    /// A child that leads a session has ended.
-    fn ended(&mut self, _end: &End<'_>) {}
-    /// Its status has been collected.
-    fn collected(&mut self, _id: ChildId, _child: &Child, _exit: Exit) {}
-    /// Whether a child that has failed says that it did because another one was gone.
-    fn lost_peer(&mut self, _id: ChildId) -> bool {
+    /// A child that leads a session has ended and is about to be reaped.
+    fn before_reap(&mut self, _end: &PendingExit<'_>) {}
+    /// A child has been reaped.
+    fn reaped(&mut self, _id: ChildId, _child: &Child, _exit: Exit) {}
+    /// Whether the output of a failed child says that it lost a peer.
+    fn has_lost_peer(&mut self, _id: ChildId) -> bool {
         false
     }
-    /// Ends what is left of the job: a new attempt begins.
-    fn sweep(&mut self) {}
-    /// Says something to whoever watches.
-    fn note(&mut self, note: Note);
+    /// Ends all remaining processes of the job, before a new attempt.
+    fn sweep_job(&mut self) {}
+    /// Reports the progress of a stop or a restart.
+    fn report_progress(&mut self, note: ProgressNote);
 }
 
-/// The end of a child whose status has not been collected yet.
-pub struct End<'a> {
-    /// Whose.
+/// A child that has ended and has not been reaped.
+pub struct PendingExit<'a> {
+    /// The child.
     pub id: ChildId,
     /// Its process id: still the number of its session and of its process group.
     pub pid: i32,
     /// Whether SIGKILL was sent to its process group.
     pub killed: bool,
-    /// The ids of all children that have not been collected.
-    pub ranks: &'a [i32],
+    /// The process ids of all children that have not been reaped.
+    pub unreaped: &'a [i32],
 }
 
-/// How often the group of a child that has ended is looked at.
-const AGAIN: Duration = Duration::from_millis(5);
+/// How often the process group of an ended child is checked.
+const GROUP_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How long the end of the peer that a rank has lost is waited for. The kernel closes a process's sockets before it says
-/// that the process has ended (exit_files before exit_notify in do_exit), and a busy machine may do other things between.
-const OF_A_PEER: Duration = Duration::from_millis(50);
+/// How long the engine waits for the end of the peer that a failed rank has lost. The kernel closes the sockets of a process
+/// before it reports its end (exit_files before exit_notify in do_exit), and a busy machine may run others in between.
+const PEER_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Tokens of the host's own descriptors start here; below are local ranks.
+/// The first token of the host's own descriptors; smaller tokens are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
 
 /// Runs the ranks of one node.
 pub struct Engine {
-    poll: Arc<Poll>,
+    poll: Arc<Poller>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
-    /// The attempt that they belong to.
+    /// The attempt of these children.
     attempt: u32,
-    /// Those that were asked to stop.
+    /// Children that were asked to stop.
     asked: HashSet<ChildId>,
-    /// Those that were sent SIGKILL.
+    /// Children that were sent SIGKILL.
     killed: HashSet<ChildId>,
-    /// Local ranks that have ended, and whose group has not.
+    /// Local ranks that have ended while members of their process group live.
     lingering: BTreeSet<usize>,
-    report: Option<Report>,
+    report: Option<NodeReport>,
 }
 
 impl Engine {
-    /// For ranks that the engine starts itself, through its host; `parts` by local rank.
-    pub fn new(parts: &[Part], policy: Policy) -> io::Result<Self> {
+    /// For ranks that the host starts; `lifecycles` by local rank.
+    pub fn new(lifecycles: &[Lifecycle], policy: SupervisionPolicy) -> io::Result<Self> {
         Ok(Self {
-            poll: Arc::new(Poll::new()?),
-            supervisor: Supervisor::new(parts, policy),
-            children: vec![None; parts.len()],
+            poll: Arc::new(Poller::new()?),
+            supervisor: Supervisor::new(lifecycles, policy),
+            children: vec![None; lifecycles.len()],
             attempt: 0,
             asked: HashSet::new(),
             killed: HashSet::new(),
@@ -93,9 +98,9 @@ impl Engine {
         })
     }
 
-    /// For ranks that have been started already.
-    pub fn adopting(children: Vec<Arc<Child>>, policy: Policy) -> io::Result<Self> {
-        let poll = Poll::new()?;
+    /// For ranks that run already.
+    pub fn adopting(children: Vec<Arc<Child>>, policy: SupervisionPolicy) -> io::Result<Self> {
+        let poll = Poller::new()?;
         for (rank, child) in children.iter().enumerate() {
             poll.readable(child.as_fd(), rank as u64)?;
         }
@@ -113,116 +118,118 @@ impl Engine {
         })
     }
 
-    /// The set the engine waits on; the host adds its own descriptors to it.
-    pub fn poll(&self) -> &Arc<Poll> {
+    /// The epoll set that the engine waits on; the host adds its own descriptors.
+    pub fn poll(&self) -> &Arc<Poller> {
         &self.poll
     }
 
-    /// How long until the supervisor wants a turn whatever happens; `None`: for ever.
+    /// Time until the supervisor's next deadline; `None`: no limit.
     pub fn time_left(&self) -> Option<Duration> {
         self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()))
     }
 
-    /// Local ranks that are alive, as far as has been seen.
+    /// Local ranks that are alive as far as the supervisor knows.
     pub fn living(&self) -> Vec<usize> {
         self.supervisor.living()
     }
 
-    /// Whether this is a child that has not been collected yet.
+    /// Whether this is a child that has not been reaped yet.
     pub fn owns(&self, pid: i32) -> bool {
         self.children.iter().flatten().any(|child| child.pid() == pid)
     }
 
-    /// Why the present attempt stops, if it does.
+    /// Why the present attempt stops, if it does: the first reason.
     pub fn reason(&self) -> Option<StopReason> {
         self.supervisor.reason()
     }
 
-    /// Whether the job is on its way down.
+    /// Whether the present attempt is being stopped.
     pub fn is_stopping(&self) -> bool {
         self.supervisor.is_stopping()
     }
 
-    /// What remains, once it is over.
-    pub fn report(&self) -> Option<&Report> {
+    /// The report, once all ranks have ended.
+    pub fn report(&self) -> Option<&NodeReport> {
         self.report.as_ref()
     }
 
-    /// Waits for `limit` at most until something happens, and acts on it. Returns those tokens of the
-    /// host's that are ready; empty also when a signal handler ran.
-    pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn Host) -> io::Result<Vec<u64>> {
-        let again = (!self.lingering.is_empty()).then_some(AGAIN);
-        let time_left = self.time_left().filter(|_| !self.is_held_up(host));
+    /// Waits for an event, at most for `limit`, and acts on it. Returns the host's tokens that are ready; empty also when
+    /// a signal handler ran.
+    pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
+        let again = (!self.lingering.is_empty()).then_some(GROUP_INTERVAL);
+        let time_left = self.time_left().filter(|_| !self.is_delayed(host));
         let timeout = [limit, time_left, again].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
-        let mut ended = self.collect(&tokens, host)?;
+        let mut ended = self.reap(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {
-            // A rank that fails because its peer is gone may be seen before that peer, which died first.
-            if ended.iter().all(|(id, exit)| exit.is_success() || host.lost_peer(*id)) {
+            // The end of a rank that failed because of a lost peer may arrive before the end of that peer.
+            if ended.iter().all(|(id, exit)| exit.is_success() || host.has_lost_peer(*id)) {
                 let living: Vec<_> = self.children.iter().flatten().map(|child| child.as_fd()).collect();
-                pidfd::await_any(&living, OF_A_PEER);
+                pidfd::await_any(&living, PEER_PATIENCE);
             }
             let more = self.poll.wait(Some(Duration::ZERO))?;
-            ended.extend(self.collect(&more, host)?);
+            ended.extend(self.reap(&more, host)?);
             tokens.extend(more);
             if ended.len() > 1 {
-                ended.sort_by_key(|(id, exit)| !exit.is_success() && host.lost_peer(*id));
+                ended.sort_by_key(|(id, exit)| !exit.is_success() && host.has_lost_peer(*id));
             }
         }
         if !ended.is_empty() {
-            self.send(Event::Exited(ended), host)?;
+            self.send(SupervisorEvent::Exited(ended), host)?;
         }
-        // Sorted, because what was ready at both looks is there twice.
+        // Descriptors that were ready at both waits are listed twice.
         tokens.retain(|t| *t >= HOST_TOKENS);
         tokens.sort_unstable();
         tokens.dedup();
         let mut effects = Vec::new();
-        if !self.is_held_up(host) {
+        if !self.is_delayed(host) {
             self.supervisor.handle_timeout(clock::now(), &mut effects);
         }
         self.act(effects, host)?;
         Ok(tokens)
     }
 
-    /// Where somebody lives, the time that runs out is another.
-    fn is_held_up(&self, host: &dyn Host) -> bool {
-        host.holds_up() && self.supervisor.living().is_empty()
+    /// Whether the supervisor's deadline is the start of the next attempt and has to wait. While ranks live, the deadline
+    /// is another one.
+    fn is_delayed(&self, host: &dyn RankHost) -> bool {
+        host.delays_restart() && self.supervisor.living().is_empty()
     }
 
-    /// Hands an event from outside to the supervisor.
-    pub fn send(&mut self, event: Event, host: &mut dyn Host) -> io::Result<()> {
+    /// Passes an event from outside to the supervisor.
+    pub fn send(&mut self, event: SupervisorEvent, host: &mut dyn RankHost) -> io::Result<()> {
         let mut effects = Vec::new();
         self.supervisor.handle(clock::now(), event, &mut effects);
         self.act(effects, host)
     }
 
-    /// The ends of those children, among the tokens, that have ended.
-    fn collect(&mut self, tokens: &[u64], host: &mut dyn Host) -> io::Result<Vec<(ChildId, Exit)>> {
+    /// Reaps the children among the tokens that have ended.
+    fn reap(&mut self, tokens: &[u64], host: &mut dyn RankHost) -> io::Result<Vec<(ChildId, Exit)>> {
         let mut ended = Vec::new();
         for &token in tokens.iter().filter(|t| **t < HOST_TOKENS) {
-            ended.extend(self.look_at(token as usize, host)?);
+            ended.extend(self.reap_rank(token as usize, host)?);
         }
         Ok(ended)
     }
 
-    fn look_at(&mut self, rank: usize, host: &mut dyn Host) -> io::Result<Option<(ChildId, Exit)>> {
+    fn reap_rank(&mut self, rank: usize, host: &mut dyn RankHost) -> io::Result<Option<(ChildId, Exit)>> {
         let Some(child) = self.children.get(rank).cloned().flatten() else { return Ok(None) };
         let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
-            if self.asked.contains(&id) && !self.killed.contains(&id) && host.lingers(child.pid()) {
+            if self.asked.contains(&id) && !self.killed.contains(&id) && host.group_lingers(child.pid()) {
                 if self.lingering.insert(rank) {
                     self.poll.forget(child.as_fd())?;
                 }
                 return Ok(None);
             }
-            let ranks: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
-            host.ended(&End { id, pid: child.pid(), killed: self.killed.contains(&id), ranks: &ranks });
+            let unreaped: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
+            let killed = self.killed.contains(&id);
+            host.before_reap(&PendingExit { id, pid: child.pid(), killed, unreaped: &unreaped });
         }
         let Some(exit) = child.try_exit()? else { return Ok(None) };
         self.forget(rank, &child)?;
         self.children[rank] = None;
-        host.collected(id, &child, exit);
+        host.reaped(id, &child, exit);
         Ok(Some((id, exit)))
     }
 
@@ -230,7 +237,7 @@ impl Engine {
         if self.lingering.remove(&rank) { Ok(()) } else { self.poll.forget(child.as_fd()) }
     }
 
-    fn act(&mut self, effects: Vec<Effect>, host: &mut dyn Host) -> io::Result<()> {
+    fn act(&mut self, effects: Vec<Effect>, host: &mut dyn RankHost) -> io::Result<()> {
         let mut todo = VecDeque::from(effects);
         while let Some(effect) = todo.pop_front() {
             match effect {
@@ -240,9 +247,9 @@ impl Engine {
                         Ok(child) => {
                             self.poll.readable(child.as_fd(), id.local_rank as u64)?;
                             self.children[id.local_rank] = Some(child);
-                            Event::Spawned(id)
+                            SupervisorEvent::Spawned(id)
                         }
-                        Err(why) => Event::SpawnFailed(id, why),
+                        Err(error) => SupervisorEvent::SpawnFailed(id, error.to_string()),
                     };
                     let mut more = Vec::new();
                     self.supervisor.handle(clock::now(), event, &mut more);
@@ -256,7 +263,7 @@ impl Engine {
                     }
                     self.signal(child, |c| c.signal(signal));
                 }
-                Effect::Tell { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
+                Effect::ForwardSignal { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
                 Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
                 Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
                 Effect::Abandon(id) => {
@@ -264,16 +271,15 @@ impl Engine {
                         self.forget(id.local_rank, &child)?;
                     }
                 }
-                Effect::Sweep => host.sweep(),
-                Effect::Note(note) => host.note(note),
+                Effect::Sweep => host.sweep_job(),
+                Effect::Note(note) => host.report_progress(note),
                 Effect::Finish(report) => self.report = Some(report),
             }
         }
         Ok(())
     }
 
-    /// A rank that may not be signalled (it has become another user's) ends by itself, or is abandoned
-    /// when its time is over.
+    /// A rank that may not be signalled (it changed its user) ends by itself, or is abandoned after the grace period.
     fn signal(&self, id: ChildId, send: impl Fn(&Child) -> io::Result<()>) {
         if let Some(Some(child)) = self.children.get(id.local_rank) {
             let _ = send(child);
@@ -282,8 +288,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// An engine that is given up half-way (an I/O error, a panic above) leaves no rank behind, unless
-    /// the ranks are somebody else's to end.
+    /// Kills the ranks of an engine that is dropped before its end (an I/O error, a panic), unless another owner has them.
     fn drop(&mut self) {
         for child in self.children.iter().flatten() {
             if self.report.is_none() && Arc::strong_count(child) == 1 {

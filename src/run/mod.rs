@@ -1,29 +1,17 @@
-//! Floor 6: the loop that acts on what the supervisor says, and what it acts with.
+//! The driver: runs a plan on this node. The event loop carries out what the pure supervisor decides.
 
-pub mod console;
-pub mod contact;
 pub mod engine;
-pub mod front;
-pub mod gpu_log;
-pub mod journal;
+pub mod event_loop;
 pub mod launch;
-pub mod legacy;
-pub mod logs;
-pub mod membership;
+pub mod launch_result;
+pub mod launcher_process;
+pub mod multi_node;
 pub mod output;
-pub mod pre_hook;
-pub mod preflight;
-pub mod request;
-pub mod result;
-pub mod rotate;
-pub mod run_folder;
-pub mod screens;
-pub mod start;
-pub mod store;
+pub mod prepare;
+pub mod ranks;
+pub mod record;
+pub mod start_error;
+pub mod stop_requests;
 pub mod sweep;
-pub mod temporary;
-pub mod together;
+mod tokens;
 pub mod zygote;
-
-/// Variables that the launcher is told and nothing that it starts is to know.
-pub const SECRETS: [&str; 2] = ["RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER"];

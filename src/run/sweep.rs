@@ -1,49 +1,49 @@
-//! Ending what ranks leave behind: their children, also those with a session of their own and those whose
-//! parent is gone. For the launcher's own processes, which are subreapers: whoever is below them, and was
-//! not there before, belongs to the job.
+//! The sweep: kills the processes that ranks leave behind, also those that lead a session of their own or whose parent is
+//! gone. Only for the launcher's own processes, which are subreapers: their new descendants belong to the job.
 
-use super::engine::End;
+use super::engine::PendingExit;
 use crate::supervise::KILL_PATIENCE;
-use crate::sys::cgroup::JobGroup;
 use crate::sys::clock;
-use crate::sys::poll::Poll;
-use crate::sys::tree::{self, Stat};
+use crate::sys::io::poll::Poller;
+use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::tree;
+use crate::sys::process::tree::ProcStat;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
-/// The variable by which a process of the job is known, whoever its parent is by now.
+/// The variable that marks the processes of a rank, also after they have another parent.
 pub const KEY: &str = "RLAUNCH_RANK_KEY";
 
-/// How often those below are looked at again while they go.
-const AGAIN: Duration = Duration::from_millis(1);
+/// How often the remaining processes are listed again.
+const INTERVAL: Duration = Duration::from_millis(1);
 
-/// How long a rank's leftovers are looked for: something may fork while it is being killed. What is still
-/// going then is ended with the job.
-const LOOK: Duration = Duration::from_millis(300);
+/// How long a rank's leftovers are swept: a process may fork while it is being killed. The sweep of the job ends the
+/// rest.
+const RANK_LIMIT: Duration = Duration::from_millis(300);
 
-/// A process that was left behind.
+/// A process that a rank left behind.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Leftover {
-    /// Its id.
+    /// Its process id.
     pub pid: i32,
-    /// Its name, as the kernel cuts it.
+    /// Its name as the kernel shortens it.
     pub name: String,
 }
 
-/// How long resource trackers, which clean up after a rank, are given to end by themselves.
-const TRACKERS: Duration = Duration::from_millis(200);
+/// How long resource trackers, which clean up after a rank, may take to end by themselves.
+const TRACKER_PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long a process is given to show an environment, which none does in the middle of execve.
-const EXEC: Duration = Duration::from_millis(100);
+/// How long a process may have no environment: none is visible during execve.
+const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long the last in a cgroup may take to leave it. They have been killed, and most often collected.
-pub const LAST: Duration = Duration::from_millis(100);
+/// How long killed processes may take to leave a cgroup. Most of them have been reaped.
+pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Who was killed, and under which name it was last seen: a process may call execve meanwhile.
-type Found = BTreeMap<i32, String>;
+/// Killed processes and the name under which each was last seen: a process may call execve in the meantime.
+type Killed = BTreeMap<i32, String>;
 
-fn leftovers(found: Found) -> Vec<Leftover> {
+fn leftovers(found: Killed) -> Vec<Leftover> {
     found.into_iter().map(|(pid, name)| Leftover { pid, name }).collect()
 }
 
@@ -51,81 +51,80 @@ fn this() -> i32 {
     std::process::id() as i32
 }
 
-/// Whether anybody below this process is in this process group and does not just end.
+/// Whether a live descendant of this process is in this process group.
 pub fn is_group_alive(group: i32) -> bool {
-    let of_group = |stat: Stat| stat.group == group && stat.is_alive();
-    tree::below(this()).into_iter().any(|pid| Stat::of(pid).is_some_and(of_group))
+    let of_group = |stat: ProcStat| stat.group == group && stat.is_alive();
+    tree::descendants(this()).into_iter().any(|pid| ProcStat::of(pid).is_some_and(of_group))
 }
 
 /// The value of `KEY` for one rank.
-pub fn key_of_rank(key: &str, attempt: u32, local_rank: usize) -> String {
+pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
     format!("{key}/{attempt}/{local_rank}")
 }
 
-/// Kills what a rank has left, once it has ended and before its status is collected. Whoever has a session
-/// of its own is known by the rank's `key`. Those that were killed together with the rank, and are still
-/// on their way out, are nobody's leftovers.
-pub fn after_rank(end: &End<'_>, key: &str, patience: &mut Patience) -> io::Result<Vec<Leftover>> {
-    let (mut found, mut dead) = (Found::new(), BTreeSet::new());
+/// Kills the processes that a rank has left, after its end and before it is reaped. A process that leads a session of its own
+/// is recognized by the rank's `key`. Processes that were killed together with the rank and still exit do not count.
+pub fn after_rank(end: &PendingExit<'_>, key: &str, budget: &mut SweepBudget) -> io::Result<Vec<Leftover>> {
+    let (mut found, mut dead) = (Killed::new(), BTreeSet::new());
     let begun = clock::now();
-    let look = patience.left(begun);
-    // Once at least, however little is left.
+    let limit = budget.left(begun);
+    // At least one round, even if the budget is spent.
     for round in 0.. {
         let mut there = BTreeSet::new();
-        // Whoever died since the list was read has left its own children to us, and they are not on it; and
-        // whoever calls execve just now cannot be told.
+        // A process that has died since the list was read has left its children to this process, and they are not on the
+        // list. A process in the middle of execve cannot be recognized.
         let (mut again, mut unclear) = (false, false);
-        for child in tree::children(this()).into_iter().filter(|child| !end.ranks.contains(child)) {
-            if round > 0 && since(begun) >= look {
+        for child in tree::children(this()).into_iter().filter(|child| !end.unreaped.contains(child)) {
+            if round > 0 && since(begun) >= limit {
                 break;
             }
             let Some(stat) = living(child) else {
                 again |= dead.insert(child);
                 continue;
             };
-            if stat.session == end.pid || carries(child, key) {
+            if stat.session == end.pid || tree::has_key(child, KEY, key) {
                 there.insert(child);
-                there.extend(tree::below(child));
+                there.extend(tree::descendants(child));
             } else {
-                unclear |= tree::is_bare(child) && patience.is_news(child, &stat);
+                unclear |= tree::has_no_environment(child) && budget.may_be_in_execve(child, &stat);
             }
         }
         if there.is_empty() && !again && !unclear {
             break;
         }
-        there.retain(|pid| !(end.killed && Stat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
+        there.retain(|pid| !(end.killed && ProcStat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
         spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
-        if since(begun) >= look {
+        if since(begun) >= limit {
             break;
         }
         if !again {
-            Poll::new()?.wait(Some(AGAIN))?;
+            Poller::new()?.wait(Some(INTERVAL))?;
         }
     }
-    patience.spend(since(begun));
+    budget.spend(since(begun));
     Ok(leftovers(found))
 }
 
-/// How long leftovers are looked for, in all: meanwhile nothing else is seen, neither another rank's end nor a
-/// signal. What it does not suffice for is ended with the job.
+/// The time that sweeps after ranks may take in each second: the event loop sees neither signals nor other ranks' ends
+/// meanwhile. The sweep of the job ends the processes that remain.
 #[derive(Debug, Default)]
-pub struct Patience {
-    /// Processes without an environment, by id and start, and since when they are known. Some have none for good.
+pub struct SweepBudget {
+    /// Processes without an environment, by id and start time, and since when they are known. Some never have one.
     bare: BTreeMap<(i32, u64), Duration>,
-    /// The beginning of the second that this is about, and how much of it has been spent.
+    /// The start of the present second, and how much of it has been spent.
     second: Duration,
     spent: Duration,
 }
 
-impl Patience {
+impl SweepBudget {
     fn left(&mut self, now: Duration) -> Duration {
         if now.saturating_sub(self.second) >= Duration::from_secs(1) {
             (self.second, self.spent) = (now, Duration::ZERO);
         }
-        LOOK.saturating_sub(self.spent)
+        RANK_LIMIT.saturating_sub(self.spent)
     }
 
     fn spend(&mut self, time: Duration) {
@@ -133,20 +132,20 @@ impl Patience {
     }
 
     /// Whether a process without an environment may still be in the middle of execve.
-    fn is_news(&mut self, pid: i32, stat: &Stat) -> bool {
+    fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
         let now = clock::now();
-        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC
+        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
     }
 }
 
-/// Whether there is one that is spared. The clock is read for each: the command line of a process that forks
-/// without pause took 50 ms to be read.
+/// Takes resource trackers out of the list while they have time to end by themselves. Whether there was one. Reads the clock
+/// for each process: to read the command line of one that forks without pause took 50 ms.
 fn spare_trackers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
     let all = there.len();
     let spared = |pid: i32| match since(begun) {
-        // In the middle of execve it cannot be told yet what it will be.
-        spent if spent < EXEC => tree::is_resource_tracker(pid) || tree::is_nameless(pid),
-        spent => spent < TRACKERS && tree::is_resource_tracker(pid),
+        // A process in the middle of execve may become a tracker.
+        spent if spent < EXEC_PATIENCE => tree::is_resource_tracker(pid) || tree::has_no_command_line(pid),
+        spent => spent < TRACKER_PATIENCE && tree::is_resource_tracker(pid),
     };
     there.retain(|pid| !spared(*pid));
     there.len() < all
@@ -156,103 +155,99 @@ fn since(begun: Duration) -> Duration {
     clock::now().saturating_sub(begun)
 }
 
-/// Also of one that is on its way out: it is waited for, and not killed or counted any more.
-fn living(pid: i32) -> Option<Stat> {
-    Stat::of(pid).filter(|stat| !stat.is_gone())
+/// The state of a process that is not a zombie. One that is exiting is waited for, but neither killed nor counted.
+fn living(pid: i32) -> Option<ProcStat> {
+    ProcStat::of(pid).filter(|stat| !stat.is_gone())
 }
 
-fn carries(pid: i32, key: &str) -> bool {
-    tree::has_been_given(pid, KEY, key)
-}
-
-/// Kills a process below this one, and notes it.
-fn kill(pid: i32, found: &mut Found) {
-    let Some(stat) = Stat::of(pid) else { return };
-    // It cannot have changed hands unless its parent collected it: then it has another parent now.
+/// Kills a descendant of this process and records it.
+fn kill(pid: i32, found: &mut Killed) {
+    let Some(stat) = ProcStat::of(pid) else { return };
+    // The pid is reused only after the parent has reaped the process: then the new process has another parent.
     if tree::kill_if(pid, |now| now.parent == stat.parent || now.parent == this()) {
         found.insert(pid, stat.name);
     }
 }
 
-/// What became of everybody below this process.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Who was killed.
+pub struct SweepResult {
+    /// The processes that were killed.
     pub killed: Vec<Leftover>,
-    /// Who is still there: the kernel holds it.
+    /// The processes that did not end because the kernel holds them (state D).
     pub stuck: Vec<Leftover>,
 }
 
-/// Kills everybody below this process and collects them until none is left, `elders` (who were there
-/// before the job) and what is below them excepted; and everybody in the job's cgroup.
-pub fn everybody(elders: &BTreeSet<i32>, cgroup: Option<&JobGroup>) -> io::Result<Swept> {
+/// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
+/// that do not belong to the job; they and their descendants are spared.
+pub fn all(kept: &BTreeSet<i32>, cgroup: Option<&JobCgroup>) -> io::Result<SweepResult> {
     let begun = clock::now();
-    let poll = Poll::new()?;
-    let mut found = Found::new();
+    let poll = Poller::new()?;
+    let mut found = Killed::new();
     loop {
-        // Before anything else: whoever forks and ends without pause keeps those busy who collect and count.
+        // First: a process that forks and ends without pause would keep the steps below busy.
         let populated = cgroup.filter(|cgroup| cgroup.is_populated());
         if let Some(cgroup) = populated {
-            kill_at_once(cgroup, begun, &mut found);
+            kill_cgroup(cgroup, begun, &mut found);
         }
-        let collected = tree::reap_strays(|pid| elders.contains(&pid));
-        let mut there: BTreeSet<i32> = populated.map(JobGroup::members).into_iter().flatten().collect();
-        for child in tree::children(this()).into_iter().filter(|child| !elders.contains(child)) {
+        let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
+        let mut there: BTreeSet<i32> = populated.map(JobCgroup::members).into_iter().flatten().collect();
+        for child in tree::children(this()).into_iter().filter(|child| !kept.contains(child)) {
             there.insert(child);
-            there.extend(tree::below(child));
+            there.extend(tree::descendants(child));
         }
         there.retain(|pid| living(*pid).is_some());
-        // Those collected may have left children that came after the list was read.
-        let nobody = there.is_empty() && populated.is_none() && collected == 0;
-        if nobody && tree::reap_strays(|pid| elders.contains(&pid)) == 0 {
-            return Ok(Swept { killed: leftovers(found), stuck: Vec::new() });
+        // Reaped processes may have left children that are not on the list.
+        let is_empty = there.is_empty() && populated.is_none() && reaped == 0;
+        if is_empty && tree::reap_orphans(|pid| kept.contains(&pid)) == 0 {
+            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new() });
         }
         let spent = since(begun);
         if spent >= KILL_PATIENCE {
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
-            return Ok(Swept { killed, stuck });
+            return Ok(SweepResult { killed, stuck });
         }
         spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
-        poll.wait(Some(AGAIN))?;
+        poll.wait(Some(INTERVAL))?;
     }
 }
 
-/// Kills everybody in the cgroup by one write, and notes whom it has seen there. Not while a tracker is
-/// spared, which is in there as well: then the others are killed one by one.
-fn kill_at_once(cgroup: &JobGroup, begun: Duration, found: &mut Found) {
+/// Kills all members of the cgroup by one write and records them. While a resource tracker in the cgroup is spared, the other
+/// members are killed one by one instead.
+fn kill_cgroup(cgroup: &JobCgroup, begun: Duration, found: &mut Killed) {
     let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
     if spare_trackers(&mut there, begun) {
         return;
     }
-    let name = |pid: &i32| Stat::of(*pid).filter(Stat::is_alive).map(|stat| (*pid, stat.name));
-    let seen: Found = there.iter().filter_map(name).collect();
-    // Where it fails, they are killed one by one too.
+    let name = |pid: &i32| ProcStat::of(*pid).filter(ProcStat::is_alive).map(|stat| (*pid, stat.name));
+    let seen: Killed = there.iter().filter_map(name).collect();
+    // If it fails, the members are killed one by one.
     if cgroup.kill().is_ok() {
         found.extend(seen);
     }
-    // Zombies are listed only while they have threads, and these the write does not reach (seen on Linux 6.18).
-    there.into_iter().for_each(tree::kill_headless);
+    // A zombie is listed only while it has other threads, which the write does not reach (seen on Linux 6.18).
+    there.into_iter().for_each(tree::kill_leaderless);
 }
 
-/// Ends what is left in the job's cgroup, and takes it away.
-pub fn close(cgroup: Option<&JobGroup>) {
-    // What the kernel does not give back stays there, empty but for those who are stuck.
-    let _ = cgroup.is_none_or(|cgroup| cgroup.close(LAST));
+/// Kills the members of the job's cgroup and removes it.
+pub fn close(cgroup: Option<&JobCgroup>) {
+    // A cgroup with members that the kernel holds cannot be removed.
+    let _ = cgroup.is_none_or(|cgroup| cgroup.close(CGROUP_PATIENCE));
 }
 
-/// Kills every process of this machine that carries a key which begins with `key` and a slash: for those
-/// that are below no process of the launcher, or where there is none.
+/// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
+/// process, or that outlived it.
 pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
-    let mut found = Found::new();
+    let mut found = Killed::new();
     let prefix = format!("{key}/");
     let begun = clock::now();
-    let poll = Poll::new()?;
+    let poll = Poller::new()?;
     loop {
-        let mut there: BTreeSet<i32> = tree::carriers(KEY, &prefix).into_iter().collect();
-        // Who is on his way out shows no environment any more.
+        let mut there: BTreeSet<i32> = tree::all_with_key(KEY, &prefix).into_iter().collect();
+        // An exiting process has no environment any more.
         there.extend(found.keys());
         there.retain(|pid| living(*pid).is_some());
         let spent = since(begun);
@@ -261,11 +256,11 @@ pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
         }
         spare_trackers(&mut there, begun);
         for pid in there {
-            let Some(stat) = Stat::of(pid) else { continue };
-            if tree::kill_if(pid, |_| tree::carries(pid, KEY, &prefix)) {
+            let Some(stat) = ProcStat::of(pid) else { continue };
+            if tree::kill_if(pid, |_| tree::has_key_prefix(pid, KEY, &prefix)) {
                 found.insert(pid, stat.name);
             }
         }
-        poll.wait(Some(AGAIN))?;
+        poll.wait(Some(INTERVAL))?;
     }
 }

@@ -1,80 +1,80 @@
-//! The options about what people see of the ranks' logs.
+//! `--console_ranks` and `--log_prefix`: which ranks' output the console shows, and the prefix of each line.
 
-use super::SpecError;
-use super::options::Values;
-use crate::model::{Role, Who};
+use crate::model::{ProcessLabel, Role};
+use crate::spec::error::SpecError;
+use crate::spec::options::OptValues;
 use std::collections::BTreeSet;
 
-/// What stands before each line of a rank.
+/// The prefix of each line of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefixKind {
     /// Nothing.
     None,
-    /// Its number.
+    /// The rank.
     Rank,
-    /// Its node.
+    /// The node's name.
     Host,
     /// Both.
     RankAndHost,
 }
 
-/// What the console shows.
+/// What the console shows of the ranks' output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleSpec {
-    /// Whose logs.
-    pub shown: Shown,
-    /// What stands before each line; `None`: the rank, if there are several.
+    /// The processes that it shows.
+    pub shown: ShownLogs,
+    /// The prefix of each line; `None`: the rank if several are shown, else none.
     pub prefix: Option<PrefixKind>,
 }
 
-/// Whose logs the console shows.
+/// The processes whose logs the console shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shown {
-    /// That of this node's first rank, or of its first process if no rank is here.
+pub enum ShownLogs {
+    /// This node's first rank, or its first process if it has no rank.
     First,
-    /// All processes'.
+    /// All processes.
     All,
-    /// Those of these ranks, by number in the job. They name no server.
+    /// The trainers with these global ranks.
     These(BTreeSet<usize>),
 }
 
 impl ConsoleSpec {
-    /// Which of these processes it shows, by their places.
-    pub fn chosen(&self, all: &[Who]) -> Vec<usize> {
-        let is_rank = |who: &Who| who.role == Role::Trainer;
+    /// Returns the indices of the processes that the console shows.
+    pub fn select(&self, all: &[ProcessLabel]) -> Vec<usize> {
+        let is_rank = |process: &ProcessLabel| process.role == Role::Trainer;
         match &self.shown {
-            Shown::First => vec![all.iter().position(is_rank).unwrap_or(0)],
-            Shown::All => (0..all.len()).collect(),
-            Shown::These(ranks) => {
+            ShownLogs::First => vec![all.iter().position(is_rank).unwrap_or(0)],
+            ShownLogs::All => (0..all.len()).collect(),
+            ShownLogs::These(ranks) => {
                 (0..all.len()).filter(|&i| is_rank(&all[i]) && ranks.contains(&all[i].number)).collect()
             }
         }
     }
 }
 
-/// Reads and checks them.
-pub fn check(values: &Values) -> Result<ConsoleSpec, SpecError> {
-    let prefix = match values.text("prefix").unwrap_or("auto") {
+/// Reads and checks both options.
+pub fn check(values: &OptValues) -> Result<ConsoleSpec, SpecError> {
+    let prefix = match values.text("log_prefix").unwrap_or("auto") {
         "" | "auto" => None,
         "none" => Some(PrefixKind::None),
         "rank" => Some(PrefixKind::Rank),
         "host" => Some(PrefixKind::Host),
         "rank,host" | "host,rank" => Some(PrefixKind::RankAndHost),
-        _ => return Err(values.error("prefix", "is no prefix", "give auto, none, rank, host or rank,host")),
+        _ => return Err(values.error("log_prefix", "is not a prefix", "give auto, none, rank, host or rank,host")),
     };
     let shown = match values.text("console_ranks").unwrap_or("first").trim() {
-        "first" => Shown::First,
-        "all" => Shown::All,
-        "" | "none" => Shown::These(BTreeSet::new()),
-        list => {
-            Shown::These(list.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map_err(|_| {
+        "first" => ShownLogs::First,
+        "all" => ShownLogs::All,
+        "" | "none" => ShownLogs::These(BTreeSet::new()),
+        list => ShownLogs::These(list.split(',').map(|word| word.trim().parse()).collect::<Result<_, _>>().map_err(
+            |_| {
                 values.error(
                     "console_ranks",
-                    "is no list of ranks",
-                    "give numbers joined by commas, first, all, or none",
+                    "is not a list of ranks",
+                    "give numbers separated by commas, first, all, or none",
                 )
-            })?)
-        }
+            },
+        )?),
     };
     Ok(ConsoleSpec { shown, prefix })
 }

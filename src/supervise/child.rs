@@ -1,21 +1,22 @@
-//! What is known of one child.
+//! State of one supervised child.
 
-use super::{Part, RankReport};
+use super::lifecycle::Lifecycle;
+use super::report::RankReport;
 use crate::model::Exit;
 use std::time::Duration;
 
 #[derive(Clone, Debug)]
-pub(super) struct Child {
-    pub part: Part,
-    pub state: State,
-    /// The launcher has signalled it: what becomes of it then is no failure of its own.
-    pub told: bool,
+pub(super) struct SupervisedChild {
+    pub lifecycle: Lifecycle,
+    pub state: ChildState,
+    /// The supervisor has signalled it: its exit status is then no failure of its own.
+    pub signalled: bool,
     pub killed: bool,
     pub started: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum State {
+pub(super) enum ChildState {
     Waiting,
     Starting,
     Alive,
@@ -24,25 +25,25 @@ pub(super) enum State {
     NotStarted(String),
 }
 
-impl Child {
-    pub fn new(part: Part) -> Self {
-        Self { part, state: State::Waiting, told: false, killed: false, started: Duration::ZERO }
+impl SupervisedChild {
+    pub fn new(lifecycle: Lifecycle) -> Self {
+        Self { lifecycle, state: ChildState::Waiting, signalled: false, killed: false, started: Duration::ZERO }
     }
 
-    pub fn has_ended_well(&self) -> bool {
-        matches!(self.state, State::Ended { exit, .. } if exit.is_success())
+    pub fn exited_successfully(&self) -> bool {
+        matches!(self.state, ChildState::Ended { exit, .. } if exit.is_success())
     }
 
     pub fn report(&self) -> RankReport {
         let (exit, lived) = match self.state {
-            State::Ended { exit, lived } => (Some(exit), Some(lived)),
+            ChildState::Ended { exit, lived } => (Some(exit), Some(lived)),
             _ => (None, None),
         };
-        let abandoned = self.state == State::Abandoned;
+        let abandoned = self.state == ChildState::Abandoned;
         RankReport {
             exit,
-            not_started: if let State::NotStarted(why) = &self.state { Some(why.clone()) } else { None },
-            told: self.told,
+            start_error: if let ChildState::NotStarted(why) = &self.state { Some(why.clone()) } else { None },
+            signalled: self.signalled,
             killed: self.killed,
             abandoned,
             started_at: (exit.is_some() || abandoned).then_some(self.started),

@@ -1,127 +1,127 @@
-//! What can happen, and what is to be done about it.
+//! Events that the supervisor receives and effects that it returns.
 
-use super::{NoRestart, Report};
+use super::report::NodeReport;
+use super::restart::NoRestart;
 use crate::model::Exit;
 use std::time::Duration;
 
-/// A child: a late event of an old attempt can never be taken for one of a new child.
+/// Identifies a child. The attempt keeps a late event of an earlier attempt from being applied to a new child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChildId {
-    /// Which restart it belongs to, 0 for the first run.
+    /// Number of the attempt: 0 for the first run, 1 for the first restart.
     pub attempt: u32,
-    /// Its number on this node.
+    /// Number of the child on this node.
     pub local_rank: usize,
 }
 
-/// Everything that can happen.
+/// Input of the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Begin.
+pub enum SupervisorEvent {
+    /// Begin the first attempt.
     Start,
     /// The child runs its program.
     Spawned(ChildId),
-    /// It could not be started, and why.
+    /// The child could not be started; the text says why.
     SpawnFailed(ChildId, String),
-    /// These have ended, as far as can be told at the same time: of those that failed the first is the
-    /// one to blame.
+    /// Children that were observed to have ended at the same time. The first one that failed is the culprit.
     Exited(Vec<(ChildId, Exit)>),
-    /// Somebody asks the job to stop, with this signal.
+    /// A stop signal came from outside.
     Stop(i32),
-    /// The nodes of the job have changed, or one of the others has failed: what runs here has to stop. Whether and with
-    /// whom it goes on is decided elsewhere. `within`: nothing may run any more after that time, where there is one.
+    /// The nodes of the job have changed, or another node has failed: the ranks of this node stop. The rendezvous
+    /// decides whether the job goes on, and with which nodes.
     Regroup {
-        /// From now on.
+        /// Time from now after which no rank may run any more.
         within: Option<Duration>,
     },
-    /// A signal that is only passed on.
-    Notify(i32),
-    /// The user has put the job to sleep (Ctrl-Z). A second time changes nothing.
+    /// A signal that is only forwarded to the ranks.
+    ForwardSignal(i32),
+    /// The user suspends the job (Ctrl-Z). A second one changes nothing.
     Suspend,
-    /// The user has woken it (`fg`, `bg`). A second time changes nothing.
+    /// The user resumes the job (`fg`, `bg`). A second one changes nothing.
     Resume,
-    /// The process that stands in front of this one for the user was killed.
-    HostLost,
+    /// The launcher process, the parent of this one, was killed.
+    LauncherKilled,
 }
 
-/// Everything that can be done.
+/// What the supervisor wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Start this child and answer with `Spawned` or `SpawnFailed`.
     Spawn(ChildId),
-    /// Send a signal to the child and all that belongs to it.
+    /// Send a signal to the child and all its descendants.
     Kill {
-        /// Whom.
+        /// The child.
         child: ChildId,
-        /// SIGTERM or SIGKILL.
+        /// SIGTERM, a forwarded stop signal or SIGKILL.
         signal: i32,
     },
-    /// Pass a signal on to the child alone.
-    Tell {
-        /// Whom.
+    /// Forward a signal to the child alone.
+    ForwardSignal {
+        /// The child.
         child: ChildId,
-        /// The signal that came.
+        /// The signal that the launcher received.
         signal: i32,
     },
-    /// Stop the child and all that belongs to it, until `Thaw`.
+    /// Stop the child and all its descendants (SIGSTOP) until `Thaw`.
     Freeze(ChildId),
-    /// Let it go on.
+    /// Continue the child and all its descendants (SIGCONT).
     Thaw(ChildId),
-    /// The child does not end: forget it. Whatever is heard of it later changes nothing.
+    /// The child does not end after SIGKILL: forget it. Later events of it are ignored.
     Abandon(ChildId),
-    /// End everything that is left of the job, before the next effect: the first `Spawn` of a restart.
+    /// End every remaining process of the job before the next effect, which is the first `Spawn` of a restart.
     Sweep,
-    /// Say something to whoever watches.
-    Note(Note),
-    /// It is over: nobody is alive who was not abandoned. Comes once, last.
-    Finish(Report),
+    /// Report progress to the user.
+    Note(ProgressNote),
+    /// The node is finished: only abandoned children are alive. Comes once, last.
+    Finish(NodeReport),
 }
 
-/// What is worth saying while the job stops, or starts again.
+/// Progress worth reporting while a job stops or restarts. `living` lists local ranks that are alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
-    /// All that is waited for has ended well; these servers are asked to stop.
+pub enum ProgressNote {
+    /// All children but the servers have exited successfully; the servers receive SIGTERM.
     Finishing {
-        /// Who lives.
+        /// The servers that are alive.
         living: Vec<usize>,
     },
-    /// A stop signal came; these local ranks are waited for.
+    /// A stop signal came; these ranks have the grace period to end.
     Stopping {
         /// The signal.
         signal: i32,
-        /// Who lives.
+        /// The ranks that are alive.
         living: Vec<usize>,
     },
     /// A second stop signal came.
     Forced {
-        /// Who lives.
+        /// The ranks that are alive.
         living: Vec<usize>,
     },
-    /// SIGKILL goes to these.
+    /// These ranks receive SIGKILL.
     Killing {
-        /// Who lives.
+        /// The ranks that are alive.
         living: Vec<usize>,
     },
-    /// These are still there long after SIGKILL, and are left behind.
+    /// These ranks are alive `KILL_PATIENCE` after SIGKILL and are abandoned.
     Unkillable {
-        /// Who.
+        /// The ranks that are alive.
         living: Vec<usize>,
     },
-    /// The attempt has failed and is over; another follows.
+    /// The attempt has failed and another one follows.
     Restarting {
-        /// The number of the attempt that follows, 1 for the first restart.
+        /// Number of the next attempt, 1 for the first restart.
         attempt: u32,
-        /// How many restarts there may be (within the window, if there is one).
+        /// Maximum number of restarts (within the window, if there is one).
         of: u32,
         /// The local rank that failed first.
         culprit: usize,
-        /// How that ended.
+        /// The exit of the culprit.
         exit: Exit,
-        /// How long until then.
+        /// Delay until the next attempt.
         delay: Duration,
     },
-    /// Restarts were asked for, but none follows this failure.
+    /// Restarts are enabled, but none follows this failure.
     NotRestarting {
-        /// Why.
+        /// The reason.
         why: NoRestart,
     },
 }

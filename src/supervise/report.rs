@@ -1,20 +1,20 @@
-//! What remains of a run, and who is to blame.
+//! Report of this node: the outcome, the culprit, and how each rank ended.
 
-use super::NoRestart;
+use super::restart::NoRestart;
 use crate::model::Exit;
 use std::time::Duration;
 
-/// How the job ended: of several reasons the first in time.
+/// How the ranks of this node ended. Of several reasons to stop, the first in time counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Every rank but the servers ended with code 0. Whatever came while servers were ended then changes
-    /// nothing: not how they went, nor a signal, nor a lost host.
+pub enum NodeOutcome {
+    /// Every rank but the servers exited successfully. What happened while the servers were stopped changes
+    /// nothing: neither their exit statuses, nor a signal, nor a killed launcher.
     Completed,
-    /// A rank of the last attempt failed of itself; the first to do so.
+    /// A rank of the last attempt failed by itself.
     Failed {
-        /// Its local rank.
+        /// The local rank that failed first.
         culprit: usize,
-        /// How it ended.
+        /// The exit of the culprit.
         exit: Exit,
     },
     /// A rank could not be started.
@@ -22,35 +22,34 @@ pub enum Outcome {
         /// Its local rank.
         local_rank: usize,
     },
-    /// The other nodes had it stopped before anything had failed here.
+    /// The other nodes stopped it before anything had failed here.
     Regrouped,
-    /// A signal from outside stopped it before anything had failed, or while it waited for a restart.
+    /// A signal from outside stopped it before anything had failed, or during the delay before a restart.
     Stopped {
         /// The signal.
         signal: i32,
     },
-    /// The process in front of this one was killed before anything had failed, or while a restart was
-    /// waited for.
-    HostLost,
+    /// The launcher process was killed before anything had failed, or during the delay before a restart.
+    LauncherKilled,
 }
 
-/// One rank's end, in the last attempt; that of a `Part::First` in the one in which it ended well. Times
-/// are on the clock that the events had.
+/// How one rank ended, in the last attempt; for a `Lifecycle::First`, in the attempt in which it exited successfully.
+/// Times are on the clock of the events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankReport {
     /// How it ended; `None` if it never ran, or was abandoned.
     pub exit: Option<Exit>,
     /// Why it could not be started.
-    pub not_started: Option<String>,
-    /// The launcher had signalled it before it ended.
-    pub told: bool,
-    /// The launcher had sent it SIGKILL.
+    pub start_error: Option<String>,
+    /// The supervisor had signalled it before it ended.
+    pub signalled: bool,
+    /// The supervisor had sent it SIGKILL.
     pub killed: bool,
-    /// It was still there `KILL_PATIENCE` after SIGKILL, and was left behind.
+    /// It was alive `KILL_PATIENCE` after SIGKILL, and was abandoned.
     pub abandoned: bool,
     /// When it began to run.
     pub started_at: Option<Duration>,
-    /// How long it lived; `None` if it never ran, or was abandoned.
+    /// How long it ran; `None` if it never ran, or was abandoned.
     pub lived: Option<Duration>,
 }
 
@@ -59,7 +58,7 @@ pub struct RankReport {
 pub struct AttemptReport {
     /// The local rank that failed first.
     pub culprit: usize,
-    /// How that ended.
+    /// The exit of the culprit.
     pub exit: Exit,
     /// When its first rank was started.
     pub began: Duration,
@@ -67,27 +66,27 @@ pub struct AttemptReport {
     pub ended: Duration,
 }
 
-/// The whole job's end.
+/// Report of all attempts on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
-    /// The verdict.
-    pub outcome: Outcome,
-    /// By local rank, of the last attempt.
+pub struct NodeReport {
+    /// How the ranks ended.
+    pub outcome: NodeOutcome,
+    /// One report a rank, by local rank, of the last attempt.
     pub ranks: Vec<RankReport>,
     /// The attempts before the last.
     pub attempts: Vec<AttemptReport>,
-    /// How many restarts there were.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why no restart followed the last failure; `None` if nothing had failed, or none was asked for.
+    /// Why no restart followed the last failure; `None` if nothing had failed or restarts are disabled.
     pub no_restart: Option<NoRestart>,
-    /// When it was over.
+    /// When the node was finished.
     pub at: Duration,
 }
 
-impl Report {
-    /// Local ranks that did not end well when the launcher stopped them.
+impl NodeReport {
+    /// Local ranks that did not exit successfully after the supervisor had signalled them.
     pub fn victims(&self) -> Vec<usize> {
-        let hit = |r: &RankReport| r.told && r.exit.is_some_and(|e| !e.is_success());
+        let hit = |r: &RankReport| r.signalled && r.exit.is_some_and(|e| !e.is_success());
         (0..self.ranks.len()).filter(|&i| hit(&self.ranks[i])).collect()
     }
 }

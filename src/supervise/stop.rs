@@ -1,74 +1,83 @@
-//! Why a job stops, in order of weight, and how long it may take.
+//! Reasons to stop, in order of priority.
 
 use crate::model::Exit;
 use std::time::Duration;
 
-/// How long after SIGKILL a child is waited for. A process that the kernel does not let go (state D)
-/// is left behind then.
+/// How long the supervisor waits for a child after SIGKILL. A process that the kernel does not release
+/// (state D) is abandoned then.
 pub const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A reason to stop. Only the kind counts when two are compared.
+/// A reason to stop the ranks of this node.
 #[derive(Clone, Copy, Debug)]
 pub enum StopReason {
-    /// All that is waited for has ended well.
+    /// All children but the servers have exited successfully.
     Done,
-    /// This local rank ended badly, and how.
+    /// This local rank failed, with this exit.
     RankFailed(usize, Exit),
     /// This local rank could not be started.
     StartFailed(usize),
-    /// The other nodes want it.
+    /// The nodes of the job have changed, or another node has failed.
     Regroup,
-    /// A stop signal came from outside.
-    Asked(i32),
-    /// The process that stands in front of this one for the user was killed.
-    HostLost,
+    /// This stop signal came from outside.
+    Signal(i32),
+    /// The launcher process was killed.
+    LauncherKilled,
 }
 
 impl StopReason {
-    fn weight(self) -> u8 {
+    /// Of several reasons, the one with the highest priority decides whether a restart follows.
+    fn priority(self) -> u8 {
         match self {
             StopReason::Done => 0,
             StopReason::RankFailed(..) => 1,
             StopReason::StartFailed(_) => 2,
             StopReason::Regroup => 3,
-            StopReason::Asked(_) => 4,
-            StopReason::HostLost => 5,
+            StopReason::Signal(_) => 4,
+            StopReason::LauncherKilled => 5,
         }
     }
 
-    /// Whether it came from the ranks, not from outside.
+    /// Whether this node reports it to the other nodes at once. They learn of other reasons from the state of the job.
+    pub fn is_reported_to_nodes(self) -> bool {
+        matches!(self, StopReason::RankFailed(..) | StopReason::Signal(_))
+    }
+
+    /// Whether a rank failed or could not be started.
     pub fn is_failure(self) -> bool {
         matches!(self, StopReason::RankFailed(..) | StopReason::StartFailed(_))
     }
 }
 
-impl PartialEq for StopReason {
-    fn eq(&self, other: &Self) -> bool {
-        self.weight() == other.weight()
-    }
-}
-
-impl Eq for StopReason {}
-
-impl PartialOrd for StopReason {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.weight().cmp(&other.weight()))
-    }
-}
-
-/// All the reasons that an attempt had, in two words.
+/// The reasons of one attempt that matter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reasons {
-    /// The first in time, which takes the blame and starts the grace.
+    /// The first in time: it determines the outcome and starts the grace period.
     pub first: StopReason,
-    /// The weightiest, which decides what follows.
-    pub weightiest: StopReason,
+    /// The one with the highest priority: it determines what follows.
+    pub decisive: StopReason,
 }
 
 impl Reasons {
-    /// With one more. Of two with the same weight the older one stays.
+    /// Adds a reason. Of two with the same priority, the older one stays.
     pub fn with(reasons: Option<Self>, reason: StopReason) -> Self {
-        let Some(Self { first, weightiest }) = reasons else { return Self { first: reason, weightiest: reason } };
-        Self { first, weightiest: if weightiest < reason { reason } else { weightiest } }
+        let Some(Self { first, decisive }) = reasons else { return Self { first: reason, decisive: reason } };
+        Self { first, decisive: if reason.priority() > decisive.priority() { reason } else { decisive } }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_stays_and_the_highest_priority_decides() {
+        let failed = |rank| StopReason::RankFailed(rank, Exit::Code(1));
+        let all = [failed(2), failed(7), StopReason::Signal(15), StopReason::Done];
+        let reasons = all.into_iter().fold(None, |reasons, one| Some(Reasons::with(reasons, one)));
+        let Some(Reasons { first: StopReason::RankFailed(2, _), decisive: StopReason::Signal(15) }) = reasons else {
+            panic!("{reasons:?}")
+        };
+        let twice = Reasons::with(Some(Reasons::with(None, failed(2))), failed(7));
+        assert!(matches!(twice.decisive, StopReason::RankFailed(2, _)), "{twice:?}");
     }
 }

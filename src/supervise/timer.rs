@@ -1,4 +1,4 @@
-//! The machine's one timer: a time to act at, or, while it is paused, the time left until then.
+//! The supervisor's one timer, which suspension pauses.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Timer {
     paused: bool,
-    /// When it is due; while paused, how much is left.
+    /// When it is due; while paused, the time that is left.
     due: Option<Duration>,
 }
 
 impl Timer {
-    /// Due this long from now; from the end of the pause if there is one.
+    /// Makes it due this long from now; while paused, this long from the end of the pause.
     pub fn arm(&mut self, now: Duration, after: Duration) {
         self.due = Some(if self.paused { after } else { now.saturating_add(after) });
     }
@@ -34,7 +34,7 @@ impl Timer {
         self.paused = true;
     }
 
-    /// Goes on with what was left, but not beyond `latest`.
+    /// Continues with the time that was left, but is due no later than `latest`.
     pub fn resume(&mut self, now: Duration, latest: Option<Duration>) {
         self.paused = false;
         let latest = latest.unwrap_or(Duration::MAX).max(now);

@@ -1,26 +1,26 @@
-//! Clocks.
+//! Clocks and timestamps.
 
 use std::time::Duration;
 
-/// Monotonic time since boot, standing still while the machine sleeps (`CLOCK_MONOTONIC`). The one
-/// clock of supervision.
+/// Monotonic time since boot without the time in which the machine sleeps (`CLOCK_MONOTONIC`). The only clock of
+/// supervision.
 pub fn now() -> Duration {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Time since the epoch, as whoever sets the clock has it.
+/// Wall-clock time since the epoch.
 pub fn wall() -> Duration {
     read(libc::CLOCK_REALTIME)
 }
 
 fn read(clock: libc::clockid_t) -> Duration {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `ts` is a timespec of ours that outlives the call; the clock ids used always exist.
+    // SAFETY: `ts` is a local timespec that outlives the call; both clock ids always exist.
     unsafe { libc::clock_gettime(clock, &mut ts) };
     Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
 }
 
-/// The wall clock in UTC, as RFC 3339 has it: `2026-11-21T01:57:53.456789Z`.
+/// The wall clock in UTC in RFC 3339 format: `2026-11-21T01:57:53.456789Z`.
 pub fn utc_timestamp() -> String {
     let now = wall();
     format!("{}.{:06}Z", seconds(now, ['-', 'T'], libc::gmtime_r), now.subsec_micros())
@@ -32,7 +32,7 @@ pub fn local_timestamp() -> String {
     format!("{},{:03}", seconds(now, ['-', ' '], libc::localtime_r), now.subsec_millis())
 }
 
-/// The same in nvidia-smi's form: `2026/11/21 02:57:53.456`.
+/// The same in nvidia-smi's format: `2026/11/21 02:57:53.456`.
 pub fn local_timestamp_with_slashes() -> String {
     let now = wall();
     format!("{}.{:03}", seconds(now, ['/', ' '], libc::localtime_r), now.subsec_millis())
@@ -43,7 +43,7 @@ pub fn local_seconds(time: Duration) -> String {
     seconds(time, ['-', '_'], libc::localtime_r)
 }
 
-/// The same as Google's log lines begin: `1121 02:57:53.456789`.
+/// The same in the format of glog: `1121 02:57:53.456789`.
 pub fn local_timestamp_as_glog() -> String {
     let now = wall();
     let text = seconds(now, ['-', ' '], libc::localtime_r);
@@ -52,16 +52,16 @@ pub fn local_timestamp_as_glog() -> String {
     format!("{} {time}.{:06}", day.replace('-', ""), now.subsec_micros())
 }
 
-/// Date and time to the second, with these between the parts of the date and behind it.
+/// Date and time to the second. `within` separates the parts of the date, `behind` follows it.
 fn seconds(
     time: Duration,
     [within, behind]: [char; 2],
     broken_down: unsafe extern "C" fn(*const libc::time_t, *mut libc::tm) -> *mut libc::tm,
 ) -> String {
     let seconds = time.as_secs() as libc::time_t;
-    // SAFETY: tm is plain data, for which all zeroes is a value (its tm_zone may be null).
+    // SAFETY: tm is plain data, for which all zeroes is a valid value (tm_zone may be null).
     let mut tm: libc::tm = unsafe { std::mem::zeroed() };
-    // SAFETY: it is gmtime_r or localtime_r; both pointers are to values of ours that outlive the call.
+    // SAFETY: `broken_down` is gmtime_r or localtime_r; both pointers are to local values that outlive the call.
     unsafe { broken_down(&seconds, &mut tm) };
     let (year, month) = (tm.tm_year + 1900, tm.tm_mon + 1);
     let (day, hour, minute, second) = (tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec);

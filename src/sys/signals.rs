@@ -1,5 +1,5 @@
-//! Signals of the launcher: handlers that write the number to a pipe, so that the one loop sees them
-//! as events. The old actions come back when the guard is dropped.
+//! Signal handling of the launcher: handlers write the signal number to a pipe, which the event loop reads. Dropping
+//! `Signals` restores the previous actions.
 
 use nix::fcntl::OFlag;
 use std::io;
@@ -10,23 +10,23 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Signals that ask the job to stop.
 pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGABRT];
-/// Signals that are passed on to the ranks and never stop the job.
+/// Signals that are forwarded to the ranks and do not stop the job.
 pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
-/// Held back in a launcher that `rlaunch.launch` starts, until it has its handlers: Python's own would end
-/// it with a traceback.
+/// Blocked in a launcher that `rlaunch.launch` starts, until its handlers are installed: Python's own handlers would end it
+/// with a traceback.
 pub const HELD_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
-/// Held back in such a launcher's front for good: it is in the background, and may write to a terminal with
-/// `tostop` only while it blocks this (termios(3)).
-pub const HELD_IN_FRONT: [i32; 1] = [libc::SIGTTOU];
+/// Blocked for good in the launcher process of such a launcher: it runs in the background, and may write to a terminal with
+/// `tostop` only while this signal is blocked (termios(3)).
+pub const HELD_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn on_signal(signal: libc::c_int) {
     let fd = PIPE.load(Ordering::Relaxed);
     let byte = signal as u8;
-    // SAFETY: write(2) is async-signal-safe; `byte` lives across the call; errno is put back. A full
-    // pipe drops the byte, and a full pipe already holds plenty of news.
+    // SAFETY: write(2) is async-signal-safe; `byte` outlives the call; errno is restored. If the pipe is full the byte is
+    // dropped, and the loop has many others to read.
     unsafe {
         let errno = *libc::__errno_location();
         libc::write(fd, ptr::from_ref(&byte).cast(), 1);
@@ -38,16 +38,16 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?)
 }
 
-/// What the handler is installed with.
+/// The action with our handler.
 fn handled() -> libc::sigaction {
-    // SAFETY: sigaction is plain data, for which all zeroes is a value: no flags, an empty mask.
+    // SAFETY: sigaction is plain data, for which all zeroes is a valid value: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as libc::sighandler_t;
     action.sa_flags = libc::SA_RESTART;
     action
 }
 
-/// Holds the handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
+/// The installed handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
 pub struct Signals {
     read: OwnedFd,
     _write: OwnedFd,
@@ -61,17 +61,17 @@ impl Signals {
         PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
         let mut signals = Self { read, _write: write, old: Vec::new() };
         for signal in STOP.into_iter().chain(NOTIFY) {
-            signals.also(signal);
+            signals.install_one(signal);
         }
         Ok(signals)
     }
 
-    /// Handles one more signal, unless it was ignored before. SIGCHLD is handled all the same: while it
-    /// is ignored, the status of children is lost (waitpid(2)).
-    pub fn also(&mut self, signal: i32) {
+    /// Installs the handler of one more signal, unless it was ignored before. SIGCHLD is always handled: while it is
+    /// ignored, the exit status of children is lost (waitpid(2)).
+    pub fn install_one(&mut self, signal: i32) {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a null new action only reads the old one into `before`, which is plain data; the new
-        // action has a handler that is async-signal-safe.
+        // SAFETY: a null new action only reads the old one into `before`, which is plain data; the handler of the new action
+        // is async-signal-safe.
         unsafe {
             if libc::sigaction(signal, ptr::null(), before.as_mut_ptr()) != 0 {
                 return;
@@ -85,7 +85,7 @@ impl Signals {
         }
     }
 
-    /// For a process that was forked off the one which installed the handlers: a pipe of its own.
+    /// Opens a new pipe, in a process that was forked from the one that installed the handlers.
     pub fn renew(&mut self) -> io::Result<()> {
         let (read, write) = pipe()?;
         PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
@@ -93,7 +93,7 @@ impl Signals {
         Ok(())
     }
 
-    /// The signals that have come since the last call, in order.
+    /// The signals that arrived since the last call, in order.
     pub fn drain(&self) -> Vec<i32> {
         let mut seen = Vec::new();
         let mut buffer = [0u8; 64];
@@ -106,10 +106,10 @@ impl Signals {
         seen
     }
 
-    /// Does what SIGTSTP does by default: stops this process until somebody continues it. Returns at once
-    /// where nobody could (an orphaned process group, in which the kernel drops it: setpgid(2)).
+    /// Performs the default action of SIGTSTP: stops this process until it is continued. Returns at once in an orphaned
+    /// process group, in which the kernel discards the signal (setpgid(2)).
     pub fn stop_self(&self) {
-        // SAFETY: plain data and integers; the handler in place before is put back.
+        // SAFETY: plain data and integers; our handler is installed again.
         unsafe {
             let mut default: libc::sigaction = std::mem::zeroed();
             default.sa_sigaction = libc::SIG_DFL;
@@ -120,9 +120,9 @@ impl Signals {
     }
 }
 
-/// Lets signals through that a process was started with held back.
-pub fn let_through(signals: &[i32]) {
-    // SAFETY: the set is plain data of ours.
+/// Unblocks signals with which this process was started blocked.
+pub fn unblock(signals: &[i32]) {
+    // SAFETY: `set` is local plain data.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -133,23 +133,23 @@ pub fn let_through(signals: &[i32]) {
     }
 }
 
-/// Keeps all signals waiting for as long as it lives.
-pub struct Held(libc::sigset_t);
+/// Keeps all signals blocked until it is dropped.
+pub struct SignalsHeld(libc::sigset_t);
 
-/// Lets signals wait.
-pub fn hold() -> Held {
-    // SAFETY: both sets are plain data of ours that outlive the calls.
+/// Blocks all signals in this thread.
+pub fn hold() -> SignalsHeld {
+    // SAFETY: both sets are local plain data that outlive the calls.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        Held(before)
+        SignalsHeld(before)
     }
 }
 
-impl Drop for Held {
+impl Drop for SignalsHeld {
     fn drop(&mut self) {
-        // SAFETY: the set is what pthread_sigmask gave us.
+        // SAFETY: the set comes from pthread_sigmask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
     }
 }
@@ -163,7 +163,7 @@ impl AsFd for Signals {
 impl Drop for Signals {
     fn drop(&mut self) {
         for (signal, action) in &self.old {
-            // SAFETY: `action` is what sigaction gave us for this very signal.
+            // SAFETY: `action` comes from sigaction for the same signal.
             unsafe { libc::sigaction(*signal, action, ptr::null_mut()) };
         }
         PIPE.store(-1, Ordering::Relaxed);

@@ -67,7 +67,7 @@ def paddle_options(ranks: int, logs: Path) -> list[str]:
 
 
 def rlaunch_options(ranks: int, logs: Path) -> list[str]:
-    return [*paddle_options(ranks, logs), "--grace", str(GRACE)]
+    return [*paddle_options(ranks, logs), "--grace_period", str(GRACE)]
 
 
 def torchrun_options(ranks: int, logs: Path) -> list[str]:

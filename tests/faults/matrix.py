@@ -20,15 +20,15 @@ import traceback
 from pathlib import Path
 
 # Importing them registers their cases.
-import cases_kill  # noqa: F401
-import cases_leftovers  # noqa: F401
-import cases_output  # noqa: F401
-import cases_place  # noqa: F401
-import cases_repeat  # noqa: F401
-import cases_shortage  # noqa: F401
-import cases_status  # noqa: F401
-import cases_stop  # noqa: F401
-from case import CASES, Case, Group, Observation
+import cases.kill
+import cases.leftovers
+import cases.output
+import cases.place
+import cases.repeat
+import cases.shortage
+import cases.status
+import cases.stop  # noqa: F401
+from cases.case import CASES, Case, Group, Observation
 from launchers import GRACE, LAUNCHERS, Launcher
 
 TITLES = {"rlaunch": "rlaunch", "paddle": "paddle.distributed.launch", "torchrun": "torchrun"}
@@ -94,8 +94,8 @@ def header(*cells: str) -> list[str]:
 
 
 def score(name: str, rows: dict[str, Row]) -> str:
-    judged = [row[name].ok for row in rows.values() if row[name].ok is not None]
-    return f"{sum(map(bool, judged))} of {len(judged)}"
+    checked = [row[name].ok for row in rows.values() if row[name].ok is not None]
+    return f"{sum(map(bool, checked))} of {len(checked)}"
 
 
 def main() -> int:

@@ -133,9 +133,9 @@ def draw(seed: int, run: int) -> Plan:
     grace = chance.choice([0.2, 0.5, 1.0, 1.5, 2.0])
     notified = chance.choice(NOTIFIED) if chance.random() < 0.3 else ""
     restarts = chance.choice([0, 0, 0, 1, 2])
-    options = ["--grace", str(grace), "--max_restart", str(restarts), "--restart_delay", "0.1"]
+    options = ["--grace_period", str(grace), "--max_restart", str(restarts), "--restart_delay", "0.1"]
     if notified:
-        options += ["--notify_signals", notified]
+        options += ["--forward_signals", notified]
     options += chance.choice([[], ["--console_ranks", "all"], ["--console_ranks", "none"]])
     names = frozenset(Signals[f"SIG{name}"] for name in notified.split(",") if name)
     ranks = tuple(draw_rank(chance) for _ in range(chance.choice([1, 2, 2, 3, 4, 8])))

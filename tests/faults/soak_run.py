@@ -121,7 +121,7 @@ class Run:
                 self.seen.stop = self.ended - self.asked - self.held(self.asked, launcher=True)
             if in_time:
                 self.seen.survivors = self.survivors()
-                self.seen.faults += self.judge()
+                self.seen.faults += self.check()
             else:
                 self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was told to stop")
         return self.seen
@@ -235,7 +235,7 @@ class Run:
         allowed = self.launcher.grace + SLACK + self.held(since, launcher=launcher)
         return since + allowed + self.crowd.between(since, min(self.ended, time.monotonic()))
 
-    def judge(self) -> Iterator[str]:
+    def check(self) -> Iterator[str]:
         if self.seen.survivors:
             yield f"(a) {marked.describe(self.seen.survivors)} 2 s after its end"
         ends = self.ends()
@@ -252,9 +252,9 @@ class Run:
         if not self.right(code):
             yield f"(d) {self.job.status()} is none of what it can be here"
         if self.launcher.ours:
-            yield from self.judge_ours(code)
+            yield from self.check_ours(code)
 
-    def judge_ours(self, code: int) -> Iterator[str]:
+    def check_ours(self, code: int) -> Iterator[str]:
         records = self.job.logs / "rlaunch"
         begun = (records / "events.jsonl").exists()
         # Before its first line, Python's own handler of SIGINT says so in its own way.

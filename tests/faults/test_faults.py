@@ -7,7 +7,7 @@ from pathlib import Path
 
 import matrix
 import pytest
-from case import CASES, Case, Group, Observation
+from cases.case import CASES, Case, Group, Observation
 from launchers import LAUNCHERS
 
 

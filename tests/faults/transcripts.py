@@ -38,7 +38,7 @@ class Bash(Launcher):
     def command(self, ranks: int, logs: Path) -> list[str]:
         path = f"PATH={logs.parent / 'bin'}:{os.environ['PATH']}"
         shell = ["bash", "--norc", "--noprofile", "--noediting", "-i", "-s"]
-        return ["env", "--unset=NO_COLOR", "PS1=$ ", "TERM=xterm", "LC_ALL=C", path, *shell]
+        return ["env", "--unset=NO_COLOR", "PS1=$ ", "TERM=xterm", "LC_ALL=C.UTF-8", path, *shell]
 
 
 class Session:
@@ -183,7 +183,7 @@ def suspended(session: Session) -> None:
     session.see("epoch 2")
 
 
-@scene("A rank is killed", "Somebody sends SIGKILL to rank 1.", f"{EPOCH}\nhold()\n")
+@scene("A rank is killed", "Another process sends SIGKILL to rank 1.", f"{EPOCH}\nhold()\n")
 def killed(session: Session) -> None:
     session.launch()
     pid = session.job.await_files("ready")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import uuid
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import nvml
 import pytest
+import rlaunch
+from elastic_jobs import BACKENDS, Backend
 from launching import Place, marked
 from oracle import SEED, Oracle
-from rounds import MEETINGS, Meeting
 
 # A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
 # test of a stop would find anybody who listens.
@@ -35,6 +37,19 @@ def pytest_report_header() -> str:
     return f"RLAUNCH_SEED={SEED}"
 
 
+def pytest_collection_finish() -> None:
+    """Tests that collect garbage need not look at what collection made, nor do forked ranks copy it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_zygote_left() -> Iterator[None]:
+    """Each module begins without the zygotes that another module's tests started in this process."""
+    yield
+    rlaunch.end_zygotes()
+
+
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pytest's, but short: of a path that is refused messages show the beginning."""
@@ -46,10 +61,10 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@pytest.fixture(params=MEETINGS.values(), ids=MEETINGS)
-def meeting(request: pytest.FixtureRequest) -> Meeting:
+@pytest.fixture(params=BACKENDS.values(), ids=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
     """Each way in which nodes find each other."""
-    kind: Meeting = request.param
+    kind: Backend = request.param
     return kind
 
 

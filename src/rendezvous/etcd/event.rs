@@ -1,30 +1,65 @@
-//! What a tie's worker hears.
+//! The events between a node and the threads of its backend.
 
-use super::watch::Seen;
+use super::watch::WatchEvent;
+use crate::rendezvous::backend::BackendEvent;
 use crossbeam_channel::Sender;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the worker hears.
-pub(super) enum Event {
-    /// The node's record is this now.
+/// What the session thread receives.
+pub enum SessionEvent {
+    /// The node has a new record.
     Put(String),
-    /// It leaves.
+    /// The node leaves.
     Close { patience: Duration, done: Sender<io::Result<()>> },
-    /// It has left without a word.
+    /// The backend was dropped.
     Stop,
     /// There is a new lease.
     Lease(i64),
-    /// The lease has run out.
+    /// The lease has expired.
     Expired,
     /// There is contact again.
     Contact,
-    /// There is none.
+    /// Contact is lost.
     Lost(String),
-    /// It is of no use.
+    /// Etcd refuses this node for good.
     Refused(String),
-    /// On the board.
-    Board(Seen),
-    /// Among the nodes, in that term.
-    Nodes(i64, Seen),
+    /// Below `board/`.
+    Board(WatchEvent),
+    /// Below `nodes/`, for the leader of this term.
+    Nodes(i64, WatchEvent),
+}
+
+/// The events that wait for the node, and a descriptor that is readable while there are some.
+pub struct EventQueue {
+    events: Mutex<VecDeque<BackendEvent>>,
+    bell: EventFd,
+}
+
+impl EventQueue {
+    pub fn new() -> io::Result<Self> {
+        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { events: Mutex::default(), bell })
+    }
+
+    pub fn push(&self, event: BackendEvent) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        let _ = self.bell.write(1);
+    }
+
+    pub fn take(&self) -> Vec<BackendEvent> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.bell.read();
+        events.drain(..).collect()
+    }
+}
+
+impl AsFd for EventQueue {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
 }

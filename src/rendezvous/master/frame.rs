@@ -1,207 +1,211 @@
-//! What goes over a link: lines, each a JSON document, behind its proof where there is a key. Pure.
+//! The messages of a link: lines, each a JSON document, preceded by its HMAC where the job has a key. Pure.
 
-use super::seal::{Seal, Sum, sum};
+use crate::rendezvous::master::auth::{BodyDigest, LinkAuth, digest};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The longest line, bytes.
 pub const MAX_LINE: usize = 4 * 1024 * 1024;
-/// The longest record, bytes: one node's, so that the words of a whole job fit in a line.
+/// The longest record of one node, bytes: the members' list of a whole job fits in a line.
 pub const MAX_RECORD: usize = 256 * 1024;
 /// The longest id, bytes.
 const MAX_ID: usize = 64;
-/// The path that a link is asked for by.
+/// The HTTP path of a request for a link.
 pub const PATH: &str = "/rlaunch/v1";
-/// The protocol's name.
+/// The protocol that such a request upgrades to.
 pub const PROTOCOL: &str = "rlaunch";
-/// The header with each side's number.
+/// The header with each side's nonce.
 pub const NONCE: &str = "rlaunch-nonce";
-/// The header that says whether there is a key: `yes` or `no`.
+/// The header that says whether the job has a key: `yes` or `no`.
 pub const KEYED: &str = "rlaunch-keyed";
 
-/// Whether it can be an id: what all nodes are told of this one has its id in it.
+/// Whether a text is a valid node id. The job's state, which all nodes receive, contains ids.
 pub fn is_id(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":._-".contains(&byte);
     (1..=MAX_ID).contains(&text.len()) && text.bytes().all(fits)
 }
 
-/// What a node says.
+/// A message of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "lowercase")]
 pub enum FromNode {
-    /// First.
+    /// The first message.
     Hello {
-        /// Its launcher's version.
+        /// The launcher's version.
         version: String,
-        /// The job that it wants to take part in.
+        /// The job that the node joins.
         job: String,
-        /// Who it is.
+        /// The node's id.
         id: String,
-        /// Its record.
+        /// Its record (`NodeRecord`).
         record: String,
     },
-    /// Its record is another now.
+    /// The node's record has changed.
     Record {
-        /// The whole of it.
+        /// The whole record.
         record: String,
     },
-    /// It is here.
+    /// The node is alive.
     Ping,
-    /// It goes.
+    /// The node leaves.
     Leave,
 }
 
-/// What the master says.
+/// A message of the master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "lowercase")]
 pub enum FromMaster {
-    /// First.
+    /// The first message.
     Hello {
-        /// Its launcher's version.
+        /// The launcher's version.
         version: String,
-        /// Its job.
+        /// The job that the master serves.
         job: String,
-        /// Which master it is: another one at the same address says another.
+        /// A random text that tells this master from another at the same address.
         #[serde(default)]
         instance: String,
-        /// A node that has said nothing for so long has gone; milliseconds.
+        /// Milliseconds without a message before a node is considered lost.
         lease_ms: u64,
     },
     /// The job's state.
     State {
-        /// `State`.
+        /// `JobState`.
         state: String,
-        /// `Vec<Member>`.
+        /// `Vec<RoundMember>`.
         members: Option<String>,
     },
-    /// It has heard.
+    /// The answer to `Ping`.
     Pong,
-    /// It hangs up, for good.
+    /// The master closes the link for good.
     Refused {
-        /// For people.
+        /// The reason, for people.
         why: String,
     },
 }
 
-/// A document that many are told.
+/// A message that many nodes receive, encoded once.
 #[derive(Clone, Debug)]
-pub struct Body {
-    /// With the end of the line.
+pub struct SharedBody {
+    /// The JSON text with the end of the line.
     pub text: Arc<[u8]>,
-    sum: Sum,
+    digest: BodyDigest,
 }
 
-impl Body {
-    /// Of what is said.
-    pub fn of(said: &impl Serialize) -> Self {
-        // Nothing here can fail: there are no maps with odd keys, and no writer.
-        let mut text = serde_json::to_vec(said).unwrap_or_default();
-        let sum = sum(&text);
+impl SharedBody {
+    /// Encodes a message.
+    pub fn of(message: &impl Serialize) -> Self {
+        // Serialization cannot fail: the messages have no maps with other keys than text, and there is no writer.
+        let mut text = serde_json::to_vec(message).unwrap_or_default();
+        let digest = digest(&text);
         text.push(b'\n');
-        Self { text: text.into(), sum }
+        Self { text: text.into(), digest }
     }
 
-    /// What stands before it in one link; empty without a key.
-    pub fn proof(&self, seal: &mut Seal) -> Vec<u8> {
-        seal.close(&self.sum).unwrap_or_default().into_bytes()
+    /// The HMAC that precedes the text on one link; empty without a key.
+    pub fn signature(&self, auth: &mut LinkAuth) -> Vec<u8> {
+        auth.sign(&self.digest).unwrap_or_default().into_bytes()
     }
 
     /// The whole line.
-    pub fn line(&self, seal: &mut Seal) -> Vec<u8> {
-        [&self.proof(seal), &*self.text].concat()
+    pub fn line(&self, auth: &mut LinkAuth) -> Vec<u8> {
+        [&self.signature(auth), &*self.text].concat()
     }
 }
 
-/// Why a link ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
-    /// A line is too long.
+/// Why a link is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// A line is longer than [`MAX_LINE`].
+    #[error("a line is longer than {MAX_LINE} bytes")]
     TooLong,
-    /// It was not said by who has the key, or not now.
-    Unproved,
-    /// It is no document, or an unknown one.
-    Unknown,
+    /// A line's HMAC is wrong: its sender has another key, or it is not the sender's next line.
+    #[error("a line is not signed with the job's key")]
+    Unauthenticated,
+    /// A line is not a known message.
+    #[error("a line is not a message of this protocol")]
+    Malformed,
 }
 
-/// Makes documents of what one end sends.
+/// Splits received bytes into messages.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub struct FrameReader {
     bytes: Vec<u8>,
-    looked: usize,
+    /// Bytes that contain no end of a line.
+    searched: usize,
 }
 
-impl Lines {
-    /// Takes what has come.
+impl FrameReader {
+    /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Memory it holds, in bytes.
+    /// Memory that it holds, in bytes.
     pub fn held(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// The next document; `None` when more has to come.
-    pub fn next_said<T: DeserializeOwned>(&mut self, seal: &mut Seal) -> Result<Option<T>, Broken> {
-        let found = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
-        let Some(end) = found.map(|at| self.looked + at) else {
-            self.looked = self.bytes.len();
-            return if self.looked > MAX_LINE { Err(Broken::TooLong) } else { Ok(None) };
+    /// The next message; `None` until it has arrived completely.
+    pub fn next_message<T: DeserializeOwned>(&mut self, auth: &mut LinkAuth) -> Result<Option<T>, FrameError> {
+        let found = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = found.map(|at| self.searched + at) else {
+            self.searched = self.bytes.len();
+            return if self.searched > MAX_LINE { Err(FrameError::TooLong) } else { Ok(None) };
         };
         if end > MAX_LINE {
-            return Err(Broken::TooLong);
+            return Err(FrameError::TooLong);
         }
-        let body = seal.open(&self.bytes[..end]).ok_or(Broken::Unproved)?;
-        let said = serde_json::from_slice(body).map_err(|_| Broken::Unknown)?;
+        let body = auth.verify(&self.bytes[..end]).ok_or(FrameError::Unauthenticated)?;
+        let message = serde_json::from_slice(body).map_err(|_| FrameError::Malformed)?;
         self.bytes.drain(..=end);
-        self.looked = 0;
+        self.searched = 0;
         self.bytes.shrink_to(4 * self.bytes.len().max(1024));
-        Ok(Some(said))
+        Ok(Some(message))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::seal::Side;
     use super::*;
+    use crate::rendezvous::master::auth::LinkSide;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn documents_are_the_same_wherever_they_are_cut(
+        fn messages_are_the_same_wherever_they_are_cut(
             records in prop::collection::vec(".{0,80}", 1..5), key in prop::option::of("[a-z]{0,9}"), step in 1usize..200,
         ) {
-            let mut node = Seal::new(key.as_deref(), "n", "m", Side::Node);
-            let mut master = Seal::new(key.as_deref(), "n", "m", Side::Master);
-            let said: Vec<_> = records.into_iter().map(|record| FromNode::Record { record }).collect();
-            let bytes: Vec<u8> = said.iter().flat_map(|one| Body::of(one).line(&mut node)).collect();
-            let (mut lines, mut heard) = (Lines::default(), Vec::new());
+            let mut node = LinkAuth::new(key.as_deref(), "n", "m", LinkSide::Node);
+            let mut master = LinkAuth::new(key.as_deref(), "n", "m", LinkSide::Master);
+            let sent: Vec<_> = records.into_iter().map(|record| FromNode::Record { record }).collect();
+            let bytes: Vec<u8> = sent.iter().flat_map(|one| SharedBody::of(one).line(&mut node)).collect();
+            let (mut lines, mut received) = (FrameReader::default(), Vec::new());
             for piece in bytes.chunks(step) {
                 lines.feed(piece);
-                while let Some(one) = lines.next_said::<FromNode>(&mut master).unwrap() {
-                    heard.push(one);
+                while let Some(one) = lines.next_message::<FromNode>(&mut master).unwrap() {
+                    received.push(one);
                 }
             }
-            prop_assert_eq!(heard, said);
+            prop_assert_eq!(received, sent);
         }
     }
 
     #[test]
-    fn what_breaks_the_rules_is_told_apart() {
-        let heard = |bytes: &[u8], key| {
-            let mut lines = Lines::default();
+    fn malformed_lines_have_distinct_errors() {
+        let read = |bytes: &[u8], key| {
+            let mut lines = FrameReader::default();
             lines.feed(bytes);
-            lines.next_said::<FromNode>(&mut Seal::new(key, "n", "m", Side::Master))
+            lines.next_message::<FromNode>(&mut LinkAuth::new(key, "n", "m", LinkSide::Master))
         };
-        assert_eq!(heard(b"{\"say\":\"ping\"}\n", None), Ok(Some(FromNode::Ping)));
-        assert_eq!(heard(b"{\"say\":\"ping\"}\n", Some("k")), Err(Broken::Unproved));
-        assert_eq!(heard(b"{\"say\":\"what\"}\n", None), Err(Broken::Unknown));
-        assert_eq!(heard(&vec![b'x'; MAX_LINE + 1], None), Err(Broken::TooLong));
+        assert_eq!(read(b"{\"say\":\"ping\"}\n", None), Ok(Some(FromNode::Ping)));
+        assert_eq!(read(b"{\"say\":\"ping\"}\n", Some("k")), Err(FrameError::Unauthenticated));
+        assert_eq!(read(b"{\"say\":\"what\"}\n", None), Err(FrameError::Malformed));
+        assert_eq!(read(&vec![b'x'; MAX_LINE + 1], None), Err(FrameError::TooLong));
     }
 
     #[test]
-    fn ids_are_short_words() {
+    fn ids_are_short_and_plain() {
         assert!(["a", "paddle:aaaaaa", "A-z_0.9"].iter().all(|id| is_id(id)) && is_id(&"x".repeat(64)));
         assert!(["", "a b", "a/b", "é", "a\n"].iter().all(|id| !is_id(id)) && !is_id(&"x".repeat(65)));
     }

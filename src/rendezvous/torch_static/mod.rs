@@ -1,13 +1,13 @@
-//! The static rendezvous of torchrun: node 0 serves a store, every node says there who it is, node 0 gives out the
-//! numbers. Keys and values are those of torchrun's agents (torch 2.15, `elastic/agent/server/api.py`), so agents of
-//! both kinds can be in one job, at either side.
+//! The static rendezvous of torchrun: node 0 serves a store, every node registers there, and node 0 assigns the rank numbers. Keys
+//! and values are those of torchrun's agents (torch 2.15, `elastic/agent/server/api.py`), so agents of both kinds can be in one job,
+//! on either side.
 //!
-//! [`words`] and [`roll`] are pure; [`nodes`] does the input and output.
+//! [`codec`] and [`node_registry`] are pure; [`nodes`] does the input and output.
 
+pub mod codec;
+pub mod node_registry;
 pub mod nodes;
-pub mod roll;
-pub mod words;
 
-pub use nodes::Nodes;
-pub use roll::{Roll, Stands};
-pub use words::{Info, Numbers};
+pub use crate::rendezvous::torch_static::codec::{RankNumbers, RankNumbersError, StaticNodeInfo};
+pub use crate::rendezvous::torch_static::node_registry::{NodeRegistry, NodeStage};
+pub use nodes::StaticPeers;

@@ -1,9 +1,12 @@
-//! A node's tie to the others: its connection to node 0's store, and on node 0 the store itself.
+//! A node's connection with the others: a client of node 0's store, and on node 0 the store itself.
 
-use super::roll::{Change, Roll, Stands};
-use super::words::{self, Info, Numbers};
-use crate::rendezvous::torch_store::client::{Client, Left, wait, wire_key};
-use crate::rendezvous::torch_store::{Limits, News, Paused, Server, Watch};
+use crate::net::deadline::TimeLeft;
+use crate::net::tcp::{SLICE, wait};
+use crate::rendezvous::torch_static::codec;
+use crate::rendezvous::torch_static::codec::{RankNumbers, RankNumbersError, StaticNodeInfo};
+use crate::rendezvous::torch_static::node_registry::{NodeRegistry, NodeStage, RegistryChange};
+use crate::rendezvous::torch_store::client::{StoreClient, wire_key};
+use crate::rendezvous::torch_store::{PausedServer, StoreEvent, StoreLimits, StoreServer, StoreWatch};
 use crossbeam_channel::{Receiver, bounded};
 use nix::poll::PollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -13,123 +16,128 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// News that may wait to be heard, beside a few for each node: there is no reason for more.
-const UNHEARD: usize = 4096;
-/// How long the store may take for what it does at once.
-const AT_ONCE: Duration = Duration::from_secs(5);
-/// How long others may take to go once they may.
-const GOING: Duration = Duration::from_secs(2);
-/// How often a node's number may be found taken: whoever had it may just have gone.
-const TRIES: u32 = 20;
-const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+/// Events that may wait, beside a few for each node.
+const MAX_EVENTS: usize = 4096;
+/// How long the store may take for a request that it answers at once.
+const REQUEST: Duration = Duration::from_secs(5);
+/// How long node 0 waits for others to disconnect once they may.
+const DISCONNECT: Duration = Duration::from_secs(2);
+/// How often a node's number may be found taken: the node that had it may just have left.
+const MAX_ATTEMPTS: u32 = 20;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A node among others. Forked, it is there twice: one of the two has to be dropped, the other goes on.
-pub struct Nodes {
+/// A node of a static rendezvous. After a fork both processes have it: one of them has to drop it.
+pub struct StaticPeers {
     node: usize,
     nnodes: usize,
     run_id: String,
-    client: Client,
-    host: Option<Host>,
+    client: StoreClient,
+    host: Option<StoreHost>,
 }
 
-/// What node 0 has besides.
-struct Host {
-    server: Option<Serving>,
-    news: Receiver<News>,
+/// What node 0 has in addition.
+struct StoreHost {
+    server: Option<ServedStore>,
+    events: Receiver<StoreEvent>,
     bell: Arc<EventFd>,
-    roll: Roll,
+    registry: NodeRegistry,
 }
 
-enum Serving {
-    Now(Server),
-    Later(Box<Paused>),
+enum ServedStore {
+    Running(StoreServer),
+    Paused(Box<PausedServer>),
 }
 
 /// What has happened while workers run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// A node has gone before its workers had ended well; what it says of that.
+pub enum PeerEvent {
+    /// A node has disconnected before its workers had exited successfully; with the reason that it gave.
     Lost(usize, Option<String>),
-    /// Node 0's store has gone.
+    /// Node 0's store is lost.
     StoreGone,
 }
 
-impl Nodes {
+impl StaticPeers {
     /// Node 0: serves the store.
     pub fn serve(
-        (listeners, limits): (Vec<TcpListener>, Limits),
+        (listeners, limits): (Vec<TcpListener>, StoreLimits),
         run_id: &str,
         nnodes: usize,
-        left: Left<'_>,
+        left: TimeLeft<'_>,
     ) -> io::Result<Self> {
         let at = listeners.first().ok_or_else(|| io::Error::other("nowhere to listen"))?.local_addr()?;
         let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-        let (tell, news) = bounded(UNHEARD + 4 * nnodes);
-        let prefix = wire_key(run_id, words::ALL);
-        let watch = Watch { prefix, news: tell, bell: Arc::clone(&bell) };
-        let server = Server::start_with(listeners, limits, Some(watch))?;
-        let client = Client::connect(&at.ip().to_string(), at.port(), left)?;
-        let host = Host { server: Some(Serving::Now(server)), news, bell, roll: Roll::new(nnodes) };
+        let (sender, events) = bounded(MAX_EVENTS + 4 * nnodes);
+        let prefix = wire_key(run_id, codec::ALL);
+        let watch = StoreWatch { prefix, events: sender, bell: Arc::clone(&bell) };
+        let server = StoreServer::start_with(listeners, limits, Some(watch))?;
+        let client = StoreClient::connect(&at.ip().to_string(), at.port(), left)?;
+        let host =
+            StoreHost { server: Some(ServedStore::Running(server)), events, bell, registry: NodeRegistry::new(nnodes) };
         let mut nodes = Self { node: 0, nnodes, run_id: run_id.to_owned(), client, host: Some(host) };
-        nodes.publish(left)?;
+        nodes.publish_missing(left)?;
         Ok(nodes)
     }
 
-    /// Another node: connects, as soon as the store is there.
-    pub fn reach(
+    /// Another node: connects, as soon as the store listens.
+    pub fn connect(
         (host, port): (&str, u16),
         run_id: &str,
         (node, nnodes): (usize, usize),
-        left: Left<'_>,
+        left: TimeLeft<'_>,
     ) -> io::Result<Self> {
-        let client = Client::connect(host, port, left)?;
+        let client = StoreClient::connect(host, port, left)?;
         Ok(Self { node, nnodes, run_id: run_id.to_owned(), client, host: None })
     }
 
-    fn key(&self, words: &str) -> Vec<u8> {
-        wire_key(&self.run_id, words)
+    fn key(&self, name: &str) -> Vec<u8> {
+        wire_key(&self.run_id, name)
     }
 
-    /// Says who this node is. `Ok(false)`: another is there with its number, as far as that can be known.
-    pub fn come(&mut self, info: &Info, left: Left<'_>) -> io::Result<bool> {
-        let own = self.key(&format!("{}{}", words::INFO, self.node));
-        // Only rlaunch takes back the words of who has gone.
-        if self.client.check(&[&self.key(words::MISSING)], left)? {
-            let mut tries = 0;
+    /// Registers this node. `Ok(false)`: another node has its number, as far as that can be known.
+    pub fn register(&mut self, info: &StaticNodeInfo, left: TimeLeft<'_>) -> io::Result<bool> {
+        let own = self.key(&format!("{}{}", codec::INFO, self.node));
+        // Only rlaunch deletes the information of a node that has left.
+        if self.client.check(&[&self.key(codec::MISSING)], left)? {
+            let mut attempts = 0;
             while self.client.check(&[&own], left)? {
-                tries += 1;
-                if tries > TRIES {
+                attempts += 1;
+                if attempts > MAX_ATTEMPTS {
                     return Ok(false);
                 }
-                self.pass(BETWEEN_TRIES, left)?;
+                self.pause(ATTEMPT_PAUSE, left)?;
             }
         }
-        self.client.add(words::COUNT, 1, left)?;
+        self.client.add(codec::COUNT, 1, left)?;
         self.client.set(&own, &info.encode(self.node), left)?;
         Ok(true)
     }
 
-    /// Lets time pass; ends with an error if the store hangs up meanwhile.
-    fn pass(&mut self, time: Duration, left: Left<'_>) -> io::Result<()> {
+    /// Lets time pass; an error if the store closes the connection meanwhile.
+    fn pause(&mut self, time: Duration, left: TimeLeft<'_>) -> io::Result<()> {
         match self.client.wait(&[&self.key("torchelastic/rlaunch/never")], &mut capped(time, left)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(()),
             other => other,
         }
     }
 
-    /// This node's numbers, if node 0 gives them out within `round`, or why there are none.
-    pub fn numbers(&mut self, round: Duration, left: Left<'_>) -> io::Result<Option<Result<Numbers, String>>> {
-        let key = self.key(&format!("{}{}", words::NUMBERS, self.node));
-        match self.client.wait(&[&key], &mut capped(round, left)) {
+    /// Waits for this node's rank numbers, for `time` at most; `None`: node 0 has not assigned them yet.
+    pub fn wait_numbers(
+        &mut self,
+        time: Duration,
+        left: TimeLeft<'_>,
+    ) -> io::Result<Option<Result<RankNumbers, RankNumbersError>>> {
+        let key = self.key(&format!("{}{}", codec::NUMBERS, self.node));
+        match self.client.wait(&[&key], &mut capped(time, left)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(None),
             other => other?,
         }
-        Ok(Some(Numbers::decode(&self.client.get(&key, left)?)))
+        Ok(Some(RankNumbers::decode(&self.client.get(&key, left)?)))
     }
 
-    /// Who has not come yet, if node 0 says so.
-    pub fn said_missing(&mut self, left: Left<'_>) -> io::Result<Option<String>> {
-        let key = self.key(words::MISSING);
+    /// The nodes that have not joined yet, if node 0 publishes them.
+    pub fn published_missing(&mut self, left: TimeLeft<'_>) -> io::Result<Option<String>> {
+        let key = self.key(codec::MISSING);
         if !self.client.check(&[&key], left)? {
             return Ok(None);
         }
@@ -137,83 +145,83 @@ impl Nodes {
         Ok(Some(String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).take(500).collect()))
     }
 
-    /// On node 0: waits for `round` at most until something happens.
-    pub fn hear(&mut self, round: Duration, left: Left<'_>) -> io::Result<Vec<Change>> {
+    /// On node 0: waits for changes, for `time` at most.
+    pub fn wait_changes(&mut self, time: Duration, left: TimeLeft<'_>) -> io::Result<Vec<RegistryChange>> {
         let Some(host) = &self.host else { return Ok(Vec::new()) };
-        match wait(host.bell.as_fd(), PollFlags::POLLIN, &mut capped(round, left)) {
+        match wait(host.bell.as_fd(), PollFlags::POLLIN, &mut capped(time, left)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(Vec::new()),
             other => other?,
         }
-        let changes = self.changes();
+        let changes = self.take_changes();
         for change in &changes {
-            if let Change::WentAgain(node) = change {
-                self.client.delete(&self.key(&format!("{}{node}", words::INFO)), left)?;
+            if let RegistryChange::LeftEarly(node) = change {
+                self.client.delete(&self.key(&format!("{}{node}", codec::INFO)), left)?;
             }
         }
         if !changes.is_empty() {
-            self.publish(left)?;
+            self.publish_missing(left)?;
         }
         Ok(changes)
     }
 
-    fn changes(&mut self) -> Vec<Change> {
+    fn take_changes(&mut self) -> Vec<RegistryChange> {
         let Some(host) = &mut self.host else { return Vec::new() };
         let _ = host.bell.read();
-        host.news.try_iter().filter_map(|news| host.roll.heard(&news)).collect()
+        host.events.try_iter().filter_map(|event| host.registry.note_event(&event)).collect()
     }
 
-    fn publish(&mut self, left: Left<'_>) -> io::Result<()> {
-        let missing = words::named(&self.missing());
-        self.client.set(&self.key(words::MISSING), missing.as_bytes(), left)
+    fn publish_missing(&mut self, left: TimeLeft<'_>) -> io::Result<()> {
+        let missing = codec::format_nodes(&self.missing());
+        self.client.set(&self.key(codec::MISSING), missing.as_bytes(), left)
     }
 
-    /// On node 0: those that have not come.
+    /// On node 0: the nodes that have not joined.
     pub fn missing(&self) -> Vec<usize> {
-        self.host.as_ref().map(|host| host.roll.missing()).unwrap_or_default()
+        self.host.as_ref().map(|host| host.registry.missing()).unwrap_or_default()
     }
 
-    /// On node 0: gives out the numbers, once all have come; its own, and whether all have the same workers. The store
-    /// rests then until `go_on`.
-    pub fn give_out(&mut self, left: Left<'_>) -> io::Result<Option<Numbers>> {
-        let Some(all) = self.host.as_mut().and_then(|host| host.roll.complete()) else { return Ok(None) };
-        let numbers = words::numbers(&all);
+    /// On node 0: assigns the rank numbers once all nodes have joined, and returns its own. The store is paused then, until
+    /// `resume_store`.
+    pub fn assign_numbers(&mut self, left: TimeLeft<'_>) -> io::Result<Option<RankNumbers>> {
+        let Some(all) = self.host.as_mut().and_then(|host| host.registry.complete()) else { return Ok(None) };
+        let numbers = codec::assign_numbers(&all);
         for (node, numbers) in numbers.iter().enumerate() {
-            self.client.set(&self.key(&format!("{}{node}", words::NUMBERS)), &numbers.encode(), left)?;
+            self.client.set(&self.key(&format!("{}{node}", codec::NUMBERS)), &numbers.encode(), left)?;
         }
-        // It has done that when it has answered this.
-        self.client.check(&[words::COUNT], left)?;
+        // When the store has answered this, it has set the keys.
+        self.client.check(&[codec::COUNT], left)?;
         if let Some(host) = &mut self.host
-            && let Some(Serving::Now(server)) = host.server.take()
+            && let Some(ServedStore::Running(server)) = host.server.take()
         {
-            host.server = Some(Serving::Later(Box::new(server.pause()?)));
+            host.server = Some(ServedStore::Paused(Box::new(server.pause()?)));
         }
         Ok(numbers.first().copied())
     }
 
-    /// On node 0: tells all who are there that nothing comes of it, and lets them hear it.
-    pub fn call_off(&mut self, why: &str) {
+    /// On node 0: cancels the rendezvous, and waits a moment until the nodes have read the reason.
+    pub fn cancel(&mut self, why: &str) {
         let text = serde_json::Value::from(why).to_string();
-        let mut left = patience(GOING);
+        let mut left = patience(DISCONNECT);
         for node in 1..self.nnodes {
-            let key = self.key(&format!("{}{node}", words::NUMBERS));
+            let key = self.key(&format!("{}{node}", codec::NUMBERS));
             if self.client.set(&key, text.as_bytes(), &mut left).is_err() {
                 return;
             }
         }
-        self.let_go();
+        self.wait_until_gone();
     }
 
-    /// Waits for a moment until all others have gone.
-    fn let_go(&mut self) {
-        let mut left = patience(GOING);
-        let gone = |stands: &Stands| matches!(stands, Stands::Left | Stands::Lost | Stands::Missing);
+    /// Waits a moment until all others have disconnected.
+    fn wait_until_gone(&mut self) {
+        let mut left = patience(DISCONNECT);
+        let is_gone = |stage: &NodeStage| matches!(stage, NodeStage::Left | NodeStage::Lost | NodeStage::Missing);
         while let Some(host) = &self.host
-            && host.roll.with(|stands| !gone(stands)).iter().any(|node| *node != 0)
+            && host.registry.in_stage(|stage| !is_gone(stage)).iter().any(|node| *node != 0)
         {
             if wait(host.bell.as_fd(), PollFlags::POLLIN, &mut left).is_err() {
                 return;
             }
-            self.changes();
+            self.take_changes();
         }
     }
 
@@ -222,64 +230,64 @@ impl Nodes {
         self.client.local_address()
     }
 
-    /// Serves on, in this process.
-    pub fn go_on(&mut self) -> io::Result<()> {
+    /// Resumes the store, in this process.
+    pub fn resume_store(&mut self) -> io::Result<()> {
         if let Some(host) = &mut self.host
-            && let Some(Serving::Later(paused)) = host.server.take()
+            && let Some(ServedStore::Paused(paused)) = host.server.take()
         {
-            host.server = Some(Serving::Now(paused.go_on()?));
+            host.server = Some(ServedStore::Running(paused.resume()?));
         }
         Ok(())
     }
 
-    /// What has happened, once the descriptor is readable.
-    pub fn turn(&mut self) -> Vec<Told> {
+    /// Takes the events, once the descriptor is readable.
+    pub fn take_events(&mut self) -> Vec<PeerEvent> {
         if self.host.is_none() {
-            return vec![Told::StoreGone];
+            return vec![PeerEvent::StoreGone];
         }
-        let told = |change| match change {
-            Change::Lost(node, why) => Some(Told::Lost(node, why)),
+        let event = |change| match change {
+            RegistryChange::Lost(node, why) => Some(PeerEvent::Lost(node, why)),
             _ => None,
         };
-        self.changes().into_iter().filter_map(told).collect()
+        self.take_changes().into_iter().filter_map(event).collect()
     }
 
-    /// This node's workers have ended well. Whether the others are to be waited for: they need the store.
-    pub fn ended_well(&mut self) -> bool {
-        let mut left = patience(AT_ONCE);
-        let (count, all) = (self.key(words::ENDED), self.key(words::ALL_ENDED));
-        // Without the store nobody waits for this node.
+    /// Reports that this node's workers have exited successfully. Whether this node has to wait for the others, which need its store.
+    pub fn report_success(&mut self) -> bool {
+        let mut left = patience(REQUEST);
+        let (count, all) = (self.key(codec::ENDED), self.key(codec::ALL_ENDED));
+        // If the store is lost, no node waits for this one.
         if self.client.add(&count, 1, &mut left).is_ok_and(|ended| ended == self.nnodes as i64) {
             let _ = self.client.set(&all, b"all", &mut left);
         }
-        self.changes();
+        self.take_changes();
         self.host.is_some()
     }
 
-    /// This node's workers have not ended well.
-    pub fn failed(&mut self, why: &str) {
-        let key = self.key(&format!("{}{}", words::FAILED, self.node));
+    /// Reports why this node's workers have failed.
+    pub fn report_failure(&mut self, why: &str) {
+        let key = self.key(&format!("{}{}", codec::FAILED, self.node));
         let why: String = why.chars().take(200).collect();
-        let _ = self.client.set(&key, why.as_bytes(), &mut patience(AT_ONCE));
+        let _ = self.client.set(&key, why.as_bytes(), &mut patience(REQUEST));
     }
 
-    /// On node 0: other nodes that are still at work.
-    pub fn at_work(&self) -> Vec<usize> {
-        let at_work = self.host.as_ref().map(|host| host.roll.at_work()).unwrap_or_default();
-        at_work.into_iter().filter(|node| *node != 0).collect()
+    /// On node 0: other nodes whose workers still run.
+    pub fn unfinished(&self) -> Vec<usize> {
+        let nodes = self.host.as_ref().map(|host| host.registry.unfinished()).unwrap_or_default();
+        nodes.into_iter().filter(|node| *node != 0).collect()
     }
 
-    /// On node 0, when nobody is at work any more: lets those go who wait for others.
+    /// On node 0, when no workers run any more: releases the nodes that wait for others.
     pub fn release(&mut self) {
-        let all = self.key(words::ALL_ENDED);
-        if self.client.set(&all, b"all", &mut patience(AT_ONCE)).is_ok() {
-            self.let_go();
+        let all = self.key(codec::ALL_ENDED);
+        if self.client.set(&all, b"all", &mut patience(REQUEST)).is_ok() {
+            self.wait_until_gone();
         }
     }
 }
 
-impl AsFd for Nodes {
-    /// Readable: `turn` has something to tell.
+impl AsFd for StaticPeers {
+    /// Readable: there are events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.host {
             Some(host) => host.bell.as_fd(),
@@ -288,10 +296,7 @@ impl AsFd for Nodes {
     }
 }
 
-/// A slice of time for which a wait does not ask again.
-const SLICE: Duration = Duration::from_millis(100);
-
-/// About so much time, without a clock: waits ask once a slice.
+/// About this much time, without a clock: waits ask once a slice.
 fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
     let mut slices = time.as_millis() / SLICE.as_millis();
     move || {
@@ -300,8 +305,8 @@ fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
     }
 }
 
-/// No longer than `time`, and than what is left.
-fn capped<'a>(time: Duration, left: Left<'a>) -> impl FnMut() -> io::Result<Duration> + 'a {
+/// The time left, but `time` at most.
+fn capped<'a>(time: Duration, left: TimeLeft<'a>) -> impl FnMut() -> io::Result<Duration> + 'a {
     let mut slices = time.as_millis() / SLICE.as_millis() + 1;
     move || {
         slices = slices.saturating_sub(1);
@@ -313,79 +318,79 @@ fn capped<'a>(time: Duration, left: Left<'a>) -> impl FnMut() -> io::Result<Dura
 mod tests {
     #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
-    use crate::rendezvous::torch_store::listen;
+    use crate::net::listen;
     use std::thread;
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn info(workers: usize) -> Info {
-        Info { role: "default".into(), workers }
+    fn info(workers: usize) -> StaticNodeInfo {
+        StaticNodeInfo { role: "default".into(), workers }
     }
 
-    fn other(port: u16, node: usize) -> Nodes {
-        Nodes::reach(("127.0.0.1", port), "run", (node, 2), &mut patience(LONG)).unwrap()
+    fn other(port: u16, node: usize) -> StaticPeers {
+        StaticPeers::connect(("127.0.0.1", port), "run", (node, 2), &mut patience(LONG)).unwrap()
     }
 
-    fn met(zero: &mut Nodes) -> Numbers {
+    fn wait_all(zero: &mut StaticPeers) -> RankNumbers {
         loop {
-            zero.hear(Duration::from_secs(1), &mut patience(LONG)).unwrap();
-            if let Some(numbers) = zero.give_out(&mut patience(LONG)).unwrap() {
+            zero.wait_changes(Duration::from_secs(1), &mut patience(LONG)).unwrap();
+            if let Some(numbers) = zero.assign_numbers(&mut patience(LONG)).unwrap() {
                 return numbers;
             }
         }
     }
 
     #[test]
-    fn nodes_meet_and_part() {
+    fn nodes_join_and_finish() {
         let listeners = listen::loopback(0).unwrap();
         let port = listeners[0].local_addr().unwrap().port();
-        let mut zero = Nodes::serve((listeners, Limits::default()), "run", 2, &mut patience(LONG)).unwrap();
-        assert!(zero.come(&info(2), &mut patience(LONG)).unwrap());
-        assert_eq!(zero.missing(), [0, 1], "nothing is heard yet");
-        let (rests, goes_on) = bounded(1);
+        let mut zero = StaticPeers::serve((listeners, StoreLimits::default()), "run", 2, &mut patience(LONG)).unwrap();
+        assert!(zero.register(&info(2), &mut patience(LONG)).unwrap());
+        assert_eq!(zero.missing(), [0, 1], "no event has arrived yet");
+        let (paused, resumes) = bounded(1);
         let one = thread::spawn(move || {
             let mut one = other(port, 1);
-            assert!(one.come(&info(3), &mut patience(LONG)).unwrap());
-            goes_on.recv().unwrap();
-            // While the store rests this has no answer.
-            let numbers = one.numbers(LONG, &mut patience(LONG)).unwrap().unwrap().unwrap();
-            assert!(!one.ended_well());
+            assert!(one.register(&info(3), &mut patience(LONG)).unwrap());
+            resumes.recv().unwrap();
+            // While the store is paused this has no answer.
+            let numbers = one.wait_numbers(LONG, &mut patience(LONG)).unwrap().unwrap().unwrap();
+            assert!(!one.report_success());
             numbers
         });
-        let own = met(&mut zero);
-        rests.send(()).unwrap();
-        zero.go_on().unwrap();
+        let own = wait_all(&mut zero);
+        paused.send(()).unwrap();
+        zero.resume_store().unwrap();
         let others = one.join().unwrap();
         assert_eq!((own.first_rank, others.first_rank), (0, 2));
         assert_eq!((own.world_size, others.world_size), (5, 5));
-        assert!(zero.ended_well());
-        let left: Left<'_> = &mut patience(LONG);
-        while !zero.at_work().is_empty() {
+        assert!(zero.report_success());
+        let left: TimeLeft<'_> = &mut patience(LONG);
+        while !zero.unfinished().is_empty() {
             wait(zero.as_fd(), PollFlags::POLLIN, left).unwrap();
-            assert_eq!(zero.turn(), []);
+            assert_eq!(zero.take_events(), []);
         }
         zero.release();
     }
 
     #[test]
-    fn who_comes_too_late_with_a_number_is_told() {
+    fn a_node_whose_number_is_taken_is_refused() {
         let listeners = listen::loopback(0).unwrap();
         let port = listeners[0].local_addr().unwrap().port();
-        let mut zero = Nodes::serve((listeners, Limits::default()), "run", 2, &mut patience(LONG)).unwrap();
-        zero.come(&info(1), &mut patience(LONG)).unwrap();
+        let mut zero = StaticPeers::serve((listeners, StoreLimits::default()), "run", 2, &mut patience(LONG)).unwrap();
+        zero.register(&info(1), &mut patience(LONG)).unwrap();
         let mut one = other(port, 1);
-        assert!(one.come(&info(1), &mut patience(LONG)).unwrap());
-        met(&mut zero);
-        zero.go_on().unwrap();
-        assert!(!other(port, 1).come(&info(1), &mut patience(LONG)).unwrap());
-        one.failed("rank 1: exit code 3");
+        assert!(one.register(&info(1), &mut patience(LONG)).unwrap());
+        wait_all(&mut zero);
+        zero.resume_store().unwrap();
+        assert!(!other(port, 1).register(&info(1), &mut patience(LONG)).unwrap());
+        one.report_failure("rank 1: exit code 3");
         drop(one);
-        let left: Left<'_> = &mut patience(LONG);
-        let mut told = Vec::new();
-        while told.is_empty() {
+        let left: TimeLeft<'_> = &mut patience(LONG);
+        let mut events = Vec::new();
+        while events.is_empty() {
             wait(zero.as_fd(), PollFlags::POLLIN, left).unwrap();
-            told = zero.turn();
+            events = zero.take_events();
         }
-        assert_eq!(told, [Told::Lost(1, Some("rank 1: exit code 3".into()))]);
+        assert_eq!(events, [PeerEvent::Lost(1, Some("rank 1: exit code 3".into()))]);
     }
 }

@@ -1,11 +1,11 @@
-//! The wire format of torch's TCPStore, from bytes to requests and back. Integers are little-endian; a key
-//! or a value is a u64 length and its bytes; there are no tags, so replies come in the order of requests.
+//! The wire format of torch's TCPStore: parsing and encoding of requests. Integers are little-endian; a key or a value is a u64 length
+//! and its bytes; there are no tags, so replies come in the order of requests.
 //!
-//! Nothing is allocated for a length before its bytes have come.
+//! No memory is allocated for a declared length before its bytes have arrived.
 
-use super::ledger::OVERHEAD;
+use crate::net::server::OVERHEAD;
 
-/// What a client says first since torch 2.2, behind a byte 0.
+/// The greeting of clients since torch 2.2, after a byte 0.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 /// The longest key, bytes (torch's own limits, all three).
 pub const MAX_KEY: usize = 8 * 1024;
@@ -14,70 +14,72 @@ pub const MAX_VALUE: usize = 8 * 1024 * 1024;
 /// The most keys of one request.
 pub const MAX_KEYS: u64 = 128 * 1024;
 
-/// What a client asks for.
+/// A request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the fields are named after what they are")]
-pub enum Request {
+pub enum StoreRequest {
     /// Sets a key. No reply.
     Set { key: Vec<u8>, value: Vec<u8> },
-    /// Sets a key if it has this value, or is missing and nothing was expected. The value it then has.
+    /// Sets a key if it has the expected value, or is missing and nothing was expected. Reply: its value then.
     CompareSet { key: Vec<u8>, expected: Vec<u8>, desired: Vec<u8> },
-    /// The value, empty for a missing key.
+    /// Reply: the value, empty for a missing key.
     Get(Vec<u8>),
-    /// Adds to the decimal number at a key; the sum.
+    /// Adds to the decimal number at a key. Reply: the sum.
     Add { key: Vec<u8>, amount: i64 },
-    /// Whether all are there: 0, else 1.
+    /// Reply: 0 if all keys exist, else 1.
     Check(Vec<Vec<u8>>),
-    /// 0, once all are there.
+    /// Reply: 0, once all keys exist.
     Wait(Vec<Vec<u8>>),
-    /// How many keys there are, queues left out.
+    /// Reply: the number of keys, without queues.
     CountKeys,
-    /// Removes a key; how many were removed.
+    /// Deletes a key. Reply: how many were deleted.
     Delete(Vec<u8>),
-    /// Puts bytes at the end of a value. No reply.
+    /// Appends to a value. No reply.
     Append { key: Vec<u8>, value: Vec<u8> },
-    /// Several values.
+    /// Reply: several values.
     MultiGet(Vec<Vec<u8>>),
     /// Sets several keys, in order. No reply.
     MultiSet(Vec<(Vec<u8>, Vec<u8>)>),
-    /// Waits no more; 1.
+    /// Cancels the wait. Reply: 1.
     CancelWait,
-    /// The number again.
+    /// Reply: the same number.
     Ping(u32),
-    /// Puts a value at the end of a queue. No reply.
+    /// Adds a value to the end of a queue. No reply.
     QueuePush { key: Vec<u8>, value: Vec<u8> },
-    /// The length of a queue before, and its first value if there is one.
+    /// Removes the first value of a queue. Reply: the length before, and the value if there is one.
     QueuePop(Vec<u8>),
-    /// The length of a queue.
+    /// Reply: the length of a queue.
     QueueLength(Vec<u8>),
-    /// The names of all keys, queues left out.
+    /// Reply: all keys, without queues.
     ListKeys,
-    /// Adds 1 at a key; 0, once the sum is `world`.
+    /// Adds 1 at a key. Reply: 0, once the sum is `world`.
     Barrier { key: Vec<u8>, world: i64 },
 }
 
 /// Why a connection is closed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Broken {
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ProtocolError {
     /// There is no such opcode.
+    #[error("no operation has opcode {0}")]
     Opcode(u8),
     /// A key or a value is longer than allowed, or there are too many.
+    #[error("a length of {0} is above the limit")]
     TooLong(u64),
 }
 
 /// A part of a request.
 #[derive(Clone, Copy)]
-enum Part {
+enum RequestPart {
     Key,
     Value,
     Number,
     Nonce,
 }
 
-use Part::{Key, Nonce, Number, Value};
+use RequestPart::{Key, Nonce, Number, Value};
 
-/// The parts behind an opcode, and whether a number of how often they come stands before them.
-fn shape(opcode: u8) -> Option<(&'static [Part], bool)> {
+/// The parts that follow an opcode, and whether a count of them comes first.
+fn shape(opcode: u8) -> Option<(&'static [RequestPart], bool)> {
     Some(match opcode {
         1 | 9 | 14 => (&[Key, Value], false),
         2 => (&[Key, Value, Value], false),
@@ -91,7 +93,7 @@ fn shape(opcode: u8) -> Option<(&'static [Part], bool)> {
     })
 }
 
-/// The last opcode of clients that say no [`MAGIC`] (torch 2.1), as they count: one less than today.
+/// The last opcode of clients without [`MAGIC`] (torch 2.1), whose opcodes are one less than the current ones.
 const LAST_OLD_OPCODE: u8 = 11;
 
 #[derive(Debug, Default)]
@@ -102,31 +104,31 @@ enum Field {
     Taken,
 }
 
-/// A request of which the beginning has come.
+/// A request whose beginning has arrived.
 #[derive(Debug)]
-struct Partial {
+struct PartialRequest {
     opcode: u8,
     parts: usize,
     fields: Vec<Field>,
 }
 
-/// Makes requests of what one client sends.
+/// Parses the requests of one client.
 #[derive(Debug, Default)]
-pub struct Parser {
+pub struct RequestParser {
     bytes: Vec<u8>,
-    /// How many of the bytes are done with.
+    /// Bytes that are parsed.
     start: usize,
-    /// What is added to an opcode to have today's; `None` until the client has said what it is.
+    /// What is added to an opcode to get the current one; `None` until that is known.
     shift: Option<u8>,
-    partial: Option<Partial>,
+    partial: Option<PartialRequest>,
     fields_cost: usize,
 }
 
-impl Parser {
-    /// Takes what has come.
+impl RequestParser {
+    /// Takes received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.bytes.capacity() - self.bytes.len() < bytes.len() {
-            // Not twice as much, as usual: many clients may send large values at once.
+            // Not doubled, as usual: many clients may send large values at once.
             self.bytes.reserve_exact(bytes.len().max(self.bytes.len() / 4));
         }
         self.bytes.extend_from_slice(bytes);
@@ -137,8 +139,8 @@ impl Parser {
         self.bytes.capacity() + self.fields_cost
     }
 
-    /// The next request; `None` when more has to come. After an error nothing is right any more.
-    pub fn next_request(&mut self) -> Result<Option<Request>, Broken> {
+    /// The next request; `None` until it has arrived completely. After an error the parser cannot be used any more.
+    pub fn next_request(&mut self) -> Result<Option<StoreRequest>, ProtocolError> {
         let result = self.parse();
         if !matches!(result, Ok(Some(_))) {
             self.bytes.drain(..self.start);
@@ -149,49 +151,50 @@ impl Parser {
         result
     }
 
-    fn parse(&mut self) -> Result<Option<Request>, Broken> {
-        let Some(shift) = self.greet() else { return Ok(None) };
+    fn parse(&mut self) -> Result<Option<StoreRequest>, ProtocolError> {
+        let Some(shift) = self.read_greeting() else { return Ok(None) };
         if self.partial.is_none() {
-            let Some(&[opcode]) = self.ahead() else { return Ok(None) };
+            let Some(&[opcode]) = self.peek() else { return Ok(None) };
             if shift > 0 && opcode > LAST_OLD_OPCODE {
-                return Err(Broken::Opcode(opcode));
+                return Err(ProtocolError::Opcode(opcode));
             }
             let today = opcode.wrapping_add(shift);
-            let (parts, counted) = shape(today).ok_or(Broken::Opcode(opcode))?;
-            let times = match (counted, self.ahead::<9>()) {
+            let (parts, counted) = shape(today).ok_or(ProtocolError::Opcode(opcode))?;
+            let times = match (counted, self.peek::<9>()) {
                 (false, _) => 1,
                 (true, None) => return Ok(None),
                 (true, Some(&[_, ref count @ ..])) => u64::from_le_bytes(*count),
             };
             if times > MAX_KEYS {
-                return Err(Broken::TooLong(times));
+                return Err(ProtocolError::TooLong(times));
             }
             self.start += if counted { 9 } else { 1 };
-            self.partial = Some(Partial { opcode: today, parts: times as usize * parts.len(), fields: Vec::new() });
+            self.partial =
+                Some(PartialRequest { opcode: today, parts: times as usize * parts.len(), fields: Vec::new() });
         }
         let Some(mut partial) = self.partial.take() else { return Ok(None) };
         let kinds = shape(partial.opcode).map_or(&[][..], |(parts, _)| parts);
         while partial.fields.len() < partial.parts {
             let kind = kinds[partial.fields.len() % kinds.len()];
-            let Some(field) = self.field(kind)? else {
+            let Some(field) = self.read_field(kind)? else {
                 self.partial = Some(partial);
                 return Ok(None);
             };
             partial.fields.push(field);
         }
         self.fields_cost = 0;
-        Ok(request(partial))
+        Ok(build_request(partial))
     }
 
-    /// What the client's opcodes lack to today's, once that can be told: a client of today says 0 and the
-    /// magic number; behind the 0 of an older one the length of a key follows, which is never that long.
-    fn greet(&mut self) -> Option<u8> {
+    /// Reads the greeting, and returns the difference between current opcodes and the client's. A current client sends 0 and the
+    /// magic number; after a 0 of an older one the length of a key follows, which is never that long.
+    fn read_greeting(&mut self) -> Option<u8> {
         if self.shift.is_none() {
-            let [first] = *self.ahead()?;
+            let [first] = *self.peek()?;
             self.shift = Some(1);
             if first == 0 {
                 self.shift = None;
-                let [_, magic @ ..] = *self.ahead::<5>()?;
+                let [_, magic @ ..] = *self.peek::<5>()?;
                 let today = u32::from_le_bytes(magic) == MAGIC;
                 self.start += if today { 5 } else { 0 };
                 self.shift = Some(u8::from(!today));
@@ -200,29 +203,29 @@ impl Parser {
         self.shift
     }
 
-    /// The next bytes, if they have come.
-    fn ahead<const N: usize>(&self) -> Option<&[u8; N]> {
+    /// The next bytes, if they have arrived.
+    fn peek<const N: usize>(&self) -> Option<&[u8; N]> {
         self.bytes.get(self.start..)?.first_chunk()
     }
 
-    fn field(&mut self, part: Part) -> Result<Option<Field>, Broken> {
+    fn read_field(&mut self, part: RequestPart) -> Result<Option<Field>, ProtocolError> {
         let limit = match part {
             Number => {
-                let Some(number) = self.ahead().copied() else { return Ok(None) };
+                let Some(number) = self.peek().copied() else { return Ok(None) };
                 self.start += 8;
                 return Ok(Some(Field::Number(u64::from_le_bytes(number))));
             }
             Nonce => {
-                let Some(number) = self.ahead().copied() else { return Ok(None) };
+                let Some(number) = self.peek().copied() else { return Ok(None) };
                 self.start += 4;
                 return Ok(Some(Field::Number(u32::from_le_bytes(number).into())));
             }
             Key => MAX_KEY,
             Value => MAX_VALUE,
         };
-        let Some(length) = self.ahead().copied().map(u64::from_le_bytes) else { return Ok(None) };
+        let Some(length) = self.peek().copied().map(u64::from_le_bytes) else { return Ok(None) };
         if length > limit as u64 {
-            return Err(Broken::TooLong(length));
+            return Err(ProtocolError::TooLong(length));
         }
         let begin = self.start + 8;
         let end = begin + length as usize;
@@ -233,32 +236,32 @@ impl Parser {
     }
 }
 
-/// A request that is there whole. `None` never comes of what [`shape`] allows.
-fn request(partial: Partial) -> Option<Request> {
+/// Makes a request of its fields. Never `None` for opcodes that [`shape`] allows.
+fn build_request(partial: PartialRequest) -> Option<StoreRequest> {
     let mut fields = partial.fields;
     let mut bytes = |i: usize| match fields.get_mut(i).map(std::mem::take) {
         Some(Field::Bytes(bytes)) => bytes,
         _ => Vec::new(),
     };
     Some(match partial.opcode {
-        1 => Request::Set { key: bytes(0), value: bytes(1) },
-        2 => Request::CompareSet { key: bytes(0), expected: bytes(1), desired: bytes(2) },
-        3 => Request::Get(bytes(0)),
-        4 => Request::Add { key: bytes(0), amount: number(&fields, 1) },
-        5 => Request::Check((0..partial.parts).map(bytes).collect()),
-        6 => Request::Wait((0..partial.parts).map(bytes).collect()),
-        7 => Request::CountKeys,
-        8 => Request::Delete(bytes(0)),
-        9 => Request::Append { key: bytes(0), value: bytes(1) },
-        10 => Request::MultiGet((0..partial.parts).map(bytes).collect()),
-        11 => Request::MultiSet((0..partial.parts / 2).map(|i| (bytes(2 * i), bytes(2 * i + 1))).collect()),
-        12 => Request::CancelWait,
-        13 => Request::Ping(number(&fields, 0) as u32),
-        14 => Request::QueuePush { key: bytes(0), value: bytes(1) },
-        15 => Request::QueuePop(bytes(0)),
-        16 => Request::QueueLength(bytes(0)),
-        17 => Request::ListKeys,
-        18 => Request::Barrier { key: bytes(0), world: number(&fields, 1) },
+        1 => StoreRequest::Set { key: bytes(0), value: bytes(1) },
+        2 => StoreRequest::CompareSet { key: bytes(0), expected: bytes(1), desired: bytes(2) },
+        3 => StoreRequest::Get(bytes(0)),
+        4 => StoreRequest::Add { key: bytes(0), amount: number(&fields, 1) },
+        5 => StoreRequest::Check((0..partial.parts).map(bytes).collect()),
+        6 => StoreRequest::Wait((0..partial.parts).map(bytes).collect()),
+        7 => StoreRequest::CountKeys,
+        8 => StoreRequest::Delete(bytes(0)),
+        9 => StoreRequest::Append { key: bytes(0), value: bytes(1) },
+        10 => StoreRequest::MultiGet((0..partial.parts).map(bytes).collect()),
+        11 => StoreRequest::MultiSet((0..partial.parts / 2).map(|i| (bytes(2 * i), bytes(2 * i + 1))).collect()),
+        12 => StoreRequest::CancelWait,
+        13 => StoreRequest::Ping(number(&fields, 0) as u32),
+        14 => StoreRequest::QueuePush { key: bytes(0), value: bytes(1) },
+        15 => StoreRequest::QueuePop(bytes(0)),
+        16 => StoreRequest::QueueLength(bytes(0)),
+        17 => StoreRequest::ListKeys,
+        18 => StoreRequest::Barrier { key: bytes(0), world: number(&fields, 1) },
         _ => return None,
     })
 }
@@ -270,13 +273,13 @@ fn number(fields: &[Field], i: usize) -> i64 {
     }
 }
 
-/// What a client says first.
+/// The greeting of a current client.
 pub fn greeting() -> Vec<u8> {
     [&[0], &MAGIC.to_le_bytes()[..]].concat()
 }
 
-impl Request {
-    /// As a client of today sends it.
+impl StoreRequest {
+    /// Encodes the request as a current client does.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![self.opcode()];
         let put = |out: &mut Vec<u8>, bytes: &[u8]| {

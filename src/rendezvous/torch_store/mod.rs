@@ -1,17 +1,17 @@
-//! The store that torch's processes meet in: torch's TCPStore, as its clients see it, and a client of it.
+//! The server of torch's TCPStore, as torch's clients from 2.1 on use it, and a client of it.
 //!
-//! [`frame`] and [`state`] are pure; [`server`] does the input and output, in one thread. Nobody who connects
-//! has to say who he is, so everything that comes is taken for hostile: what may be held is counted
-//! ([`ledger`]), and whoever breaks the rules is hung up on.
+//! [`frame`], [`state`] and [`stored_value`] are pure. The connections and their limits are those of [`crate::net`].
 
 pub mod client;
-mod connection;
 pub mod frame;
-pub mod ledger;
-pub mod listen;
+mod limits;
 pub mod server;
+mod service;
 pub mod state;
+pub mod stored_value;
+mod watch;
 
-pub use client::Client;
-pub use server::{Limits, News, Paused, Server, Watch};
-pub use state::ClientId;
+pub use client::StoreClient;
+pub use limits::StoreLimits;
+pub use server::{PausedServer, StoreServer};
+pub use watch::{StoreEvent, StoreWatch};

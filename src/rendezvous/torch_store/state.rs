@@ -1,119 +1,102 @@
-//! What the store knows: keys, queues, and who waits for what. A pure machine; its meaning is that of torch's
-//! own server (libuv's), asked operation by operation, but for three things that only hurt there: a wait for
-//! a key and for a queue that has something ends when the key comes, a compare-and-set that sets nothing wakes
-//! nobody, and a client that waits twice waits for the second thing alone.
+//! The state of the store: keys, queues, and clients that wait. Pure.
+//!
+//! It behaves as torch's own server does (the libuv one), compared operation by operation, except in three cases where torch's
+//! behaviour only does harm: a wait for a key and for a non-empty queue ends when the key is set, a compare-and-set that sets
+//! nothing wakes no client, and a client that waits twice waits for the second set of keys alone.
 
-use super::frame::Request;
-use super::ledger::{Full, Ledger, OVERHEAD, Value};
+use super::frame::StoreRequest;
+use super::stored_value::StoredValue;
+use crate::net::server::ConnectionId;
+use crate::net::server::OutputChunk;
+use crate::net::server::{BudgetExceeded, MemoryBudget, OVERHEAD};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-/// Who asks. Never used again for another.
-pub type ClientId = u64;
+/// The number of a wait; later waits have higher ones.
+type WaitOrder = u64;
 
-/// When somebody began to wait, counted in waits.
-type Turn = u64;
-
-/// A name. Shared by all who wait for it.
+/// A key, shared with all clients that wait for it.
 type Key = Arc<[u8]>;
 
-/// Values up to this long are copied into a reply.
+/// Values up to this length are copied into a reply.
 const SHORT: usize = 512;
 
-/// All are there.
+/// All keys exist.
 const READY: u8 = 0;
-/// Not all are there.
+/// Not all keys exist.
 const NOT_READY: u8 = 1;
-/// The wait is over, because all are there.
+/// The wait is over, because all keys exist.
 const STOP_WAITING: u8 = 0;
-/// The wait is over, because the client wanted so.
+/// The wait is over, because the client cancelled it.
 const WAIT_CANCELED: u8 = 1;
 
-/// A run of bytes to be sent.
-#[derive(Clone, Debug)]
-pub enum Piece {
-    /// Made for this reply.
-    Own(Vec<u8>),
-    /// A stored value.
-    Shared(Value),
-}
+/// Replies to clients, in order.
+pub type Replies = Vec<(ConnectionId, OutputChunk<StoredValue>)>;
 
-impl Piece {
-    /// The bytes.
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Own(bytes) => bytes,
-            Self::Shared(value) => value.bytes(),
-        }
-    }
-}
-
-/// What is sent to whom, in order.
-pub type Replies = Vec<(ClientId, Piece)>;
-
-/// Why a client is hung up on, as torch's server does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// What it adds to is no number.
-    NoNumber,
-    /// More would be held than is allowed.
-    Full,
-}
-
-impl From<Full> for Refused {
-    fn from(_: Full) -> Self {
-        Self::Full
-    }
+/// Why a client's connection is closed, as torch's server does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The value that it adds to is not a number.
+    #[error("the value to add to is not a number")]
+    NotANumber,
+    /// The memory budget is used up.
+    #[error(transparent)]
+    Full(#[from] BudgetExceeded),
 }
 
 /// The store.
 #[derive(Debug)]
-pub struct Store {
-    keys: HashMap<Key, Value>,
+pub struct StoreState {
+    keys: HashMap<Key, StoredValue>,
     /// The lengths of all keys together.
     key_bytes: usize,
-    /// None is empty.
-    queues: HashMap<Key, VecDeque<Value>>,
-    /// Who waits for a key, the longest first.
-    waits: HashMap<Key, BTreeMap<Turn, ClientId>>,
-    /// What a waiting client still lacks; never nothing.
-    lacking: HashMap<ClientId, (Turn, HashSet<Key>)>,
-    turn: Turn,
-    ledger: Ledger,
+    /// No queue is empty.
+    queues: HashMap<Key, VecDeque<StoredValue>>,
+    /// The clients that wait for a key, the oldest wait first.
+    waits: HashMap<Key, BTreeMap<WaitOrder, ConnectionId>>,
+    /// The keys that a waiting client still lacks; at least one.
+    lacking: HashMap<ConnectionId, (WaitOrder, HashSet<Key>)>,
+    last_wait: WaitOrder,
+    budget: MemoryBudget,
 }
 
-impl Store {
-    /// An empty one.
-    pub fn new(ledger: Ledger) -> Self {
+impl StoreState {
+    /// An empty store.
+    pub fn new(budget: MemoryBudget) -> Self {
         Self {
             keys: HashMap::new(),
             key_bytes: 0,
             queues: HashMap::new(),
             waits: HashMap::new(),
             lacking: HashMap::new(),
-            turn: 0,
-            ledger,
+            last_wait: 0,
+            budget,
         }
     }
 
-    /// Forgets everything.
+    /// Deletes everything.
     pub fn clear(&mut self) {
-        let ledger = self.ledger.clone();
+        let budget = self.budget.clone();
         let cost = |key: &Key| key.len() + OVERHEAD;
-        let named = self.keys.keys().chain(self.queues.keys()).map(cost).sum::<usize>();
+        let stored = self.keys.keys().chain(self.queues.keys()).map(cost).sum::<usize>();
         let awaited = self.lacking.values().flat_map(|(_, keys)| keys).map(cost).sum::<usize>();
-        ledger.give(named + awaited);
-        *self = Self::new(ledger);
+        budget.release(stored + awaited);
+        *self = Self::new(budget);
     }
 
-    /// Does what a client asks. After an error the client is hung up on; others have their replies.
-    pub fn handle(&mut self, client: ClientId, request: Request, replies: &mut Replies) -> Result<(), Refused> {
+    /// Handles a request. After an error the client's connection is to be closed; replies to other clients are valid.
+    pub fn handle(
+        &mut self,
+        client: ConnectionId,
+        request: StoreRequest,
+        replies: &mut Replies,
+    ) -> Result<(), StoreError> {
         match request {
-            Request::Set { key, value } => self.set(&key, value, replies)?,
-            Request::MultiSet(pairs) => {
+            StoreRequest::Set { key, value } => self.set(&key, value, replies)?,
+            StoreRequest::MultiSet(pairs) => {
                 pairs.into_iter().try_for_each(|(key, value)| self.set(&key, value, replies))?;
             }
-            Request::CompareSet { key, expected, desired } => {
+            StoreRequest::CompareSet { key, expected, desired } => {
                 let fits = match self.keys.get(&key[..]) {
                     Some(value) => value.bytes() == expected,
                     None => expected.is_empty(),
@@ -122,112 +105,114 @@ impl Store {
                     self.set(&key, desired, replies)?;
                 }
                 match self.keys.get(&key[..]) {
-                    Some(value) => Reply::default().value(value).send(client, replies),
-                    None => Reply::default().bytes(&expected).send(client, replies),
+                    Some(value) => ReplyBuilder::default().value(value).send(client, replies),
+                    None => ReplyBuilder::default().bytes(&expected).send(client, replies),
                 }
             }
-            Request::Get(key) => Reply::default().found(self.keys.get(&key[..])).send(client, replies),
-            Request::MultiGet(keys) => {
-                self.ledger.room(keys.iter().map(|key| cost_of_telling(self.keys.get(&key[..]))).sum())?;
-                let mut reply = Reply::default();
+            StoreRequest::Get(key) => {
+                ReplyBuilder::default().value_or_empty(self.keys.get(&key[..])).send(client, replies)
+            }
+            StoreRequest::MultiGet(keys) => {
+                self.budget.check(keys.iter().map(|key| reply_cost(self.keys.get(&key[..]))).sum())?;
+                let mut reply = ReplyBuilder::default();
                 for key in keys {
-                    reply = reply.found(self.keys.get(&key[..]));
+                    reply = reply.value_or_empty(self.keys.get(&key[..]));
                 }
                 reply.send(client, replies);
             }
-            Request::Add { key, amount } => {
+            StoreRequest::Add { key, amount } => {
                 let sum = self.add(&key, amount)?;
                 self.wake(&key, replies);
-                Reply::default().number(sum).send(client, replies);
+                ReplyBuilder::default().number(sum).send(client, replies);
             }
-            Request::Append { key, value } => match self.keys.get_mut(&key[..]) {
+            StoreRequest::Append { key, value } => match self.keys.get_mut(&key[..]) {
                 Some(old) => {
                     old.append(&value)?;
                     self.wake(&key, replies);
                 }
                 None => self.set(&key, value, replies)?,
             },
-            Request::Check(keys) => {
+            StoreRequest::Check(keys) => {
                 let answer = if keys.iter().all(|key| self.has(key)) { READY } else { NOT_READY };
-                Reply::default().byte(answer).send(client, replies);
+                ReplyBuilder::default().byte(answer).send(client, replies);
             }
-            Request::Wait(keys) => {
+            StoreRequest::Wait(keys) => {
                 self.forget(client);
                 let lacking: HashSet<Key> =
-                    keys.into_iter().filter(|key| !self.has(key)).map(|key| self.shared(&key)).collect();
+                    keys.into_iter().filter(|key| !self.has(key)).map(|key| self.to_shared(&key)).collect();
                 if lacking.is_empty() {
-                    Reply::default().byte(STOP_WAITING).send(client, replies);
+                    ReplyBuilder::default().byte(STOP_WAITING).send(client, replies);
                 } else {
                     self.wait(client, lacking)?;
                 }
             }
-            Request::CancelWait => {
+            StoreRequest::CancelWait => {
                 self.forget(client);
-                Reply::default().byte(WAIT_CANCELED).send(client, replies);
+                ReplyBuilder::default().byte(WAIT_CANCELED).send(client, replies);
             }
-            Request::Barrier { key, world } => {
+            StoreRequest::Barrier { key, world } => {
                 self.forget(client);
                 if self.add(&key, 1)? >= world {
                     self.wake(&key, replies);
-                    Reply::default().byte(STOP_WAITING).send(client, replies);
+                    ReplyBuilder::default().byte(STOP_WAITING).send(client, replies);
                 } else {
-                    let key = self.shared(&key);
+                    let key = self.to_shared(&key);
                     self.wait(client, HashSet::from([key]))?;
                 }
             }
-            Request::CountKeys => Reply::default().number(self.keys.len() as i64).send(client, replies),
-            Request::Delete(key) => {
+            StoreRequest::CountKeys => ReplyBuilder::default().number(self.keys.len() as i64).send(client, replies),
+            StoreRequest::Delete(key) => {
                 let removed = self.keys.remove(&key[..]).is_some();
                 if removed {
                     self.key_bytes -= key.len();
-                    self.ledger.give(key.len() + OVERHEAD);
+                    self.budget.release(key.len() + OVERHEAD);
                 }
-                Reply::default().number(removed.into()).send(client, replies);
+                ReplyBuilder::default().number(removed.into()).send(client, replies);
             }
-            Request::Ping(nonce) => Reply::default().raw(&nonce.to_le_bytes()).send(client, replies),
-            Request::QueuePush { key, value } => {
-                let value = Value::new(value, &self.ledger)?;
+            StoreRequest::Ping(nonce) => ReplyBuilder::default().raw(&nonce.to_le_bytes()).send(client, replies),
+            StoreRequest::QueuePush { key, value } => {
+                let value = StoredValue::new(value, &self.budget)?;
                 match self.queues.get_mut(&key[..]) {
                     Some(queue) => queue.push_back(value),
                     None => {
-                        self.ledger.take(key.len() + OVERHEAD)?;
-                        self.queues.insert(self.shared(&key), VecDeque::from([value]));
+                        self.budget.reserve(key.len() + OVERHEAD)?;
+                        self.queues.insert(self.to_shared(&key), VecDeque::from([value]));
                     }
                 }
                 self.wake_one(&key, replies);
             }
-            Request::QueuePop(key) => {
+            StoreRequest::QueuePop(key) => {
                 let length = self.queues.get(&key[..]).map_or(0, VecDeque::len);
-                let reply = Reply::default().number(length as i64);
+                let reply = ReplyBuilder::default().number(length as i64);
                 match self.queues.get_mut(&key[..]).and_then(VecDeque::pop_front) {
                     Some(value) => reply.value(&value).send(client, replies),
                     None => reply.send(client, replies),
                 }
                 if length == 1 {
                     self.queues.remove(&key[..]);
-                    self.ledger.give(key.len() + OVERHEAD);
+                    self.budget.release(key.len() + OVERHEAD);
                 }
             }
-            Request::QueueLength(key) => {
+            StoreRequest::QueueLength(key) => {
                 let length = self.queues.get(&key[..]).map_or(0, VecDeque::len);
-                Reply::default().number(length as i64).send(client, replies);
+                ReplyBuilder::default().number(length as i64).send(client, replies);
             }
-            Request::ListKeys => {
-                self.ledger.room(self.key_bytes + 8 * self.keys.len())?;
-                let reply = Reply::default().number(self.keys.len() as i64);
+            StoreRequest::ListKeys => {
+                self.budget.check(self.key_bytes + 8 * self.keys.len())?;
+                let reply = ReplyBuilder::default().number(self.keys.len() as i64);
                 self.keys.keys().fold(reply, |reply, key| reply.bytes(key)).send(client, replies);
             }
         }
         Ok(())
     }
 
-    /// Drops what a client waits for: it has gone, or waits no more.
-    pub fn forget(&mut self, client: ClientId) {
-        let (turn, keys) = self.lacking.remove(&client).unwrap_or_default();
+    /// Ends the wait of a client: it has gone, or waits for something else.
+    pub fn forget(&mut self, client: ConnectionId) {
+        let (order, keys) = self.lacking.remove(&client).unwrap_or_default();
         for key in keys {
-            self.ledger.give(key.len() + OVERHEAD);
+            self.budget.release(key.len() + OVERHEAD);
             if let Some(waiting) = self.waits.get_mut(&key) {
-                waiting.remove(&turn);
+                waiting.remove(&order);
                 if waiting.is_empty() {
                     self.waits.remove(&key);
                 }
@@ -239,33 +224,33 @@ impl Store {
         self.keys.contains_key(key) || self.queues.contains_key(key)
     }
 
-    /// The key as somebody already has it, or anew.
-    fn shared(&self, key: &[u8]) -> Key {
+    /// The key, shared with those that wait for it.
+    fn to_shared(&self, key: &[u8]) -> Key {
         self.waits.get_key_value(key).map_or_else(|| key.into(), |(key, _)| Arc::clone(key))
     }
 
-    fn set(&mut self, key: &[u8], value: Vec<u8>, replies: &mut Replies) -> Result<(), Full> {
+    fn set(&mut self, key: &[u8], value: Vec<u8>, replies: &mut Replies) -> Result<(), BudgetExceeded> {
         self.put(key, value)?;
         self.wake(key, replies);
         Ok(())
     }
 
-    fn put(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), Full> {
-        let value = Value::new(value, &self.ledger)?;
+    fn put(&mut self, key: &[u8], value: Vec<u8>) -> Result<(), BudgetExceeded> {
+        let value = StoredValue::new(value, &self.budget)?;
         match self.keys.get_mut(key) {
             Some(old) => *old = value,
             None => {
-                self.ledger.take(key.len() + OVERHEAD)?;
+                self.budget.reserve(key.len() + OVERHEAD)?;
                 self.key_bytes += key.len();
-                self.keys.insert(self.shared(key), value);
+                self.keys.insert(self.to_shared(key), value);
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, Refused> {
+    fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, StoreError> {
         let before = match self.keys.get(key) {
-            Some(value) => number(value.bytes()).ok_or(Refused::NoNumber)?,
+            Some(value) => parse_number(value.bytes()).ok_or(StoreError::NotANumber)?,
             None => 0,
         };
         let sum = before.wrapping_add(amount);
@@ -273,28 +258,28 @@ impl Store {
         Ok(sum)
     }
 
-    fn wait(&mut self, client: ClientId, lacking: HashSet<Key>) -> Result<(), Full> {
-        self.ledger.take(lacking.iter().map(|key| key.len() + OVERHEAD).sum())?;
-        self.turn += 1;
+    fn wait(&mut self, client: ConnectionId, lacking: HashSet<Key>) -> Result<(), BudgetExceeded> {
+        self.budget.reserve(lacking.iter().map(|key| key.len() + OVERHEAD).sum())?;
+        self.last_wait += 1;
         for key in &lacking {
-            self.waits.entry(Arc::clone(key)).or_default().insert(self.turn, client);
+            self.waits.entry(Arc::clone(key)).or_default().insert(self.last_wait, client);
         }
-        self.lacking.insert(client, (self.turn, lacking));
+        self.lacking.insert(client, (self.last_wait, lacking));
         Ok(())
     }
 
-    /// A key is there: nobody lacks it any more.
+    /// A key was set: no client lacks it any more.
     fn wake(&mut self, key: &[u8], replies: &mut Replies) {
         for client in self.waits.remove(key).unwrap_or_default().into_values() {
-            self.got(client, key, replies);
+            self.satisfy(client, key, replies);
         }
     }
 
-    /// A value has been put into a queue: the first who lacks nothing else may have it.
+    /// A value was added to a queue: the first client that lacks nothing else stops waiting.
     fn wake_one(&mut self, key: &[u8], replies: &mut Replies) {
         let Some((key, mut waiting)) = self.waits.remove_entry(key) else { return };
         while let Some((_, client)) = waiting.pop_first() {
-            if self.got(client, &key, replies) {
+            if self.satisfy(client, &key, replies) {
                 break;
             }
         }
@@ -303,31 +288,31 @@ impl Store {
         }
     }
 
-    /// Whether this was all that the client lacked.
-    fn got(&mut self, client: ClientId, key: &[u8], replies: &mut Replies) -> bool {
+    /// A client does not lack this key any more. Whether it lacks nothing else, and so stops waiting.
+    fn satisfy(&mut self, client: ConnectionId, key: &[u8], replies: &mut Replies) -> bool {
         let Some((_, lacking)) = self.lacking.get_mut(&client) else { return false };
         if lacking.remove(key) {
-            self.ledger.give(key.len() + OVERHEAD);
+            self.budget.release(key.len() + OVERHEAD);
         }
         let all = lacking.is_empty();
         if all {
             self.lacking.remove(&client);
-            Reply::default().byte(STOP_WAITING).send(client, replies);
+            ReplyBuilder::default().byte(STOP_WAITING).send(client, replies);
         }
         all
     }
 }
 
-/// What a reply holds for one value that is asked for, as far as that is not shared with who set it.
-fn cost_of_telling(value: Option<&Value>) -> usize {
+/// The memory that a reply needs for one value, beside what is shared with the store.
+fn reply_cost(value: Option<&StoredValue>) -> usize {
     match value.map_or(0, |value| value.bytes().len()) {
         short @ 0..=SHORT => 8 + short,
         _ => OVERHEAD,
     }
 }
 
-/// A number as C's `strtoll` reads it: what follows the digits is nothing.
-fn number(text: &[u8]) -> Option<i64> {
+/// A number as C's `strtoll` reads it: what follows the digits is ignored.
+fn parse_number(text: &[u8]) -> Option<i64> {
     let text = text.trim_ascii_start();
     let sign = usize::from(matches!(text.first(), Some(b'+' | b'-')));
     let digits = text[sign..].iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -336,13 +321,13 @@ fn number(text: &[u8]) -> Option<i64> {
 
 /// One client's reply.
 #[derive(Default)]
-struct Reply(Vec<Piece>);
+struct ReplyBuilder(Vec<OutputChunk<StoredValue>>);
 
-impl Reply {
+impl ReplyBuilder {
     fn raw(mut self, bytes: &[u8]) -> Self {
         match self.0.last_mut() {
-            Some(Piece::Own(own)) => own.extend_from_slice(bytes),
-            _ => self.0.push(Piece::Own(bytes.to_vec())),
+            Some(OutputChunk::Own(own)) => own.extend_from_slice(bytes),
+            _ => self.0.push(OutputChunk::Own(bytes.to_vec())),
         }
         self
     }
@@ -359,23 +344,23 @@ impl Reply {
         self.number(bytes.len() as i64).raw(bytes)
     }
 
-    fn value(self, value: &Value) -> Self {
+    fn value(self, value: &StoredValue) -> Self {
         if value.bytes().len() <= SHORT {
             return self.bytes(value.bytes());
         }
         let mut reply = self.number(value.bytes().len() as i64);
-        reply.0.push(Piece::Shared(value.clone()));
+        reply.0.push(OutputChunk::Shared(value.clone()));
         reply
     }
 
-    fn found(self, value: Option<&Value>) -> Self {
+    fn value_or_empty(self, value: Option<&StoredValue>) -> Self {
         match value {
             Some(value) => self.value(value),
             None => self.bytes(&[]),
         }
     }
 
-    fn send(self, client: ClientId, replies: &mut Replies) {
-        replies.extend(self.0.into_iter().map(|piece| (client, piece)));
+    fn send(self, client: ConnectionId, replies: &mut Replies) {
+        replies.extend(self.0.into_iter().map(|chunk| (client, chunk)));
     }
 }

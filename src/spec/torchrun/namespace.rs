@@ -1,52 +1,52 @@
-//! The options as attributes, named and typed as those of the namespace that torchrun's parser makes.
+//! The options as attributes of a Python namespace, with the names and types of torchrun's parser.
 
 use super::options::OPTIONS;
-use super::read;
-use crate::spec::SpecError;
-use crate::spec::options::{Kind, Opt, Values};
+use crate::spec::error::SpecError;
+use crate::spec::options::{Opt, OptKind, OptValues};
+use crate::spec::torchrun::values;
 
-/// A value as Python has it.
+/// A value by its Python type.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Typed {
-    /// There is none.
+pub enum PythonValue {
+    /// None.
     None,
-    /// A text.
+    /// A str.
     Text(String),
-    /// A whole number.
+    /// An int.
     Int(i64),
-    /// Another number.
+    /// A float.
     Float(f64),
-    /// Yes or no.
+    /// A bool.
     Flag(bool),
-    /// Texts.
+    /// A list of str.
     List(Vec<String>),
 }
 
-/// The name of an option's attribute.
+/// The attribute of an option.
 pub fn attribute(opt: &Opt) -> String {
     opt.name.replace('-', "_")
 }
 
-/// All attributes but the script's. What has choices is held to them where the command line says it, as in torchrun.
-pub fn of(values: &Values) -> Result<Vec<(String, Typed)>, SpecError> {
+/// All attributes except those of the script. As in torchrun, choices are checked only on the command line.
+pub fn attributes(values: &OptValues) -> Result<Vec<(String, PythonValue)>, SpecError> {
     OPTIONS.iter().map(|opt| Ok((attribute(opt), typed(values, opt)?))).collect()
 }
 
-fn typed(values: &Values, opt: &Opt) -> Result<Typed, SpecError> {
+fn typed(values: &OptValues, opt: &Opt) -> Result<PythonValue, SpecError> {
     let text = values.text(opt.name);
     if !opt.choices.is_empty() && values.on_command_line(opt.name).is_some() {
-        read::choice(values, opt.name)?;
+        values::choice(values, opt.name)?;
     }
     Ok(match opt.kind {
-        Kind::Flag | Kind::Bool => Typed::Flag(read::flag(values, opt.name)?),
-        Kind::Int => read::whole(values, opt.name)?.map_or(Typed::None, Typed::Int),
-        Kind::Seconds => Typed::Float(read::float(values, opt.name)?),
-        Kind::Text if is_list(opt) => Typed::List(text.map_or_else(Vec::new, read::list)),
-        Kind::Text => text.map_or(Typed::None, |text| Typed::Text(text.to_owned())),
+        OptKind::Flag | OptKind::Bool => PythonValue::Flag(values::flag(values, opt.name)?),
+        OptKind::Int => values::whole(values, opt.name)?.map_or(PythonValue::None, PythonValue::Int),
+        OptKind::Seconds => PythonValue::Float(values::float(values, opt.name)?),
+        OptKind::Text if is_list(opt) => PythonValue::List(text.map_or_else(Vec::new, values::list)),
+        OptKind::Text => text.map_or(PythonValue::None, |text| PythonValue::Text(text.to_owned())),
     })
 }
 
-/// Whether its value is a list of texts.
+/// Whether the value is a list of texts.
 pub fn is_list(opt: &Opt) -> bool {
     opt.name.starts_with("duplicate-")
 }

@@ -1,79 +1,80 @@
-//! The options of `python -m rlaunch.run`: one table, from which come the command line, the help, the variables and
-//! the Python parser. Contract: the options of `torchrun`, of torch 2.15.
+//! The option table of `python -m rlaunch.run`. The command line, the help, the variables and the Python parser are built
+//! from it. Contract: the options of `torchrun`, of torch 2.15.
 
-use crate::spec::options::Kind::{Flag, Int, Seconds, Text};
-use crate::spec::options::{Opt, Values, Vars, opt, prefer_flags};
+use crate::spec::options::OptKind::{Flag, Int, Seconds, Text};
+use crate::spec::options::{EnvVars, Opt, OptValues, opt, prefer_flags, renamed};
 use std::collections::BTreeMap;
 
-/// Signals that stop the job.
+/// The default signals that stop the job.
 pub const SIGNALS: &str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
 
-/// Every option. Those from `FIRST_OF_OURS` on are rlaunch's own.
+/// All options. Those from `FIRST_OF_OURS` on are rlaunch's own.
 #[rustfmt::skip]
 pub const OPTIONS: &[Opt] = &[
-    opt("nnodes", Text, &["PET_NNODES"], Some("1:1"), "Nodes of the job; MIN:MAX, but for a static rendezvous: they may come and go"),
-    opt("nproc-per-node", Text, &["PET_NPROC_PER_NODE"], Some("1"), "Ranks on this node: a number, gpu or xpu for one per device, cpu for one per CPU, auto for the devices if there are any, else cpu"),
-    Opt { short: Some('m'), ..opt("module", Flag, &["PET_MODULE"], None, "The script is a module name, run as python -m does") },
-    opt("no-python", Flag, &["PET_NO_PYTHON"], None, "The script is a program of its own, not run by Python"),
-    opt("run-path", Flag, &["PET_RUN_PATH"], None, "Run the script, given by its absolute path, as runpy.run_path does; --no-python has no effect then"),
-    Opt { choices: &["spawn", "fork", "forkserver"], ..opt("start-method", Text, &["PET_START_METHOD"], Some("spawn"), "How --run-path starts ranks; accepted, each gets an interpreter of its own") },
-    opt("role", Text, &["PET_ROLE"], Some("default"), "What the ranks are called, in ROLE_NAME and before their lines"),
-    opt("virtual-local-rank", Flag, &["PET_VIRTUAL_LOCAL_RANK"], None, "LOCAL_RANK is 0 for all, and each rank sees its own device alone"),
-    Opt { choices: &["node", "socket", "exclusive", "core-complex"], ..opt("numa-binding", Text, &[], None, "Bind each rank to the CPUs near its device: all of its node or socket, a share of the node's cores for itself, or a group of cores with one cache") },
-    opt("rdzv-backend", Text, &["PET_RDZV_BACKEND"], Some("static"), "How nodes find each other: static (by --node-rank and --master-addr), c10d (at one of them), etcd or etcd-v2 (at an etcd, version 3)"),
-    opt("rdzv-endpoint", Text, &["PET_RDZV_ENDPOINT"], Some(""), "Where they meet: host:port of node 0, of the node that is to serve, or of an etcd, several joined by commas [default: --master-addr:--master-port]"),
-    opt("rdzv-id", Text, &["PET_RDZV_ID"], Some("none"), "The job's name, in TORCHELASTIC_RUN_ID and the log folder's name"),
-    opt("rdzv-conf", Text, &["PET_RDZV_CONF"], Some(""), "More of it: KEY=VALUE joined by commas; timeout is how many seconds nodes wait for each other (900; but for a static rendezvous join_timeout, 600)"),
-    opt("standalone", Flag, &["PET_STANDALONE"], None, "This node alone, on a free port, under a name of its own"),
-    opt("node-rank", Int, &["PET_NODE_RANK"], Some("0"), "This node's number, from 0, for a static rendezvous"),
-    opt("master-addr", Text, &["PET_MASTER_ADDR"], Some("127.0.0.1"), "Node 0's address, for a static rendezvous"),
-    opt("master-port", Int, &["PET_MASTER_PORT"], None, "Node 0's port, for a static rendezvous [default: 29500; a free one on one node]"),
-    opt("local-addr", Text, &["PET_LOCAL_ADDR"], None, "This node's address, as others reach it [default: localhost on one node]"),
-    opt("log-dir", Text, &["PET_LOG_DIR"], None, "Folder for logs, in which each run makes one of its own; /dev/null for none [default: a temporary one]"),
-    Opt { short: Some('r'), ..opt("redirects", Text, &["PET_REDIRECTS"], Some("0"), "Streams that go to a log only: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:2") },
-    Opt { short: Some('t'), ..opt("tee", Text, &["PET_TEE"], Some("0"), "Streams that go to a log and to the console, in the same form") },
-    opt("log-line-prefix-template", Text, &["PET_LOG_LINE_PREFIX_TEMPLATE"], Some(""), "What stands before lines of --tee, of ${role_name} ${local_rank} ${rank} ${hostname} [default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:]"),
-    opt("local-ranks-filter", Text, &["PET_LOCAL_RANKS_FILTER"], Some(""), "Show these local ranks on the console alone: numbers joined by commas"),
-    opt("duplicate-stdout-filters", Text, &["PET_DUPLICATE_STDOUT_FILTERS"], None, "Copy lines of --tee that hold one of these texts to filtered_stdout.log; joined by commas, ,, for a comma"),
-    opt("duplicate-stderr-filters", Text, &["PET_DUPLICATE_STDERR_FILTERS"], None, "The same for stderr and filtered_stderr.log"),
-    opt("logs-specs", Text, &[], None, "Refused but for none: plug-ins for logs are Python code of torch"),
-    opt("event-log-handler", Text, &["PET_EVENT_LOG_HANDLER"], Some("null"), "console: what happens as lines of JSON on stderr; null and dynamic_rendezvous: nothing"),
-    opt("max-restarts", Int, &["PET_MAX_RESTARTS"], Some("0"), "How many times all ranks are started again after one has failed"),
-    opt("monitor-interval", Seconds, &["PET_MONITOR_INTERVAL"], Some("0.1"), "Accepted; rlaunch sees the end of a rank at once"),
-    opt("shutdown-timeout", Int, &["PET_SHUTDOWN_TIMEOUT"], None, "Seconds between asking ranks to stop and killing them, whatever the reason [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30]"),
-    opt("signals-to-handle", Text, &["PET_SIGNALS_TO_HANDLE"], Some(SIGNALS), "Signals that stop the job, and are passed on to the ranks"),
-    Opt { choices: &["bash", "zsh", "fish"], ..opt("print-completion", Text, &[], None, "Print what completes this command line in bash, zsh or fish") },
-    opt("dialect", Text, &["RLAUNCH_DIALECT"], Some("torch"), "Frameworks whose variables the ranks get: paddle, torch, jax, joined by commas"),
-    opt("pass-local-rank", Flag, &[], None, "Give the script --local-rank=N first, as torch.distributed.launch does"),
-    opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "OMP_NUM_THREADS is 1 where there are several ranks, not this node's CPUs divided among them"),
-    opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "End with 1 whenever the job failed or was stopped"),
-    opt("zygote", Text, &["RLAUNCH_ZYGOTE"], None, "Import these modules once, in a process that the ranks are forked from: torch, paddle or any, joined by commas; auto among them: only where that is safe"),
-    opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Say which CPUs each rank was bound to"),
-    opt("job-key", Text, &["RLAUNCH_JOB_KEY"], None, "A secret that all nodes of the job have, for c10d: its master listens to nobody else; better given in the variable"),
-    Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "What is read of the ranks' output to explain a failure, beside what goes to logs") },
-    opt("dry-run", Text, &[], None, "Print the plan as a table (or =json) and start nothing"),
+    opt("nnodes", Text, &["PET_NNODES"], Some("1:1"), "Number of nodes, or MIN:MAX for an elastic job (not with a static rendezvous)"),
+    opt("nproc-per-node", Text, &["PET_NPROC_PER_NODE"], Some("1"), "Number of ranks on this node: a number, gpu or xpu for one per device, cpu for one per CPU, auto for one per device if there are any, else per CPU"),
+    Opt { short: Some('m'), ..opt("module", Flag, &["PET_MODULE"], None, "Run the script as a module, like python -m") },
+    opt("no-python", Flag, &["PET_NO_PYTHON"], None, "Run the script as a program, without Python"),
+    opt("run-path", Flag, &["PET_RUN_PATH"], None, "Run the script, given by its absolute path, with runpy.run_path; --no-python then has no effect"),
+    Opt { choices: &["spawn", "fork", "forkserver"], ..opt("start-method", Text, &["PET_START_METHOD"], Some("spawn"), "Start method for --run-path; accepted without effect: each rank gets an interpreter of its own") },
+    opt("role", Text, &["PET_ROLE"], Some("default"), "Name of the ranks' role, for ROLE_NAME and the prefix of their lines"),
+    opt("virtual-local-rank", Flag, &["PET_VIRTUAL_LOCAL_RANK"], None, "Set LOCAL_RANK to 0 in every rank and show it only its own device"),
+    Opt { choices: &["node", "socket", "exclusive", "core-complex"], ..opt("numa-binding", Text, &[], None, "Bind each rank to CPUs near its device: all of the device's NUMA node or socket, an exclusive share of the node's cores, or a core complex with a shared cache") },
+    opt("rdzv-backend", Text, &["PET_RDZV_BACKEND"], Some("static"), "Rendezvous backend: static (by --node-rank and --master-addr), c10d (served by one of the nodes), etcd or etcd-v2 (at etcd version 3)"),
+    opt("rdzv-endpoint", Text, &["PET_RDZV_ENDPOINT"], Some(""), "Address of the rendezvous: host:port of node 0, of the node that serves it, or of etcd (several comma-separated) [default: --master-addr:--master-port]"),
+    opt("rdzv-id", Text, &["PET_RDZV_ID"], Some("none"), "Name of the job, for TORCHELASTIC_RUN_ID and the name of the log folder"),
+    opt("rdzv-conf", Text, &["PET_RDZV_CONF"], Some(""), "Comma-separated KEY=VALUE settings of the rendezvous; timeout is the seconds that nodes wait for each other (900; join_timeout, 600, unless static)"),
+    opt("standalone", Flag, &["PET_STANDALONE"], None, "Run on this node alone, with a free port and a generated job name"),
+    opt("node-rank", Int, &["PET_NODE_RANK"], Some("0"), "Number of this node, from 0, for a static rendezvous"),
+    opt("master-addr", Text, &["PET_MASTER_ADDR"], Some("127.0.0.1"), "Address of node 0, for a static rendezvous"),
+    opt("master-port", Int, &["PET_MASTER_PORT"], None, "Port of node 0, for a static rendezvous [default: 29500; a free port for a single node]"),
+    opt("local-addr", Text, &["PET_LOCAL_ADDR"], None, "Address of this node that other nodes can reach [default: localhost for a single node]"),
+    opt("log-dir", Text, &["PET_LOG_DIR"], None, "Folder in which each run creates its own log folder; /dev/null for no logs [default: a temporary one]"),
+    Opt { short: Some('r'), ..opt("redirects", Text, &["PET_REDIRECTS"], Some("0"), "Streams to write only to log files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:2") },
+    Opt { short: Some('t'), ..opt("tee", Text, &["PET_TEE"], Some("0"), "Streams to write to log files and to the console, in the form of --redirects") },
+    opt("log-line-prefix-template", Text, &["PET_LOG_LINE_PREFIX_TEMPLATE"], Some(""), "Prefix of lines of --tee, from ${role_name} ${local_rank} ${rank} ${hostname} [default: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, else [${role_name}${local_rank}]:]"),
+    opt("local-ranks-filter", Text, &["PET_LOCAL_RANKS_FILTER"], Some(""), "Comma-separated local ranks whose output the console shows [default: all]"),
+    opt("duplicate-stdout-filters", Text, &["PET_DUPLICATE_STDOUT_FILTERS"], None, "Comma-separated texts (,, is a comma); lines of --tee that contain one are copied to filtered_stdout.log"),
+    opt("duplicate-stderr-filters", Text, &["PET_DUPLICATE_STDERR_FILTERS"], None, "Same for stderr and filtered_stderr.log"),
+    opt("logs-specs", Text, &[], None, "Not supported: plug-ins for logs are Python code of torch"),
+    opt("event-log-handler", Text, &["PET_EVENT_LOG_HANDLER"], Some("null"), "Handler of events: console writes them to stderr as lines of JSON; null and dynamic_rendezvous discard them"),
+    opt("max-restarts", Int, &["PET_MAX_RESTARTS"], Some("0"), "Number of times that all ranks are restarted after a failure"),
+    opt("monitor-interval", Seconds, &["PET_MONITOR_INTERVAL"], Some("0.1"), "Seconds between checks of the ranks; accepted without effect: rlaunch sees the exit of a rank at once"),
+    opt("shutdown-timeout", Int, &["PET_SHUTDOWN_TIMEOUT"], None, "Seconds between the stop signal and SIGKILL when ranks are stopped (minimum 0) [default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, else 30]"),
+    opt("signals-to-handle", Text, &["PET_SIGNALS_TO_HANDLE"], Some(SIGNALS), "Comma-separated signals that stop the job and are forwarded to the ranks"),
+    Opt { choices: &["bash", "zsh", "fish"], ..opt("print-completion", Text, &[], None, "Print the completion script for bash, zsh or fish") },
+    renamed("dialect", "RLAUNCH_DIALECT", opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("torch"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax")),
+    opt("pass-local-rank", Flag, &[], None, "Pass --local-rank=N as the script's first argument, as torch.distributed.launch does"),
+    opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "Set OMP_NUM_THREADS to 1 if there are several ranks, instead of dividing the CPUs among them"),
+    opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "Exit with status 1 whenever the job fails or is stopped"),
+    renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as torch. With auto among them, ranks import for themselves if a fork would not be safe")),
+    opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
+    renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
+    opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 
 /// The first of rlaunch's own options.
-pub const FIRST_OF_OURS: &str = "dialect";
+pub const FIRST_OF_OURS: &str = "frameworks";
 
-/// Whether torchrun has this option. A name that is cut short stands for one of these first.
+/// Whether torchrun has this option. An abbreviation means one of these first.
 pub fn is_torchs(name: &str) -> bool {
     OPTIONS.iter().take_while(|opt| opt.name != FIRST_OF_OURS).any(|opt| opt.name == name)
 }
 
 /// The headings of the help, each with the option that it stands above.
 pub const HEADINGS: &[(&str, &str)] = &[
-    ("What runs", "nnodes"),
+    ("Job and script", "nnodes"),
     ("Rendezvous", "rdzv-backend"),
     ("Logs and console", "log-dir"),
-    ("Stops and restarts", "max-restarts"),
+    ("Stopping and restarting", "max-restarts"),
     ("Completion", "print-completion"),
     ("Not in torchrun", FIRST_OF_OURS),
 ];
 
-/// Merges the layers. `from_pet`: whether the PET_ variables stand for what the command line does not say.
-pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &Vars, from_pet: bool) -> Values {
+/// Merges the layers: the command line overrides a variable, which overrides the default. `from_pet`: whether PET_
+/// variables count.
+pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &EnvVars, from_pet: bool) -> OptValues {
     let seen = vars.iter().filter(|(name, _)| from_pet || !name.starts_with("PET_"));
     prefer_flags(OPTIONS, flags, &seen.map(|(name, value)| (name.clone(), value.clone())).collect())
 }

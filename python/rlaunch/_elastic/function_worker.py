@@ -1,0 +1,125 @@
+"""``python -m rlaunch._elastic.function_worker PAYLOAD RESULTS``: a rank whose program is a function.
+
+The program that starts the launcher calls ``dump_call`` before and ``load_results`` afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .._errors.atomic_file import write_atomically
+from ..errors import NoResultError, record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) -> None:
+    """Writes a function and its arguments to a file of mode 0600.
+
+    What ranks cannot look up by name (a lambda, a function of a notebook) is pickled by value, which needs
+    cloudpickle.
+
+    Raises:
+        RuntimeError: this process is a rank that still imports its main module: there is no main guard.
+        OSError: the file cannot be written.
+        PicklingError, AttributeError, TypeError and others: pickle's own.
+    """
+    from .._spawn.main_guard import check_main_guard
+    from .._spawn.pickling import build_preparation_data
+
+    check_main_guard()
+    preparation, has_main = build_preparation_data("rank")
+    # multiprocessing's type for it can only be pickled for a process of its own.
+    preparation["authkey"] = bytes(preparation["authkey"])
+    call = (entrypoint, tuple(args))
+    by_name = has_main or getattr(entrypoint, "__module__", "__main__") != "__main__"
+    try:
+        pickled = pickle.dumps(call) if by_name else _pickle_by_value(call)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        pickled = _pickle_by_value(call)
+    write_atomically(path, pickle.dumps((preparation, pickled)))
+
+
+def load_results(folder: str, ranks: Iterable[int]) -> dict[int, Any]:
+    """Returns the return value of each of these ranks.
+
+    Raises:
+        NoResultError: a rank ended without returning.
+    """
+    results = {}
+    for rank in ranks:
+        try:
+            with open(_result_path(folder, rank), "rb") as file:
+                results[rank] = pickle.load(file)
+        except FileNotFoundError:
+            raise NoResultError(
+                f"the result of rank {rank} is not there: the rank ended without one"
+            ) from None
+    return results
+
+
+def main(payload: str, folder: str) -> None:
+    """Runs the function as rank RANK, and writes its return value into the folder.
+
+    An exception, also one of unpickling, is recorded as ``rlaunch.errors.record`` does. The return value of
+    a function that calls ``sys.exit(0)`` is None.
+    """
+    record(_run)(payload, _result_path(folder, int(os.environ["RANK"])))
+
+
+def _run(payload: str, result: str) -> None:
+    entrypoint, args = _load_call(payload)
+    value = None
+    try:
+        value = entrypoint(*args)
+    except SystemExit as error:
+        if error.code != 0:
+            raise
+    try:
+        content = pickle.dumps(value)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        content = _pickle_by_value(value)
+    write_atomically(result, content)
+
+
+def _load_call(payload: str) -> Any:
+    from multiprocessing import process, spawn
+
+    with open(payload, "rb") as file:
+        preparation, pickled = pickle.load(file)
+    # Set while the main module is imported: starting a process meanwhile fails for lack of a main guard.
+    process.current_process()._inheriting = True  # type: ignore[attr-defined]
+    try:
+        spawn.prepare(preparation)
+        return pickle.loads(pickled)
+    finally:
+        del process.current_process()._inheriting  # type: ignore[attr-defined]
+
+
+def _result_path(folder: str, rank: int) -> str:
+    return os.path.join(folder, f"{rank}.pickle")
+
+
+def _pickle_by_value(value: Any) -> bytes:
+    """
+    Raises:
+        PicklingError: cloudpickle is not installed.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        message = f"{value!r} cannot be pickled by name; with cloudpickle installed it can be sent"
+        raise pickle.PicklingError(message) from None
+    pickled: bytes = cloudpickle.dumps(value)
+    return pickled
+
+
+if __name__ == "__main__":
+    # Through the import system, so that pickles refer to this module by its name and not to __main__.
+    import importlib
+
+    importlib.import_module("rlaunch._elastic.function_worker").main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Runs ``python -m rlaunch.run`` and raises torch's exceptions for failed ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .._errors.torch_classes import TORCH_ERRORS, peer_class
+from .._launch.launcher_process import run_launcher
+from .._launch.outcome import make_report
+from ..errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .._errors.failures import ChildFailedError
+    from ..report import Report
+
+
+def run_job(arguments: Iterable[str], name: str) -> Report:
+    """Runs ``python -m rlaunch.run`` with these arguments; PET_ variables have no effect.
+
+    Args:
+        arguments: the whole command line.
+        name: name of the program or function, for messages.
+
+    Raises:
+        ChildFailedError: a rank failed.
+        WorkerError: a signal stopped the job, or node 0's store was lost.
+        LaunchError: the launcher could not start the job.
+    """
+    argv = [os.fsencode(word) for word in [sys.executable, "-m", "rlaunch.run", *arguments]]
+    environ = {**os.environ, "RLAUNCH_RUN_SPELT_OUT": "1", "RLAUNCH_TITLE": name}
+    try:
+        return make_report(*run_launcher(argv, environ, None))
+    except WorkerError as error:
+        failed = _make_child_failed_error(error.report, name)
+        if failed is None:
+            raise
+        raise failed from None
+
+
+def _make_child_failed_error(report: Report, name: str) -> ChildFailedError | None:
+    """Returns the exception for ranks that failed by themselves; None if none did.
+
+    The culprit counts as one even if the launcher stopped it: a rank that has recorded its error may take
+    long to end.
+    """
+    from .._errors.failures import ChildFailedError, ProcessFailure
+
+    failures = {}
+    for rank in report.ranks:
+        if rank.exitcode is not None and (rank.status == "failed" or rank.rank == report.culprit):
+            folder = os.path.join(report.log_dir, f"attempt_{rank.attempt}", str(rank.local_rank))
+            error_file = os.path.join(folder, "error.json")
+            failures[rank.rank] = ProcessFailure(rank.local_rank, rank.pid or 0, rank.exitcode, error_file)
+    if report.culprit not in failures:
+        return None
+    return peer_class(ChildFailedError, TORCH_ERRORS)(name, failures, report.culprit)
+
+
+def get_entrypoint_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
+    """Returns the name of what the ranks run. Contract: ``_get_entrypoint_name`` of torch 2.15's launcher."""
+    if not isinstance(entrypoint, str):
+        return getattr(entrypoint, "__name__", type(entrypoint).__name__)
+    if entrypoint != sys.executable:
+        return entrypoint
+    return next((arg for arg in map(str, args) if not arg.startswith("-")), "")

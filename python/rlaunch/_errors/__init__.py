@@ -1,0 +1,1 @@
+"""Errors of ranks: error files, failed ranks, exceptions that are torch's classes too."""

@@ -1,0 +1,1 @@
+"""Installs rlaunch in place of functions of Paddle and torch."""

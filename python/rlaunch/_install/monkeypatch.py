@@ -1,0 +1,51 @@
+"""Replaces attributes of modules, and restores them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType, TracebackType
+
+
+class Installation:
+    """The effect of ``install()``; ``uninstall()`` or the end of a ``with`` block undoes it."""
+
+    def __init__(self, replacements: Iterable[tuple[ModuleType, str, Any]]) -> None:
+        """
+        Args:
+            replacements: a module, the name of its attribute, and the new value of that.
+        """
+        self._originals: list[tuple[ModuleType, str, Any]] = []
+        for module, name, value in replacements:
+            self._originals.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is something to undo."""
+        return bool(self._originals)
+
+    @property
+    def stands(self) -> bool:
+        """Deprecated: older name of ``is_active``."""
+        import warnings
+
+        text = "Installation.stands is deprecated; its name is is_active"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.is_active
+
+    def uninstall(self) -> None:
+        """Restores the original values. A second call has no effect."""
+        while self._originals:
+            module, name, value = self._originals.pop()
+            setattr(module, name, value)
+
+    def __enter__(self) -> Installation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.uninstall()

@@ -1,0 +1,1 @@
+"""``rlaunch.launch``: runs the launcher as a child process."""

@@ -1,0 +1,104 @@
+"""``rlaunch.launch``: ``python -m rlaunch`` from a Python program."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # Importing typing takes longer than this module.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from ..report import Report
+
+
+def launch(
+    script: str | bytes | os.PathLike[Any],
+    *args: Any,
+    env: Mapping[str, str] | None = None,
+    cwd: str | bytes | os.PathLike[Any] | None = None,
+    **options: Any,
+) -> Report:
+    """Runs a script on several ranks and waits for the end: ``python -m rlaunch OPTIONS script ARGS``.
+
+    The launcher runs in a process of its own. This process is not forked, and its children, signal handlers
+    and threads stay as they are. When this process ends, even by SIGKILL, the job ends too.
+
+    Output of the ranks and the launcher goes to this program's stdout and stderr: to descriptors 1 and 2 if
+    ``sys.stdout`` and ``sys.stderr`` use them, otherwise (a notebook, pytest's capturing) through these
+    objects.
+
+    Ctrl-C: the first one asks the ranks to stop, a second one kills them. When all ranks have ended, the
+    KeyboardInterrupt is raised. Any other exception of a signal handler has the same effect. This holds in
+    the main thread, where Python runs signal handlers. A call in another thread shares the terminal's process
+    group and stops only by the terminal's Ctrl-C. In a coroutine, call it through ``asyncio.to_thread``.
+
+    Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like. ``ranks`` of
+    the report are those of this node; ``job_end`` is the outcome of the whole job. A rank that fails on
+    another node raises a WorkerError here too.
+
+    Args:
+        script: what each rank runs: a Python script; with ``module=True`` the name of a module; with
+            ``no_python=True`` a program.
+        *args: its arguments, converted to text.
+        env: variables for the launcher and the ranks, added to this process's.
+        cwd: the working folder. Relative paths of the script and of ``log_dir`` start there.
+        **options: options of the command line by name (``nproc_per_node``, ``devices``, ``log_dir``,
+            ``max_restart``, ...). They override variables. ``True`` and ``False`` become ``true``
+            and ``false``, a list becomes comma-separated, None means the default.
+
+    Returns:
+        The report, if every rank exited successfully.
+
+    Raises:
+        WorkerError: a rank failed, a signal stopped the job, or another node was lost. Its ``report`` has
+            the details.
+        LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
+            the rendezvous failed or the job did not admit this node.
+        TypeError: an option does not exist.
+        OSError: the launcher cannot be started.
+    """
+    argv = [sys.executable, "-m", "rlaunch", *_build_flags(options), script, *args]
+    from .launcher_process import run_launcher
+    from .outcome import make_report
+
+    # One expression without a local variable: an exception keeps the variables of its frames alive.
+    return make_report(*run_launcher([_to_bytes(word) for word in argv], {**os.environ, **(env or {})}, cwd))
+
+
+def _build_flags(options: dict[str, Any]) -> list[bytes]:
+    from .. import _lib
+
+    known = _lib.launch_options()
+    flags = []
+    for name, value in options.items():
+        if name not in known or name == "dry_run":
+            raise TypeError(_describe_unknown(name, known))
+        if value is None:
+            continue
+        if known[name]:
+            flags += [b"--" + name.encode()] if value else []
+        else:
+            flags.append(b"--" + name.encode() + b"=" + _format_value(value))
+    return flags
+
+
+def _describe_unknown(name: str, known: dict[str, bool]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known.keys() - {name}, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"launch() has no option {name!r}{hint}"
+
+
+def _format_value(value: Any) -> bytes:
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, (list, tuple)):
+        return b",".join(map(_to_bytes, value))
+    return _to_bytes(value)
+
+
+def _to_bytes(word: Any) -> bytes:
+    return os.fsencode(word if isinstance(word, (str, bytes, os.PathLike)) else str(word))

@@ -1,0 +1,191 @@
+"""Runs the launcher as a child process: its output, its status pipe, and interrupts of this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import _lib
+from .status_pipe import VARIABLE
+
+TYPE_CHECKING = False  # Importing typing takes longer than this module.
+if TYPE_CHECKING:
+    from typing import Any, TextIO
+
+
+def run_launcher(argv: list[bytes], environ: dict[str, str], cwd: Any) -> tuple[bytes, int | None]:
+    """Runs the launcher until it ends; returns what it wrote to its status pipe, and its exit status.
+
+    Raises:
+        OSError: the launcher cannot be started.
+        BaseException: an exception that a signal handler raised, once the job has ended.
+    """
+    launcher = _Launcher(argv, environ, cwd)
+    try:
+        launcher.wait()
+    finally:
+        launcher.end()
+    return bytes(launcher.record), launcher.status
+
+
+class _Launcher:
+    """The launcher's process, from its start to its end.
+
+    Attributes:
+        record: what it has written to the status pipe.
+        status: its exit status; None while it runs.
+    """
+
+    def __init__(self, argv: list[bytes], environ: dict[str, str], cwd: Any) -> None:
+        import threading
+
+        self.record = bytearray()
+        self.status: int | None = None
+        self._pipes: list[_Pipe] = []
+        # When the spawner's thread ends, at the latest with this process, the kernel kills the launcher.
+        self._spawner: _lib.Spawner | None = _lib.Spawner()
+        # In this process's group, a Ctrl-C would arrive twice: from the terminal and from `wait`.
+        own_group = threading.current_thread() is threading.main_thread()
+        try:
+            self._status_pipe = self._open_pipe(self.record.extend)
+            output = self._open_output(sys.stdout, 1), self._open_output(sys.stderr, 2)
+            environ[VARIABLE] = str(self._status_pipe.writer)
+            block = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items()]
+            folder = None if cwd is None else os.fsencode(cwd)
+            self._process = self._spawner.start_launcher(
+                argv[0], argv, block, folder, self._status_pipe.writer, output, own_group
+            )
+            for pipe in self._pipes:
+                pipe.close_writer()
+        except BaseException:
+            self.end()
+            raise
+
+    def _open_pipe(self, sink: Any) -> _Pipe:
+        pipe = _Pipe(sink)
+        self._pipes.append(pipe)
+        return pipe
+
+    def _open_output(self, stream: TextIO | None, number: int) -> int:
+        """Returns the descriptor for the launcher's stdout or stderr; -1: this process's own."""
+        if stream is None:
+            return -1
+        try:
+            stream.flush()
+            if stream.fileno() == number:
+                return -1
+        except (AttributeError, OSError, ValueError):
+            pass
+        return self._open_pipe(_TextSink(stream)).writer
+
+    def wait(self) -> None:
+        """Waits until the launcher has ended. An exception meanwhile stops the job, and is raised then."""
+        import signal
+
+        interrupted: BaseException | None = None
+        others = 0
+        while True:
+            try:
+                self._forward_output()
+                break
+            except KeyboardInterrupt as error:
+                interrupted = interrupted or error
+                self._process.signal(signal.SIGINT)
+            except BaseException as error:
+                interrupted = interrupted or error
+                others += 1
+                if others > 2:
+                    break
+                self._process.signal(signal.SIGTERM)
+        if interrupted is not None:
+            raise interrupted
+
+    def _forward_output(self) -> None:
+        ended = self._process.fileno()
+        while self.status is None or not self._has_record():
+            readers = {pipe.reader: pipe for pipe in self._pipes if pipe.reader >= 0}
+            for fd in _lib.await_readable([*readers, *([ended] if self.status is None else [])]):
+                if fd == ended:
+                    self.status = self._process.poll()
+                else:
+                    readers[fd].forward()
+        # The launcher writes the record last, so the rest of the output is in the pipes. Their end may never
+        # come: a process that was forked off this one meanwhile may hold a write end.
+        for pipe in self._pipes:
+            while pipe.reader >= 0 and pipe.forward():
+                pass
+
+    def _has_record(self) -> bool:
+        return self.record.endswith(b"\n") or self._status_pipe.reader < 0
+
+    def end(self) -> None:
+        """Kills the launcher if it still runs, and closes all pipes."""
+        import signal
+
+        spawner, self._spawner = self._spawner, None
+        for process in spawner.ranks() if spawner else []:
+            if process.poll() is None:
+                process.signal(signal.SIGKILL)
+                process.wait(2)
+        for pipe in self._pipes:
+            pipe.close()
+
+
+class _Pipe:
+    """A pipe that the launcher writes to.
+
+    Attributes:
+        reader, writer: its ends; -1 once closed.
+    """
+
+    def __init__(self, sink: Any) -> None:
+        self._sink = sink
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.reader, False)
+
+    def forward(self) -> bool:
+        """Passes the available bytes to the sink; returns whether there were any."""
+        try:
+            data = os.read(self.reader, 1 << 16)
+        except BlockingIOError:
+            return False
+        self._sink(data)
+        if not data:
+            os.close(self.reader)
+            self.reader = -1
+        return bool(data)
+
+    def close_writer(self) -> None:
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        self.close_writer()
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+
+
+class _TextSink:
+    """Writes bytes to a text stream, until a write fails."""
+
+    def __init__(self, stream: TextIO) -> None:
+        import codecs
+
+        self._stream: TextIO | None = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, data: bytes) -> None:
+        if self._stream is None:
+            return
+        text = self._decoder.decode(data, not data)
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode())
+            self._stream.flush()
+        except (AttributeError, OSError, ValueError):
+            # The stream is closed or its reader has ended. The log files hold the output.
+            self._stream = None

@@ -1,0 +1,190 @@
+"""A preload server (zygote) as seen from the program that has ranks forked off it."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from multiprocessing import spawn, util
+from typing import TYPE_CHECKING, Any
+
+from .. import _lib
+from .._process.signal_mask import hold_signals
+from .._process.spawners import new_spawner
+from ..errors import ZygoteError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Without "" in sys.path first: a file of the working folder must not hide a module of Python's own.
+_COMMAND = (
+    "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch._preload.server import main; main()"
+)
+
+# Seconds for the fork of one rank, on a machine under heavy load.
+_FORK_TIMEOUT = 60.0
+# Seconds for the end of a process that has nothing left to do.
+_EXIT_TIMEOUT = 5.0
+
+# Zygotes that end when their ranks have ended. They are kept because dropping one kills it and its ranks.
+_ending: list[Zygote] = []
+
+
+class Zygote:
+    """A process that has imported modules, and forks ranks on request."""
+
+    def __init__(self, modules: list[str]) -> None:
+        """Starts it, and waits until it has imported the modules.
+
+        Raises:
+            ZygoteError: a module cannot be imported, or a fork would be unsafe afterwards.
+            OSError: the system cannot start it.
+        """
+        self._modules = ", ".join(modules)
+        self._process: _lib.Rank | None = None
+        self._closed = False
+        self._pending_replies = 0
+        self._spawner = new_spawner()
+        self._lock = threading.Lock()
+        self._link, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end = self._spawner.open_end()
+        try:
+            with peer:
+                setup = json.dumps({"modules": modules, "path": sys.path, "first": None, "lifeline": end})
+                python = os.fsencode(spawn.get_executable())
+                flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+                # With this program's path, so that it imports the same rlaunch.
+                code = f"import sys; sys.path[:] = {sys.path!r}; {_COMMAND}"
+                words = [*flags, "-c", code, str(peer.fileno()), setup]
+                argv = [python, *map(os.fsencode, words)]
+                environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != "RLAUNCH_RANK_KEY"]
+                try:
+                    self._process = self._spawner.start(python, argv, environ, [peer.fileno()], -1, end)
+                except OSError as error:
+                    text = f"the zygote cannot be started: {error.strerror or error}"
+                    raise OSError(error.errno, text) from error
+            self._wait_until_ready()
+        except BaseException:
+            self._link.close()
+            for process in self._spawner.ranks():
+                process.signal(signal.SIGKILL)
+                process.wait(_EXIT_TIMEOUT)
+            raise
+        finally:
+            self._spawner.close_end(end)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def _wait_until_ready(self) -> None:
+        message = self._link.recv(1 << 16)
+        if message:
+            reply = json.loads(message)
+        else:
+            reply = {"failed": self._describe_death(f"importing {self._modules}")}
+        if "refused" in reply:
+            raise ZygoteError(f"no zygote: {reply['refused']}")
+        if "failed" in reply:
+            error = ZygoteError(f"no zygote: {reply['failed']}")
+            if "traceback" in reply and hasattr(error, "add_note"):  # Python 3.11.
+                error.add_note(reply["traceback"].rstrip())
+            raise error
+
+    def _describe_death(self, doing: str) -> str:
+        code = self.wait(_EXIT_TIMEOUT)
+        if code is None:
+            return f"{doing}: it does not answer"
+        return f"{doing}: it was killed by signal {-code}" if code < 0 else f"{doing}: it ended with {code}"
+
+    def can_fork(self) -> bool:
+        """Returns whether it runs and has not been closed."""
+        return not self._closed and self.wait(0) is None
+
+    def wait(self, timeout: float) -> int | None:
+        """Waits until it has ended, at most ``timeout`` seconds; returns its exit code, None if it runs."""
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+    def fork(self, request: Mapping[str, Any], fds: Iterable[int]) -> int:
+        """Forks a rank and returns its process id.
+
+        Args:
+            request: see ``ForkRequest``. Its "fds" are indices into ``fds``, counted from 1.
+            fds: the descriptors for the rank.
+
+        Raises:
+            ZygoteError: the zygote has ended or does not answer.
+            OSError: the system cannot fork the rank.
+        """
+        memory = _lib.Descriptor.memory("rlaunch-request")
+        try:
+            with open(memory.fileno(), "w", closefd=False, encoding="utf-8") as file:
+                json.dump(request, file)
+            with self._lock:
+                if self._closed:
+                    raise ZygoteError(f"the zygote (pid {self.pid}) has been ended")
+                assert self._process is not None
+                self._process.signal(signal.SIGCONT)  # In case a SIGSTOP has reached it.
+                try:
+                    # Replies that interrupted calls left unread. Their ranks die when the lifelines close.
+                    while self._pending_replies:
+                        self._read_reply()
+                    with hold_signals():
+                        socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
+                        self._pending_replies += 1
+                    reply = self._read_reply()
+                except ConnectionError:
+                    reply = ""
+        finally:
+            memory.close()
+        if not reply:
+            death = self._describe_death("forking a rank")
+            raise ZygoteError(f"the zygote (pid {self.pid}) is gone: {death}")
+        pid, _, step = reply.partition(" ")
+        if int(pid) < 0:
+            raise OSError(-int(pid), step or os.strerror(-int(pid)))
+        return int(pid)
+
+    def _read_reply(self) -> str:
+        """Reads the next reply. After an interrupt it is either still unread, or read and lost."""
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        if not poll.poll(_FORK_TIMEOUT * 1000):
+            assert self._process is not None
+            self._process.signal(signal.SIGKILL)
+            raise ZygoteError(f"the zygote (pid {self.pid}) has not answered for {_FORK_TIMEOUT:g} s")
+        with hold_signals():
+            reply = self._link.recv(4096)
+            self._pending_replies -= 1
+        return reply.decode()
+
+    def close(self) -> None:
+        """Accepts no more requests. The zygote ends when its ranks have ended."""
+        with self._lock:
+            self.close_unlocked()
+
+    def close_unlocked(self) -> None:
+        """Like ``close``, for a process or thread that shares this object with no other thread."""
+        if not self._closed:
+            self._closed = True
+            self._link.close()
+            _ending.append(self)
+
+
+def reap_closed(timeout: float) -> None:
+    """Reaps closed zygotes that have ended; waits for them at most ``timeout`` seconds in all."""
+    deadline = time.monotonic() + timeout
+    _ending[:] = [z for z in _ending if z.wait(max(0.0, deadline - time.monotonic())) is None]
+
+
+def forget_closed() -> None:
+    """In a process forked off this one: drops the parent's zygotes."""
+    _ending.clear()

@@ -1,0 +1,1 @@
+"""Child processes of a program: what starts them, signals held meanwhile, cleanup after them."""

@@ -1,0 +1,66 @@
+"""Finds and ends the processes that ranks leave behind, by an environment variable that they inherit."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import sys
+
+from .. import _lib
+
+# The variable: KEY=<program>/<call of spawn>/0/<rank>.
+KEY = "RLAUNCH_RANK_KEY"
+
+# This process's key, and the descriptor whose closing tells its guardian that this process has ended. An
+# entry is added in one step: if an exception comes between the guardian's start and that, the guardian
+# watches for a key that no process has.
+_own: dict[str, tuple[str, _lib.Descriptor | None]] = {}
+_numbers = itertools.count()
+
+
+def new_key() -> str:
+    """Returns a key for the ranks of one more ``spawn``.
+
+    The first call in a process starts its guardian: a process that outlives this one, and then ends every
+    process that carries one of its keys. If the guardian cannot start (no more processes, no interpreter
+    known), ranks still have their lifeline and their parent-death signal.
+    """
+    own = _own.get(KEY)
+    if own is None:
+        # If two threads get here at once, one of the two guardians has nothing to do.
+        own = _own.setdefault(KEY, _start_guardian())
+    return f"{own[0]}/{next(_numbers)}"
+
+
+def _start_guardian() -> tuple[str, _lib.Descriptor | None]:
+    key = secrets.token_hex(8)
+    end = None
+    # If PID 1 ends, the kernel ends its whole PID namespace (pid_namespaces(7)).
+    if sys.executable and os.getpid() != 1:
+        # Without an inherited key: a guardian of a process above would end this one as a leftover.
+        environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != KEY]
+        with contextlib.suppress(OSError):
+            module = os.fsencode(_lib.__file__ or "")
+            end = _lib.start_guardian(os.fsencode(sys.executable), module, environ, key)
+    return key, end
+
+
+def key_variable(key: str, rank: int) -> dict[str, str]:
+    """Returns the variable that marks a rank, and every process that inherits its environment."""
+    return {KEY: f"{key}/0/{rank}"}
+
+
+def sweep_leftovers(key: str) -> list[tuple[int, str]]:
+    """Ends the processes that the ranks of one ``spawn`` left; returns the pid and name of each."""
+    return _lib.sweep_leftovers(key)
+
+
+def swept_message(swept: list[tuple[int, str]]) -> str:
+    """Returns the line that reports swept processes."""
+    return f"rlaunch: {_lib.swept_line([name for _, name in swept])}"
+
+
+# The guardian is not a child of a process forked off this one.
+os.register_at_fork(after_in_child=_own.clear)

@@ -1,0 +1,242 @@
+"""pytest's hooks around marked tests, in the pytest process.
+
+pytest's own protocol runs. Each phase of it lasts until all ranks have passed theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import outcome, preload_modules
+from .marker import MarkerError, RanksMarker, read_marker
+from .rank_server import read_file
+from .resources.device_locks import TooFewDevices
+from .run import Run
+from .task_builder import build_task
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+DEFAULT_TIMEOUT = 300.0
+
+# The checked marker, or its error.
+_marker = pytest.StashKey["RanksMarker | MarkerError"]()
+_run = pytest.StashKey[Run]()
+_raised = pytest.StashKey[BaseException]()
+# The timeout of pytest-timeout, in seconds.
+_timeout = pytest.StashKey[float]()
+# The modules that the zygote imports, by the value of `preload`.
+_preloads = pytest.StashKey["dict[str, str]"]()
+
+
+def run_on_ranks(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Has these marked tests run on ranks."""
+    for item in items:
+        try:
+            marker = _read_marker(item)
+        except MarkerError as error:
+            item.stash[_marker] = error
+            item.fixturenames = []  # type: ignore[attr-defined]
+            continue
+        item.stash[_marker] = marker
+        # The fixtures that this process sets up. The test's own list stays as it is: plugins read it.
+        closure = item.fixturenames  # type: ignore[attr-defined]
+        own = [name for name in ("tmp_path",) if name in closure and name not in marker.shared]
+        item.fixturenames = [*own, *marker.shared]  # type: ignore[attr-defined]
+        item.__dict__["runtest"] = functools.partial(_run_phase, item, "call")
+    if not config.pluginmanager.has_plugin("rlaunch-ranks"):
+        config.pluginmanager.register(_Hooks(), "rlaunch-ranks")
+
+
+def _read_marker(item: pytest.Item) -> RanksMarker:
+    mark = item.get_closest_marker("ranks")
+    if not isinstance(item, pytest.Function) or mark is None:
+        raise MarkerError(
+            f"@pytest.mark.ranks is for test functions and methods, not for {type(item).__name__}"
+        )
+    if "dialect" in mark.kwargs:
+        text = "the argument dialect of @pytest.mark.ranks is deprecated; its name is frameworks"
+        item.warn(pytest.PytestDeprecationWarning(text))
+    try:
+        return read_marker(mark, item.config.getini("ranks_preload") or None)
+    except MarkerError as error:
+        raise MarkerError(f"{item.nodeid}: {error}") from None
+
+
+class _Hooks:
+    """The plugin with the hooks."""
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        marker = item.stash.get(_marker, None)
+        if isinstance(marker, MarkerError):
+            raise pytest.fail.Exception(str(marker), pytrace=False)
+        if (
+            marker is None
+            or item.config.getoption("setuponly", False)
+            or item.config.getoption("setupplan", False)
+        ):
+            return
+        run = item.stash[_run] = Run(lambda warning: _record_warning(item, warning))
+        run.set_timeout(_get_timeout(item, marker))
+        if "preload" in marker.options:
+            marker.options["preload"] = _list_preload_modules(item.config, marker.options["preload"])
+        try:
+            run.start(marker, build_task(item))
+        except TooFewDevices as error:
+            raise pytest.skip.Exception(f"ranks on GPUs: {error}", _use_item_location=True) from error
+        except (ValueError, RuntimeError, OSError) as error:
+            text = f"the ranks cannot be started: {str(error).strip()}"
+            raise pytest.fail.Exception(text, pytrace=False) from None
+        except BaseException:
+            # An interrupt. With --pdb there may be no teardown.
+            run.close()
+            raise
+        _run_phase(item, "setup")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
+        raised: BaseException | None = None
+        if item.stash.get(_run, None) is not None:
+            try:
+                _run_phase(item, "teardown")
+            except BaseException as error:
+                raised = error
+            item.stash[_run].close()
+        # Shared fixtures are torn down after the ranks have ended.
+        result = yield
+        if raised is not None:
+            raise raised
+        _report_leaks(item)
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        run, raised = item.stash.get(_run, None), item.stash.get(_raised, None)
+        if run is not None and call.excinfo is not None and call.excinfo.value is raised:
+            report.longrepr = outcome.format_failure(item, run)
+            # It was raised in a rank, where --pdb has shown it. This process has no frames to debug.
+            call.excinfo = None
+            if run.has_quit:
+                item.session.shouldstop = "Quitting debugger"
+        if call.when == "teardown" and run is not None:
+            del item.stash[_run]
+        return report
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
+        if not isinstance(item.stash.get(_marker, None), RanksMarker):
+            return None
+        item.stash[_timeout] = settings.timeout
+        run = item.stash.get(_run, None)
+        if run is not None:  # The time counts from the start of the test itself.
+            run.set_timeout(_get_timeout(item, item.stash[_marker]))  # type: ignore[arg-type]
+        return True
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
+        return True if item.stash.get(_timeout, None) is not None else None
+
+
+def _run_phase(item: pytest.Item, phase: str) -> None:
+    """Waits until all ranks have passed a phase.
+
+    Raises:
+        BaseException: the failure or skip that decided the test in this phase.
+    """
+    __tracebackhide__ = True
+    run = item.stash[_run]
+    try:
+        run.run_until(phase)
+    except BaseException:
+        run.close()
+        raise
+    is_decided = run.outcome is not None and run.outcome.when == phase
+    if is_decided or phase != "setup":
+        _add_output(item, run)
+    if is_decided:
+        raised = item.stash[_raised] = outcome.make_exception(run)
+        raise raised
+
+
+def _list_preload_modules(config: pytest.Config, preload: str) -> str:
+    """Returns the modules to preload: the same ones for the whole session, which then has one zygote."""
+    known = config.stash.setdefault(_preloads, {})
+    if preload not in known:
+        known[preload] = preload_modules.list_modules(preload, config)
+    return known[preload]
+
+
+def _report_leaks(item: pytest.Item) -> None:
+    run = item.stash.get(_run, None)
+    mode = item.config.getini("ranks_leaks") or "error"
+    if run is None or not run.leaks or mode == "ignore":
+        return
+    text = "\n  ".join(["the ranks have left behind, and it was removed:", *run.leaks])
+    if mode == "warn":
+        item.warn(pytest.PytestWarning(text))
+    else:
+        raise pytest.fail.Exception(text, pytrace=False)
+
+
+def _get_timeout(item: pytest.Item, marker: RanksMarker) -> float:
+    """Returns the timeout: the marker's, else pytest-timeout's, else the option's, else the ini file's."""
+    if marker.timeout is not None:
+        return marker.timeout
+    own = item.stash.get(_timeout, None)
+    if own is not None:
+        return own
+    option = item.config.getoption("ranks_timeout", None)
+    if option is None:
+        option = item.config.getini("ranks_timeout") or DEFAULT_TIMEOUT
+    return float(option)
+
+
+def _add_output(item: pytest.Item, run: Run) -> None:
+    """Adds the new output of the ranks to the next report."""
+    for peer in run.peers:
+        when = f"of rank {peer.number}"
+        for name, file in (("stdout", peer.output), ("stderr", peer.errors)):
+            output = read_file(file, peer.shown.get(name, 0))
+            peer.shown[name] = peer.shown.get(name, 0) + len(output)
+            if output:
+                item.add_report_section(when, name, output.decode("utf-8", "replace"))
+        for title, text in _collect_logs(peer.reports).items():
+            if peer.shown.setdefault(title, 0) < len(text):
+                peer.shown[title] = len(text)
+                item.add_report_section(f"{title.removeprefix('Captured log ')} {when}", "log", text)
+        for report in peer.reports:
+            for entry in map(tuple, report.get("user_properties", ())):
+                if entry not in item.user_properties:
+                    item.user_properties.append(entry)
+
+
+def _collect_logs(reports: list[dict[str, Any]]) -> dict[str, str]:
+    """Returns the logs that pytest has captured in a rank, by title of the section."""
+    return {
+        title: text
+        for report in reports
+        for title, text in report.get("sections", ())
+        if title.startswith("Captured log ") and text
+    }
+
+
+def _record_warning(item: pytest.Item, warning: dict[str, Any]) -> None:
+    """Records a rank's warning in this session."""
+    module, name = warning["category"]
+    category = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        category = type(name, (Warning,), {"__module__": module})
+    instance = category(warning["message"])
+    message = warnings.WarningMessage(instance, category, warning["filename"], warning["lineno"])
+    item.ihook.pytest_warning_recorded.call_historic(
+        kwargs={"warning_message": message, "nodeid": item.nodeid, "when": "runtest", "location": None}
+    )

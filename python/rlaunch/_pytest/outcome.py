@@ -1,0 +1,185 @@
+"""Turns the outcome of a run into what pytest needs: an exception, and the text of the failure."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..errors import RankError
+from .rank_server import RankPeer, describe_exit
+from .run import Outcome, Run, describe_death
+from .stacks.frames import find_test_frame
+from .stacks.grouping import group_stacks
+
+if TYPE_CHECKING:
+    from _pytest._code.code import ExceptionChainRepr
+
+
+class RankFailed(Exception):
+    """A rank failed with an exception whose class this process has not imported."""
+
+
+# --- The exception --------------------------------------------------------------------------------------
+
+
+def make_exception(run: Run) -> BaseException:
+    """Returns the exception to raise, of the rank's own type: ``xfail(raises=...)`` checks it."""
+    outcome = run.outcome
+    assert outcome is not None
+    if outcome.kind == "interrupt":
+        return _make_interrupt(outcome.content)
+    if outcome.kind == "timeout":
+        return TimeoutError(_describe_timeout(outcome))
+    if outcome.kind == "died":
+        assert outcome.rank is not None
+        text = describe_death(run.peers[outcome.rank], outcome.content)
+        return RankError(text, outcome.rank, outcome.content)
+    if outcome.kind == "error":
+        return pytest.fail.Exception(str(outcome.content), pytrace=False)
+    xfailed = outcome.content.get("wasxfail")
+    if xfailed is not None:
+        return pytest.xfail.Exception(str(xfailed))
+    if outcome.kind == "skipped":
+        return pytest.skip.Exception(_get_skip_reason(outcome.content.get("longrepr")))
+    return _decode_exception(outcome.raised)
+
+
+def _make_interrupt(exit_arguments: tuple[str, int | None] | None) -> BaseException:
+    return KeyboardInterrupt() if exit_arguments is None else pytest.exit.Exception(*exit_arguments)
+
+
+def _get_skip_reason(longrepr: Any) -> str:
+    text = longrepr[2] if isinstance(longrepr, (list, tuple)) else str(longrepr)
+    return str(text).removeprefix("Skipped: ")
+
+
+def _decode_exception(raised: dict[str, Any] | None) -> BaseException:
+    """Returns a rank's exception: unpickled, else of its class or its nearest base class known here."""
+    if raised is None:
+        return RankFailed("a rank failed")
+    try:
+        value = _ImportedOnlyUnpickler(io.BytesIO(raised["value"] or b"")).load()
+    except Exception:
+        value = None
+    if isinstance(value, BaseException):
+        return value
+    for module, name in raised["classes"]:
+        if module.startswith("_pytest"):  # Without a call of __init__, pytest's own lack attributes.
+            continue
+        try:
+            cls = _find_imported(module, name)
+            value = cls.__new__(cls)
+            value.args = (raised["text"],)
+        except Exception:
+            continue
+        if isinstance(value, BaseException):
+            return value
+    return RankFailed(raised["text"])
+
+
+def _find_imported(module: str, name: str) -> Any:
+    """Returns a class of an imported module: a failed test must not import a framework here."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+class _ImportedOnlyUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _find_imported(module, name)
+        except AttributeError as error:
+            raise pickle.UnpicklingError(f"{module}.{name} is not imported in this process") from error
+
+
+# --- The text -------------------------------------------------------------------------------------------
+
+
+def format_failure(item: pytest.Item, run: Run) -> Any:
+    """Returns the ``longrepr`` of the failed test: the culprit's own failure, and a section on all ranks."""
+    outcome = run.outcome
+    assert outcome is not None
+    if outcome.kind == "skipped":
+        return _load_report(item, outcome).longrepr
+    if outcome.kind == "failed":
+        text = _load_report(item, outcome).longrepr
+        if not hasattr(text, "addsection"):
+            text = _make_text(item, str(text), str(text).partition("\n")[0])
+    else:
+        text = _make_text(item, *_describe(run, outcome))
+    crash = getattr(text, "reprcrash", None)
+    if crash is not None and outcome.rank is not None and not crash.message.startswith("rank "):
+        crash.message = f"rank {outcome.rank}: {crash.message}"
+    if len(run.peers) > 1 or outcome.rank is None:
+        states = [f"rank {peer.number}: {describe_state(item, run, peer)}" for peer in run.peers]
+        text.addsection("ranks", "\n".join(states), "-")
+    return text
+
+
+def _load_report(item: pytest.Item, outcome: Outcome) -> Any:
+    data = {**outcome.content}
+    return item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+
+
+def _describe(run: Run, outcome: Outcome) -> tuple[str, str]:
+    """Returns the text of an outcome that is no failed phase, and its line for pytest's summary."""
+    if outcome.kind == "timeout":
+        stacks = group_stacks(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest/")
+        return f"{_describe_timeout(outcome)}\n\n{stacks}", _describe_timeout(outcome)
+    assert outcome.rank is not None
+    if outcome.kind == "died":
+        line = describe_death(run.peers[outcome.rank], outcome.content)
+        fatal_error = run.read_fatal_error(outcome.rank) if outcome.content < 0 else ""
+        return f"{line}\n\n{fatal_error}".rstrip(), line
+    text = str(outcome.content)
+    line = f"rank {outcome.rank} could not run the test"
+    return f"{line}:\n\n{text}", line + ": " + text.strip().rpartition("\n")[2]
+
+
+def _describe_timeout(outcome: Outcome) -> str:
+    return f"timeout: the ranks had not all ended after {outcome.content:g} s"
+
+
+def _make_text(item: pytest.Item, text: str, message: str) -> ExceptionChainRepr:
+    from _pytest._code.code import ExceptionChainRepr, ReprFileLocation, ReprTracebackNative
+
+    path, line, _ = item.location
+    crash = ReprFileLocation(path, (line or 0) + 1, message)
+    lines = (text.rstrip("\n") + "\n").splitlines(keepends=True)
+    return ExceptionChainRepr([(ReprTracebackNative(lines), crash, None)])
+
+
+def describe_state(item: pytest.Item, run: Run, peer: RankPeer) -> str:
+    """Describes the state of a rank when the test was decided."""
+    own = next((outcome for outcome in run.outcomes if outcome.rank == peer.number), None)
+    if own is not None:
+        text = _abbreviate(own)
+        return f"{text} (above)" if own is run.outcome else text.replace("failed:", "failed too:", 1)
+    if peer.number in run.stopped:
+        frame = find_test_frame(run.stacks.get(peer.number, ""), item.config.rootpath)
+        text = "passed, then stopped" if peer.passed > 1 else "stopped"
+        text = f"{text} in {frame}" if frame is not None else text
+        if not peer.has_begun:
+            text = "stopped before its test began"
+        return f"{text} ({peer.waits})" if peer.waits else text
+    return "passed" if peer.exitcode == 0 else describe_exit(peer.exitcode)
+
+
+def _abbreviate(outcome: Outcome) -> str:
+    if outcome.kind == "died":
+        return describe_exit(outcome.content)
+    if outcome.kind == "failed":
+        return f"failed: {_get_first_line(outcome.content.get('longrepr'))}"
+    return {"skipped": "skipped", "interrupt": "interrupted"}.get(outcome.kind, "could not run the test")
+
+
+def _get_first_line(longrepr: Any) -> str:
+    """Returns the first line of a failed phase's message."""
+    crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
+    text = crash["message"] if crash else str(longrepr)
+    return str(text).strip().partition("\n")[0]

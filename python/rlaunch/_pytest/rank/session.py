@@ -1,0 +1,290 @@
+"""The program of a rank of a test: a pytest session of that one test, which reports to the pytest process.
+
+The session is created like that of a pytest-xdist worker: from the parent's options instead of its command
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from _pytest.runner import check_interactive_exception
+
+from ..._process.guardian import KEY
+from ..._spawn.worker import InheritedFd
+from ..messages import Link
+from ..rank_coverage import RankCoverage
+from ..resources.leaks import record_shared_memory
+from ..task import list_node_names
+from .debugger import Debugger, ignore_interrupts
+from .fixture import Rank
+from .store_wait import wait_for_stores
+
+if TYPE_CHECKING:
+    import socket
+    import warnings
+    from collections.abc import Generator
+
+    from ..task import Task
+
+# A rank that receives it writes the stacks of its threads.
+# A real-time signal that no library is known to use.
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+# Bytes. A larger pickled exception is not sent: the parent needs only its type.
+_MAX_EXCEPTION_SIZE = 1 << 20
+# Plugins that rerun a failed test. The parent's do it, with new ranks.
+_RERUN_PLUGINS = ("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin")
+# Ranks import plugins before their session starts. The parent warns of its own.
+_IGNORE_REWRITE_WARNING = (
+    "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
+)
+# Only the parent evaluates these, over the outcome of all ranks.
+_PARENT_MARKS = ("skip", "skipif", "xfail")
+
+
+def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[InheritedFd]]) -> None:
+    """Runs the test of a pickled ``Task``.
+
+    Args:
+        ends: the ranks' ends of their connections. Each rank receives all of them and uses its own.
+        files: each rank's files for stdout, stderr and stacks.
+    """
+    number = int(os.environ[KEY].rpartition("/")[2])
+    task: Task = pickle.loads(pickled_task)
+    ignore_interrupts(task.debug_rank)
+    output, errors, stacks = (file.fileno() for file in files[number])
+    # Every rank keeps this file; its lock is the right to use the terminal.
+    terminal_lock = files[0][2].fileno()
+    for other, (end, inherited) in enumerate(zip(ends, files, strict=True)):
+        if other != number:
+            end.close()
+            for fd in {file.fileno() for file in inherited} - {terminal_lock}:
+                os.close(fd)
+    link = Link(ends[number])
+    if task.captures:
+        _redirect(output, 1, "stdout")
+        _redirect(errors, 2, "stderr")
+    list_shared_memory = record_shared_memory()
+    wait_for_stores()
+    faulthandler.enable(stacks, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True, chain=False)
+    link.send("ready")
+    try:
+        with RankCoverage(task.coverage, number):
+            RankSession(task, Rank(number, len(ends), link), link, stacks, terminal_lock).run()
+    except Exception as error:
+        link.send("error", _format_error(error))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    link.send("shared_memory", list_shared_memory())
+    link.send("done")
+
+
+def _format_error(error: Exception) -> str:
+    if isinstance(error, pytest.UsageError):
+        return "\n".join(map(str, error.args))
+    return "".join(traceback.format_exception(error))
+
+
+def _redirect(file: int, number: int, name: str) -> None:
+    """Points a standard stream at a file, line-buffered, so that the output outlives the rank."""
+    os.dup2(file, number)
+    stream = open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    setattr(sys, name, stream)
+    setattr(sys, f"__{name}__", stream)
+
+
+class RankSession:
+    """The session, and the plugin that sends its reports.
+
+    Attributes:
+        rank: the value of the ``rank`` fixture.
+    """
+
+    def __init__(self, task: Task, rank: Rank, link: Link, stacks: int, terminal_lock: int) -> None:
+        self._task = task
+        self.rank = rank
+        self._link = link
+        self._stacks = stacks
+        self._terminal_lock = terminal_lock
+        self._config: Any = None
+        self._debugger: Debugger | None = None
+        # The exception for the debugger, once its report is sent.
+        self._to_debug: BaseException | None = None
+        # The last report, and its exception in the form of `_encode_exception`.
+        self._raised: tuple[object, dict[str, Any] | None] = (None, None)
+
+    def run(self) -> None:
+        """Runs the session."""
+        from _pytest.config import Config
+
+        task = self._task
+        os.chdir(task.folder)
+        options = {}
+        for name, value in task.options.items():
+            # Its class may be one of a conftest that is not imported yet: the option has its default.
+            with contextlib.suppress(Exception):
+                options[name] = pickle.loads(value)
+        args = ["-W", _IGNORE_REWRITE_WARNING, *(arg for plugin in task.plugins for arg in ("-p", plugin))]
+        config: Any = Config.fromdictargs(options, [*args, "::".join([task.path, *task.names])])
+        config.workerinput = task.worker
+        config.workeroutput = {}
+        os.chdir(task.cwd)
+        for name in _RERUN_PLUGINS:
+            plugin = config.pluginmanager.get_plugin(name)
+            if plugin is not None:
+                config.pluginmanager.unregister(plugin)
+        self._config = config
+        config.pluginmanager.register(self, "rlaunch-rank")
+        config.hook.pytest_cmdline_main(config=config)
+
+    # Set-up.
+
+    def pytest_plugin_registered(self, plugin: object) -> None:
+        if type(plugin).__name__ == "TerminalReporter":
+            # The parent reports. The plugin stays, because other plugins read colours and widths from it.
+            from _pytest._io import TerminalWriter
+
+            writer = TerminalWriter(io.StringIO())
+            writer.hasmarkup, writer.fullwidth = self._task.has_colour, self._task.width
+            plugin._tw = writer  # type: ignore[attr-defined]
+
+    def pytest_sessionstart(self) -> None:
+        # Again: pytest has enabled it for its own stderr.
+        faulthandler.enable(self._stacks, all_threads=True)
+        task, cls = self._task, self._config.getoption("usepdb_cls", None)
+        self._debugger = Debugger(self.rank.rank, self._link, self._terminal_lock, task.debug_rank, cls)
+        if task.basetemp is not None:
+            factory = self._config._tmp_path_factory
+            factory._basetemp = factory._given_basetemp = Path(task.basetemp)
+
+    # The test.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            return True
+        item = next((item for item in session.items if list_node_names(item) == self._task.names), None)
+        if item is None:
+            self._link.send(
+                "error",
+                "this rank has not collected the test: its name or parameters differ between processes",
+            )
+            return True
+        for node in item.listchain():
+            node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENT_MARKS]
+        self._set_fixture_values(item)
+        self._link.send("begun")
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        manager = session.config.pluginmanager
+        hypothesis_plugin = manager.get_plugin("hypothesispytest")
+        if hypothesis_plugin is not None and "hypothesis" not in sys.modules:
+            # When a session finishes, it imports hypothesis, which takes longer than the rest of the session.
+            manager.unregister(hypothesis_plugin)
+        return True
+
+    def _set_fixture_values(self, item: Any) -> None:
+        """Replaces fixtures by the parent's values. Fixtures that only they request are not set up."""
+        for name, pickled in self._task.values.items():
+            value = pickle.loads(pickled)
+            known = item._fixtureinfo.name2fixturedefs.get(name)
+            # The test may request it by other means than its arguments.
+            for definition in known or item.session._fixturemanager.getfixturedefs(name, item) or ():
+                definition.__dict__.update(func=lambda value=value: value, argnames=())
+        if self._task.values:
+            item._fixtureinfo.prune_dependency_tree()
+
+    # Reports.
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._link.send("error", report.longreprtext)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        self._raised = (report, None if call.excinfo is None else _encode_exception(call.excinfo.value))
+        debugger = self._debugger
+        if debugger is not None and check_interactive_exception(call, report) and debugger.try_to_enter():
+            self._to_debug = call.excinfo.value if call.excinfo is not None else None
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        config = self._config
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        data["user_properties"] = [(str(name), _make_plain(value)) for name, value in report.user_properties]
+        last_report, raised = self._raised
+        self._link.send("report", (_remove_objects(data), raised if last_report is report else None))
+        error, self._to_debug = self._to_debug, None
+        if error is not None and self._debugger is not None:
+            self._debugger.post_mortem(report.longreprtext, error)
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage, when: str) -> None:
+        if when == "runtest":  # The parent has recorded the others itself.
+            category = warning_message.category
+            warning = {
+                "message": str(warning_message.message),
+                "category": (category.__module__, category.__qualname__),
+                "filename": warning_message.filename,
+                "lineno": warning_message.lineno,
+            }
+            self._link.send("warning", warning)
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._link.send("error", str(excrepr))
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        value: Any = excinfo.value
+        is_exit = isinstance(value, pytest.exit.Exception)
+        self._link.send("interrupt", (value.msg, value.returncode) if is_exit else None)
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
+        return True  # Handled: the parent has the timer.
+
+
+def _encode_exception(error: BaseException) -> dict[str, Any]:
+    """Returns the exception for the parent: pickled if that works, the names of its classes, its text."""
+    try:
+        value: bytes | None = pickle.dumps(error)
+    except Exception:
+        value = None
+    if value is not None and len(value) > _MAX_EXCEPTION_SIZE:
+        value = None
+    classes = [(kind.__module__, kind.__qualname__) for kind in type(error).__mro__]
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return {"value": value, "classes": classes, "text": text}
+
+
+def _make_plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def _remove_objects(data: dict[str, Any]) -> dict[str, Any]:
+    """Returns a report without the objects that other plugins have added to it."""
+    return {name: value for name, value in data.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (str, bytes, int, float, bool, type(None)))

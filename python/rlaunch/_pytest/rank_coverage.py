@@ -1,0 +1,69 @@
+"""Coverage of ranks: measured as the parent measures its own, and added to the parent's data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+
+def read_settings(folder: str) -> dict[str, Any] | None:
+    """Returns how coverage.py measures this process, for ranks that write to ``folder``; None: not at all."""
+    coverage = sys.modules.get("coverage")
+    current = coverage.Coverage.current() if coverage is not None else None
+    if current is None:
+        return None
+    config = current.config
+    return {
+        "folder": folder,
+        "options": {
+            "config_file": config.config_file or False,
+            "branch": config.branch,
+            "source": config.source,
+            "source_pkgs": config.source_pkgs,
+            "include": config.run_include,
+            "omit": config.run_omit,
+            "concurrency": config.concurrency,
+        },
+    }
+
+
+class RankCoverage:
+    """Measures a rank in a ``with`` block, with the settings of ``read_settings``."""
+
+    def __init__(self, settings: dict[str, Any] | None, rank: int) -> None:
+        self._settings = settings
+        self._rank = rank
+        self._coverage: Any = None
+
+    def __enter__(self) -> None:
+        if self._settings is None:
+            return
+        import coverage
+
+        inherited = coverage.Coverage.current()
+        if inherited is not None:  # This rank was forked off a measured process, whose data stay there.
+            inherited.stop()
+        options = {name: value for name, value in self._settings["options"].items() if value is not None}
+        path = os.path.join(self._settings["folder"], f"coverage.{self._rank}")
+        self._coverage = coverage.Coverage(data_file=path, **options)
+        self._coverage.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._coverage is not None:
+            self._coverage.stop()
+            self._coverage.save()
+
+
+def add_to_parent(folder: str, ranks: int) -> None:
+    """Adds the ranks' data to this process's. A rank that was killed has written none."""
+    coverage = sys.modules.get("coverage")
+    current = coverage.Coverage.current() if coverage is not None else None
+    if coverage is None or current is None:
+        return
+    for rank in range(ranks):
+        path = os.path.join(folder, f"coverage.{rank}")
+        if os.path.exists(path):
+            data = coverage.CoverageData(basename=path)
+            data.read()
+            current.get_data().update(data)

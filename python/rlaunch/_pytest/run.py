@@ -1,0 +1,320 @@
+"""One run of a marked test: starts its ranks, decides its outcome, and ends the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import signal
+import socket
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any
+
+from .. import _lib
+from .._process.signal_mask import hold_signals
+from .._spawn.spawn import spawn
+from .._spawn.worker import InheritedFd
+from . import rank_coverage
+from .messages import PHASES
+from .rank import session
+from .rank_server import RankPeer, RankServer, describe_exit, read_file
+from .resources.devices import claim_gpus, expose
+from .resources.leaks import Leaks
+from .stacks.collect import collect_stacks
+from .stacks.frames import cut_pytest_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO
+
+    from .._spawn.context import MultiprocessContext
+    from .marker import RanksMarker
+    from .task import Task
+
+# Seconds between SIGTERM and SIGKILL.
+_GRACE_PERIOD = 2.0
+# Seconds to wait for the failure of a rank if all failures so far are of ranks that lost their connection.
+_LOST_PEER_WAIT = 1.0
+# Seconds that ranks may take to reach their test: they import what it needs.
+_START_TIMEOUT = 300.0
+# Bytes at the end of a dead rank's stderr that are searched for a lost connection.
+_STDERR_TAIL = 1 << 16
+
+
+@dataclass
+class Outcome:
+    """Why a test ended before all ranks had passed it.
+
+    Attributes:
+        kind: ``failed``, ``skipped``, ``died``, ``error``, ``timeout`` or ``interrupt``.
+        when: the phase of the test.
+        rank: the rank that caused it; None for a timeout.
+        content: by kind: the serialized report; the exit code; the text of the error; the timeout in
+            seconds; the arguments of ``pytest.exit``, None for Ctrl-C.
+        raised: the exception, as encoded by the rank.
+    """
+
+    kind: str
+    when: str
+    rank: int | None
+    content: Any
+    raised: dict[str, Any] | None = None
+
+
+class Run:
+    """The ranks of one test.
+
+    Attributes:
+        peers: the ranks.
+        outcomes: what went wrong, in the order of arrival.
+        outcome: the one that decides the test; None as long as nothing went wrong.
+        stacks: stacks of the ranks that were stopped, as text, by rank.
+        stopped: the ranks that were stopped.
+        has_quit: whether the user quit the debugger, and with it the session.
+        leaks: what the ranks left behind, a line each; known after ``close``. Empty if ranks were stopped.
+    """
+
+    def __init__(self, on_warning: Callable[[dict[str, Any]], None]) -> None:
+        self.peers: list[RankPeer] = []
+        self.outcomes: list[Outcome] = []
+        self.outcome: Outcome | None = None
+        self.stacks: dict[int, str] = {}
+        self.stopped: set[int] = set()
+        self.has_quit = False
+        self.leaks: list[str] = []
+        # The handler of SIGINT while a debugger has the terminal.
+        self._sigint_handler: Any = None
+        self._timeout: float | None = None
+        self._leak_check = Leaks()
+        # The claimed devices and the folder for coverage.
+        self._resources = contextlib.ExitStack()
+        self._coverage_folder: str | None = None
+        self._deadline: float | None = None
+        self._on_warning = on_warning
+        self._context: MultiprocessContext | None = None
+        self._server = RankServer([], self._handle_message)
+
+    def set_timeout(self, seconds: float | None) -> None:
+        """Sets the time for the test, counted from when all ranks have reached it; None or 0: no limit."""
+        self._timeout = seconds or None
+        begun = bool(self.peers) and all(peer.has_begun for peer in self.peers)
+        allowed = (
+            None if self._timeout is None else self._timeout if begun else max(_START_TIMEOUT, self._timeout)
+        )
+        self._deadline = None if allowed is None else time.monotonic() + allowed
+
+    def start(self, marker: RanksMarker, task: Task) -> None:
+        """Starts the ranks.
+
+        Raises:
+            ValueError, RuntimeError, OSError and others: as ``rlaunch.spawn`` does.
+            TooFewDevices, TimeoutError: as ``claim_gpus`` does.
+        """
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            ends: list[socket.socket] = []
+            own: list[socket.socket] = []
+            files: list[list[IO[bytes]]] = []
+            for _ in range(marker.n):
+                here, there = socket.socketpair()
+                own.append(ours.enter_context(here))
+                ends.append(theirs.enter_context(there))
+                here.setblocking(False)
+                files.append([ours.enter_context(tempfile.TemporaryFile()) for _ in range(3)])
+            inherited = [[InheritedFd(file.fileno()) for file in three] for three in files]
+            task.coverage = self._prepare_coverage()
+            arguments = (pickle.dumps(task), ends, inherited)
+            options = {"grace_period": _GRACE_PERIOD, **marker.options}
+            # A forked rank without a tracker would start its own, which removes what the rank leaves behind.
+            # Starting it unblocks SIGINT (CPython 3.11), so it is done here.
+            resource_tracker.ensure_running()
+            devices = self._resources.enter_context(claim_gpus(marker))
+            with warnings.catch_warnings(), expose(devices) as backend:
+                # A test without GPUs runs on the CPU on purpose.
+                warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
+                # With a debugger, Ctrl-C must not end ranks that start. A fork server has its own mask.
+                holds = task.debug_rank is not None and options["start_method"] in ("spawn", "fork")
+                with hold_signals([signal.SIGINT] if holds else []):
+                    context = spawn(session.main, arguments, marker.n, join=False, **options, **backend)
+                    # In the block: an interrupt that was held is raised at its end.
+                    self._context = context
+            # The test's report names the swept processes. Their ports are recorded before the sweep.
+            context._report_swept = lambda: None  # type: ignore[method-assign]
+            context._before_sweep = self._leak_check.record_ports  # type: ignore[method-assign]
+            ours.pop_all()
+        rows = zip(context.processes, own, files, strict=True)
+        self.peers = [RankPeer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]
+        self._server = RankServer(self.peers, self._handle_message)
+
+    def _prepare_coverage(self) -> dict[str, Any] | None:
+        """Returns the settings for the ranks' coverage, if this process is measured."""
+        if rank_coverage.read_settings("") is None:
+            return None
+        folder = tempfile.TemporaryDirectory(prefix="rlaunch-coverage-")
+        self._coverage_folder = self._resources.enter_context(folder)
+        return rank_coverage.read_settings(self._coverage_folder)
+
+    def run_until(self, phase: str) -> None:
+        """Serves until all ranks have passed a phase (the last one: have ended) or the test is decided."""
+        if self.outcome is not None or self._context is None:
+            return
+        number = PHASES.index(phase) + 1
+
+        def is_reached() -> bool:
+            if self._is_debugging():
+                return False
+            if phase == PHASES[-1]:
+                return bool(self.outcomes) or all(peer.exitcode is not None for peer in self.peers)
+            return bool(self.outcomes) or all(peer.passed >= number for peer in self.peers)
+
+        if not self._server.serve(is_reached, self._get_deadline):
+            slowest = min((p for p in self.peers if p.exitcode is None), key=lambda peer: peer.passed)
+            self._add(Outcome("timeout", slowest.current_phase(), None, self._timeout))
+        if self.outcomes:
+            self._decide()
+            self._stop()
+
+    def _is_debugging(self) -> bool:
+        """Returns whether a rank is in the debugger: failures and timeouts then wait."""
+        return any(peer.is_debugging and peer.exitcode is None for peer in self.peers)
+
+    def _get_deadline(self) -> float | None:
+        return None if self._is_debugging() else self._deadline
+
+    def close(self) -> None:
+        """Ends the remaining ranks and releases all resources."""
+        context, self._context = self._context, None
+        try:
+            if context is not None:
+                context.stop()
+                if not self.stopped:
+                    created = [name for peer in self.peers for name in peer.shared_memory]
+                    pids = [peer.process.pid or 0 for peer in self.peers]
+                    self.leaks = self._leak_check.collect(context._swept, pids, created)
+        finally:
+            self._leave_interrupts_to_rank(False)
+            if self._coverage_folder is not None:
+                rank_coverage.add_to_parent(self._coverage_folder, len(self.peers))
+                self._coverage_folder = None
+            self._resources.close()
+            for peer in self.peers:
+                peer.close()
+
+    # Messages of the ranks.
+
+    def _handle_message(self, peer: RankPeer, kind: str, content: Any) -> None:
+        if kind == "warning":
+            self._on_warning(content)
+        elif kind == "begun":
+            peer.has_begun = True
+            self.set_timeout(self._timeout)
+        elif kind == "shared_memory":
+            peer.shared_memory = content
+        elif kind == "debugging":
+            peer.is_debugging = content
+            self._leave_interrupts_to_rank(content)
+            if not content:  # The time in the debugger does not count.
+                self.set_timeout(self._timeout)
+        elif kind == "quit":
+            self.has_quit = True
+        elif kind == "report":
+            self._handle_report(peer, *content)
+        elif kind in ("error", "interrupt"):
+            self._add(Outcome(kind, peer.current_phase(), peer.number, content))
+        elif kind == "exit" and peer.number not in self.stopped and (content != 0 or not peer.is_done):
+            known = any(outcome.rank == peer.number for outcome in self.outcomes)
+            if not known:
+                self._add(Outcome("died", peer.current_phase(), peer.number, content))
+
+    def _add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        self._server.is_decided = True
+
+    def _leave_interrupts_to_rank(self, to_rank: bool) -> None:
+        """Ignores Ctrl-C while a rank's debugger has the terminal."""
+        if to_rank and self._sigint_handler is None:
+            self._sigint_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        elif not to_rank and self._sigint_handler is not None:
+            signal.signal(signal.SIGINT, self._sigint_handler)
+            self._sigint_handler = None
+
+    def _handle_report(self, peer: RankPeer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
+        peer.reports.append(report)
+        outcome = report["outcome"]
+        is_of_phase = report.get("$report_type") == "TestReport"  # Others are of subtests.
+        if outcome == "passed" and is_of_phase:
+            peer.passed = PHASES.index(report["when"]) + 1
+        elif outcome == "failed" or (outcome == "skipped" and is_of_phase):
+            self._add(Outcome(outcome, report["when"], peer.number, report, raised))
+
+    # The decision.
+
+    def _decide(self) -> None:
+        first = self.outcomes[0]
+        if self._is_lost_connection(first):
+            # The failure that caused it usually follows at once.
+            limit = time.monotonic() + _LOST_PEER_WAIT
+            limit = limit if self._deadline is None else min(limit, self._deadline)
+            self._server.serve(lambda: not self._is_lost_connection(self.outcomes[-1]), lambda: limit)
+            first = next((one for one in self.outcomes if not self._is_lost_connection(one)), first)
+        if first.kind == "skipped":
+            # A failure of another rank takes precedence.
+            self._server.drain()
+            first = next((one for one in self.outcomes if one.kind != "skipped"), first)
+        first.when = self._adjust_phase(first)
+        self.outcome = first
+
+    def _adjust_phase(self, outcome: Outcome) -> str:
+        """Returns the phase; ``call`` for a failure in teardown while other ranks are still in that."""
+        others = [peer for peer in self.peers if peer.number != outcome.rank]
+        if outcome.when == "teardown" and any(peer.passed < 2 for peer in others):
+            return "call"
+        return outcome.when
+
+    def _is_lost_connection(self, outcome: Outcome) -> bool:
+        if outcome.kind == "failed":
+            text = _join_messages(outcome.content.get("longrepr"))
+        elif outcome.kind == "died" and outcome.rank is not None:
+            tail = read_file(self.peers[outcome.rank].errors)[-_STDERR_TAIL:]
+            text = tail.decode("utf-8", "replace")
+        else:
+            return False
+        return _lib.lost_peer(text) is not None
+
+    # Stopping.
+
+    def _stop(self) -> None:
+        """Collects the stacks of the ranks that run, and stops them."""
+        running = [peer for peer in self.peers if peer.exitcode is None]
+        others = [peer for peer in running if self.outcome is not None and self.outcome.rank != peer.number]
+        self.stacks.update(collect_stacks(others))
+        self._server.drain()
+        self.stopped = {peer.number for peer in running}
+        if self._context is not None:
+            self._context.stop()
+        self._server.drain()
+
+    def read_fatal_error(self, rank: int) -> str:
+        """Returns what faulthandler wrote when a rank was killed by a fatal signal."""
+        return cut_pytest_frames(read_file(self.peers[rank].stacks).decode("utf-8", "replace"))
+
+
+def describe_death(peer: RankPeer, exitcode: int) -> str:
+    """Describes in one line how a rank died."""
+    if exitcode < 0:
+        when = (
+            " when its test was over" if peer.is_done else "" if peer.is_ready else " before its test began"
+        )
+        return f"rank {peer.number} was {describe_exit(exitcode)}{when}"
+    when = "after" if peer.is_done else "in the middle of" if peer.is_ready else "before"
+    return f"rank {peer.number} has ended with {describe_exit(exitcode)} {when} the test"
+
+
+def _join_messages(longrepr: Any) -> str:
+    """Returns the messages of a failed phase's exceptions, without source code of the traceback."""
+    if not isinstance(longrepr, dict):
+        return str(longrepr)
+    crashes = [crash for _, crash, _ in longrepr["chain"] or ()] or [longrepr["reprcrash"]]
+    return "\n".join(crash["message"] for crash in crashes if crash)

@@ -1,0 +1,1 @@
+"""Stacks of ranks: collected, parsed, grouped, and without pytest's frames."""

@@ -1,0 +1,67 @@
+"""Collects the stacks of running ranks: sends the signal on which faulthandler writes them."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+from ..rank.session import STACKS_SIGNAL
+from ..rank_server import read_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..rank_server import RankPeer
+
+# Seconds that ranks may take to write their stacks.
+_TIMEOUT = 5.0
+
+
+def collect_stacks(peers: Iterable[RankPeer]) -> dict[int, str]:
+    """Returns what faulthandler writes, by rank. Waits up to 5 s.
+
+    The text is empty for a rank that runs but does not write: it is stopped, or stuck in the kernel. A rank
+    that ends without writing is left out.
+    """
+    asked = [(peer, os.fstat(peer.stacks.fileno()).st_size) for peer in peers if peer.is_ready]
+    for peer, _ in asked:
+        peer.process.send_signal(STACKS_SIGNAL)
+    deadline = time.monotonic() + _TIMEOUT
+    growing = {peer.number: _GrowingText() for peer, _ in asked}
+    running = {peer.process.sentinel: peer.number for peer, _ in asked}
+    poll = select.poll()
+    for sentinel in running:
+        poll.register(sentinel, select.POLLIN)
+    while time.monotonic() < deadline and not all(growing[rank].is_complete() for rank in running.values()):
+        # The timeout is short because the growth of a file cannot be polled.
+        for sentinel, _ in poll.poll(5):
+            poll.unregister(sentinel)
+            del running[sentinel]
+        for peer, offset in asked:
+            growing[peer.number].update(read_file(peer.stacks, offset))
+    return {
+        rank: growth.text.decode("utf-8", "replace")
+        for rank, growth in growing.items()
+        if growth.text or rank in running.values()
+    }
+
+
+class _GrowingText:
+    """The stacks of one rank while faulthandler writes them."""
+
+    def __init__(self) -> None:
+        self.text = b""
+        self._unchanged = 0
+
+    def update(self, text: bytes) -> None:
+        self._unchanged = self._unchanged + 1 if text == self.text else 0
+        self.text = text
+
+    def is_complete(self) -> bool:
+        """Returns whether the text ends with the outermost frame that faulthandler writes, or has stopped
+        growing for half a second. The main thread comes last.
+        """
+        ended = self.text.endswith((b" in <module>\n", b" in _run_module_as_main\n", b"\n  ...\n"))
+        return bool(self.text) and self._unchanged > (3 if ended else 100)

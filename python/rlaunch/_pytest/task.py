@@ -1,0 +1,53 @@
+"""The task of a rank: which test it runs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+# As `Task.debug_rank`: the first rank that fails.
+ANY_RANK = -1
+
+
+@dataclass
+class Task:
+    """What a rank of a test receives. Plain types: a rank unpickles it before it imports the test suite.
+
+    Attributes:
+        path, names: the test: its file, and the names of its nodes below the file.
+        options: the parent's options that can be pickled, each pickled.
+        plugins: the values of ``-p``.
+        folder: the folder in which pytest was started.
+        cwd: the parent's working folder.
+        basetemp: the parent's base of temporary folders; None without pytest's tmpdir plugin.
+        worker: the parent's ``workerinput`` if that is a worker of pytest-xdist, or a substitute.
+        captures: whether output goes to files instead of the terminal.
+        has_colour, width: of the terminal.
+        debug_rank: the rank that enters the debugger when its test fails, ``ANY_RANK``, or None.
+        coverage: how the parent measures coverage, as in ``rank_coverage``.
+        values: fixture values of the parent by name, each pickled.
+    """
+
+    path: str
+    names: list[str]
+    options: dict[str, bytes]
+    plugins: list[str]
+    folder: str
+    cwd: str
+    basetemp: str | None
+    worker: dict[str, Any]
+    captures: bool
+    has_colour: bool
+    width: int
+    debug_rank: int | None = None
+    coverage: dict[str, Any] | None = None
+    values: dict[str, bytes] = field(default_factory=dict)
+
+
+def list_node_names(item: pytest.Item) -> list[str]:
+    """Returns the names of a test's nodes below its file."""
+    chain = item.listchain()
+    files = [i for i, node in enumerate(chain) if isinstance(node, pytest.File)]
+    return [node.name for node in chain[files[-1] + 1 :]]

@@ -1,0 +1,110 @@
+"""Builds the task of a marked test from the parent's session."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any
+
+import pytest
+
+from .task import ANY_RANK, Task, list_node_names
+
+# Options that concern only the parent, and the value that a rank's session gets instead.
+_RANK_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("maxfail", "reruns", "timeout", "verbose_reruns"), 0),
+    **dict.fromkeys(("keyword", "markexpr"), ""),
+    **dict.fromkeys(("usepdb", "trace", "lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip"), False),
+    **dict.fromkeys(("stepwise_reset", "cacheclear", "setupshow", "pyargs", "doctestmodules"), False),
+    **dict.fromkeys(("looponfail", "distload", "loadgroup", "collectonly", "version", "help"), False),
+    **dict.fromkeys(("deselect", "ignore", "ignore_glob", "xmlpath", "durations", "pastebin"), None),
+    **dict.fromkeys(("debug", "numprocesses", "maxprocesses", "basetemp", "session_timeout"), None),
+    **dict.fromkeys(("log_cli_level", "report_log", "htmlpath", "json_report_file", "cov_source"), None),
+    "capture": "no",
+    "dist": "no",
+    "tx": [],
+    "no_cov": True,
+    "log_file": "/dev/null",
+}
+# A rank's session receives these as arguments.
+_ARGUMENTS = ("plugins", "file_or_dir")
+_options = pytest.StashKey["dict[str, bytes]"]()
+
+
+def build_task(item: pytest.Item) -> Task:
+    """Returns the task of a marked test.
+
+    Raises:
+        pytest.fail.Exception: the value of a shared fixture cannot be pickled.
+    """
+    config = item.config
+    writer = config.get_terminal_writer() if config.pluginmanager.has_plugin("terminalreporter") else None
+    return Task(
+        path=str(item.path),
+        names=list_node_names(item),
+        options=_pickle_options(config),
+        plugins=[plugin for plugin in config.option.plugins if isinstance(plugin, str)],
+        folder=str(config.invocation_params.dir),
+        cwd=_get_cwd(config),
+        basetemp=_get_basetemp(config),
+        worker=getattr(config, "workerinput", None) or _make_workerinput(),
+        captures=config.getoption("capture", "fd") != "no",
+        has_colour=bool(writer is not None and writer.hasmarkup),
+        debug_rank=_get_debug_rank(config),
+        width=writer.fullwidth if writer is not None else 80,
+        values=_pickle_fixture_values(item),
+    )
+
+
+def _get_debug_rank(config: pytest.Config) -> int | None:
+    chosen: int | None = config.getoption("ranks_pdb", None)
+    return chosen if chosen is not None else ANY_RANK if config.getoption("usepdb", False) else None
+
+
+def _get_basetemp(config: Any) -> str | None:
+    factory = getattr(config, "_tmp_path_factory", None)  # -p no:tmpdir
+    return None if factory is None else str(factory.getbasetemp())
+
+
+def _get_cwd(config: pytest.Config) -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return str(config.invocation_params.dir)
+
+
+def _make_workerinput() -> dict[str, Any]:
+    """Returns a ``workerinput``, by which plugins know that another process reports."""
+    return {"workerid": "master", "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
+
+
+def _pickle_options(config: pytest.Config) -> dict[str, bytes]:
+    pickled = config.stash.get(_options, None)
+    if pickled is None:
+        options = {name: value for name, value in vars(config.option).items() if name not in _ARGUMENTS}
+        options |= {name: value for name, value in _RANK_OPTIONS.items() if name in options}
+        options |= {
+            "rootdir": str(config.rootpath),
+            # Without it, a rank would look for a configuration file from the test's folder upwards.
+            "inifilename": str(config.inipath or "/dev/null"),
+            "confcutdir": str(config.pluginmanager._confcutdir or config.rootpath),
+        }
+        pickled = config.stash[_options] = {}
+        for name, value in options.items():
+            try:
+                pickled[name] = pickle.dumps(value)
+            except Exception:  # An object of a plugin: a rank's session has the default.
+                continue
+    return pickled
+
+
+def _pickle_fixture_values(item: Any) -> dict[str, bytes]:
+    values = {}
+    for name in item.fixturenames:
+        try:
+            values[name] = pickle.dumps(item.funcargs[name])
+        except Exception as error:
+            text = f"what the fixture {name!r} gives cannot be sent to the ranks: {error}"
+            raise pytest.fail.Exception(text, pytrace=False) from None
+    return values

@@ -1,0 +1,1 @@
+"""``rlaunch.spawn`` and ``rlaunch.torch.start_processes``: functions on ranks."""

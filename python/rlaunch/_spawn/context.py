@@ -1,0 +1,191 @@
+"""``rlaunch.MultiprocessContext``: the ranks of one ``rlaunch.spawn``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from .. import _lib
+from .._process.guardian import sweep_leftovers, swept_message
+from ..errors import RankError
+from .messages import print_if_possible, print_message
+from .results import ERROR, RESULT, RankQueue, ResultSlot
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .start.rank_process import RankProcess
+
+_RULE = "-" * 46
+
+
+class RanksContext:
+    """The ranks of one call, while some run and after all have ended.
+
+    Attributes:
+        processes: the ranks' processes, by index.
+        sentinels: maps a descriptor, which is readable once its rank has ended, to the rank's index. Ranks
+            that ``join`` has seen end are removed.
+    """
+
+    def __init__(
+        self,
+        processes: list[RankProcess],
+        result_slots: list[ResultSlot],
+        leases: _lib.PortLeases | None,
+        key: str,
+    ) -> None:
+        """
+        Args:
+            leases: leases of the ranks' ports, released once all ranks have ended.
+            key: marks the processes of these ranks; see ``guardian``.
+        """
+        self.processes = processes
+        self.sentinels = {process.sentinel: i for i, process in enumerate(processes)}
+        self._slots = result_slots
+        self._leases = leases
+        self._key: str | None = key
+        # The pid and name of each process that the ranks left behind; known once all have ended.
+        self._swept: list[tuple[int, str]] = []
+        for process, slot in zip(processes, result_slots, strict=True):
+            slot.set_rank(_SentinelOf(process))
+
+    def _settle_ended(self, running: set[int]) -> None:
+        """Joins the ranks that are not running any more, and keeps their results."""
+        for sentinel, rank in list(self.sentinels.items()):
+            if rank not in running and self.sentinels.pop(sentinel, None) is not None:
+                self._slots[rank].settle()
+                with contextlib.suppress(ValueError):  # The user has closed the process object.
+                    self.processes[rank].join(0)
+
+    def _clean_up_if_ended(self) -> None:
+        """Once all ranks have ended: releases their ports, and ends the processes that they left behind."""
+        if self.sentinels:
+            return
+        if self._leases is not None:
+            self._leases.release()
+        key, self._key = self._key, None
+        if key is not None:
+            self._before_sweep(key)
+            self._swept = sweep_leftovers(key)
+            self._report_swept()
+
+    def _before_sweep(self, key: str) -> None:
+        """Hook: called after all ranks have ended and before the sweep."""
+
+    def _report_swept(self) -> None:
+        """Hook: reports the swept processes on stderr."""
+        if self._swept:
+            print_if_possible(swept_message(self._swept))
+
+
+class MultiprocessContext(RanksContext):
+    """The ranks of one ``rlaunch.spawn``. Contract: the context of ``paddle.distributed.spawn``.
+
+    Attributes:
+        processes: the ranks' processes, by local rank; each is a ``multiprocessing`` process.
+        return_queues: ``return_queues[i].get()`` is the return value of rank i.
+        error_queues: ``error_queues[i].get()`` is the traceback of rank i, if it raised.
+        sentinels: maps a descriptor, which is readable once its rank has ended, to the rank's index. Ranks
+            that ``join`` has seen end are removed.
+    """
+
+    def __init__(
+        self,
+        processes: list[RankProcess],
+        result_slots: list[ResultSlot],
+        leases: _lib.PortLeases,
+        grace: float,
+        key: str,
+    ) -> None:
+        super().__init__(processes, result_slots, leases, key)
+        self.error_queues = [RankQueue(slot, ERROR, i) for i, slot in enumerate(result_slots)]
+        self.return_queues = [RankQueue(slot, RESULT, i) for i, slot in enumerate(result_slots)]
+        self._failure: RankError | None = None
+        joiner = _lib.Joiner([process.handle for process in processes], grace)
+        self._joiner: _lib.Joiner | None = joiner
+        self._update_from(joiner)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until a rank ends. Call it until it returns True.
+
+        If a rank has failed, ``join`` first ends the others, whatever the timeout: SIGTERM, and SIGKILL after
+        the grace period. If the wait is interrupted (Ctrl-C, a signal handler that raises), it ends all
+        ranks in the same way and then raises that exception.
+
+        Args:
+            timeout: seconds to wait at most; None: no limit; 0: do not wait.
+
+        Returns:
+            Whether all ranks have ended.
+
+        Raises:
+            RankError: a rank failed. Every later call raises it again.
+        """
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                joiner.join(timeout, print_message)
+            finally:
+                self._update_from(joiner)
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        return not self.sentinels
+
+    def results(self) -> list[Any]:
+        """Waits for all ranks as ``join`` does; returns their return values, by local rank.
+
+        It may be called repeatedly, before or after ``return_queues`` were read. Each call unpickles anew.
+        The value of a rank that called ``sys.exit(0)`` is None.
+
+        Raises:
+            RankError: a rank failed.
+            NoResultError: a rank exited successfully without returning, as by ``os._exit(0)``.
+        """
+        while not self.join():
+            pass
+        return [queue.result() for queue in self.return_queues]
+
+    def stop(self) -> None:
+        """Ends all running ranks (SIGTERM, and SIGKILL after the grace period) and waits for them.
+
+        It prints nothing and does not raise the ranks' failures; ``join`` does.
+        """
+        joiner = self._joiner
+        if joiner is not None and self.sentinels:
+            try:
+                joiner.stop(_discard_message)
+            finally:
+                self._update_from(joiner)
+
+    def _update_from(self, joiner: _lib.Joiner) -> None:
+        """Takes over what the joiner knows: which ranks have ended, and which failed first."""
+        running, failure = set(joiner.living()), joiner.failure()
+        if failure is not None:
+            # First, so that a join in another thread cannot see that all have ended and miss the failure.
+            self._failure = self._make_error(*failure)
+        self._settle_ended(running)
+        if not self.sentinels:
+            self._joiner = None
+        self._clean_up_if_ended()
+
+    def _make_error(self, rank: int, exitcode: int, how: str) -> RankError:
+        traceback = self.error_queues[rank].peek()
+        if traceback is None:
+            return RankError(f"Process {rank} terminated with {how}.", rank, exitcode)
+        head = f"\n\n{_RULE}\nProcess {rank} terminated with the following error:\n{_RULE}\n\n"
+        return RankError(head + traceback, rank, exitcode, traceback)
+
+
+class _SentinelOf:
+    """Returns the sentinel of a process when called."""
+
+    def __init__(self, process: RankProcess) -> None:
+        self._process = process
+
+    def __call__(self) -> int:
+        return int(self._process.sentinel)
+
+
+def _discard_message(_: str) -> None:
+    pass

@@ -1,0 +1,199 @@
+"""Pickles what passes between a program and its ranks.
+
+By name where possible. What the other side cannot look up by name (a lambda, a closure, a function of a
+notebook) is pickled by value, which needs cloudpickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pickle
+import sys
+import time
+import types
+from collections import ChainMap, deque
+from multiprocessing import spawn
+from multiprocessing.reduction import ForkingPickler
+
+TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import IO, Any, ClassVar
+
+# What picklers raise for an object that cannot be looked up by name.
+_NOT_BY_NAME = (pickle.PicklingError, AttributeError, TypeError)
+# The types that picklers raise themselves, unlike a __reduce__ of the user. Only their texts are extended.
+_FROM_PICKLERS = (*_NOT_BY_NAME, RuntimeError, ValueError)
+
+
+def build_preparation_data(name: str) -> tuple[dict[str, Any], bool]:
+    """Returns the argument of ``multiprocessing.spawn.prepare``, and whether that imports the main module.
+
+    It does not if the main module came from stdin, a prompt or a notebook, nor, by multiprocessing's own
+    rule, for a ``__main__.py``.
+    """
+    data = spawn.get_preparation_data(name)
+    path = data.get("init_main_from_path", "")
+    if path and not os.path.isfile(path):
+        del data["init_main_from_path"]  # <stdin>
+        path = ""
+    # multiprocessing's _fixup_main_from_name and _fixup_main_from_path skip these two.
+    by_path = path != "" and os.path.splitext(os.path.basename(path))[0] != "ipython"
+    by_name = data.get("init_main_from_name", "__main__").rpartition(".")[2] != "__main__"
+    return data, by_name or by_path
+
+
+class Pickler:
+    """Pickles objects one after another: by name, and by value from the first object on that needs it.
+
+    Args:
+        parts: the user's objects, by the names that the user knows them by. An error names the part.
+        recipient: the receiving side, for the text of an error.
+    """
+
+    def __init__(self, parts: Mapping[str, Any], recipient: str) -> None:
+        self._parts = parts
+        self._recipient = recipient
+        self._pickler: Any = None
+
+    def dump(
+        self, value: Any, file: IO[bytes], main: bool = True, on_restart: Callable[[], None] = lambda: None
+    ) -> None:
+        """Pickles ``value`` to a seekable file. Calls ``on_restart()`` when it starts over by value.
+
+        ``main``: whether the other side can look up by name what the main module defines.
+
+        Raises:
+            PicklingError, AttributeError, TypeError and others: as multiprocessing does. The first line
+                names what cannot be pickled.
+        """
+        if self._pickler is None:
+            self._pickler = _first_pickler(main)
+        start = file.tell()
+        try:
+            try:
+                self._pickler(file, -1).dump(value)
+                return
+            except _NOT_BY_NAME:
+                by_value = _load_by_value_pickler()
+                if by_value is None or self._pickler is by_value:
+                    raise
+            self._pickler = by_value
+            file.seek(start)
+            file.truncate()
+            on_restart()
+            self._pickler(file, -1).dump(value)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            # If the search for the culprit fails, the error stays as it is.
+            with contextlib.suppress(Exception):
+                self._name_culprit(error)
+            raise
+
+    def _name_culprit(self, error: Exception) -> None:
+        """Adds to the error's text what cannot be pickled."""
+        from . import pickle_diagnosis
+
+        deadline = time.monotonic() + pickle_diagnosis.MAX_SECONDS
+        trial = functools.partial(_try_pickling, self._pickler, deadline)
+        found = pickle_diagnosis.find_culprit(self._parts, trial, deadline)
+        if found is None:
+            return
+        name, culprit = found
+        line = f"cannot be sent to {self._recipient}: {name}: {pickle_diagnosis.describe_kind(culprit)}"
+        text = str(error)
+        if isinstance(error, _FROM_PICKLERS) and error.args == (text,):
+            error.args = (f"{line}\n{text}\n{self._advice(culprit)}",)
+        elif hasattr(error, "add_note"):  # Python 3.11.
+            error.add_note(line)
+
+    def _advice(self, culprit: Any) -> str:
+        if _is_definition(culprit) and _load_by_value_pickler() is None:
+            return (
+                "Define it at the top level of a module, or install cloudpickle, which pickles it by value."
+            )
+        return "Send the values that it is created from, and create it on the other side."
+
+
+def _is_definition(thing: Any) -> bool:
+    """Returns whether ``thing`` is a function or a class, without calling any of its methods."""
+    return issubclass(type(thing), (type, types.FunctionType))
+
+
+class _ByNameExceptMain(ForkingPickler):
+    """Refuses what the main module defines: the other side has a different main module."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if _is_definition(obj) and obj.__module__ == "__main__":
+            raise pickle.PicklingError(f"Can't pickle {obj!r}: ranks cannot import the main module")
+        return NotImplemented
+
+
+def _first_pickler(main: bool) -> Any:
+    # What is defined at a prompt is in no file, even if the main module was imported from one.
+    can_import_main = main and not (hasattr(sys, "ps1") and _load_by_value_pickler() is not None)
+    return ForkingPickler if can_import_main else _ByNameExceptMain
+
+
+@functools.cache
+def _make_by_value_pickler(cloudpickle: Any) -> Any:
+    extra = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+
+    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        """cloudpickle's pickler, extended by the reducers that are registered with multiprocessing."""
+
+        # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.
+        dispatch_table: ClassVar[Any] = ChainMap(extra, cloudpickle.Pickler.dispatch_table)
+
+        def __init__(self, file: Any, protocol: int, fix_imports: bool = True, callback: Any = None) -> None:
+            super().__init__(file, protocol, callback)
+
+    return ByValue
+
+
+def _load_by_value_pickler() -> Any:
+    """Returns the pickler class that pickles by value; None if cloudpickle is not installed."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return None
+    return _make_by_value_pickler(cloudpickle)
+
+
+class _NullFile:
+    """A file that keeps nothing, and raises ``OutOfTime`` after the deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def write(self, data: Any) -> int:
+        from .pickle_diagnosis import OutOfTime
+
+        if time.monotonic() > self._deadline:
+            raise OutOfTime
+        return len(data)
+
+
+def _try_pickling(pickler: Any, deadline: float, value: Any) -> Sequence[Any] | None:
+    """Pickles ``value`` into nowhere; returns the last objects visited before a failure, None for success."""
+    from .pickle_diagnosis import OutOfTime
+
+    visited: deque[Any] = deque(maxlen=64)
+
+    class Trial(pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            visited.append(obj)
+            override = getattr(super(), "reducer_override", None)
+            return NotImplemented if override is None else override(obj)
+
+    try:
+        # The callback takes buffers, such as arrays, out of band.
+        Trial(_NullFile(deadline), 5, True, lambda buffer: None).dump(value)
+    except OutOfTime:
+        raise
+    except Exception:
+        return list(visited)
+    return None

@@ -1,0 +1,1 @@
+"""What ``rlaunch.spawn`` starts: its options, and the environment of each rank."""

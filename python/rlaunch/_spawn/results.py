@@ -1,0 +1,181 @@
+"""What a rank returns to its parent: the function's return value, or a traceback.
+
+The rank writes it into memory that both processes share. Neither side waits for the other, whatever the size.
+It stays readable after the rank has ended. A rank that dies while it writes has put nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+
+from .. import _lib
+from ..errors import NoResultError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import IO, Any
+
+# The kinds of content: a pickled return value, a traceback, or nothing because of sys.exit(0).
+RESULT = b"R"
+ERROR = b"E"
+EXITED = b"L"
+
+# The kind and the length of the content. Written last.
+_HEADER = struct.Struct("=cxxxxxxxQ")
+
+
+class ResultSlot:
+    """Shared memory for one rank's result. Can be an argument of a process under every start method."""
+
+    def __init__(self) -> None:
+        # None once the rank has ended. Descriptors close with their last reference: a reader keeps its own,
+        # because a join in another thread may call `settle` meanwhile.
+        self._memory: _lib.Descriptor | None = _lib.Descriptor.memory("rlaunch-result")
+        self._bell: _lib.Descriptor | None = _lib.Descriptor.bell()
+        self._content: tuple[bytes, bytearray] | None = None
+        self._get_end_fd: Callable[[], int] | None = None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return tuple(DupFd(fd.fileno()) for fd in self._descriptors())
+
+    def __setstate__(self, state: tuple[Any, Any]) -> None:
+        self._memory, self._bell = (_lib.Descriptor.take(fd.detach()) for fd in state)
+        self._content = None
+        self._get_end_fd = None
+
+    def _descriptors(self) -> tuple[_lib.Descriptor, _lib.Descriptor]:
+        if self._memory is None or self._bell is None:
+            raise ValueError("the rank of this result slot has ended")
+        return self._memory, self._bell
+
+    # In the rank.
+
+    def put(self, kind: bytes, write: Callable[[IO[bytes]], object]) -> None:
+        """Puts the bytes that ``write`` writes to the file it receives. If ``write`` raises, puts nothing."""
+        memory, bell = self._descriptors()
+        with open(memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
+            file.truncate(0)
+            file.seek(_HEADER.size)
+            write(file)
+            file.flush()
+            size = file.tell() - _HEADER.size
+        os.pwrite(memory.fileno(), _HEADER.pack(kind, size), 0)
+        os.eventfd_write(bell.fileno(), 1)
+
+    # In the parent.
+
+    def set_rank(self, get_end_fd: Callable[[], int]) -> None:
+        """Sets the rank: ``get_end_fd()`` returns a descriptor that is readable once the rank has ended."""
+        self._get_end_fd = get_end_fd
+
+    def wait(self) -> None:
+        """Waits until the rank has put something or has ended."""
+        bell = self._bell
+        if self._content is not None or bell is None or self._get_end_fd is None:
+            return
+        poll = select.poll()
+        poll.register(bell.fileno(), select.POLLIN)
+        poll.register(self._get_end_fd(), select.POLLIN)
+        poll.poll()
+
+    def settle(self) -> None:
+        """Reads the content of a rank that has ended, and closes the descriptors."""
+        self.read()
+        self._memory = self._bell = None
+
+    def read(self) -> tuple[bytes, bytearray] | None:
+        """Returns the kind and the bytes of the content; None if the rank has put nothing."""
+        memory = self._memory
+        if self._content is None and memory is not None:
+            header = os.pread(memory.fileno(), _HEADER.size, 0)
+            if len(header) == _HEADER.size:
+                kind, size = _HEADER.unpack(header)
+                if kind in (RESULT, ERROR, EXITED):
+                    self._content = kind, self._read_bytes(memory, size)
+        return self._content
+
+    def _read_bytes(self, memory: _lib.Descriptor, size: int) -> bytearray:
+        # Not by mmap, which would keep a descriptor of its own open.
+        content = bytearray(size)
+        view, done = memoryview(content), 0
+        while done < size:
+            count = os.preadv(memory.fileno(), [view[done:]], _HEADER.size + done)
+            if count == 0:
+                raise EOFError(f"the result of a rank is truncated: {done} of {size} bytes")
+            done += count
+        return content
+
+
+class RankQueue:
+    """The parent's end of ``return_queues[i]`` or ``error_queues[i]``. It holds one item at most.
+
+    It has ``get`` and ``empty`` of ``multiprocessing.SimpleQueue``. Unlike there, ``get`` raises instead of
+    blocking forever if the rank has ended without putting anything.
+    """
+
+    def __init__(self, slot: ResultSlot, kind: bytes, rank: int) -> None:
+        self._slot = slot
+        self._kind = kind
+        self._rank = rank
+        self._taken = False
+
+    def _content(self) -> bytearray | None:
+        content = self._slot.read()
+        if self._taken or content is None or content[0] != self._kind:
+            return None
+        return content[1]
+
+    def empty(self) -> bool:
+        """Returns whether ``get`` would have nothing to return now."""
+        return self._content() is None
+
+    def get(self) -> Any:
+        """Takes the item. Waits until the rank puts it or ends.
+
+        Raises:
+            NoResultError: the rank ended without putting anything here, or the item was taken before.
+        """
+        if not self._taken:
+            self._slot.wait()
+        content = self._content()
+        if content is None:
+            what = "result" if self._kind == RESULT else "traceback"
+            why = "was taken before" if self._taken else "is not there: the rank ended without one"
+            raise NoResultError(f"the {what} of rank {self._rank} {why}")
+        item = _decode(self._kind, content)
+        self._taken = True
+        return item
+
+    def peek(self) -> Any:
+        """Returns the item without taking it; None if there is none."""
+        content = self._content()
+        return None if content is None else _decode(self._kind, content)
+
+    def result(self) -> Any:
+        """Returns the return value of a rank that has ended, taken or not; None after ``sys.exit(0)``.
+
+        Raises:
+            NoResultError: the rank ended in another way, as by ``os._exit(0)``.
+        """
+        content = self._slot.read()
+        if content is not None and content[0] == EXITED:
+            return None
+        if content is None or content[0] != RESULT:
+            raise NoResultError(f"the result of rank {self._rank} is not there: the rank ended without one")
+        return _decode(*content)
+
+    def close(self) -> None:
+        """Does nothing; exists because ``SimpleQueue`` has it."""
+
+
+def _decode(kind: bytes, content: bytearray) -> Any:
+    if kind == ERROR:
+        return str(content, "utf-8", "replace")
+    import pickle
+
+    return pickle.loads(content)

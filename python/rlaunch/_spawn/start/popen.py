@@ -1,0 +1,288 @@
+"""Starts a rank: the object that ``multiprocessing.Process`` calls its Popen, one class a start method.
+
+Only the parent imports this module; ranks do not need the modules that it imports.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import signal
+from multiprocessing import (
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
+from typing import TYPE_CHECKING, Any
+
+from ... import _lib
+from ..._process.signal_mask import hold_signals
+from ..pickling import build_preparation_data
+from ..worker import open_log
+
+if TYPE_CHECKING:
+    from ..worker import EnvDelta
+    from .rank_process import RankProcess
+    from .start_spec import StartSpec
+
+
+class _RunBeforeMain:
+    """Unpickles by running code."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, (self._code,)
+
+
+class Popen:
+    """A running rank, with the methods and attributes that ``multiprocessing.Process`` uses."""
+
+    method: str
+    DupFd: Any
+
+    def __init__(self, process_obj: RankProcess) -> None:
+        util._flush_std_streams()  # type: ignore[attr-defined]
+        self.returncode: int | None = None
+        self.finalizer: Any = None
+        self._fds: list[int] = []
+        spec = process_obj.start_spec
+        # The spawner, the ports and the overflow file live as long as the rank, even if the caller
+        # drops the context.
+        self._kept: tuple[object, ...] = (spec.spawner, spec.leases, spec.env_overflow)
+        end = spec.spawner.open_end()
+        try:
+            spec.lifeline.set_fd(end)
+            self._rank = self._launch(process_obj, spec, end)
+        finally:
+            spec.spawner.close_end(end)
+        self.pid = self._rank.pid
+        self.sentinel = self._rank.fileno()
+
+    def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
+        """Starts the rank. ``end`` is its end of the lifeline."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> _lib.Rank:
+        return self._rank
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    def _record_exit(self, code: int | None) -> int | None:
+        if code is not None:
+            self.returncode = code
+            self._kept = ()
+        return code
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        return self.returncode if self.returncode is not None else self._record_exit(self._rank.poll())
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return self.returncode if self.returncode is not None else self._record_exit(self._rank.wait(timeout))
+
+    def _send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            self._rank.signal(sig)
+
+    def interrupt(self) -> None:
+        self._send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        self._send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        self._kept = ()
+
+
+def _write_payload(file: Any, popen: Any, process_obj: RankProcess, before_main: str | None) -> None:
+    """Writes what ``multiprocessing.spawn`` reads in the child: preparation data and the process object.
+
+    ``before_main`` is code that the child runs before it imports the main module.
+    """
+    data, has_main = build_preparation_data(process_obj.name)
+    if before_main is not None:
+        # The child unpickles the data before it imports the main module.
+        data = {"_rlaunch_first": _RunBeforeMain(before_main), **data}
+    context.set_spawning_popen(popen)
+    try:
+        reduction.dump(data, file)
+        process_obj.start_spec.pickler.dump(process_obj, file, has_main, popen._fds.clear)
+    finally:
+        context.set_spawning_popen(None)
+
+
+def _build_environ(delta: EnvDelta) -> list[bytes]:
+    environ = {k: v for k, v in os.environ.items() if k not in delta.unset} | delta.variables
+    return [os.fsencode(f"{k}={v}") for k, v in environ.items()]
+
+
+class SpawnPopen(Popen):
+    """Starts a new interpreter."""
+
+    method = "spawn"
+    DupFd = popen_spawn_posix._DupFd
+
+    def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
+        memory = _lib.Descriptor.memory("rlaunch-payload")
+        payload = memory.fileno()
+        output = -1
+        try:
+            with open(payload, "wb", closefd=False) as file:
+                _write_payload(file, self, process_obj, None)
+            # Only now: this starts the resource tracker, which a failed pickle must not.
+            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+            os.lseek(payload, 0, os.SEEK_SET)
+            # The lifeline is also multiprocessing's sentinel of the parent: EOF when the parent has ended.
+            code = (
+                "import sys; from multiprocessing import resource_tracker, spawn; "
+                f"resource_tracker._resource_tracker._fd = {tracker}; "
+                f"sys.exit(spawn._main({payload}, {end}))"
+            )
+            python = os.fsencode(spawn.get_executable())
+            flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+            argv = [python, *map(os.fsencode, flags), b"-c", code.encode(), b"--multiprocessing-fork"]
+            if spec.log is not None:
+                output = open_log(spec.log)
+            keep = [payload, tracker, *self._fds]
+            environ = _build_environ(spec.env_delta)
+            return spec.spawner.start(python, argv, environ, keep, output, end)
+        finally:
+            memory.close()
+            if output >= 0:
+                os.close(output)
+
+
+class ForkPopen(Popen):
+    """Forks this process."""
+
+    method = "fork"
+
+    def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
+        parent = os.getpid()
+        try:
+            rank = spec.spawner.fork(end)
+        except BaseException:
+            if os.getpid() != parent:
+                # The child must not return into the caller's code.
+                os._exit(1)
+            raise
+        if rank is None:
+            code = 1
+            try:
+                code = process_obj._bootstrap(parent_sentinel=end)  # type: ignore[attr-defined]
+            finally:
+                os._exit(code)
+        return rank
+
+
+class ForkServerPopen(Popen):
+    """Has multiprocessing's fork server fork the rank."""
+
+    method = "forkserver"
+    DupFd = popen_forkserver._DupFd
+
+    def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
+        unset, variables = spec.env_delta.unset, spec.env_delta.variables
+        code = f"import os; [os.environ.pop(n, None) for n in {unset!r}]; os.environ.update({variables!r})"
+        payload = io.BytesIO()
+        _write_payload(payload, self, process_obj, code)
+        forkserver.ensure_running()
+        # The fork server's client leaks descriptors if it runs out of them or is interrupted.
+        _lib.need_descriptors(6)
+        with hold_signals():
+            return self._request_fork(spec, payload.getbuffer())
+
+    def _request_fork(self, spec: StartSpec, payload: memoryview) -> _lib.Rank:
+        status, writer = forkserver.connect_to_new_process(self._fds)
+        # A copy of the write end is the child's sentinel of this process.
+        sentinel = os.dup(writer)
+        self.finalizer = util.Finalize(self, os.close, (sentinel,))
+        try:
+            with open(writer, "wb") as file:
+                file.write(payload)
+            pid = forkserver.read_signed(status)
+            return spec.spawner.enter_of_fork_server(pid, status)
+        finally:
+            os.close(status)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+    def close(self) -> None:
+        super().close()
+        if self.finalizer is not None:
+            self.finalizer()
+
+
+_STDIO = ("stdin", "stdout", "stderr")
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class ZygotePopen(Popen):
+    """Has a preload server (zygote) fork the rank, which receives what it would inherit through an exec."""
+
+    method = "spawn"
+    DupFd = popen_forkserver._DupFd
+
+    def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
+        assert spec.zygote is not None
+        memory = _lib.Descriptor.memory("rlaunch-payload")
+        status, status_writer = os.pipe()
+        output = -1
+        try:
+            with open(memory.fileno(), "wb", closefd=False) as file:
+                _write_payload(file, self, process_obj, None)
+            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+            os.lseek(memory.fileno(), 0, os.SEEK_SET)
+            fds = {"lifeline": end, "status": status_writer, "payload": memory.fileno(), "tracker": tracker}
+            # This process's, which may differ from those that the server was started with.
+            fds |= {name: fd for fd, name in enumerate(_STDIO) if _is_open(fd)}
+            if spec.log is not None:
+                output = open_log(spec.log)
+                fds |= {"stdout": output, "stderr": output}
+            request = {
+                "argv": [],
+                "env": [line.decode("latin-1") for line in _build_environ(spec.env_delta)],
+                "cwd": os.fsencode(os.getcwd()).decode("latin-1"),
+                "fds": {name: index for index, name in enumerate(fds, 1)},
+                "session": False,
+                "scope": "process",
+                "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                "cpus": None,
+                "orphan": False,
+                "payload": {"first_fd": len(fds) + 1},
+            }
+            pid = spec.zygote.fork(request, [*fds.values(), *self._fds])
+            # If an exception comes in between, the rank dies when its lifeline closes.
+            return spec.spawner.enter_of_fork_server(pid, status)
+        finally:
+            memory.close()
+            os.close(status)
+            os.close(status_writer)
+            if output >= 0:
+                os.close(output)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds.append(fd)
+        return len(self._fds) - 1

@@ -1,0 +1,42 @@
+"""A rank as a ``multiprocessing`` process.
+
+Queues, locks, pipes and shared memory can be its arguments, and ``multiprocessing.active_children()`` lists
+it. rlaunch starts it and watches it.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ... import _lib
+    from .start_spec import StartSpec
+
+
+class RankProcess(process.BaseProcess):
+    """A rank. Its subclasses are the start methods.
+
+    Attributes:
+        start_spec: how to start it; deleted after the start, and never pickled.
+    """
+
+    start_spec: StartSpec
+    _popen: Any
+
+    @property
+    def handle(self) -> _lib.Rank:
+        """The rank's handle, which stays valid after ``close()``."""
+        handle: _lib.Rank = self._popen.rank
+        return handle
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal to the rank, unless it has ended."""
+        self._popen._send_signal(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        state.pop("start_spec", None)
+        return state

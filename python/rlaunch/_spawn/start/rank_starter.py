@@ -1,0 +1,123 @@
+"""Starts the ranks of one call: all of them, or none is left running."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ... import _lib
+from ..._process.guardian import key_variable, new_key, sweep_leftovers, swept_message
+from ..._process.spawners import new_spawner, release_after_fork
+from ..messages import print_if_possible, print_message
+from ..pickling import Pickler
+from ..results import ResultSlot
+from ..worker import EnvDelta, Lifeline
+from .start_spec import StartSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..._preload.client import Zygote
+    from .rank_process import RankProcess
+
+
+class RankStarter:
+    """Starts ranks one after another. If the ``with`` block raises, the ranks started so far are ended.
+
+    Attributes:
+        processes: the ranks, in the order of their starts.
+        result_slots: the result slot of each rank, in the same order.
+        key: marks the ranks and the processes that they start; ``guardian`` finds them by it.
+    """
+
+    def __init__(
+        self,
+        process_class: Any,
+        daemon: bool,
+        grace: float,
+        user_arguments: Mapping[str, Any],
+        leases: _lib.PortLeases | None = None,
+        env_overflow: _lib.Descriptor | None = None,
+        zygote: Zygote | None = None,
+    ) -> None:
+        """
+        Args:
+            grace: seconds between SIGTERM and SIGKILL if the ranks have to be ended.
+            user_arguments: the values that the user passes to the ranks, by parameter name; a pickle error
+                names the value that failed.
+        """
+        self._class = process_class
+        self._daemon = daemon
+        self._grace = grace
+        self._spawner = new_spawner()
+        self.key = new_key()
+        self._pickler = Pickler(user_arguments, "the ranks")
+        self._leases = leases
+        self._env_overflow = env_overflow
+        self._zygote = zygote
+        if leases is not None:
+            release_after_fork(leases)
+        self.processes: list[RankProcess] = []
+        self.result_slots: list[ResultSlot] = []
+
+    def __enter__(self) -> RankStarter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._spawner.forget()
+            return
+        # Before anything else: ending ranks takes descriptors, and a lack of them may be what failed.
+        if self._leases is not None:
+            self._leases.release()
+        _end_ranks(self._spawner, self._grace, self.key)
+
+    def start(
+        self, target: Callable[..., None], args: tuple[Any, ...], env_delta: EnvDelta, log: str | None
+    ) -> None:
+        """Starts the next rank, which calls ``target(*args, result_slot, env_delta, lifeline)``.
+
+        Raises:
+            OSError: the system cannot start it; the text names the rank.
+        """
+        rank = len(self.processes)
+        env_delta = env_delta.with_variables(key_variable(self.key, rank))
+        lifeline = Lifeline(-1)
+        try:
+            slot = ResultSlot()
+            process = self._class(target=target, args=(*args, slot, env_delta, lifeline))
+            process.start_spec = StartSpec(
+                self._spawner,
+                self._leases,
+                lifeline,
+                env_delta,
+                log,
+                self._env_overflow,
+                self._pickler,
+                self._zygote,
+            )
+            process.daemon = self._daemon
+            process.start()
+            del process.start_spec
+        except OSError as error:
+            raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11.
+                error.add_note(f"rank {rank} could not be started")
+            raise
+        self.processes.append(process)
+        self.result_slots.append(slot)
+
+
+def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
+    """Ends all ranks of a failed start, including those that have no process object yet."""
+    ranks = spawner.ranks()
+    try:
+        if ranks:
+            _lib.Joiner(ranks, grace).stop(print_message)
+    finally:
+        # A rank that the fork server has started without reporting it dies when its lifeline closes.
+        spawner.abandon()
+        spawner.forget()
+        swept = sweep_leftovers(key)
+        if swept:
+            print_if_possible(swept_message(swept))

@@ -1,0 +1,128 @@
+//! The launcher's own messages: errors, notices and log lines. A reader that is slow never blocks the job for long.
+//!
+//! Log lines have the form of Paddle's launcher or of torchrun, because users' scripts match them.
+
+use crate::sys::clock;
+use crate::sys::io::console::Console;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Time that the first write to a full pipe may wait; later writes do not wait.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
+
+static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Writes to stderr. Output that does not fit is dropped: a job neither waits nor fails because of a message.
+pub fn to_stderr(bytes: &[u8]) {
+    write(2, bytes);
+}
+
+/// Writes to stdout in the same way: for notices, not for requested output.
+pub fn to_stdout(bytes: &[u8]) {
+    write(1, bytes);
+}
+
+/// Prints the line that says why the launcher ends.
+pub fn print_error(text: &str) {
+    to_stderr(format!("rlaunch: error: {text}\n").as_bytes());
+}
+
+/// Prints a line on stderr whatever the log level.
+pub fn print_notice(line: &str) {
+    to_stderr(format!("rlaunch: {line}\n").as_bytes());
+}
+
+fn write(fd: i32, bytes: &[u8]) {
+    let timeout = if STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { WRITE_TIMEOUT };
+    if let Ok(console) = Console::open(fd)
+        && !console.write_all(bytes, timeout)
+    {
+        STUCK.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Stderr;
+
+impl io::Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        to_stderr(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The form of a log line.
+enum LogFormat {
+    /// `LAUNCH LEVEL time text`.
+    Paddle,
+    /// `W1121 02:08:43.498000 PID rlaunch] text`, each line of a text of several.
+    Torch,
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for LogFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut out: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let level = match *event.metadata().level() {
+            Level::ERROR => "ERROR",
+            Level::WARN => "WARNING",
+            Level::INFO => "INFO",
+            _ => "DEBUG",
+        };
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        match self {
+            LogFormat::Paddle => writeln!(out, "LAUNCH {level} {} {}", clock::local_timestamp(), text.0),
+            LogFormat::Torch => {
+                let head = format!("{}{} {}", &level[..1], clock::local_timestamp_as_glog(), std::process::id());
+                text.0.split('\n').try_for_each(|line| writeln!(out, "{head} rlaunch] {line}"))
+            }
+        }
+    }
+}
+
+/// Runs `body` with log lines of `level` (`DEBUG` to `CRITICAL`) and above on stderr, in the form of Paddle's launcher.
+/// The launcher logs nothing above ERROR, so CRITICAL silences it.
+pub fn with_paddle_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
+    with_log(LogFormat::Paddle, level, body)
+}
+
+/// The same in torchrun's form.
+pub fn with_torchrun_log<T>(level: &str, body: impl FnOnce() -> T) -> T {
+    with_log(LogFormat::Torch, level, body)
+}
+
+fn with_log<T>(format: LogFormat, level: &str, body: impl FnOnce() -> T) -> T {
+    let max_level = match level {
+        "DEBUG" => LevelFilter::DEBUG,
+        "INFO" => LevelFilter::INFO,
+        "WARNING" => LevelFilter::WARN,
+        "ERROR" => LevelFilter::ERROR,
+        _ => LevelFilter::OFF,
+    };
+    let subscriber = tracing_subscriber::fmt().event_format(format).with_writer(|| Stderr).with_max_level(max_level);
+    tracing::subscriber::with_default(subscriber.finish(), body)
+}

@@ -1,0 +1,10 @@
+//! What all front ends share: startup, reading options, messages, exit statuses.
+
+pub mod argparse;
+pub mod command_line;
+pub mod dry_run;
+pub mod error;
+pub mod exit_code;
+pub mod message;
+pub mod startup;
+pub mod status_pipe;

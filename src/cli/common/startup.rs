@@ -1,0 +1,82 @@
+//! How each front end starts: standard descriptors, signal handlers, the environment.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::message::print_notice;
+use crate::cli::common::status_pipe::StatusPipe;
+use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
+use crate::run::launch::SECRET_VARS;
+use crate::spec::options::{Deprecation, EnvVars, Opt};
+use crate::sys::io::console;
+use crate::sys::signals::{self, HELD_AT_START, Signals};
+use std::ffi::OsString;
+use std::io::Write;
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
+
+/// Runs a launcher and returns its exit status. `status_fd`: the write end of the status pipe, or negative.
+pub fn run_launcher(
+    status_fd: RawFd,
+    body: impl FnOnce(&mut Signals, &mut StatusPipe) -> Result<i32, CliError>,
+) -> i32 {
+    console::fill_standard_descriptors();
+    let mut status_pipe = StatusPipe::take(status_fd);
+    // Never dropped: this process ends with the launcher, and a late Ctrl-C must not reach Python.
+    let mut signals = match Signals::install() {
+        Ok(signals) => ManuallyDrop::new(signals),
+        Err(error) => return status_pipe.fail(&CliError::SignalHandlers(error)),
+    };
+    if status_pipe.is_read() {
+        signals::unblock(&HELD_AT_START);
+    }
+    match body(&mut signals, &mut status_pipe) {
+        Ok(status) => status,
+        Err(error) => status_pipe.fail(&error),
+    }
+}
+
+/// Prints requested output (help, a plan) on stdout, and waits for its reader. `| head` may be gone already.
+pub fn print_output(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// An environment, in its order.
+pub type Environment = Vec<(OsString, OsString)>;
+
+/// The environment of a launcher that may run inside a rank of another launcher.
+pub struct LauncherEnv {
+    /// The environment for its own ranks.
+    pub base: Environment,
+    /// The part of it that is text.
+    pub vars: EnvVars,
+    /// The outer launcher, if there is one. Its exports are in neither of the above.
+    pub outer: Option<OuterLauncher>,
+}
+
+/// Separates what the user set from what an outer launcher exported.
+pub fn separate_outer_exports(base: Environment, all: &EnvVars) -> LauncherEnv {
+    let (vars, outer) = without_outer_exports(all);
+    let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
+    let is_kept = |name: &OsString| !dropped.iter().any(|d| *name == **d) && !SECRET_VARS.iter().any(|s| *name == **s);
+    let base = base.into_iter().filter(|(name, _)| is_kept(name)).collect();
+    LauncherEnv { base, vars, outer }
+}
+
+/// Reads this process's environment, and the part of it that is text. The variables of `options` have to be text.
+pub fn read_environment(options: &[Opt]) -> Result<(Environment, EnvVars), CliError> {
+    let base: Environment = std::env::vars_os().collect();
+    let is_not_text = |name: &str| base.iter().any(|(n, value)| *n == *name && value.to_str().is_none());
+    if let Some(name) = options.iter().flat_map(Opt::all_env).find(|name| is_not_text(name)) {
+        return Err(CliError::VariableNotUtf8 { name: name.to_owned() });
+    }
+    let text = |(name, value): &(OsString, OsString)| Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()));
+    let vars = base.iter().filter_map(text).collect();
+    Ok((base, vars))
+}
+
+/// Prints one line for each option or variable that was given by its old name.
+pub fn print_deprecations<'a>(notices: impl Iterator<Item = &'a Deprecation>) {
+    for notice in notices {
+        print_notice(&notice.to_string());
+    }
+}

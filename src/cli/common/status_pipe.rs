@@ -1,0 +1,47 @@
+//! The pipe on which the launcher reports its end to `rlaunch.launch`: one line of JSON, written last.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::{exit_code, message};
+use crate::run::record::journal::VERSION;
+use crate::sys::io::fd;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::RawFd;
+
+/// The write end; none for a launcher that was started from a shell.
+#[derive(Debug)]
+pub struct StatusPipe(Option<File>);
+
+impl StatusPipe {
+    /// Takes over this descriptor, none if it is negative. It closes at exec, so no rank has it.
+    pub fn take(fd: RawFd) -> Self {
+        Self((fd >= 0).then(|| fd::take(fd).ok()).flatten().map(File::from))
+    }
+
+    /// Whether a program reads it.
+    pub fn is_read(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Writes what is in `result.json`. Only the first write counts.
+    pub fn write(&mut self, result: &Value) {
+        if let Some(mut file) = self.0.take() {
+            // The reader may be gone.
+            let _ = file.write_all(format!("{result}\n").as_bytes());
+        }
+    }
+
+    /// Writes an error in place of a result.
+    pub fn write_error(&mut self, error: &str, exit_status: i32) {
+        self.write(&json!({"version": VERSION, "error": error, "exit_status": exit_status}));
+    }
+
+    /// Prints the error that ends the launcher and writes it; returns the exit status.
+    pub fn fail(&mut self, error: &CliError) -> i32 {
+        let (text, status) = (error.to_string(), exit_code::of_error(error));
+        message::print_error(&text);
+        self.write_error(&text, status);
+        status
+    }
+}

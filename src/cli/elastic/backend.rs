@@ -1,0 +1,399 @@
+//! Joins the rendezvous backend of a job: etcd, the embedded master, or Paddle's own master.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::message::{self, print_notice};
+use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
+use crate::model::Endpoint;
+use crate::net::listen;
+use crate::probe::net;
+use crate::protocol::{Coordinator, JobRules, NodeInfo, NodeOrder, NodeStatus, RoundMember, millis};
+use crate::rendezvous::master::client::paddle_kv;
+use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
+use crate::run::multi_node::connectivity::BackendKind;
+use crate::run::multi_node::membership::Membership;
+use crate::run::prepare::preflight;
+use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec};
+use crate::sys::clock;
+use serde_json::Value;
+use std::io;
+use std::net::{IpAddr, TcpListener};
+#[cfg(feature = "etcd")]
+use std::path::PathBuf;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Time in which a master has to answer one probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Pause between two probes of a master that is not there yet.
+const PROBE_PAUSE: Duration = Duration::from_millis(50);
+/// Time to the first notice of what is waited for, and between later ones.
+const FIRST_NOTICE: Duration = Duration::from_secs(2);
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers connect.
+const SPARE_CONNECTIONS: usize = 256;
+
+/// The address at which other nodes reach this one.
+#[derive(Clone, Debug)]
+pub struct AdvertisedAddress {
+    /// The address.
+    pub address: String,
+    /// Why this one, as text for the log.
+    pub from: String,
+    /// The interface that has it; `None` for loopback.
+    pub interface: Option<String>,
+}
+
+/// Chooses this node's address. Never by the host's own name, which often resolves to loopback.
+pub fn advertise(rendezvous: &RendezvousSpec) -> Result<AdvertisedAddress, CliError> {
+    let names = &rendezvous.option_names;
+    let towards = |at: &Endpoint| {
+        // A name may get its address while nodes wait (a pod's).
+        match net::local_address_to(&at.host, at.port) {
+            Ok(found) => Ok((found, format!("it routes to {at}"))),
+            Err(_) if net::resolve(&at.host).is_empty() => Ok((
+                first_own_address(),
+                format!("{} has no address yet; it is the first of this machine's interfaces", at.host),
+            )),
+            Err(source) => {
+                Err(RendezvousError::NoRoute { option: names.address, at: at.clone(), source, host_option: names.host })
+            }
+        }
+    };
+    let (address, from) = match (&rendezvous.host, &rendezvous.backend) {
+        (Some(host), _) => {
+            let address: Option<IpAddr> = host.parse().ok().or_else(|| net::resolve(host).into_iter().next());
+            if rendezvous.nodes.1 > 1 && address.is_some_and(|address| address.is_loopback()) {
+                warn!("{} {host} is a loopback address: other machines cannot reach this node there", names.host);
+            }
+            return Ok(AdvertisedAddress {
+                address: host.clone(),
+                from: match names.host {
+                    "--host" => "--host or POD_IP gives it".into(),
+                    option => format!("{option} gives it"),
+                },
+                interface: address.filter(|address| !address.is_loopback()).and_then(net::interface_of),
+            });
+        }
+        (None, BackendSpec::Etcd(etcd)) => {
+            towards(etcd.endpoints.first().ok_or(RendezvousError::NoEtcdEndpoint { option: names.address })?)?
+        }
+        (None, BackendSpec::Master(master)) => towards(master)?,
+        (None, BackendSpec::Here) => (first_own_address(), "it is the first of this machine's interfaces".into()),
+    };
+    let interface = if address.is_loopback() { None } else { net::interface_of(address) };
+    if let BackendSpec::Etcd(etcd) = &rendezvous.backend
+        && address.is_loopback()
+        && rendezvous.nodes.1 > 1
+    {
+        let at = etcd.endpoints.first().map_or(String::new(), Endpoint::to_string);
+        warn!(
+            "other machines cannot reach this node's address, {address}: {} {at} is a loopback address; \
+             give an address of etcd that all nodes reach, or set {}",
+            names.address, names.host
+        );
+    }
+    Ok(AdvertisedAddress { address: address.to_string(), from, interface })
+}
+
+fn first_own_address() -> IpAddr {
+    let own = net::addresses().into_iter().find(|address| !address.is_loopback());
+    own.unwrap_or_else(|| IpAddr::from([127, 0, 0, 1]))
+}
+
+/// The rules of a job that every front end sets from the same options.
+pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
+    let RendezvousSpec { nodes: (min, max), last_call, join_timeout: join, heartbeat_timeout: lease, sort_ip, .. } =
+        *rendezvous;
+    JobRules {
+        min,
+        max,
+        last_call_ms: millis(last_call),
+        join_ms: millis(join),
+        lease_ms: millis(lease),
+        order: if sort_ip { NodeOrder::Address } else { NodeOrder::Name },
+        ..JobRules::default()
+    }
+}
+
+/// Joins the backend. `command`: the command line for the other nodes after `--master`, quoted for a shell.
+pub fn join(
+    rendezvous: &RendezvousSpec,
+    mut node: NodeInfo,
+    command: &str,
+    may_continue: CancelCheck<'_>,
+) -> Result<JoinedBackend, CliError> {
+    let NodeInfo { address, address_from, .. } = &node;
+    info!("this node's address is {address}: {address_from}");
+    let (endpoint, server) = match &rendezvous.backend {
+        BackendSpec::Etcd(etcd) => return Ok(join_etcd(rendezvous, etcd, node)?),
+        BackendSpec::Here => {
+            let cannot_listen = |source| RendezvousError::Listen {
+                option: rendezvous.option_names.host,
+                address: node.address.clone(),
+                source,
+            };
+            let listener = listen_at(&node.address, 0).map_err(cannot_listen)?;
+            let port = listener.local_addr().map_err(cannot_listen)?.port();
+            let endpoint = Endpoint::new(&node.address, port);
+            print_peer_command(&endpoint, command, rendezvous.secret.is_some());
+            (endpoint, Some(serve_master(rendezvous, vec![listener])?))
+        }
+        BackendSpec::Master(endpoint) => (endpoint.clone(), serve_own_master(rendezvous, endpoint)?),
+    };
+    if server.is_some() {
+        if node.rank.is_none() {
+            // Paddle's launchers give the node that serves this name, which sorts first.
+            node.name = "aaaaaa".into();
+        }
+    } else {
+        match wait_for_master(rendezvous, &endpoint, may_continue)? {
+            Some(ProbeResult::Paddle) => return join_paddle_master(rendezvous, &endpoint, &node, may_continue),
+            Some(_) => {}
+            None => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
+        }
+    }
+    let id = random_id();
+    node.clock_ms = wall_ms();
+    let record = Membership::record(&node, &NodeStatus::Ready { seen: 0 });
+    let config = master::MasterAddress {
+        host: endpoint.host.clone(),
+        port: endpoint.port,
+        job: rendezvous.job_name.clone(),
+        key: key(rendezvous),
+        lease: rendezvous.heartbeat_timeout,
+        clock: clock::now,
+    };
+    let at = format!("the master at {endpoint}");
+    let backend =
+        master::join(config, &id, &record).map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
+    let kind = (BackendKind::Master, rendezvous.heartbeat_timeout);
+    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), server), at, &id, node, kind))))
+}
+
+fn wall_ms() -> u64 {
+    millis(clock::wall())
+}
+
+/// A name for this launcher that no other one has.
+fn random_id() -> String {
+    (0..16).map(|_| fastrand::alphanumeric()).collect()
+}
+
+#[cfg(feature = "etcd")]
+fn join_etcd(
+    rendezvous: &RendezvousSpec,
+    etcd: &EtcdSpec,
+    mut node: NodeInfo,
+) -> Result<JoinedBackend, RendezvousError> {
+    node.clock_ms = wall_ms();
+    use crate::rendezvous::etcd::{EtcdConfig, EtcdTls, join};
+    let EtcdSpec { endpoints, tls, ca, cert, user, prefix } = etcd;
+    let scheme = if *tls { "https" } else { "http" };
+    let path = |path: &String| PathBuf::from(path);
+    let tls = tls.then(|| EtcdTls {
+        ca: ca.as_ref().map(path),
+        cert: cert.as_ref().map(|(cert, _)| path(cert)),
+        key: cert.as_ref().map(|(_, key)| path(key)),
+    });
+    let config = EtcdConfig {
+        tls: tls.filter(|_| ca.is_some() || cert.is_some()),
+        user: user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),
+        prefix: prefix.clone(),
+        lease: rendezvous.heartbeat_timeout,
+        ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
+    };
+    let (id, record) = (random_id(), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
+    let at = format!("etcd at {}", Endpoint::join(endpoints));
+    let backend = join(&config, &id, &record, || Box::new(Coordinator::new(clock::now())))
+        .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
+    let witnesses = endpoints.iter().map(|at| (at.host.clone(), at.port)).collect();
+    let kind = (BackendKind::Etcd(witnesses, rendezvous.etcd_loss_timeout), rendezvous.heartbeat_timeout);
+    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), None), at, &id, node, kind))))
+}
+
+#[cfg(not(feature = "etcd"))]
+fn join_etcd(rendezvous: &RendezvousSpec, _: &EtcdSpec, _: NodeInfo) -> Result<JoinedBackend, RendezvousError> {
+    Err(RendezvousError::EtcdNotBuilt { option: rendezvous.option_names.address })
+}
+
+fn key(rendezvous: &RendezvousSpec) -> Option<String> {
+    rendezvous.secret.as_ref().map(|key| key.0.clone())
+}
+
+fn listen_at(host: &str, port: u16) -> io::Result<TcpListener> {
+    let address = host.parse().ok().or_else(|| net::resolve(host).into_iter().find(|address| net::is_own(*address)));
+    listen::on((address.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?, port).into())
+}
+
+/// Serves the master, if its address is this machine's and no master listens there already.
+fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<Option<MasterServer>, CliError> {
+    let addresses: Vec<IpAddr> = match endpoint.host.parse() {
+        Ok(address) => vec![address],
+        Err(_) => net::resolve(&endpoint.host),
+    };
+    let own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
+    if own.is_empty() {
+        return Ok(None);
+    }
+    if own.iter().any(IpAddr::is_loopback) {
+        warn!(
+            "{} {endpoint} is a loopback address: nodes on other machines cannot reach it",
+            rendezvous.option_names.address
+        );
+    }
+    let listeners: io::Result<Vec<TcpListener>> =
+        own.into_iter().map(|address| listen::on((address, endpoint.port).into())).collect();
+    match listeners {
+        Ok(listeners) => serve_master(rendezvous, listeners).map(Some),
+        // Another launcher on this machine, or Paddle's.
+        Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(None),
+        Err(source) => Err(RendezvousError::Listen {
+            option: rendezvous.option_names.address,
+            address: endpoint.to_string(),
+            source,
+        }
+        .into()),
+    }
+}
+
+fn serve_master(rendezvous: &RendezvousSpec, listeners: Vec<TcpListener>) -> Result<MasterServer, CliError> {
+    let is_public = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| !at.ip().is_loopback());
+    if rendezvous.secret.is_none() && listeners.iter().any(is_public) {
+        warn!(
+            "the master accepts every client that reaches it; \
+             set RLAUNCH_JOB_SECRET to the same secret on all nodes to keep others out"
+        );
+    }
+    // A node has one connection, and may open another before the old one is closed.
+    let connections = 2 * rendezvous.nodes.1 + SPARE_CONNECTIONS;
+    preflight::raise_file_limit("--nnodes", connections, 1).map_err(CliError::Preflight)?;
+    let config = MasterConfig {
+        key: key(rendezvous),
+        connections,
+        ..MasterConfig::new(&rendezvous.job_name, rendezvous.heartbeat_timeout, clock::now)
+    };
+    let coordinator = Box::new(Coordinator::new(clock::now()));
+    Ok(master::serve(listeners, config, coordinator).map_err(RendezvousError::MasterServer)?)
+}
+
+/// Prints the command that starts the other nodes.
+fn print_peer_command(endpoint: &Endpoint, command: &str, has_key: bool) {
+    let line = "-".repeat(80);
+    let mut text = format!(
+        "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {command}\n{line}\n"
+    );
+    if has_key {
+        text.push_str("set RLAUNCH_JOB_SECRET on the other nodes to the same secret first\n");
+    }
+    message::to_stdout(text.as_bytes());
+}
+
+/// Probes until there is a master. `None`: a stop was requested first.
+fn wait_for_master(
+    rendezvous: &RendezvousSpec,
+    endpoint: &Endpoint,
+    may_continue: CancelCheck<'_>,
+) -> Result<Option<ProbeResult>, RendezvousError> {
+    let option = rendezvous.option_names.address;
+    let began = clock::now();
+    let mut next_notice = began + FIRST_NOTICE;
+    let mut pause = Duration::ZERO;
+    while may_continue(pause) {
+        pause = PROBE_PAUSE;
+        let why = match master::probe(&endpoint.host, endpoint.port, PROBE_TIMEOUT, clock::now) {
+            ProbeResult::Nothing(why) => why,
+            ProbeResult::Foreign(reply) => {
+                let expected =
+                    if option == "--master" { "an rlaunch or Paddle launcher's master" } else { "an rlaunch master" };
+                return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected });
+            }
+            found => return Ok(Some(found)),
+        };
+        let now = clock::now();
+        if now >= began + rendezvous.join_timeout {
+            let (seconds, timeout_option) =
+                (rendezvous.join_timeout.as_secs_f64(), rendezvous.option_names.join_timeout);
+            return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option });
+        }
+        if now >= next_notice {
+            next_notice = now + NOTICE_INTERVAL;
+            let resolved: Vec<String> = net::resolve(&endpoint.host).iter().map(IpAddr::to_string).collect();
+            let resolved = match &resolved[..] {
+                [one] if *one == endpoint.host => String::new(),
+                [] => " (a name without an address)".into(),
+                all => format!(" ({})", all.join(", ")),
+            };
+            let left = (began + rendezvous.join_timeout).saturating_sub(now).as_secs();
+            print_notice(&format!("waiting for the master at {endpoint}{resolved}: {why}; {left} s left"));
+        }
+    }
+    Ok(None)
+}
+
+/// Takes part in a job whose master is Paddle's own launcher: the list of nodes is made once.
+fn join_paddle_master(
+    rendezvous: &RendezvousSpec,
+    endpoint: &Endpoint,
+    node: &NodeInfo,
+    may_continue: CancelCheck<'_>,
+) -> Result<JoinedBackend, CliError> {
+    if node.rules.frontend != "paddle" {
+        return Err(RendezvousError::PaddleMaster { at: endpoint.clone() }.into());
+    }
+    if rendezvous.nodes.0 != rendezvous.nodes.1 {
+        warn!("--nnodes: the master at {endpoint} is Paddle's own, which waits for the maximum number of nodes");
+    }
+    info!("the master at {endpoint} is Paddle's own: nodes do not learn of each other's failures");
+    let (key, payload) = crate::protocol::paddle_entry(node);
+    let name = key.split('/').next().unwrap_or_default().to_owned();
+    let place = paddle_kv::KvAddress { host: endpoint.host.clone(), port: endpoint.port, clock: clock::now };
+    let own = paddle_kv::KvEntry { name, rank: node.rank, payload };
+    let until = clock::now() + rendezvous.join_timeout;
+    let mut stopped = false;
+    let mut time_left = || {
+        if may_continue(Duration::ZERO) {
+            Ok(until.saturating_sub(clock::now()))
+        } else {
+            stopped = true;
+            Err(io::ErrorKind::Interrupted.into())
+        }
+    };
+    let size = rendezvous.nodes.1;
+    let mut on_keys = |here: Result<&[String], &str>| match here {
+        Ok(here) => print_notice(&format!("{} of {size} nodes are here: {}", here.len(), here.join(", "))),
+        Err(why) => print_notice(&format!("waiting for the master at {endpoint}: {why}")),
+    };
+    let synced =
+        paddle_kv::sync(&place, &rendezvous.job_name, size, &own, rendezvous.sort_ip, &mut time_left, &mut on_keys);
+    match synced {
+        Ok(peers) => {
+            let members: Result<Vec<RoundMember>, RendezvousError> =
+                peers.all.iter().map(|(key, payload)| parse_paddle_entry(key, payload)).collect();
+            Ok(JoinedBackend::FixedList(members?, peers.own))
+        }
+        Err(_) if stopped => Ok(JoinedBackend::Stopped(libc::SIGTERM)),
+        Err(source) => Err(RendezvousError::PaddleRendezvous { at: endpoint.clone(), source }.into()),
+    }
+}
+
+/// A node from the entry that Paddle's launcher writes for it.
+fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, RendezvousError> {
+    let bad = || RendezvousError::BadPaddleEntry { key: key.to_owned(), payload: payload.to_owned() };
+    let value: Value = serde_json::from_str(payload).map_err(|_| bad())?;
+    let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+    let endpoints: Vec<String> = text("endpoints").ok_or_else(bad)?.split(',').map(str::to_owned).collect();
+    let address = endpoints.first().and_then(|first| Endpoint::parse(first)).ok_or_else(bad)?.host;
+    let offer = NodeInfo {
+        name: text("name").unwrap_or_default(),
+        host: address.clone(),
+        address,
+        ranks: endpoints.len(),
+        master: text("candidate").ok_or_else(bad)?,
+        endpoints,
+        foreign: true,
+        ..NodeInfo::default()
+    };
+    Ok(RoundMember { id: key.to_owned(), info: offer })
+}

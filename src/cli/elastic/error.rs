@@ -1,0 +1,197 @@
+//! `RendezvousError`: why this node cannot take part in a job of several nodes.
+
+use crate::model::Endpoint;
+use crate::run::output::log_files::plain;
+use std::io;
+
+/// Why this node did not find the others, or cannot work with them. One line each.
+#[derive(Debug, thiserror::Error)]
+pub enum RendezvousError {
+    /// No route leads to the rendezvous backend.
+    #[error("{option} {at}: this machine has no route there ({}); correct it, or set {host_option}", plain(.source))]
+    NoRoute {
+        /// The option that names the backend.
+        option: &'static str,
+        /// The backend.
+        at: Endpoint,
+        /// Why.
+        source: io::Error,
+        /// The option for this node's address.
+        host_option: &'static str,
+    },
+    /// The option for etcd has no endpoint.
+    #[error("{option}: no etcd endpoint is given; give HOST:PORT")]
+    NoEtcdEndpoint {
+        /// The option.
+        option: &'static str,
+    },
+    /// This build has no etcd client.
+    #[error("{option}: this build of rlaunch has no etcd client (Cargo's feature `etcd`)")]
+    EtcdNotBuilt {
+        /// The option.
+        option: &'static str,
+    },
+    /// The backend's client could not be started.
+    #[error("{at}: {}", plain(.source))]
+    Client {
+        /// The backend.
+        at: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The embedded master could not be started.
+    #[error("cannot start the embedded master: {}", plain(.0))]
+    MasterServer(#[source] io::Error),
+    /// An address cannot be listened on.
+    #[error("{option} {address}: cannot listen there: {}; give an address of this machine", plain(.source))]
+    Listen {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another node's entry has no usable endpoints.
+    #[error(
+        "node {host} ({address}) sent an unreadable list of endpoints; run the same version of rlaunch on all nodes"
+    )]
+    BadEndpoints {
+        /// That node's name.
+        host: String,
+        /// Its address.
+        address: String,
+    },
+    /// The first node's entry does not say where its store listens.
+    #[error("node 0 did not send the address of its store; run the same version of rlaunch on all nodes")]
+    NoStoreAddress,
+    /// Something other than a master listens at its address.
+    #[error(
+        "{option} {at}: something else listens there ({reply}); give {option} the address of {expected}, or a free port"
+    )]
+    ForeignService {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        at: Endpoint,
+        /// The beginning of its reply.
+        reply: String,
+        /// What may listen there.
+        expected: &'static str,
+    },
+    /// No master came up in time.
+    #[error(
+        "{option} {at}: no master within {seconds:.0} s: {why}; start the node that has this address, or raise {timeout_option}"
+    )]
+    NoMaster {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        at: Endpoint,
+        /// Time waited.
+        seconds: f64,
+        /// The last failure.
+        why: String,
+        /// The option for the time.
+        timeout_option: &'static str,
+    },
+    /// The master is Paddle's, and this front end cannot use it.
+    #[error("{at}: Paddle's own launcher serves there, which only python -m rlaunch can join")]
+    PaddleMaster {
+        /// The master.
+        at: Endpoint,
+    },
+    /// The rendezvous at Paddle's master failed.
+    #[error("the master at {at}: {}", plain(.source))]
+    PaddleRendezvous {
+        /// The master.
+        at: Endpoint,
+        /// Why.
+        source: io::Error,
+    },
+    /// A node of Paddle's own launcher sent something else than Paddle's JSON.
+    #[error("{key}: unreadable entry of a node: {payload:.200}")]
+    BadPaddleEntry {
+        /// Its key.
+        key: String,
+        /// Its value.
+        payload: String,
+    },
+    /// Two launchers have the same `--node-rank`.
+    #[error("two launchers have --node-rank {node}; give each its own --node-rank")]
+    DuplicateNode {
+        /// The number.
+        node: usize,
+    },
+    /// Another launcher is this node.
+    #[error(
+        "--node-rank {node}: another launcher is node {node} of this job, or the job runs already; \
+         give each its own --node-rank"
+    )]
+    NodeTaken {
+        /// The number.
+        node: usize,
+    },
+    /// Nodes did not come in time; node 0 knows who is here.
+    #[error(
+        "{missing} did not come within {seconds} s: {here} waited; start it with the same --nnodes, --master-addr, \
+         --master-port and --rdzv-id, or give it more time by --rdzv-conf timeout=SECONDS"
+    )]
+    NodesMissing {
+        /// Their numbers.
+        missing: String,
+        /// The numbers of the others.
+        here: String,
+        /// Time waited.
+        seconds: u64,
+    },
+    /// The same on another node.
+    #[error("{missing} did not come within {seconds} s")]
+    PeersMissing {
+        /// Their numbers.
+        missing: String,
+        /// Time waited.
+        seconds: u64,
+    },
+    /// Node 0 gave up.
+    #[error("node 0 has given up: {why}")]
+    CalledOff {
+        /// Its reason.
+        why: String,
+    },
+    /// Node 0's store did not answer in time.
+    #[error("{at}: not reached within {seconds} s ({})", plain(.source))]
+    StoreTimeout {
+        /// The store.
+        at: String,
+        /// Time waited.
+        seconds: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// Node 0's store failed.
+    #[error("{at}: {}", plain(.source))]
+    Store {
+        /// The store.
+        at: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl RendezvousError {
+    /// Whether this machine or another node's settings are at fault, rather than a node that did not come.
+    pub fn is_preflight(&self) -> bool {
+        matches!(
+            self,
+            Self::NoRoute { .. }
+                | Self::NoEtcdEndpoint { .. }
+                | Self::EtcdNotBuilt { .. }
+                | Self::Client { .. }
+                | Self::MasterServer(_)
+                | Self::Listen { .. }
+                | Self::BadEndpoints { .. }
+                | Self::NoStoreAddress
+        )
+    }
+}

@@ -1,0 +1,9 @@
+//! Jobs whose nodes rendezvous: backends, rounds, waiting, the outcome of the job.
+
+pub mod backend;
+pub mod error;
+pub mod outcome_text;
+pub mod participants;
+pub mod round_frontend;
+pub mod rounds;
+pub mod wait_for_round;

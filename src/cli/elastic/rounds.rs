@@ -1,0 +1,350 @@
+//! Runs this node's part of a job whose nodes rendezvous: wait for a round, run it, report it, until the job is over.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::exit_code;
+use crate::cli::common::message::{print_error, print_notice};
+use crate::cli::elastic::outcome_text;
+use crate::cli::elastic::round_frontend::{JoinedBackend, NodePlan, Round, RoundFrontend};
+use crate::cli::elastic::wait_for_round::{RoundWait, WaitResult};
+use crate::cli::node::build_failure_report::build_failure_report;
+use crate::cli::node::frontend::{EngineListener, Frontend};
+use crate::cli::node::job_record;
+use crate::cli::node::progress_messages::describe_no_restart;
+use crate::plan::Plan;
+use crate::protocol::{JobEnd, JobRules, NodeStatus, RankFailure, millis};
+use crate::report::failure_report::FailureCause;
+use crate::run;
+use crate::run::event_loop::OtherNodes;
+use crate::run::launch::{Launch, ShownRanks};
+use crate::run::launch_result::LaunchResult;
+use crate::run::launcher_process::SupervisorProcess;
+use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
+use crate::run::multi_node::membership::{Membership, RoundStop};
+use crate::run::output::log_files;
+use crate::run::prepare::gloo_tmpdir;
+use crate::run::record::journal;
+use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::record::result;
+use crate::supervise::NodeOutcome;
+use crate::sys::signals::Signals;
+use serde_json::Value;
+use std::mem;
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::time::Duration;
+use tracing::warn;
+
+/// Time in which the other nodes have to learn how this node's part ended.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A round that has ended on this node.
+struct RoundResult {
+    plan: Plan,
+    attempt: u32,
+    launched: LaunchResult,
+}
+
+/// What a job's rounds on this node share.
+struct Job<'a> {
+    launch: &'a Launch<'a>,
+    rounds: &'a dyn RoundFrontend,
+    frontend: &'a dyn Frontend,
+    supervisor: &'a SupervisorProcess,
+    signals: &'a Signals,
+}
+
+/// Runs this node's part of all rounds. Returns the exit status and the content of `result.json`.
+pub fn run_rounds(
+    launch: &Launch<'_>,
+    rounds: &dyn RoundFrontend,
+    supervisor: &SupervisorProcess,
+    signals: &Signals,
+    frontend: &dyn Frontend,
+) -> Result<(i32, Value), CliError> {
+    let job = Job { launch, rounds, frontend, supervisor, signals };
+    let journal = job_record::open_journal(launch, frontend)?;
+    let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
+    let joined = rounds.join(&mut |time| wait.pause(time));
+    if let Some(signal) = wait.requests.stopped_by() {
+        return Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend));
+    }
+    match joined? {
+        JoinedBackend::Member(membership) => job.run_as_member(membership, wait, journal),
+        JoinedBackend::Stopped(signal) => {
+            Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend))
+        }
+        JoinedBackend::FixedList(members, own) => {
+            let NodePlan { plan, shown, store } = rounds.plan_round(&Round { members: &members, own, failures: 0 })?;
+            let this = launch.for_round(&plan, shown, store, 0);
+            frontend.before_ranks(&this);
+            frontend.before_first_rank(&this);
+            let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
+            let ran = run::event_loop::run(&this, OtherNodes::None, supervisor, with, journal, &listener);
+            let mut launched = ran.map_err(CliError::EventLoop)?;
+            let status = job_record::settle_exit_status(&this, &mut launched, frontend);
+            Ok(job_record::record_end(&this, launched, status, None, frontend))
+        }
+    }
+}
+
+impl Job<'_> {
+    fn run_as_member(
+        &self,
+        mut membership: Box<Membership>,
+        mut wait: RoundWait<'_>,
+        mut journal: Journal,
+    ) -> Result<(i32, Value), CliError> {
+        let Job { launch, rounds, frontend, supervisor, signals } = *self;
+        let mut last: Option<RoundResult> = None;
+        // A failure here after which all ranks start again. The other nodes learn of it from the round's end.
+        let mut failed: Option<RankFailure> = None;
+        let outcome = loop {
+            let number = match wait.wait(&mut membership).map_err(CliError::EventLoop)? {
+                WaitResult::Round(number) => number,
+                WaitResult::Ended(outcome) => break outcome,
+            };
+            let failures = membership.state().map_or(0, |state| state.failures);
+            if let Some(failure) = failed.take() {
+                print_notice(&format!("{}; restarting all ranks of all nodes", outcome_text::of_failure(&failure)));
+            }
+            let Some((members, own)) = membership.round() else {
+                break JobOutcome::Refused("it did not receive the list of participants".into());
+            };
+            let round = Round { members, own, failures };
+            let prepared = rounds.prepare(&round, &mut || wait.may_continue());
+            if let Some(outcome) = wait.stop_outcome() {
+                break outcome;
+            }
+            let part = match prepared.and_then(|()| rounds.plan_round(&round)) {
+                Ok(part) => part,
+                Err(error) => {
+                    let failure = failure_of_error(own, &error, &frontend.report_context().host);
+                    membership.publish(NodeStatus::Failed { round: number, failure });
+                    wait.wait_until_failure_is_known(&mut membership, LEAVE_TIMEOUT).map_err(CliError::EventLoop)?;
+                    let _ = membership.close(LEAVE_TIMEOUT);
+                    return Err(error);
+                }
+            };
+            for warning in membership.state().map_or(&[][..], |state| &state.warnings) {
+                warn!("{warning}");
+            }
+            let attempt = last.as_ref().map_or(0, |last| last.attempt + 1);
+            if let Some(last) = &last {
+                self.put_logs_aside(last);
+            }
+            let this = launch.for_round(&part.plan, part.shown, part.store, attempt);
+            let Plan { nnodes, world_size, .. } = part.plan;
+            let first_rank = part.plan.ranks.first().map_or(0, |rank| rank.rank);
+            journal.write(JournalEvent::RoundStarted {
+                round: number,
+                attempt,
+                node: own,
+                nnodes,
+                world_size,
+                first_rank,
+            });
+            membership.publish(NodeStatus::Runs { round: number });
+            if attempt > 0 {
+                let after = match failures {
+                    0 => String::new(),
+                    n => format!("; {n} restart(s) after failures so far"),
+                };
+                print_notice(&format!(
+                    "all ranks start again: {world_size} on {nnodes} node(s), this is node {own}{after}"
+                ));
+            }
+            frontend.before_ranks(&this);
+            if attempt == 0 {
+                frontend.before_first_rank(&this);
+            }
+            let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
+            let others = OtherNodes::InRounds(&mut membership);
+            let ran = run::event_loop::run(&this, others, supervisor, with, mem::take(&mut journal), &listener);
+            let mut launched = ran.map_err(CliError::EventLoop)?;
+            journal = mem::take(&mut launched.journal);
+            let next = match &launched.report.outcome {
+                NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. } => {
+                    let failure = self.failure((own, failures, &membership.info().rules), &this, &launched);
+                    failed = Some(failure.clone());
+                    Continue(NodeStatus::Failed { round: number, failure })
+                }
+                _ => after_round(number, &launched, wait.requests.stopped_by(), membership.may_rejoin()),
+            };
+            let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
+            journal.write(JournalEvent::RoundEnded {
+                round: number,
+                outcome: node_word(&launched.report.outcome),
+                why: why.as_deref(),
+            });
+            last = Some(RoundResult { plan: part.plan, attempt, launched });
+            match next {
+                Continue(status) => membership.publish(status),
+                Break(outcome) => break outcome,
+            }
+        };
+        let own = self.leave(&mut membership, &outcome);
+        match last {
+            Some(ran) => {
+                let launched = LaunchResult { journal, ..ran.launched };
+                let this = launch.for_round(&ran.plan, ShownRanks::new(), Vec::new(), ran.attempt);
+                Ok(record_outcome(&this, launched, &outcome, own, frontend))
+            }
+            None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),
+        }
+    }
+
+    /// Makes room for the next round's logs and temporary files.
+    fn put_logs_aside(&self, last: &RoundResult) {
+        let backups = self.launch.rotation.map_or(0, |kept| kept.backups);
+        log_files::archive_all(&self.launch.log_dir, &last.plan, last.attempt, backups);
+        if let Some(folder) = &self.launch.gloo_tmpdir {
+            gloo_tmpdir::empty(folder);
+        }
+    }
+
+    /// Leaves the job; returns this node's number in the last round.
+    fn leave(&self, membership: &mut Membership, outcome: &JobOutcome) -> Option<usize> {
+        if let JobOutcome::Stopped(signal) = outcome
+            && !self.rounds.leaves_others_running()
+        {
+            membership.publish(NodeStatus::Leaves { signal: *signal });
+        }
+        let own = membership.round().map(|(_, own)| own);
+        if let Err(error) = membership.close(LEAVE_TIMEOUT) {
+            warn!("{}: this node could not leave in order: {}", membership.address(), log_files::plain(&error));
+        }
+        own
+    }
+
+    /// What the other nodes learn of a failure here.
+    fn failure(
+        &self,
+        (node, failures, rules): (usize, u32, &JobRules),
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+    ) -> RankFailure {
+        let context = self.frontend.report_context();
+        let status = self.frontend.exit_status(launched);
+        let (no_restart, delay) = match self.rounds.restart_delay(launched, failures) {
+            Ok(delay) => (None, delay),
+            Err(why) => (Some(describe_no_restart(why)), Duration::ZERO),
+        };
+        let again = match &launched.report.outcome {
+            NodeOutcome::Failed { exit, .. } => rules.ask_for_restart(exit.shell_status()),
+            _ => false,
+        };
+        let failure = RankFailure {
+            host: context.host.clone(),
+            node,
+            status,
+            again,
+            no_restart,
+            delay_ms: millis(delay),
+            ..RankFailure::default()
+        };
+        if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
+            let who = launch.plan.ranks[local_rank].label().to_string();
+            let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
+            let no_restart = Some("a rank could not be started".into());
+            return RankFailure { process: who, outcome: "no start".into(), message: words, no_restart, ..failure };
+        }
+        let report = build_failure_report(launch, launched, status, context);
+        let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
+        RankFailure {
+            process: culprit.who.to_string(),
+            outcome: culprit.exit.to_string(),
+            message: culprit.blame.as_ref().map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
+            lost_peer: culprit.lost_peer.is_some(),
+            ..failure
+        }
+    }
+}
+
+/// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.
+/// `stopped_by`: the signal that stops this node; `may_come_back`: whether it may be cut off for a while.
+fn after_round(
+    round: u64,
+    launched: &LaunchResult,
+    stopped_by: Option<i32>,
+    may_come_back: bool,
+) -> ControlFlow<JobOutcome, NodeStatus> {
+    match (&launched.report.outcome, stopped_by, &launched.round_stop) {
+        (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
+        (NodeOutcome::LauncherKilled, ..) => Break(JobOutcome::LauncherLost),
+        (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
+        (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
+        (_, None, Some(RoundStop::Refused(why))) => Break(JobOutcome::Refused(why.clone())),
+        (_, None, Some(RoundStop::Unreachable(why))) if !may_come_back => Break(JobOutcome::Unreachable(why.clone())),
+        (_, None, Some(RoundStop::Unreachable(why))) => {
+            print_notice(&format!("{why}; its ranks were stopped, and it waits until other nodes answer again"));
+            Continue(NodeStatus::Ready { seen: round })
+        }
+        (_, None, _) => Continue(NodeStatus::Ready { seen: round }),
+    }
+}
+
+/// What the other nodes learn of a node that cannot begin a round.
+fn failure_of_error(node: usize, error: &CliError, host: &str) -> RankFailure {
+    RankFailure {
+        host: host.to_owned(),
+        node,
+        process: "the launcher".into(),
+        outcome: "an error".into(),
+        message: error.to_string(),
+        status: exit_code::of_error(error),
+        no_restart: Some("this node cannot begin".into()),
+        ..RankFailure::default()
+    }
+}
+
+/// Records the end of a job that ran no rank here.
+fn record_without_ranks(
+    launch: &Launch<'_>,
+    outcome: &JobOutcome,
+    mut journal: Journal,
+    frontend: &dyn Frontend,
+) -> (i32, Value) {
+    let exit_status = frontend.map_exit_status(exit_code::of_outcome(outcome));
+    journal.write(JournalEvent::JobEnded { outcome: outcome.own_word(), exit_status });
+    let text = outcome_text::of_job(outcome).unwrap_or_default();
+    let host = &frontend.report_context().host;
+    let result = result::without_ranks(launch, host, exit_status, outcome, Some(&text));
+    if let Err(error) = journal::write_result(&launch.log_dir, &result) {
+        warn!("result.json cannot be written: {}", log_files::plain(&error));
+    }
+    print_error(&text);
+    (exit_status, serde_json::to_value(result).unwrap_or_default())
+}
+
+/// Records the outcome of the job, and reports the rank that it failed by, here or on another node.
+fn record_outcome(
+    launch: &Launch<'_>,
+    mut launched: LaunchResult,
+    outcome: &JobOutcome,
+    own: Option<usize>,
+    frontend: &dyn Frontend,
+) -> (i32, Value) {
+    let failed_here = match outcome {
+        JobOutcome::Ended(JobEnd::Failed { failure, .. }) => {
+            Some(failure.node) == own && failure.host == frontend.report_context().host
+        }
+        _ => false,
+    };
+    let is_reported = matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::LauncherLost);
+    if failed_here {
+        job_record::settle_exit_status(launch, &mut launched, frontend);
+        if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {
+            print_notice(&format!("no restart: {why}"));
+        }
+    } else if matches!(launched.report.outcome, NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. }) {
+        // The job failed by another node's rank, not by the one that failed here.
+        launched.report.outcome = NodeOutcome::Regrouped;
+    }
+    launched.outcome = outcome.clone();
+    let status = frontend.map_exit_status(exit_code::of_outcome(outcome));
+    let text = outcome_text::of_job(outcome);
+    let recorded = job_record::record_end(launch, launched, status, text.as_deref(), frontend);
+    if let Some(text) = text.filter(|_| !failed_here && !is_reported) {
+        print_error(&text);
+    }
+    recorded
+}

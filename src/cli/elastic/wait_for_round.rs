@@ -1,0 +1,219 @@
+//! Waits for the next round while this node runs nothing: follows the job's state, prints who is missing, obeys signals.
+
+use crate::cli::common::message::print_notice;
+use crate::cli::elastic::participants::describe_wait;
+use crate::cli::elastic::round_frontend::RoundFrontend;
+use crate::protocol::{JobPhase, JobState, NodeStatus, NodeStep};
+use crate::run::launch::Launch;
+use crate::run::launcher_process::SupervisorProcess;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::multi_node::membership::Membership;
+use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::sys::clock;
+use crate::sys::io::poll::Poller;
+use crate::sys::process::tree;
+use crate::sys::signals::Signals;
+use std::collections::BTreeSet;
+use std::io;
+use std::time::Duration;
+
+/// Time to the first notice of what is waited for, and between later ones.
+const FIRST_NOTICE: Duration = Duration::from_secs(2);
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+/// Extra time before a notice of our own while nodes gather: the coordinator's list of participants may be under way.
+const LIST_DELAY: Duration = Duration::from_secs(1);
+
+/// How a wait ended.
+pub enum WaitResult {
+    /// This round begins.
+    Round(u64),
+    /// No further round will.
+    Ended(JobOutcome),
+}
+
+/// A wait for the rounds of one job.
+pub struct RoundWait<'a> {
+    launch: &'a Launch<'a>,
+    supervisor: &'a SupervisorProcess,
+    signals: &'a Signals,
+    forwarded: &'a BTreeSet<i32>,
+    /// The stop requests so far.
+    pub requests: StopRequests,
+    frontend: &'a dyn RoundFrontend,
+    launcher_lost: bool,
+}
+
+const MEMBERSHIP: u64 = 0;
+const SIGNALS: u64 = 1;
+const LAUNCHER: u64 = 2;
+const REQUESTS: u64 = 3;
+
+impl<'a> RoundWait<'a> {
+    /// A wait with nothing requested so far.
+    pub fn new(
+        launch: &'a Launch<'a>,
+        supervisor: &'a SupervisorProcess,
+        signals: &'a Signals,
+        frontend: &'a dyn RoundFrontend,
+    ) -> Self {
+        let (forwarded, requests) = (&launch.forwarded_signals, StopRequests::default());
+        Self { launch, supervisor, signals, forwarded, requests, frontend, launcher_lost: false }
+    }
+
+    /// Takes in signals and requests. Returns whether the job may continue: no stop was requested.
+    pub fn may_continue(&mut self) -> bool {
+        let mut received: Vec<(i32, SignalRoute)> =
+            self.signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
+        tree::reap_orphans(|pid| self.launch.kept_children().contains(&pid));
+        match self.supervisor.requested() {
+            Some(asked) => received.extend(asked.into_iter().map(|signal| (signal, SignalRoute::Requested))),
+            None => self.launcher_lost = true,
+        }
+        for (signal, route) in received {
+            // A stop is remembered. Other signals have no rank to be forwarded to.
+            self.requests.event(signal, route, self.forwarded);
+        }
+        self.requests.stopped_by().is_none() && !self.launcher_lost
+    }
+
+    /// The same, after a wait of at most `time` for a signal or a request.
+    pub fn pause(&mut self, time: Duration) -> bool {
+        let poll = || -> io::Result<()> {
+            let poll = Poller::new()?;
+            self.watch_requests(&poll)?;
+            poll.ready(Some(time))
+        };
+        // Without a poller the caller only polls more often.
+        let _ = poll();
+        self.may_continue()
+    }
+
+    /// The outcome, once a stop was requested.
+    pub fn stop_outcome(&mut self) -> Option<JobOutcome> {
+        if self.may_continue() {
+            return None;
+        }
+        Some(self.requests.stopped_by().map_or(JobOutcome::LauncherLost, JobOutcome::Stopped))
+    }
+
+    fn watch_requests(&self, poll: &Poller) -> io::Result<()> {
+        poll.readable(self.signals, SIGNALS)?;
+        poll.readable(&self.supervisor.launcher, LAUNCHER)?;
+        poll.readable(&self.supervisor.requests, REQUESTS)
+    }
+
+    fn poller(&self, membership: &Membership) -> io::Result<Poller> {
+        let poll = Poller::new()?;
+        poll.readable(membership, MEMBERSHIP)?;
+        self.watch_requests(&poll)?;
+        Ok(poll)
+    }
+
+    /// Waits until a round begins for this node, or the job is over.
+    pub fn wait(&mut self, membership: &mut Membership) -> io::Result<WaitResult> {
+        let poll = self.poller(membership)?;
+        let began = clock::now();
+        let mut next_notice = began + FIRST_NOTICE;
+        loop {
+            if let Some(outcome) = self.stop_outcome() {
+                return Ok(WaitResult::Ended(outcome));
+            }
+            let participants = membership.receive();
+            match membership.step() {
+                NodeStep::ReportReady { seen } => {
+                    membership.publish(NodeStatus::Ready { seen });
+                    continue;
+                }
+                NodeStep::Start { round } => return Ok(WaitResult::Round(round)),
+                NodeStep::End(end) => return Ok(WaitResult::Ended(JobOutcome::Ended(end))),
+                NodeStep::Refused(why) => return Ok(WaitResult::Ended(JobOutcome::Refused(why))),
+                NodeStep::Stop { .. } | NodeStep::Wait => {}
+            }
+            if let Some(outcome) = unreachable_outcome(membership) {
+                return Ok(WaitResult::Ended(outcome));
+            }
+            let now = clock::now();
+            let join_timeout = self.frontend.join_timeout();
+            let deadline = Some(began + join_timeout).filter(|_| !membership.has_state());
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                let why = membership.contact_error().unwrap_or("it does not answer");
+                let seconds = join_timeout.as_secs_f64();
+                let why = format!("{}: not reached within {seconds:.0} s: {why}", membership.address());
+                return Ok(WaitResult::Ended(JobOutcome::NeverReached(why)));
+            }
+            let is_gathering = membership.contact_error().is_none()
+                && membership.state().is_some_and(|state| state.phase == JobPhase::Gathering);
+            let delay = if is_gathering { LIST_DELAY } else { Duration::ZERO };
+            if let Some(participants) = participants {
+                let own = self.frontend.waiting_notice(Some(&participants));
+                print_notice(&own.unwrap_or_else(|| describe_wait(&participants)));
+                next_notice = now + NOTICE_INTERVAL;
+            } else if now >= next_notice + delay {
+                let own = self.frontend.waiting_notice(None).filter(|_| is_gathering);
+                let left = deadline
+                    .map_or(String::new(), |deadline| format!("; {} s left", deadline.saturating_sub(now).as_secs()));
+                print_notice(&own.unwrap_or_else(|| describe_state(membership) + &left));
+                next_notice = now + NOTICE_INTERVAL;
+            }
+            let due = membership.due().filter(|_| membership.has_state());
+            let until = [due, deadline].into_iter().flatten().fold(next_notice + delay, Duration::min);
+            poll.wait(Some(until.saturating_sub(clock::now())))?;
+        }
+    }
+
+    /// Waits until the other nodes know that this one has failed, for at most `limit`.
+    pub fn wait_until_failure_is_known(&mut self, membership: &mut Membership, limit: Duration) -> io::Result<()> {
+        let poll = self.poller(membership)?;
+        let until = clock::now() + limit;
+        while clock::now() < until && self.may_continue() {
+            membership.receive();
+            if membership.state().is_none_or(|state| state.phase != JobPhase::Running) {
+                break;
+            }
+            poll.wait(Some(until.saturating_sub(clock::now())))?;
+        }
+        Ok(())
+    }
+}
+
+/// The outcome of a job whose backend this node cannot reach any more.
+fn unreachable_outcome(membership: &mut Membership) -> Option<JobOutcome> {
+    // The coordinator is gone, and published how the job ends before.
+    if let (Some(_), Some(JobState { phase: JobPhase::Stopping { end: Some(end), .. }, .. })) =
+        (membership.contact_error(), membership.state())
+    {
+        return Some(JobOutcome::Ended(end.clone()));
+    }
+    if !membership.has_state() {
+        return None;
+    }
+    let (why, cut_off) = membership.lost_contact()?;
+    // A node that is cut off may take part again, as long as ranks would run on without etcd.
+    if cut_off.is_some() && membership.may_rejoin() {
+        return None;
+    }
+    // Before the first round it is the other nodes that were not found.
+    Some(if membership.has_run_nothing() { JobOutcome::NeverReached(why) } else { JobOutcome::Unreachable(why) })
+}
+
+/// What this node waits for.
+fn describe_state(membership: &Membership) -> String {
+    let at = membership.address();
+    if let Some(why) = membership.contact_error() {
+        return format!("waiting for {at}: {why}");
+    }
+    match membership.state() {
+        None => format!("waiting for {at}"),
+        Some(JobState { phase: JobPhase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
+        Some(JobState { phase: JobPhase::Running, .. }) => match membership.is_done() {
+            true => "the ranks of this node exited successfully; waiting for those of the other nodes".into(),
+            false => format!("the job at {at} runs with the maximum number of nodes; waiting for a free place"),
+        },
+        Some(JobState { phase: JobPhase::Stopping { .. }, .. }) => {
+            "waiting for the ranks of other nodes to stop".into()
+        }
+        Some(JobState { phase: JobPhase::Ended { .. }, .. }) => {
+            format!("waiting for an earlier job of the same name at {at} to end")
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Builds the failure report of this node's ranks, and prints what else went wrong.
+
+use crate::cli::common::message::{print_error, print_notice};
+use crate::model::{Exit, Role};
+use crate::probe::memory::OomCounters;
+use crate::report::cause::blame::blame;
+use crate::report::console::tail;
+use crate::report::failure_report::{Culprit, FailureCause, FailureReport, SweptProcesses, Victim, sweep};
+use crate::report::lost_peer;
+use crate::run::launch::Launch;
+use crate::run::launch_result::LaunchResult;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::output::console::ShownMark;
+use crate::run::output::log_files;
+use crate::run::output::log_files::TAIL_BYTES;
+use crate::run::sweep::Leftover;
+use crate::supervise::NodeOutcome;
+use crate::sys::process::tree;
+use std::path::Path;
+use tracing::warn;
+
+/// What failure reports need beside the node's report.
+pub struct ReportContext {
+    /// This node's name.
+    pub host: String,
+    /// The memory counters before the ranks were started.
+    pub memory: OomCounters,
+    /// Whether stderr takes colours.
+    pub colour: bool,
+    /// Whether the output is GitHub's log, which has annotations.
+    pub github: bool,
+    /// Whether the report is left out (`--log_level CRITICAL`).
+    pub quiet: bool,
+    /// Whether messages are those of the legacy launcher.
+    pub legacy: bool,
+}
+
+/// Warns of processes that could not be killed and of output that is incomplete.
+pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
+    print_unkillable(&launched.rest.stuck);
+    if let ShownMark::AllBut(bytes) = launched.shown {
+        warn!("the console blocked; {bytes} bytes of output are only in the logs in {}", launch.log_dir.display());
+    }
+    if log_files::is_full(&launch.log_dir) {
+        warn!("the disk of {} is full: the end of the ranks' logs may be missing", launch.log_dir.display());
+    }
+}
+
+/// Prints which processes were swept, where no failure report does.
+pub(crate) fn print_swept(launch: &Launch<'_>, launched: &LaunchResult) {
+    for swept in swept(launch, launched) {
+        print_notice(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
+    }
+}
+
+/// Names processes that SIGKILL did not end.
+pub fn print_unkillable(stuck: &[Leftover]) {
+    for process in stuck {
+        let place = tree::wait_channel(process.pid).map_or(String::new(), |at| format!(", waiting in {at}"));
+        print_error(&format!("process {} ({}) cannot be killed{place}; it is left behind", process.pid, process.name));
+    }
+}
+
+fn swept(launch: &Launch<'_>, launched: &LaunchResult) -> Vec<SweptProcesses> {
+    let names = |list: &[Leftover]| list.iter().map(|l| l.name.clone()).collect();
+    let of_ranks = launched.swept.iter().enumerate().map(|(local, list)| SweptProcesses {
+        owner: Some(launch.plan.ranks[local].label()),
+        count: list.len(),
+        names: names(list),
+    });
+    let rest = &launched.rest.killed;
+    let of_job = SweptProcesses { owner: None, count: rest.len(), names: names(rest) };
+    of_ranks.chain([of_job]).filter(|swept| swept.count > 0).collect()
+}
+
+/// The failure report of a job that failed or was stopped; `None` where one line has said it all.
+pub fn build_failure_report(
+    launch: &Launch<'_>,
+    launched: &LaunchResult,
+    status: i32,
+    context: &ReportContext,
+) -> Option<FailureReport> {
+    let report = &launched.report;
+    if launched.outcome == JobOutcome::StoreLost && matches!(report.outcome, NodeOutcome::Stopped { .. }) {
+        return None;
+    }
+    let outcome = match &report.outcome {
+        NodeOutcome::Completed
+        | NodeOutcome::Regrouped
+        | NodeOutcome::LauncherKilled
+        | NodeOutcome::NotStarted { .. } => {
+            return None;
+        }
+        NodeOutcome::Stopped { signal } => FailureCause::Stopped { signal: *signal },
+        NodeOutcome::Failed { culprit, exit } => {
+            FailureCause::Failed(Box::new(culprit_of(launch, launched, *culprit, *exit, context)))
+        }
+    };
+    let culprit = match report.outcome {
+        NodeOutcome::Failed { culprit, .. } => Some(culprit),
+        _ => None,
+    };
+    let victims = report.ranks.iter().enumerate().filter_map(|(local, end)| {
+        let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
+        let signalled = end.signalled;
+        Some(Victim {
+            who: launch.plan.ranks[local].label(),
+            pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
+            exit,
+            lived: end.lived.unwrap_or_default(),
+            signalled,
+            // A rank that was stopped may log a lost connection too, but did not end because of it.
+            lost_peer: !signalled && lost_peer(&last_bytes(launch, launched, local)).is_some(),
+            killed_after_grace: end.killed,
+        })
+    });
+    let victims = victims.collect();
+    let (swept, restarts) = (swept(launch, launched), report.restarts);
+    Some(FailureReport { outcome, victims, swept, restarts, status })
+}
+
+fn culprit_of(
+    launch: &Launch<'_>,
+    launched: &LaunchResult,
+    local: usize,
+    exit: Exit,
+    context: &ReportContext,
+) -> Culprit {
+    let rank = &launch.plan.ranks[local];
+    let process = &launched.processes[local];
+    let bytes = last_bytes(launch, launched, local);
+    let mut tail = tail::tail(&bytes, tail::TailLimits::default());
+    tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
+    // A rank that was stopped is the culprit only if its error file was written first.
+    let explanation = if launched.report.ranks[local].signalled {
+        Some(
+            "it wrote its error file before any other rank ended, and was still exiting when it was stopped".to_owned(),
+        )
+    } else if exit == Exit::Signal(libc::SIGKILL) {
+        Some(OomCounters::now(Path::new("/")).explain(&context.memory))
+    } else {
+        None
+    };
+    Culprit {
+        who: rank.label(),
+        local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
+        host: context.host.clone(),
+        pid: process.pid.unwrap_or(0).unsigned_abs(),
+        exit,
+        lived: launched.report.ranks[local].lived.unwrap_or_default(),
+        attempt: process.attempt,
+        log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
+        blame: blame(&bytes, exit),
+        lost_peer: lost_peer(&bytes),
+        explanation,
+        tail,
+    }
+}
+
+fn last_bytes(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Vec<u8> {
+    let process = &launched.processes[local];
+    let log = launch.tail_file(local, process.attempt);
+    log.map(|log| log_files::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default()
+}

@@ -1,0 +1,81 @@
+//! The front end of a job: what differs between Paddle's and torchrun's output and exit statuses.
+
+use crate::cli::common::exit_code;
+use crate::cli::common::message::print_notice;
+use crate::cli::elastic::outcome_text;
+use crate::cli::node::build_failure_report::ReportContext;
+use crate::cli::node::progress_messages;
+use crate::report::failure_report::FailureReport;
+use crate::run::launch::{Launch, LaunchListener};
+use crate::run::launch_result::LaunchResult;
+use crate::run::multi_node::membership::RoundStop;
+use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
+
+/// What one front end prints and how it exits.
+pub trait Frontend {
+    /// What failure reports need beside the node's report.
+    fn report_context(&self) -> &ReportContext;
+    /// The ranks, or those of a round, are about to start. The journal may not be open yet.
+    fn before_ranks(&self, launch: &Launch<'_>);
+    /// The journal is open; the first ranks of the job are next.
+    fn before_first_rank(&self, _launch: &Launch<'_>) {}
+    /// A rank's process has started.
+    fn rank_started(&self, _id: ChildId, _pid: i32, _launch: &Launch<'_>) {}
+    /// The job is being stopped or restarted.
+    fn report_progress(&self, note: &ProgressNote, policy: &SupervisionPolicy, launch: &Launch<'_>) {
+        progress_messages::print_progress(note, policy, &|local| launch.plan.ranks[local].label());
+    }
+    /// The local rank that failed first, where that is not the one that ended first.
+    fn find_first_failure(&self, _launch: &Launch<'_>, _launched: &LaunchResult) -> Option<usize> {
+        None
+    }
+    /// The exit status of the launcher.
+    fn exit_status(&self, launched: &LaunchResult) -> i32 {
+        self.map_exit_status(exit_code::of_job(&launched.outcome, &launched.report))
+    }
+    /// The front end's exit status for one of `exit_code`.
+    fn map_exit_status(&self, status: i32) -> i32 {
+        status
+    }
+    /// Whether the job is over with this end; not so after the first pass of a rank mapping.
+    fn is_final(&self, _launch: &Launch<'_>, _status: i32) -> bool {
+        true
+    }
+    /// Prints how this node's ranks ended.
+    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>);
+}
+
+/// Passes the engine's events to a front end.
+pub(crate) struct EngineListener<'a> {
+    pub(crate) frontend: &'a dyn Frontend,
+    pub(crate) launch: &'a Launch<'a>,
+}
+
+impl LaunchListener for EngineListener<'_> {
+    fn started(&self, id: ChildId, pid: i32) {
+        self.frontend.rank_started(id, pid, self.launch);
+    }
+
+    fn progressed(&self, note: &ProgressNote) {
+        self.frontend.report_progress(note, &self.launch.policy, self.launch);
+    }
+
+    fn preload_is_slow(&self, modules: &str) {
+        print_notice(&format!("importing {modules} for all ranks ..."));
+    }
+
+    fn preload_done(&self, modules: &str, seconds: f64) {
+        print_notice(&format!("imported {modules} in {seconds:.1} s"));
+    }
+
+    fn preload_abandoned(&self, why: &str) {
+        print_notice(&format!("no zygote: {why}; every rank imports for itself"));
+    }
+
+    fn round_stopped(&self, stop: &RoundStop) {
+        // Where this node is at fault, the outcome of the job says the same again.
+        if let RoundStop::ByOthers { .. } = stop {
+            print_notice(&outcome_text::of_round_stop(stop));
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Runs this node's part of a job: launcher process, supervisor process, records, reports.
+
+pub mod build_failure_report;
+pub mod frontend;
+pub mod job_record;
+pub mod preload;
+pub mod progress_messages;
+pub mod restart_policy;
+pub mod run_node;

@@ -1,0 +1,85 @@
+//! Progress messages while a job is stopped or restarted: lines on stderr, whatever the log level.
+
+use crate::cli::common::message::print_notice;
+use crate::model::ProcessLabel;
+use crate::model::exit::signal_label;
+use crate::supervise::{NoRestart, ProgressNote, SupervisionPolicy};
+use crate::sys::clock;
+use std::time::Duration;
+
+/// `rank(s) 0, 1`, `rank(s) 0, 1 and server(s) 0`.
+fn list_by_role(all: &[ProcessLabel]) -> String {
+    let of = |(role, numbers): &(_, Vec<usize>)| {
+        format!("{role}(s) {}", numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(", "))
+    };
+    ProcessLabel::by_role(all).iter().map(of).collect::<Vec<_>>().join(" and ")
+}
+
+/// Prints a progress message. `who`: the label of a process by its number on this node.
+pub fn print_progress(note: &ProgressNote, policy: &SupervisionPolicy, who: &dyn Fn(usize) -> ProcessLabel) {
+    print_notice(&line(note, grace_left(policy), who));
+}
+
+/// `grace`: seconds.
+fn line(note: &ProgressNote, grace: f64, who: &dyn Fn(usize) -> ProcessLabel) -> String {
+    let names = |living: &[usize]| list_by_role(&living.iter().map(|local| who(*local)).collect::<Vec<_>>());
+    match note {
+        // Paddle's launcher prints this, and scripts match it.
+        ProgressNote::Finishing { living } => format!(
+            "all workers exit, going to finish parameter server: waiting up to {grace} s for {} to stop",
+            names(living)
+        ),
+        ProgressNote::Stopping { signal, living } if living.is_empty() => {
+            format!("{}: nothing runs", signal_label(*signal))
+        }
+        ProgressNote::Stopping { signal, living } => format!(
+            "{}: waiting up to {grace} s for {} to stop; the same signal again kills them at once",
+            signal_label(*signal),
+            names(living)
+        ),
+        ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
+        ProgressNote::Killing { living } => format!("sending SIGKILL to {}", names(living)),
+        ProgressNote::Unkillable { living } => {
+            format!("{} still running after SIGKILL; left behind", names(living))
+        }
+        ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
+            let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
+            format!("{} ended first, with {exit}; restart {attempt} (at most {of}) {wait}", who(*culprit))
+        }
+        ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
+    }
+}
+
+/// Why a failure is not followed by a restart.
+pub(crate) fn describe_no_restart(why: NoRestart) -> String {
+    match why {
+        NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
+        NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
+        NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
+        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
+        NoRestart::StartFailed => "a rank could not be started".into(),
+        NoRestart::Stopped => "the job was asked to stop".into(),
+        NoRestart::LauncherKilled => "the launcher process was killed".into(),
+        NoRestart::Unkillable => "a rank of the failed attempt still runs".into(),
+    }
+}
+
+/// Seconds that ranks have to stop from now on, to the millisecond.
+fn grace_left(policy: &SupervisionPolicy) -> f64 {
+    let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
+    policy.grace.min(left).as_millis() as f64 / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Role;
+
+    #[test]
+    fn the_end_of_the_servers_is_reported_in_paddles_text() {
+        let server = |number| ProcessLabel { role: Role::Server, number };
+        let text = line(&ProgressNote::Finishing { living: vec![0, 2] }, 1.5, &server);
+        assert!(text.contains("all workers exit, going to finish parameter server"), "{text}");
+        assert!(text.contains("server(s) 0, 2"), "{text}");
+    }
+}

@@ -1,0 +1,168 @@
+//! Runs a plan on this node, for every front end: splits into launcher and supervisor process, returns the exit status.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::exit_code;
+use crate::cli::common::message::{print_error, print_notice};
+use crate::cli::common::status_pipe::StatusPipe;
+use crate::cli::elastic::round_frontend::RoundFrontend;
+use crate::cli::elastic::rounds;
+use crate::cli::node::build_failure_report::print_unkillable;
+use crate::cli::node::frontend::{EngineListener, Frontend};
+use crate::cli::node::job_record::{open_journal, record_end, settle_exit_status};
+use crate::model::Exit;
+use crate::rendezvous::torch_static::StaticPeers;
+use crate::report::failure_report;
+use crate::run;
+use crate::run::event_loop::OtherNodes;
+use crate::run::launch::Launch;
+use crate::run::launcher_process;
+use crate::run::launcher_process::{LauncherProcess, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorProcess};
+use crate::run::output::log_files;
+use crate::run::prepare::gloo_tmpdir;
+use crate::run::record::journal;
+use crate::run::record::result;
+use crate::run::stop_requests::StopRequests;
+use crate::run::sweep;
+use crate::sys::io::ports::PortLease;
+use crate::sys::process::current;
+use crate::sys::signals::{self, HELD_IN_LAUNCHER, Signals};
+use crossbeam_channel::bounded;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tracing::warn;
+
+/// How this node's plan comes about.
+pub enum NodeWork<'a> {
+    /// The plan is complete.
+    Once,
+    /// The plan is complete; the other nodes found each other at node 0's store.
+    AtStore(StaticPeers),
+    /// There is a new plan for each round with the other nodes.
+    Rounds(&'a dyn RoundFrontend),
+}
+
+/// Runs the job to its end and returns the exit status; in the supervisor process, never returns. `leases`: this node's
+/// ports, held until its ranks have ended.
+pub fn run_node(
+    launch: &Launch<'_>,
+    frontend: &dyn Frontend,
+    (leases, work): (Vec<PortLease>, NodeWork<'_>),
+    signals: &mut Signals,
+    status_pipe: &mut StatusPipe,
+) -> Result<i32, CliError> {
+    if let Some(folder) = &launch.gloo_tmpdir {
+        gloo_tmpdir::create(folder).map_err(CliError::Preflight)?;
+    }
+    match launcher_process::split(signals) {
+        Ok(ProcessSide::Launcher(launcher)) => {
+            // The store is the supervisor's: clients must not reach this process instead.
+            drop(launch.torch_store.take());
+            drop(work);
+            Ok(guard_supervisor(&launcher, signals, launch, &frontend.report_context().host, status_pipe))
+        }
+        Ok(ProcessSide::Supervisor(supervisor)) => current::end(|| {
+            if status_pipe.is_read() {
+                signals::unblock(&HELD_IN_LAUNCHER);
+            }
+            let done = match work {
+                NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
+                NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
+                NodeWork::Rounds(rounds) => rounds::run_rounds(launch, rounds, &supervisor, signals, frontend),
+            };
+            let status = match done {
+                // The second pass writes the result.
+                Ok((status, _)) if !frontend.is_final(launch, status) => status,
+                Ok((status, result)) => {
+                    status_pipe.write(&result);
+                    status
+                }
+                // Nothing is written to the pipe: the launcher process ends the ranks and says how the job ended.
+                Err(error) if exit_code::of_error(&error) == exit_code::INTERNAL => {
+                    print_error(&error.to_string());
+                    return exit_code::INTERNAL;
+                }
+                Err(error) => status_pipe.fail(&error),
+            };
+            // The zygote still runs after several rounds, or after an error.
+            if launch.zygote.as_ref().is_some_and(|zygote| zygote.end()) {
+                // Ends what its modules have started. If /proc cannot be read here, the launcher process sweeps.
+                let _ = sweep::all(&BTreeSet::new(), None);
+            }
+            // Before the report: a launcher that is PID 1 ends this process when it exits.
+            sweep::close(launch.cgroup.as_ref());
+            gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
+            // The kernel may take its time to end this process, and the next job may want these ports.
+            drop(leases);
+            supervisor.report(status);
+            status
+        }),
+        Err(error) => {
+            gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
+            Err(CliError::SupervisorNotStarted(error))
+        }
+    }
+}
+
+/// The launcher process: waits for the supervisor process, and reports the end where the supervisor cannot.
+fn guard_supervisor(
+    launcher: &LauncherProcess,
+    signals: &Signals,
+    launch: &Launch<'_>,
+    host: &str,
+    status_pipe: &mut StatusPipe,
+) -> i32 {
+    let (loss, swept) = match launcher.guard(signals, launch) {
+        Ok(SupervisorExit::Status(status)) => return status,
+        Ok(SupervisorExit::Lost(loss, swept)) => {
+            gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
+            (loss, swept)
+        }
+        Err(error) => return status_pipe.fail(&CliError::SupervisorWatch(error)),
+    };
+    let (status, how) = match loss {
+        SupervisorLoss::Ended(exit @ Exit::Code(exit_code::INTERNAL)) => {
+            (exit_code::INTERNAL, format!("had to give up, {exit}"))
+        }
+        SupervisorLoss::Ended(exit) => (exit_code::SUPERVISOR_LOST, format!("ended by {exit}")),
+        SupervisorLoss::Stuck => (exit_code::SUPERVISOR_LOST, "did not stop in time and was killed".into()),
+    };
+    let text = format!("the launcher's supervisor process {how}, and the job with it");
+    print_error(&text);
+    print_unkillable(&swept.stuck);
+    let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
+    if !names.is_empty() {
+        print_notice(&failure_report::sweep(names.len(), &[], &names));
+    }
+    status_pipe.write_error(&text, status);
+    let result = serde_json::to_value(result::without_supervisor(launch, host, status, names.len()));
+    // The supervisor may have hung at the log folder: this process must not hang there as well.
+    let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
+    std::thread::spawn(move || {
+        let _ = done.send(journal::write_result(&folder, &result.unwrap_or_default()));
+    });
+    if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
+        warn!("result.json cannot be written: {}", log_files::plain(&error));
+    }
+    status
+}
+
+/// The supervisor process: runs the ranks to their end. Returns the exit status and the content of `result.json`.
+fn run_once(
+    launch: &Launch<'_>,
+    nodes: Option<StaticPeers>,
+    supervisor: &SupervisorProcess,
+    signals: &Signals,
+    frontend: &dyn Frontend,
+) -> Result<(i32, Value), CliError> {
+    frontend.before_ranks(launch);
+    let journal = open_journal(launch, frontend)?;
+    frontend.before_first_rank(launch);
+    let others = nodes.map_or(OtherNodes::None, OtherNodes::AtStore);
+    let signals = (signals, &mut StopRequests::default());
+    let listener = EngineListener { frontend, launch };
+    let mut launched =
+        run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
+    let exit_status = settle_exit_status(launch, &mut launched, frontend);
+    Ok(record_end(launch, launched, exit_status, None, frontend))
+}

@@ -1,0 +1,347 @@
+//! Parses the command line of `python -m rlaunch` as Paddle's argparse does. Names may be shortened while they stay unique,
+//! `--opt=value` works, the last of several wins, and everything after the script belongs to the script.
+
+use crate::cli::common::command_line::{self, CommandLineError};
+use crate::cli::common::exit_code;
+use crate::spec::options::{Deprecation, Opt, OptKind};
+use crate::spec::paddle::options::{HEADINGS, OPTIONS};
+use crate::spec::shown;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// A parsed command line.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PaddleArgs {
+    /// A job.
+    Job {
+        /// Options by name.
+        flags: BTreeMap<&'static str, String>,
+        /// The script and its arguments.
+        rest: Vec<OsString>,
+        /// The options that were given by an old name.
+        deprecated: Vec<Deprecation>,
+    },
+    /// Text for stdout: help, version.
+    Print(String),
+}
+
+/// The options of `paddle.distributed.launch`, where a name that is cut short stands for the one that begins so. It
+/// keeps to that here, whatever else begins so by now.
+const PADDLES: [&str; 32] = [
+    "help",
+    "master",
+    "legacy",
+    "rank",
+    "log_level",
+    "log_overwrite",
+    "sort_ip",
+    "enable_gpu_log",
+    "nnodes",
+    "nproc_per_node",
+    "log_dir",
+    "run_mode",
+    "job_id",
+    "devices",
+    "gpus",
+    "npus",
+    "xpus",
+    "host",
+    "ips",
+    "start_port",
+    "auto_parallel_config",
+    "auto_cluster_config",
+    "auto_tuner_json",
+    "servers",
+    "trainers",
+    "trainer_num",
+    "server_num",
+    "gloo_port",
+    "with_gloo",
+    "max_restart",
+    "elastic_level",
+    "elastic_timeout",
+];
+
+/// The options of which a name begins with `cut`; `names` are those of an option that count.
+fn begin_with<'a, N: Iterator<Item = &'static str>>(
+    cut: &'a str,
+    names: impl Fn(&'static Opt) -> N + 'a,
+) -> impl Iterator<Item = &'static Opt> + 'a {
+    OPTIONS.iter().filter(move |opt| names(opt).any(|name| name.starts_with(cut)))
+}
+
+/// The names of an option that the help shows.
+fn names(opt: &'static Opt) -> impl Iterator<Item = &'static str> {
+    std::iter::once(opt.name).chain(opt.aliases.iter().copied())
+}
+
+/// The names that an option had before it was renamed.
+fn names_before(opt: &'static Opt) -> impl Iterator<Item = &'static str> {
+    std::iter::once(opt.old.map_or(opt.name, |old| old.name)).chain(opt.aliases.iter().copied())
+}
+
+/// Abbreviations that clap would find ambiguous or give a new meaning, with the name that each stands for. An
+/// abbreviation that Paddle's launcher accepts keeps its meaning there, and one that was unique before options were
+/// renamed keeps that. Old names make no abbreviation ambiguous.
+fn abbreviations() -> BTreeMap<&'static str, &'static str> {
+    let renamed = || OPTIONS.iter().filter_map(|opt| Some([opt.name, opt.old?.name])).flatten();
+    let is_name = |cut: &str| OPTIONS.iter().any(|opt| names(opt).chain(opt.old.map(|old| old.name)).any(|n| n == cut));
+    let mut meanings = BTreeMap::new();
+    for cut in PADDLES.into_iter().chain(renamed()).flat_map(|name| (1..name.len()).map(move |end| &name[..end])) {
+        if is_name(cut) || meanings.contains_key(cut) {
+            continue;
+        }
+        let only = |mut found: Box<dyn Iterator<Item = &'static str>>| found.next().filter(|_| found.next().is_none());
+        let spelt_now = |opt: &'static Opt| match opt.old {
+            Some(old) if !opt.name.starts_with(cut) => old.name,
+            _ => opt.name,
+        };
+        let meaning = only(Box::new(PADDLES.into_iter().filter(move |name| name.starts_with(cut))))
+            .or_else(|| only(Box::new(begin_with(cut, names_before).map(spelt_now))))
+            .or_else(|| only(Box::new(begin_with(cut, names).map(|opt| opt.name))));
+        meanings.extend(meaning.map(|name| (cut, name)));
+    }
+    meanings
+}
+
+/// The options of the launcher for clap.
+pub fn command() -> Command {
+    let command = Command::new("rlaunch")
+        .bin_name("python -m rlaunch")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Starts and supervises this machine's share of the processes of a distributed training job.")
+        .override_usage("python -m rlaunch [OPTIONS] training_script [ARGS]...")
+        .after_help(exit_code::HELP)
+        .infer_long_args(true)
+        .args_override_self(true)
+        // The first argument that is no option, and all after it, belong to the script.
+        .allow_external_subcommands(true)
+        .external_subcommand_value_parser(clap::value_parser!(OsString))
+        .disable_help_subcommand(true);
+    let abbreviations = abbreviations();
+    let finish = |name: &'static str, arg: Arg| {
+        let arg = if name.contains('_') { arg.alias(name.replace('_', "-")) } else { arg };
+        arg.aliases(abbreviations.iter().filter(|(_, meaning)| **meaning == name).map(|(cut, _)| *cut))
+    };
+    let command = command_line::with_options(command, OPTIONS, HEADINGS, |opt, arg| {
+        let arg = opt.aliases.iter().fold(finish(opt.name, arg), |arg, alias| finish(alias, arg));
+        arg.visible_aliases(opt.aliases.iter().copied()).allow_negative_numbers(opt.kind != OptKind::Flag)
+    });
+    // Arguments of their own, because clap does not tell which alias was given.
+    let old = OPTIONS.iter().filter_map(|opt| Some(opt.old?.name));
+    command.args(old.map(|name| finish(name, Arg::new(name).long(name).hide(true).allow_negative_numbers(true))))
+}
+
+/// Parses a command line, without its program name.
+pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
+    let matches = match command().no_binary_name(true).try_get_matches_from(args) {
+        Ok(matches) => matches,
+        Err(error) => return convert_error(&error),
+    };
+    let (mut flags, mut deprecated) = (BTreeMap::new(), Vec::new());
+    for opt in OPTIONS {
+        let given = matches.value_source(opt.name) == Some(clap::parser::ValueSource::CommandLine);
+        let text = match opt.kind {
+            OptKind::Flag => matches.get_flag(opt.name).then(|| "true".to_owned()),
+            _ => matches.get_one::<String>(opt.name).cloned(),
+        };
+        if let (true, Some(text)) = (given, text) {
+            flags.insert(opt.name, text);
+        }
+        let Some(old) = opt.old else { continue };
+        let Some(text) = matches.get_one::<String>(old.name) else { continue };
+        deprecated.push(Deprecation { old: format!("--{}", old.name), new: format!("--{}", opt.name) });
+        // Of both names the last one on the command line wins.
+        let place = |name| matches.indices_of(name).and_then(Iterator::last);
+        if !flags.contains_key(opt.name) || place(old.name) > place(opt.name) {
+            flags.insert(opt.name, text.clone());
+        }
+    }
+    let rest = match matches.subcommand() {
+        Some((script, args)) => {
+            let args = args.get_many::<OsString>("").into_iter().flatten().cloned();
+            std::iter::once(script.into()).chain(args).collect()
+        }
+        None => Vec::new(),
+    };
+    Ok(PaddleArgs::Job { flags, rest, deprecated })
+}
+
+/// clap's error, or the text that it wants printed.
+fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return Ok(PaddleArgs::Print(error.to_string()));
+    }
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(list)) => Some(list.join(", ")),
+        _ => None,
+    };
+    let arg = text(ContextKind::InvalidArg).unwrap_or_default();
+    let name = shown(arg.split([' ', '=']).next().unwrap_or(""));
+    Err(match error.kind() {
+        ErrorKind::UnknownArgument => match candidates(&name) {
+            candidates if candidates.len() > 1 => CommandLineError::Ambiguous { name, candidates },
+            _ => {
+                let hint = nearest(&name).map_or_else(
+                    || "see python -m rlaunch --help; options of the script go after it".to_owned(),
+                    |nearest| format!("did you mean --{nearest}? Options of the script go after it"),
+                );
+                CommandLineError::UnknownOption { name, hint }
+            }
+        },
+        ErrorKind::InvalidValue | ErrorKind::NoEquals | ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
+            CommandLineError::MissingValue { option: name, detail: "" }
+        }
+        ErrorKind::TooManyValues => CommandLineError::UnexpectedValue { option: name, value: None },
+        _ => {
+            let text = error.to_string();
+            CommandLineError::Clap(text.lines().next().unwrap_or("").trim_start_matches("error: ").to_owned())
+        }
+    })
+}
+
+/// The option whose name is most similar to this one.
+fn nearest(name: &str) -> Option<&'static str> {
+    command_line::nearest(name, OPTIONS.iter().flat_map(names))
+}
+
+/// The options that a shortened name could stand for.
+fn candidates(name: &str) -> Vec<String> {
+    let cut = name.trim_start_matches('-');
+    OPTIONS.iter().flat_map(names).filter(|n| !cut.is_empty() && n.starts_with(cut)).map(|n| format!("--{n}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic)] // A test fails by panicking.
+    use super::*;
+
+    fn job(line: &str) -> (BTreeMap<&'static str, String>, Vec<OsString>) {
+        let args: Vec<OsString> = line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
+        match parse(&args) {
+            Ok(PaddleArgs::Job { flags, rest, .. }) => (flags, rest),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn refused(line: &str) -> String {
+        let args: Vec<OsString> = line.split(' ').filter(|w| !w.is_empty()).map(OsString::from).collect();
+        match parse(&args) {
+            Err(error) => error.to_string(),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_may_be_cut_short_spelt_with_dashes_and_repeated() {
+        for line in
+            ["--nproc_per_node 2", "--nproc_per_node=2", "--nproc-per-node 2", "--nproc 2", "--nproc 1 --nproc=2"]
+        {
+            let (flags, rest) = job(&format!("{line} train.py"));
+            assert_eq!(flags.get("nproc_per_node").map(String::as_str), Some("2"), "{line}");
+            assert_eq!(rest, ["train.py"]);
+        }
+        assert_eq!(job("--nnode=2 t.py").0["nnodes"], "2");
+        // Unique in Paddle, and still that option beside --enable_auto_mapping, --heter_workers and --dry_run.
+        assert_eq!(job("--enable 0 t.py").0["enable_gpu_log"], "0");
+        assert_eq!(job("--ho a t.py").0["host"], "a");
+        assert_eq!(job("--d 0 t.py").0["devices"], "0");
+        assert_eq!(job("--rank -1 t.py").0["rank"], "-1");
+        for name in ["gpus", "xpus", "npus", "devices", "gpu"] {
+            assert_eq!(job(&format!("--{name} 0,1 t.py")).0["devices"], "0,1");
+        }
+        assert_eq!(job("--dry_run t.py"), (BTreeMap::from([("dry_run", "table".into())]), vec!["t.py".into()]));
+        assert_eq!(job("--dry_run=json t.py").0["dry_run"], "json");
+        assert_eq!(job("--log_dir= t.py").0["log_dir"], "");
+        assert_eq!(
+            job("-m pkg.mod -m x"),
+            (BTreeMap::from([("module", "true".into())]), vec!["pkg.mod".into(), "-m".into(), "x".into()])
+        );
+    }
+
+    fn job_with_notices(line: &str) -> (BTreeMap<&'static str, String>, String) {
+        match parse(&line.split(' ').map(OsString::from).collect::<Vec<_>>()) {
+            Ok(PaddleArgs::Job { flags, deprecated, .. }) => {
+                let notices: Vec<String> = deprecated.iter().map(ToString::to_string).collect();
+                (flags, notices.join("\n"))
+            }
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_old_name_sets_the_renamed_option_with_a_notice() {
+        let renamed = || OPTIONS.iter().filter_map(|opt| Some((opt, opt.old?)));
+        assert_eq!(renamed().count(), 8);
+        for (opt, old) in renamed() {
+            let notice = format!("--{} is deprecated; use --{}", old.name, opt.name);
+            for spelling in [old.name.to_owned(), old.name.replace('_', "-"), old.name[..old.name.len() - 1].to_owned()]
+            {
+                let is_new_too = opt.name.starts_with(&spelling) && spelling != old.name;
+                let notice = if is_new_too { "" } else { &notice };
+                for line in [format!("--{spelling}=7 t.py"), format!("--{spelling} 7 t.py")] {
+                    let (flags, notices) = job_with_notices(&line);
+                    assert_eq!((flags.get(opt.name).map(String::as_str), &*notices), (Some("7"), notice), "{line}");
+                }
+            }
+            // The last one wins, and a name as it is now is no old one.
+            let both = job_with_notices(&format!("--{0}=1 --{1}=2 --{0}=3 t.py", old.name, opt.name));
+            assert_eq!((&*both.0[opt.name], both.1), ("3", notice.clone()));
+            assert_eq!(job_with_notices(&format!("--{}=1 --{}=2 t.py", old.name, opt.name)).0[opt.name], "2");
+            assert_eq!(job_with_notices(&format!("--{}=2 t.py", opt.name)).1, "");
+        }
+    }
+
+    #[test]
+    fn an_abbreviation_keeps_the_meaning_that_it_had_before_options_were_renamed() {
+        let meanings = [("p", "log_prefix"), ("pre", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
+        for (cut, name) in meanings.into_iter().chain([("gra", "grace_period"), ("le", "legacy"), ("job", "job_id")]) {
+            assert_eq!(job(&format!("--{cut} 0 t.py")).0.keys().collect::<Vec<_>>(), [&name], "{cut}");
+        }
+        for (cut, name) in [("forw", "forward_signals"), ("prel", "preload"), ("hea", "heartbeat_timeout")] {
+            assert_eq!(job_with_notices(&format!("--{cut}=0 t.py")), ([(name, "0".to_owned())].into(), String::new()));
+        }
+        // Ambiguous only with an old name.
+        assert_eq!(job("--no t.py").0.keys().collect::<Vec<_>>(), [&"no_python"]);
+        assert!(refused("--log 1 t.py").starts_with("ambiguous option: --log could match --log_dir"));
+    }
+
+    #[test]
+    fn no_old_name_is_in_the_help() {
+        let help = command().render_long_help().to_string();
+        for old in OPTIONS.iter().filter_map(|opt| opt.old) {
+            let words = |name: &str| {
+                help.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-').any(|w| w == name)
+            };
+            assert!(!words(&format!("--{}", old.name)) && !words(old.env), "{}", old.name);
+        }
+    }
+
+    #[test]
+    fn everything_after_the_script_is_the_scripts() {
+        let (flags, rest) = job("--job_id a t.py --job_id b --help -- --nope=1 -x");
+        assert_eq!(flags["job_id"], "a");
+        assert_eq!(rest, ["t.py", "--job_id", "b", "--help", "--", "--nope=1", "-x"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_in_one_line() {
+        assert_eq!(refused("--serv 2 t.py"), "ambiguous option: --serv could match --servers, --server_num");
+        assert!(
+            refused("--nproc_pre_node 2 t.py").contains("--nproc_per_node"),
+            "{}",
+            refused("--nproc_pre_node 2 t.py")
+        );
+        for (typed, meant) in [("--gpu_log", "--enable_gpu_log"), ("--logdir", "--log_dir")] {
+            assert!(refused(&format!("{typed} t.py")).contains(&format!("did you mean {meant}?")), "{typed}");
+        }
+        assert!(refused("--zzz t.py").starts_with("unknown option --zzz;"));
+        assert!(refused("--job_id").starts_with("option --job_id needs a value"), "{}", refused("--job_id"));
+        for line in ["--serv 2 t.py", "--zzz t.py", "--job_id", "--no_python=1 t.py"] {
+            assert_eq!(refused(line).lines().count(), 1, "{line}");
+        }
+    }
+}

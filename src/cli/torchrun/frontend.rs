@@ -1,0 +1,69 @@
+//! `python -m rlaunch.run`: the drop-in for `torchrun`.
+
+use crate::cli::common::error::CliError;
+use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
+use crate::cli::common::status_pipe::StatusPipe;
+use crate::cli::common::{exit_code, message};
+use crate::cli::torchrun::parse;
+use crate::cli::torchrun::parse::TorchrunArgs;
+use crate::cli::torchrun::{report, run};
+use crate::spec::options::{ValueSource, printable};
+use crate::spec::torchrun::{self, options};
+use crate::sys::signals::Signals;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use tracing::{debug, info, warn};
+
+/// Runs the launcher and returns its exit status. `args`: without the program's name; `python`: the interpreter for the
+/// ranks; `status_fd`: the write end of the status pipe, or negative; `from_pet`: whether PET_ variables supply options
+/// that the command line leaves out.
+pub fn main(args: &[OsString], python: &OsStr, status_fd: RawFd, from_pet: bool) -> i32 {
+    run_launcher(status_fd, |signals, status_pipe| parse_and_launch(args, python, from_pet, signals, status_pipe))
+}
+
+fn parse_and_launch(
+    args: &[OsString],
+    python: &OsStr,
+    from_pet: bool,
+    signals: &mut Signals,
+    status_pipe: &mut StatusPipe,
+) -> Result<i32, CliError> {
+    let (flags, rest, deprecated) = match parse::parse(args)? {
+        TorchrunArgs::Job { flags, rest, deprecated } => (flags, rest, deprecated),
+        TorchrunArgs::Print(text) => {
+            print_output(&text);
+            return Ok(exit_code::OK);
+        }
+    };
+    if rest.is_empty() {
+        return Err(parse::NO_SCRIPT.into());
+    }
+    let (base, all) = startup::read_environment(if from_pet { options::OPTIONS } else { &[] })?;
+    let LauncherEnv { mut base, vars, outer } = startup::separate_outer_exports(base, &all);
+    base.retain(|(name, _)| name != "RLAUNCH_TITLE");
+    // In a worker of another launcher, the error file is that worker's, and this launcher's failure is the worker's.
+    let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let values = options::merge(&flags, &vars, from_pet);
+    startup::print_deprecations(deprecated.iter().chain(&values.deprecated));
+    let write_error_file = |error: CliError| {
+        report::write_launcher_error(error_file.as_deref(), &format!("RuntimeError: {error}"));
+        error
+    };
+    let mut spec = torchrun::check(&values, &vars, &rest).map_err(CliError::Usage).map_err(&write_error_file)?;
+    let is_compat = spec.exit_code_compat;
+    message::with_torchrun_log(&spec.log_level.clone(), || {
+        for warning in spec.warnings.drain(..) {
+            warn!("{warning}");
+        }
+        for (name, value) in values.iter().filter(|(_, v)| v.source != ValueSource::Default) {
+            debug!("{name}: {}", printable(name, &value.text));
+        }
+        if let Some(outer) = &outer {
+            info!("{outer}");
+        }
+        run::launch(&spec, &vars, base, python, error_file.as_deref(), signals, status_pipe).map_err(&write_error_file)
+    })
+    .map(|status| if is_compat { exit_code::as_torchrun(status) } else { status })
+    .map_err(|error| if is_compat { CliError::AsTorchrun(Box::new(error)) } else { error })
+}

@@ -1,0 +1,9 @@
+//! `python -m rlaunch.run`: the drop-in for `torchrun`.
+
+pub mod events;
+pub mod frontend;
+pub mod parse;
+pub mod rendezvous;
+pub mod report;
+pub mod run;
+pub mod static_rendezvous;

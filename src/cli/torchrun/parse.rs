@@ -1,0 +1,101 @@
+//! Parses the command line of `python -m rlaunch.run` as torchrun's argparse does.
+
+use crate::cli::common::argparse::ArgparseParser;
+use crate::cli::common::command_line::{self, CommandLineError};
+use crate::cli::common::exit_code;
+use crate::spec::options::{Deprecation, Opt, OptKind, opt};
+use crate::spec::torchrun::options::{HEADINGS, OPTIONS, is_torchs};
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command, ValueHint};
+use clap_complete::{Shell, generate};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// A parsed command line.
+#[derive(Debug, PartialEq, Eq)]
+pub enum TorchrunArgs {
+    /// A job.
+    Job {
+        /// Options by name.
+        flags: BTreeMap<&'static str, String>,
+        /// The script and its arguments.
+        rest: Vec<OsString>,
+        /// The options that were given by an old name.
+        deprecated: Vec<Deprecation>,
+    },
+    /// Text for stdout: help, version, completion.
+    Print(String),
+}
+
+/// The name of the console script, which shells complete.
+const PROGRAM: &str = "rlaunch-run";
+
+/// The error of a command line without a script.
+pub const NO_SCRIPT: CommandLineError =
+    CommandLineError::NoScript { example: "python -m rlaunch.run --nproc-per-node 2" };
+
+/// Options that every program has; torchrun has no `--version`.
+const OWN: &[Opt] = &[
+    Opt { short: Some('h'), ..opt("help", OptKind::Flag, &[], None, "Print this") },
+    opt("version", OptKind::Flag, &[], None, "Print rlaunch's version"),
+];
+
+/// Parses a command line, without its program name.
+pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
+    let parser = ArgparseParser {
+        options: OPTIONS.iter().chain(OWN).collect(),
+        is_preferred: |name| is_torchs(name) || name == "help",
+        has_optional_value: command_line::has_optional_value,
+        stops_at: |name| matches!(name, "help" | "version" | "print-completion"),
+    };
+    let parsed = parser.parse(args)?;
+    Ok(match parsed.stopped_at {
+        None => TorchrunArgs::Job { flags: parsed.options, rest: parsed.rest, deprecated: parsed.deprecated },
+        Some("print-completion") => TorchrunArgs::Print(completion(&parsed.options["print-completion"])?),
+        Some("version") => TorchrunArgs::Print(format!("rlaunch {}\n", env!("CARGO_PKG_VERSION"))),
+        Some(_) => TorchrunArgs::Print(help()),
+    })
+}
+
+fn command() -> Command {
+    let command = Command::new(PROGRAM)
+        .about("Starts and supervises this machine's share of the processes of a distributed training job, as torchrun does.")
+        .override_usage("python -m rlaunch.run [OPTIONS] training_script [ARGS]...")
+        .after_help(format!("{}\n  1        anything but 0 and 2, with --exit-code-compat", exit_code::HELP))
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .arg(Arg::new("training_script").value_hint(ValueHint::FilePath).help("What each rank runs"))
+        .arg(
+            Arg::new("training_script_args")
+                .num_args(0..)
+                .trailing_var_arg(true)
+                .allow_hyphen_values(true)
+                .value_hint(ValueHint::AnyPath)
+                .help("Its arguments"),
+        );
+    let command = command_line::with_options(command, OWN, &[], |_, arg| arg);
+    command_line::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
+        [] if opt.kind == OptKind::Flag => arg,
+        [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
+        // The value is no file name.
+        [] => arg.value_hint(ValueHint::Other),
+        choices => arg.value_parser(PossibleValuesParser::new(choices)).value_name("CHOICE"),
+    })
+}
+
+fn help() -> String {
+    command().render_help().to_string()
+}
+
+/// The script that completes the command line in this shell.
+pub fn completion(shell: &str) -> Result<String, CommandLineError> {
+    let shell = match shell {
+        "bash" => Shell::Bash,
+        "zsh" => Shell::Zsh,
+        "fish" => Shell::Fish,
+        other => return Err(CommandLineError::UnknownShell { shell: other.to_owned() }),
+    };
+    let mut script = Vec::new();
+    generate(shell, &mut command(), PROGRAM, &mut script);
+    Ok(String::from_utf8_lossy(&script).into_owned())
+}

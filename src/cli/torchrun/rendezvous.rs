@@ -1,0 +1,114 @@
+//! torchrun's dynamic rendezvous (c10d, etcd), and this node's plan in each round.
+
+use crate::cli::common::error::CliError;
+use crate::cli::elastic::backend;
+use crate::cli::elastic::backend::AdvertisedAddress;
+use crate::cli::elastic::error::RendezvousError;
+use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
+use crate::cli::torchrun::static_rendezvous::listen_on;
+use crate::model::{CpuSet, Endpoint};
+use crate::plan::LaunchContext;
+use crate::plan::env::frameworks::ExtraFrameworks;
+use crate::plan::torchrun::{self as plan, NodePosition};
+use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
+use crate::run::launch_result::LaunchResult;
+use crate::spec::frameworks::Framework;
+use crate::spec::options::EnvVars;
+use crate::spec::rendezvous;
+use crate::spec::torchrun::TorchSpec;
+use crate::supervise::NoRestart;
+use std::time::Duration;
+
+/// This node in a job whose nodes rendezvous.
+pub struct TorchrunRendezvous<'a> {
+    /// The job's options.
+    pub spec: &'a TorchSpec,
+    /// The options of the rendezvous.
+    pub rendezvous: &'a rendezvous::RendezvousSpec,
+    /// The environment.
+    pub vars: &'a EnvVars,
+    /// What the planner knows of the launch.
+    pub facts: &'a LaunchContext,
+    /// The job's name, and this machine's host name.
+    pub names: (&'a str, &'a str),
+    /// The number of workers here, their OpenMP threads, and their CPUs.
+    pub workers: (usize, Option<usize>, &'a [CpuSet]),
+    /// Where this node serves the store if it is node 0.
+    pub store: Endpoint,
+    /// The address at which other nodes reach this one.
+    pub advertised: AdvertisedAddress,
+}
+
+impl TorchrunRendezvous<'_> {
+    fn rules(&self) -> JobRules {
+        let (min, max) = self.rendezvous.nodes;
+        let restarts = self.spec.max_restarts;
+        JobRules {
+            frontend: "torch".into(),
+            on_failure: if restarts > 0 { OnFailure::Restart } else { OnFailure::End },
+            on_loss: if min == max && restarts == 0 { OnNodeLoss::End } else { OnNodeLoss::Regroup },
+            restarts,
+            ..backend::rules(self.rendezvous)
+        }
+    }
+}
+
+impl RoundFrontend for TorchrunRendezvous<'_> {
+    fn join(&self, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
+        let (_, host) = self.names;
+        let node = NodeInfo {
+            // Several nodes may be on one machine, with one address.
+            name: format!("{}-{}", std::process::id(), fastrand::u32(..)),
+            host: host.to_owned(),
+            address: self.advertised.address.clone(),
+            address_from: self.advertised.from.clone(),
+            ranks: self.workers.0,
+            master: self.store.to_string(),
+            rules: self.rules(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            role: self.spec.role.clone(),
+            ..NodeInfo::default()
+        };
+        backend::join(self.rendezvous, node, "", may_continue)
+    }
+
+    fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
+        let before = &round.members[..round.own];
+        let count =
+            |members: &mut dyn Iterator<Item = &RoundMember>| members.map(|member| member.info.ranks).sum::<usize>();
+        let own_role = |member: &&RoundMember| member.info.role == self.spec.role;
+        let first = round.members.first().and_then(|member| Endpoint::parse(&member.info.master));
+        let master = first.ok_or(RendezvousError::NoStoreAddress)?;
+        let store = match round.own {
+            0 => listen_on("--local-addr", &master.host, master.port)?,
+            _ => Vec::new(),
+        };
+        let place = NodePosition {
+            node: round.own,
+            nnodes: round.members.len(),
+            first_rank: count(&mut before.iter()),
+            world_size: count(&mut round.members.iter()),
+            first_role_rank: count(&mut before.iter().filter(own_role)),
+            role_size: count(&mut round.members.iter().filter(own_role)),
+            master,
+            extra_frameworks: ExtraFrameworks::default(),
+            interface: self.advertised.interface.clone().filter(|_| round.members.len() > 1),
+        };
+        let laid_out = plan::plan(self.spec, self.vars, self.facts, self.names, self.workers, &place);
+        let (mut plan, shown) = laid_out.map_err(CliError::Usage)?;
+        for elastic in plan.ranks.iter_mut().filter_map(|rank| rank.per_attempt.as_mut()) {
+            elastic.restarts = Some(round.failures);
+        }
+        // Only PyTorch's ranks receive its address.
+        let store = if self.spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() };
+        Ok(NodePlan { plan, shown, store })
+    }
+
+    fn join_timeout(&self) -> Duration {
+        self.rendezvous.join_timeout
+    }
+
+    fn restart_delay(&self, _launched: &LaunchResult, _failures: u32) -> Result<Duration, NoRestart> {
+        Ok(Duration::ZERO)
+    }
+}

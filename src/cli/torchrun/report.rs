@@ -1,0 +1,169 @@
+//! torchrun's failure report on stderr, and the launcher's own error file (TORCHELASTIC_ERROR_FILE).
+
+use crate::model::Exit;
+use crate::report::cause::blame::blame;
+use crate::report::cause::error_file;
+use crate::report::cause::error_file::ErrorFile;
+use crate::report::console::tail;
+use crate::report::console::tail::LogTail;
+use crate::report::failure_report::{FailureCause, FailureReport};
+use crate::report::torchrun_report::{WorkerFailure, report};
+use crate::run::launch::Launch;
+use crate::run::launch_result::LaunchResult;
+use crate::run::output::log_files;
+use crate::run::prepare::preflight;
+use crate::supervise::{NodeOutcome, RankReport};
+use crate::sys::clock;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+use tracing::warn;
+
+/// torchrun's report of a job in which a worker has failed; `None` for other outcomes. The root cause is also written to
+/// `own`, this launcher's error file.
+pub fn render_report(
+    launch: &Launch<'_>,
+    launched: &LaunchResult,
+    failure_report: &FailureReport,
+    title: &str,
+    own: Option<&Path>,
+) -> Option<String> {
+    let (NodeOutcome::Failed { culprit, exit }, FailureCause::Failed(known)) =
+        (&launched.report.outcome, &failure_report.outcome)
+    else {
+        return None;
+    };
+    let (root, file) = failure(launch, launched, *culprit, *exit);
+    let mut known = (**known).clone();
+    // A worker may be stopped after it wrote its error file and before it printed the traceback.
+    known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit));
+    if let Some(own) = own {
+        let data = match file {
+            Some(file) => error_file::passed_on(file.data, exit.returncode()),
+            None => {
+                let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
+                error_file::made(&message, &known.tail.lines.join("\n"), now(), exit.returncode())
+            }
+        };
+        write(own, &data);
+    }
+    let ends = launched.report.ranks.iter().enumerate();
+    let by_itself = |end: &RankReport| !end.signalled && end.exit.is_some_and(|exit| !exit.is_success());
+    let others = ends.filter(|(local, end)| local != culprit && by_itself(end));
+    let others: Vec<WorkerFailure> =
+        others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
+    Some(report(title, &known.host, (&root, &known), &others, failure_report))
+}
+
+/// Writes this launcher's own failure to its error file, in the form of an exception.
+pub fn write_launcher_error(own: Option<&Path>, message: &str) {
+    if let Some(own) = own {
+        write(own, &error_file::made(message, message, now(), 0));
+    }
+}
+
+fn now() -> i64 {
+    i64::try_from(clock::wall().as_secs()).unwrap_or(i64::MAX)
+}
+
+/// A file's time stamp may be this much too early: the kernel stamps files by its timer ticks.
+const TICK: Duration = Duration::from_millis(20);
+
+/// The worker that failed first, where that is not the one that ended first. After a worker has written its error file it
+/// may take seconds to exit; workers that lose their connection to it may exit before it.
+pub fn find_first_failure(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
+    let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
+    let attempt = launched.processes[culprit].attempt;
+    let failed = |local: usize| {
+        let exit = launched.report.ranks[local].exit;
+        launched.processes[local].attempt == attempt && exit.is_some_and(|exit| !exit.is_success())
+    };
+    let wrote = |local: usize| {
+        let path = launch.plan.ranks[local].per_attempt.as_ref()?.error_file.as_ref()?.at(attempt);
+        let at = std::fs::symlink_metadata(path).ok()?.modified().ok()?;
+        at.duration_since(SystemTime::UNIX_EPOCH).ok()
+    };
+    let others = (0..launch.plan.ranks.len()).filter(|local| *local != culprit && failed(*local));
+    let (at, first) = others.filter_map(|local| Some((wrote(local)?, local))).min()?;
+    let before = wrote(culprit).unwrap_or_else(|| ended(launched, culprit).saturating_sub(TICK));
+    (at < before && read_error_file(launch, first, attempt).is_some()).then_some(first)
+}
+
+/// When a worker ended, by the wall clock.
+fn ended(launched: &LaunchResult, local_rank: usize) -> Duration {
+    // The supervisor's clock is monotonic; reports have the wall clock.
+    let RankReport { started_at, lived, .. } = &launched.report.ranks[local_rank];
+    let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
+    clock::wall().saturating_sub(clock::now().saturating_sub(ended))
+}
+
+/// The content of a worker's error file, or torchelastic's placeholder.
+pub fn error_data(launch: &Launch<'_>, launched: &LaunchResult, local_rank: usize) -> Value {
+    let file = read_error_file(launch, local_rank, launched.processes[local_rank].attempt);
+    file.map_or_else(|| json!({"message": "<NONE>"}), |(_, file)| file.data)
+}
+
+fn failure(
+    launch: &Launch<'_>,
+    launched: &LaunchResult,
+    local_rank: usize,
+    exit: Exit,
+) -> (WorkerFailure, Option<ErrorFile>) {
+    let process = &launched.processes[local_rank];
+    let (path, file) = match read_error_file(launch, local_rank, process.attempt) {
+        Some((path, file)) => (Some(path), Some(file)),
+        None => (None, None),
+    };
+    let failure = WorkerFailure {
+        rank: launch.plan.ranks[local_rank].rank,
+        local_rank,
+        pid: process.pid.unwrap_or(0).unsigned_abs(),
+        exit,
+        time: clock::local_seconds(ended(launched, local_rank)),
+        error_file: path.zip(file.as_ref()).map(|(path, file)| (path.display().to_string(), last_lines(&file.text))),
+    };
+    (failure, file)
+}
+
+/// The last lines of a worker's error text, at most about two screens; the file has it all.
+fn last_lines(text: &str) -> String {
+    let LogTail { mut lines, cut } = tail::tail(text.as_bytes(), tail::TailLimits { lines: 100, bytes: 64 * 1024 });
+    if cut {
+        lines.insert(0, "…".to_owned());
+    }
+    lines.join("\n")
+}
+
+/// Bytes of the longest error file that is read.
+const MAX_ERROR_FILE: u64 = 16 << 20;
+
+/// The error file of a worker's attempt, if it wrote one that can be read.
+fn read_error_file(launch: &Launch<'_>, local_rank: usize, attempt: u32) -> Option<(PathBuf, ErrorFile)> {
+    let elastic = launch.plan.ranks[local_rank].per_attempt.as_ref()?;
+    let path = PathBuf::from(elastic.error_file.as_ref()?.at(attempt));
+    let length = std::fs::metadata(&path).ok()?.len();
+    let text = if length > MAX_ERROR_FILE { None } else { preflight::read("error_file", path.to_str()?).ok() };
+    match text.and_then(|text| error_file::parse(text.as_bytes())) {
+        Some(file) => Some((path, file)),
+        None => {
+            warn!("{}: not an error file; ignored", path.display());
+            None
+        }
+    }
+}
+
+fn write(own: &Path, data: &Value) {
+    let text = format!("{data}\n");
+    // A FIFO, a device or a link is written to, not replaced; a mount point cannot be replaced.
+    let is_special = std::fs::symlink_metadata(own).is_ok_and(|known| !known.is_file());
+    let written = match is_special {
+        true => log_files::overwrite(own, &text),
+        false => match log_files::replace(own, &text) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => log_files::overwrite(own, &text),
+            written => written,
+        },
+    };
+    if let Err(error) = written {
+        warn!("TORCHELASTIC_ERROR_FILE {}: cannot be written: {}", own.display(), log_files::plain(&error));
+    }
+}

@@ -1,0 +1,381 @@
+//! Runs this node's part of a torchrun job: from checked options to the exit status.
+
+use crate::cli::common::error::{CliError, system};
+use crate::cli::common::message::{self, print_error, print_notice};
+use crate::cli::common::status_pipe::StatusPipe;
+use crate::cli::common::{dry_run, exit_code};
+use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
+use crate::cli::node::frontend::Frontend;
+use crate::cli::node::preload::zygote;
+use crate::cli::node::progress_messages;
+use crate::cli::node::restart_policy::stop_by;
+use crate::cli::node::run_node;
+use crate::cli::node::run_node::NodeWork;
+use crate::cli::torchrun::events::EventLogger;
+use crate::cli::torchrun::rendezvous::TorchrunRendezvous;
+use crate::cli::torchrun::report;
+use crate::cli::torchrun::static_rendezvous;
+use crate::cli::torchrun::static_rendezvous::{StaticRendezvous, StaticRendezvousError};
+use crate::model::{CpuSet, Endpoint};
+use crate::plan::devices::{affinity, assign};
+use crate::plan::env::frameworks::{ExtraFrameworks, PaddleEnv};
+use crate::plan::torchrun::{self as plan, NodePosition};
+use crate::plan::{LaunchContext, Plan};
+use crate::probe::memory::OomCounters;
+use crate::probe::{accelerators, cpus, numa, torch};
+use crate::report::failure_report::{FailureReport, ReportStyle, render};
+use crate::report::github_annotation;
+use crate::run::launch::Launch;
+use crate::run::launch_result::LaunchResult;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::output::{log_files, log_rotation, run_folder};
+use crate::run::prepare::{ports, preflight};
+use crate::spec::SpecError;
+use crate::spec::dry_run::DryRun;
+use crate::spec::frameworks::Framework;
+use crate::spec::log_rotation::LogRotationSpec;
+use crate::spec::options::{EnvVars, parse_bool};
+use crate::spec::torchrun::{EventLog, TorchScript, TorchSpec, TorchrunBackend};
+use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
+use crate::sys::clock;
+use crate::sys::io::ports::PortLease;
+use crate::sys::process::affinity as sys_affinity;
+use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::signals::{NOTIFY, Signals};
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io::IsTerminal;
+use std::os::unix::process::parent_id;
+use std::path::Path;
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// The rotation of captured streams: their end is enough to explain a failure.
+const CAPTURE_ROTATION: LogRotationSpec = LogRotationSpec { max_size: 64 << 20, backups: 0, until_shown: true };
+
+/// Runs this node's part. `base`: this process's environment; `vars`: its text, without an outer launcher's exports;
+/// `error_file`: where this launcher writes its own failure, if anywhere.
+pub fn launch(
+    spec: &TorchSpec,
+    vars: &EnvVars,
+    base: Vec<(OsString, OsString)>,
+    python: &OsStr,
+    error_file: Option<&Path>,
+    signals: &mut Signals,
+    status_pipe: &mut StatusPipe,
+) -> Result<i32, CliError> {
+    let began = clock::now();
+    let allowed = sys_affinity::own().map_err(system("the CPUs of this process"))?;
+    let workers = count_workers(spec, vars, allowed.len())?;
+    let nofile = preflight::raise_file_limit_for_store("--nproc-per-node", workers).map_err(CliError::Preflight)?;
+    check_script(&spec.script).map_err(CliError::Preflight)?;
+    let StaticRendezvous { mut place, mut leases, store, nodes, advertised } =
+        match static_rendezvous::find_place(spec, workers, signals) {
+            Ok(met) => met,
+            Err(StaticRendezvousError::Failed(error)) => return Err(error),
+            Err(StaticRendezvousError::Stopped(signal)) => return Ok(128 + signal),
+        };
+    let (extra_frameworks, more) = extra_frameworks(spec, vars, &place)?;
+    place.extra_frameworks = extra_frameworks;
+    leases.extend(more);
+    let run_id = spec.run_id.clone().unwrap_or_else(uuid);
+    let folder = run_folder::choose(&spec.log_dir, &run_id).map_err(CliError::Preflight)?;
+    let facts = LaunchContext {
+        python: vars.get("PYTHON_EXEC").filter(|exec| !exec.is_empty()).map_or(python.to_owned(), OsString::from),
+        log_dir: folder.text().map_err(CliError::Preflight)?,
+        pod_name: String::new(),
+        gloo_tmpdir: String::new(),
+    };
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let threads = omp_threads(spec, vars, workers, &allowed);
+    let cpus = bind_cpus(spec, vars, workers, &allowed)?;
+    let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads, &cpus), &place);
+    let (mut plan, shown) = laid_out.map_err(CliError::Usage)?;
+    let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
+    preflight::check_lengths(argv).map_err(CliError::Preflight)?;
+    let path = base.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value.as_os_str());
+    let program = preflight::find_program(&argv[0], path).map_err(CliError::Preflight)?;
+    let zygote = zygote(spec.preload.as_ref(), &plan, python)?;
+    match spec.dry_run {
+        Some(form) => {
+            plan.ranks.iter_mut().for_each(|rank| rank.env = rank.env_of(0));
+            let rendezvous = match &spec.rendezvous {
+                TorchrunBackend::Dynamic(rendezvous) => Some(&**rendezvous),
+                TorchrunBackend::Alone | TorchrunBackend::Static { .. } => None,
+            };
+            let form = if form == DryRun::Json { dry_run::json } else { dry_run::table };
+            let text = form(&plan, rendezvous, zygote.as_deref());
+            message::to_stdout(text.as_bytes());
+            return Ok(exit_code::OK);
+        }
+        None => folder.create().map_err(CliError::Preflight)?,
+    }
+    log_files::write_env_overflow(&plan).map_err(system(facts.log_dir.clone()))?;
+    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    // The variable of --cgroup in Paddle's front end.
+    let without_cgroup = vars.get("RLAUNCH_CGROUP").and_then(|text| parse_bool(text)) == Some(false);
+    let handled: BTreeSet<i32> = spec.signals.iter().copied().collect();
+    for signal in &handled {
+        signals.install_one(*signal);
+    }
+    let launch = Launch {
+        plan: &plan,
+        program,
+        base,
+        log_dir: folder.run.clone(),
+        // Only PyTorch's ranks receive its address.
+        torch_store: if spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() }.into(),
+        log_overwrite: false,
+        rotation: log_rotation::check(&folder.run).is_ok().then_some(CAPTURE_ROTATION),
+        shown,
+        filters: plan::filters(spec),
+        colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
+        policy: policy(spec, vars),
+        forwarded_signals: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
+        nofile,
+        cgroup: if without_cgroup { None } else { JobCgroup::find(&key) },
+        job_key: key,
+        zygote,
+        gloo_tmpdir: None,
+        removed_on_success: folder.removed_on_success.clone(),
+    };
+    let context = ReportContext {
+        host: host.clone(),
+        memory: OomCounters::now(Path::new("/")),
+        colour: launch.colour && std::io::stderr().is_terminal(),
+        github: vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true"),
+        quiet: false,
+        legacy: false,
+    };
+    let events = (spec.event_log == EventLog::Console)
+        .then(|| EventLogger::new(spec, &run_id, &host, (place.node, place.nnodes), &launch.program));
+    // `rlaunch.torch.elastic_launch` runs a function, whose name is a better title than the script's.
+    let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
+    let frontend = TorchrunFrontend { spec, title, error_file, context, events, rendezvous_took: clock::now() - began };
+    let (TorchrunBackend::Dynamic(rendezvous), Some(advertised)) = (&spec.rendezvous, advertised) else {
+        return run_node::run_node(
+            &launch,
+            &frontend,
+            (leases, nodes.map_or(NodeWork::Once, NodeWork::AtStore)),
+            signals,
+            status_pipe,
+        );
+    };
+    let rounds = TorchrunRendezvous {
+        spec,
+        rendezvous,
+        vars,
+        facts: &facts,
+        names: (&run_id, &host),
+        workers: (workers, threads, &cpus),
+        store: place.master,
+        advertised,
+    };
+    run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
+}
+
+/// The number of workers of this node. `cpus`: the number that it may use.
+fn count_workers(spec: &TorchSpec, vars: &EnvVars, cpus: usize) -> Result<usize, CliError> {
+    torch::count(spec.nproc, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(CliError::Preflight)
+}
+
+/// OMP_NUM_THREADS for each worker; `None` where the user has set it, or there is only one worker.
+fn omp_threads(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSet) -> Option<usize> {
+    if vars.contains_key("OMP_NUM_THREADS") || workers < 2 {
+        return None;
+    }
+    if spec.omp_compat {
+        return Some(1);
+    }
+    let cpus = cpus::cpus(Path::new("/"), allowed);
+    warn!("{}", cpus.note(workers));
+    Some(cpus.threads(workers))
+}
+
+/// The CPUs that each worker is bound to; empty without `--numa-binding`.
+fn bind_cpus(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSet) -> Result<Vec<CpuSet>, CliError> {
+    let Some(kind) = spec.numa else { return Ok(Vec::new()) };
+    let root = Path::new("/");
+    let devices = torch::accelerators(root, vars).map_err(CliError::Usage)?;
+    let facts = numa::facts(root, allowed.clone(), &devices);
+    let bound = affinity::bind(kind, &facts, workers).map_err(CliError::Preflight)?;
+    if spec.bind_report {
+        for (local_rank, bound) in bound.iter().enumerate() {
+            print_notice(&format!("local rank {local_rank} is bound to {bound}"));
+        }
+    }
+    Ok(bound.into_iter().map(|bound| bound.cpus).collect())
+}
+
+fn check_script(script: &TorchScript) -> Result<(), SpecError> {
+    let (TorchScript::Python(name) | TorchScript::RunPath(name)) = script else { return Ok(()) };
+    // Python reads `-` from stdin, and torchrun expands a `$` macro per worker.
+    if name == "-" || Path::new(name).exists() || name.as_encoded_bytes().contains(&b'$') {
+        return Ok(());
+    }
+    let hint = "check the path; options of the launcher go before the script";
+    Err(SpecError::new("training_script", name.to_string_lossy(), "does not exist", hint))
+}
+
+/// The endpoints that other frameworks than PyTorch need, on this node, with the leases of their ports.
+fn extra_frameworks(
+    spec: &TorchSpec,
+    vars: &EnvVars,
+    place: &NodePosition,
+) -> Result<(ExtraFrameworks, Vec<PortLease>), CliError> {
+    let host = if place.master.host == "localhost" { "127.0.0.1" } else { &place.master.host };
+    let asked = |framework| spec.frameworks.contains(&framework);
+    if place.nnodes > 1 && (asked(Framework::Paddle) || asked(Framework::Jax)) {
+        let hint = "leave it out, or use python -m rlaunch with --ips, which sets the variables of all frameworks";
+        return Err(CliError::Usage(SpecError::new(
+            "--frameworks",
+            "",
+            "on several nodes only torch is possible",
+            hint,
+        )));
+    }
+    let (mut extra, mut leases) = (ExtraFrameworks::default(), Vec::new());
+    let mut port = || -> Result<Endpoint, CliError> {
+        let lease = ports::lease_any().map_err(CliError::Preflight)?;
+        let endpoint = Endpoint::new(host, lease.port());
+        leases.push(lease);
+        Ok(endpoint)
+    };
+    if asked(Framework::Paddle) {
+        let (kind, count) =
+            assign::count_visible(vars, &accelerators::machine(Path::new("/"))).map_err(CliError::Usage)?;
+        let endpoints = (0..place.world_size).map(|_| port()).collect::<Result<_, _>>()?;
+        let pod = (0..6).map(|_| fastrand::lowercase()).collect();
+        extra.paddle = Some(PaddleEnv { endpoints, master: port()?, devices: (kind.to_owned(), count), pod });
+    }
+    if asked(Framework::Jax) {
+        extra.jax = Some(port()?);
+    }
+    Ok((extra, leases))
+}
+
+fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
+    // All nodes together decide whether another round follows.
+    let max_restart = if matches!(spec.rendezvous, TorchrunBackend::Dynamic(_)) { 0 } else { spec.max_restarts };
+    let restart = RestartPolicy { max_restart, ..RestartPolicy::default() };
+    SupervisionPolicy {
+        grace: spec.shutdown_timeout,
+        stop_by: stop_by(vars),
+        restart,
+        forwards: true,
+        first_attempt: 0,
+    }
+}
+
+/// A random UUID (version 4), as torchrun names a job that has no name.
+fn uuid() -> String {
+    let bits = fastrand::u128(..) & !(0xf000 << 64 | 0xc000 << 48) | 0x4000 << 64 | 0x8000 << 48;
+    let hex = format!("{bits:032x}");
+    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+}
+
+/// The output and exit statuses of torchrun.
+struct TorchrunFrontend<'a> {
+    spec: &'a TorchSpec,
+    title: String,
+    error_file: Option<&'a Path>,
+    context: ReportContext,
+    events: Option<EventLogger<'a>>,
+    /// The time that the rendezvous took.
+    rendezvous_took: Duration,
+}
+
+impl Frontend for TorchrunFrontend<'_> {
+    fn report_context(&self) -> &ReportContext {
+        &self.context
+    }
+
+    fn before_ranks(&self, launch: &Launch<'_>) {
+        let Plan { ranks, nnodes, world_size, job_id, .. } = launch.plan;
+        let logs = launch.log_dir.display();
+        let own = ranks.first().and_then(|rank| rank.env.get("GROUP_RANK")?.parse().ok());
+        if let (Some(events), Some(own)) = (&self.events, own) {
+            events.set_node(own, *nnodes);
+            if launch.policy.first_attempt > 0 {
+                events.rendezvous_done(launch.policy.first_attempt, Duration::ZERO);
+            }
+        }
+        info!("{job_id}: {} worker(s) here, {world_size} on {nnodes} node(s), logs in {logs}", ranks.len());
+    }
+
+    fn before_first_rank(&self, _launch: &Launch<'_>) {
+        if let Some(events) = &self.events {
+            events.rendezvous_done(0, self.rendezvous_took);
+        }
+    }
+
+    fn rank_started(&self, id: ChildId, pid: i32, launch: &Launch<'_>) {
+        if let Some(events) = &self.events {
+            events.started(pid, id, launch);
+        }
+    }
+
+    fn report_progress(&self, note: &ProgressNote, policy: &SupervisionPolicy, launch: &Launch<'_>) {
+        if let ProgressNote::Restarting { attempt, of, .. } = note {
+            // torchrun logs the number before it counts this restart.
+            let left = of.saturating_sub(*attempt) + 1;
+            if let Some(events) = &self.events {
+                events.rendezvous_done(*attempt, Duration::ZERO);
+            }
+            info!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
+        }
+        progress_messages::print_progress(note, policy, &|local| launch.plan.ranks[local].label());
+    }
+
+    fn find_first_failure(&self, launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
+        report::find_first_failure(launch, launched)
+    }
+
+    fn exit_status(&self, launched: &LaunchResult) -> i32 {
+        self.map_exit_status(exit_code::of_job(&launched.outcome, &launched.report))
+    }
+
+    fn map_exit_status(&self, status: i32) -> i32 {
+        if self.spec.exit_code_compat { exit_code::as_torchrun(status) } else { status }
+    }
+
+    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+        let own = self.error_file;
+        warn_of_losses(launch, launched);
+        match &launched.report.outcome {
+            NodeOutcome::Completed => {
+                print_swept(launch, launched);
+                info!("[{}] worker group successfully finished", self.spec.role);
+            }
+            NodeOutcome::LauncherKilled => print_error("the launcher process was killed, and all ranks with it"),
+            NodeOutcome::NotStarted { local_rank } => {
+                let why = launched.report.ranks[*local_rank].start_error.as_deref();
+                let why = format!("cannot start {}", why.unwrap_or_default());
+                print_error(&why);
+                report::write_launcher_error(own, &format!("RuntimeError: {why}"));
+            }
+            NodeOutcome::Stopped { .. } if launched.outcome == JobOutcome::StoreLost => {
+                let why = "node 0's store has gone, so the workers of this node were stopped";
+                print_error(why);
+                report::write_launcher_error(own, &format!("RuntimeError: {why}"));
+            }
+            NodeOutcome::Stopped { signal } => {
+                // torchrun names the process that received the signal; here that is the launcher process.
+                let text = format!("SignalException: Process {} got signal: {signal}", parent_id());
+                report::write_launcher_error(own, &text);
+            }
+            NodeOutcome::Failed { .. } | NodeOutcome::Regrouped => {}
+        }
+        info!("Exit code {status}");
+        if let Some(events) = &self.events {
+            events.ended(launch, launched, &|local| report::error_data(launch, launched, local));
+        }
+        let Some(failure) = failure else { return };
+        if self.context.github {
+            message::to_stdout(format!("{}\n", github_annotation(failure)).as_bytes());
+        }
+        let report = report::render_report(launch, launched, failure, &self.title, own);
+        let style = ReportStyle { color: self.context.colour };
+        message::to_stderr(report.unwrap_or_else(|| render(failure, style)).as_bytes());
+    }
+}

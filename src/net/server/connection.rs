@@ -1,0 +1,120 @@
+//! One connection of a server: what has arrived and what waits to be sent. It never blocks.
+
+use super::outbox::{Outbox, OutputChunk};
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Memory of the kernel and of the tables for a connection, roughly.
+const COST: usize = 512;
+
+/// What a protocol keeps of a connection: its parser, and what the client has declared.
+pub trait ConnectionState {
+    /// Bytes that several connections are sent. Clones share them.
+    type Shared: AsRef<[u8]>;
+
+    /// Takes received bytes.
+    fn feed(&mut self, bytes: &[u8]);
+
+    /// Memory that it holds, in bytes.
+    fn held(&self) -> usize;
+
+    /// Whether the next request may be handled while `backlog` bytes wait to be sent. If not, nothing is read either.
+    fn may_handle(&self, backlog: usize) -> bool;
+
+    /// Bytes that may wait to be sent. A connection with more of them is closed.
+    fn max_backlog(&self) -> usize {
+        usize::MAX
+    }
+}
+
+/// A connection.
+pub struct Connection<S: ConnectionState> {
+    /// What the protocol keeps of it.
+    pub state: S,
+    pub(super) socket: TcpStream,
+    pub(super) outbox: Outbox<S::Shared>,
+    /// What the memory budget has counted for it.
+    pub(super) counted: usize,
+    /// What epoll waits for: to read, to write.
+    pub(super) interest: (bool, bool),
+    /// Requests may have arrived that wait until fewer bytes wait to be sent.
+    pub(super) is_deferred: bool,
+    pub(super) is_closing: bool,
+    pub(super) deadline: Duration,
+}
+
+impl<S: ConnectionState> Connection<S> {
+    pub(super) fn new(socket: TcpStream, state: S) -> Self {
+        Self {
+            state,
+            socket,
+            outbox: Outbox::default(),
+            counted: 0,
+            interest: (true, false),
+            is_deferred: false,
+            is_closing: false,
+            deadline: Duration::MAX,
+        }
+    }
+
+    /// Sends these bytes after those that wait.
+    pub fn push(&mut self, bytes: Vec<u8>) {
+        self.outbox.push(OutputChunk::Own(bytes));
+    }
+
+    /// The same with bytes that are stored, or sent on other connections as well.
+    pub fn push_shared(&mut self, bytes: S::Shared) {
+        self.outbox.push(OutputChunk::Shared(bytes));
+    }
+
+    /// Sends a chunk after those that wait.
+    pub fn push_chunk(&mut self, chunk: OutputChunk<S::Shared>) {
+        self.outbox.push(chunk);
+    }
+
+    /// Handles no more requests, and closes the connection when everything is sent.
+    pub fn close_when_sent(&mut self) {
+        self.is_closing = true;
+    }
+
+    /// When the connection times out; `Duration::MAX`: never.
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// Reads once, and returns the number of bytes. `None`: no more will arrive.
+    pub(super) fn read(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        match self.socket.read(buffer) {
+            Ok(0) => None,
+            Ok(count) => {
+                if !self.is_closing {
+                    self.state.feed(&buffer[..count]);
+                }
+                Some(count)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Some(0),
+            Err(_) => None,
+        }
+    }
+
+    /// Writes what the socket takes, and returns the number of bytes.
+    pub(super) fn write(&mut self) -> usize {
+        self.outbox.write_to(&mut self.socket)
+    }
+
+    /// What it waits for: to read, to write. A deferred connection has another turn as soon as it can be written to.
+    pub(super) fn wanted_interest(&self) -> (bool, bool) {
+        (!self.is_deferred, !self.outbox.is_empty() || self.is_deferred)
+    }
+
+    /// Whether it is to be closed: everything is sent, or far too much waits.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_closing && self.outbox.is_empty() || self.outbox.backlog() > self.state.max_backlog()
+    }
+
+    /// Memory that is held for it alone, in bytes.
+    pub(super) fn held(&self) -> usize {
+        COST + self.state.held() + self.outbox.held()
+    }
+}

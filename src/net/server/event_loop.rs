@@ -1,0 +1,245 @@
+//! The event loop of a server: one thread, one epoll set. A slow, silent or half-open client delays no other.
+
+use super::acceptor::{Accepted, Acceptor};
+use super::connection::ConnectionState;
+use super::connections::{ConnectionId, Connections, FIRST_CONNECTION, ServerLimits};
+use super::service::{Handled, Service};
+use crate::net::deadline::Clock;
+use crate::net::traffic::Traffic;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::net::TcpListener;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+const WAKEUP: u64 = 0;
+const FIRST_LISTENER: u64 = 1;
+
+/// Connections accepted before others have their turn.
+const ACCEPTED_AT_ONCE: usize = 64;
+/// Bytes read at once.
+const READ_AT_ONCE: usize = 64 * 1024;
+/// Events taken at once.
+const EVENTS_AT_ONCE: usize = 256;
+
+/// What other threads send to an event loop.
+pub(super) enum LoopCommand<C> {
+    Service(C),
+    Stop,
+}
+
+/// Sends commands to an event loop, whose thread has to run.
+pub(super) struct CommandSender<C> {
+    commands: Sender<LoopCommand<C>>,
+    wakeup: Arc<EventFd>,
+}
+
+impl<C> Clone for CommandSender<C> {
+    fn clone(&self) -> Self {
+        Self { commands: self.commands.clone(), wakeup: Arc::clone(&self.wakeup) }
+    }
+}
+
+impl<C> CommandSender<C> {
+    pub(super) fn send(&self, command: LoopCommand<C>) -> io::Result<()> {
+        self.commands.send(command).map_err(|_| io::Error::other("the server's thread has ended"))?;
+        self.wakeup.write(1)?;
+        Ok(())
+    }
+}
+
+/// A server without its thread.
+pub struct EventLoop<S: Service> {
+    service: S,
+    connections: Connections<S::State>,
+    clock: Clock,
+    sender: CommandSender<S::Command>,
+    commands: Receiver<LoopCommand<S::Command>>,
+    buffer: Vec<u8>,
+}
+
+impl<S: Service> EventLoop<S> {
+    /// Serves on these sockets.
+    pub fn new(listeners: Vec<TcpListener>, limits: ServerLimits, clock: Clock, service: S) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let wakeup = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        epoll.add(&*wakeup, EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP))?;
+        let acceptor = Acceptor::new(listeners, FIRST_LISTENER, &epoll)?;
+        let (sender, commands) = unbounded();
+        Ok(Self {
+            service,
+            connections: Connections::new(epoll, acceptor, limits),
+            clock,
+            sender: CommandSender { commands: sender, wakeup },
+            commands,
+            buffer: vec![0; READ_AT_ONCE],
+        })
+    }
+
+    /// Bytes sent and received.
+    pub fn traffic(&self) -> Traffic {
+        self.connections.traffic.clone()
+    }
+
+    pub(super) fn sender(&self) -> CommandSender<S::Command> {
+        self.sender.clone()
+    }
+
+    /// Serves until it is stopped or the service ends it. It can be run again.
+    pub(super) fn run(&mut self) -> io::Result<()> {
+        loop {
+            let end = self.service.before_wait(&mut self.connections, (self.clock)());
+            self.flush();
+            if end.is_break() {
+                return Ok(());
+            }
+            let mut events = [EpollEvent::empty(); EVENTS_AT_ONCE];
+            let count = match self.connections.epoll.wait(&mut events, self.timeout()) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    WAKEUP => {
+                        if self.run_commands().is_break() {
+                            return Ok(());
+                        }
+                    }
+                    id @ FIRST_CONNECTION.. => self.turn(id, event.events()),
+                    listener => self.accept(listener),
+                }
+            }
+            let now = (self.clock)();
+            if self.connections.acceptor.paused_until().is_some_and(|until| now >= until) {
+                self.connections.acceptor.resume(&self.connections.epoll);
+            }
+            if now >= self.connections.next_deadline {
+                self.close_overdue(now);
+            }
+        }
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        let own = [self.connections.acceptor.paused_until(), Some(self.connections.next_deadline)];
+        match own.into_iter().chain([self.service.next_deadline()]).flatten().min() {
+            None | Some(Duration::MAX) => EpollTimeout::NONE,
+            // Rounded up: a wait that ends too early would be followed by another.
+            Some(time) => {
+                let wait = time.saturating_sub((self.clock)()) + Duration::from_micros(999);
+                EpollTimeout::try_from(wait.as_millis().min(60_000) as i32).unwrap_or(EpollTimeout::ZERO)
+            }
+        }
+    }
+
+    fn run_commands(&mut self) -> ControlFlow<()> {
+        let _ = self.sender.wakeup.read();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                LoopCommand::Service(command) => self.service.command(&mut self.connections, command)?,
+                LoopCommand::Stop => return ControlFlow::Break(()),
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn accept(&mut self, listener: u64) {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            if !self.connections.has_room() {
+                return self.pause_accepting();
+            }
+            let socket = match self.connections.acceptor.accept(listener) {
+                Accepted::Socket(socket) => socket,
+                Accepted::Nothing => return,
+                Accepted::Aborted => continue,
+                Accepted::Exhausted => return self.pause_accepting(),
+            };
+            if self.connections.is_full() {
+                self.connections.evict();
+                self.notify_closed();
+            }
+            let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
+            let state = prepared.and_then(|()| self.service.accept(&socket));
+            let Ok(id) = state.and_then(|state| self.connections.add(socket, state)) else { continue };
+            self.service.opened(&mut self.connections, id, (self.clock)());
+            // The first request has mostly arrived with the connection.
+            self.turn(id, EpollFlags::EPOLLIN);
+        }
+    }
+
+    fn pause_accepting(&mut self) {
+        self.service.full(self.connections.by_id.len());
+        self.connections.acceptor.pause(&self.connections.epoll, (self.clock)());
+    }
+
+    /// A connection's turn: bytes have arrived, or can be sent.
+    fn turn(&mut self, id: ConnectionId, events: EpollFlags) {
+        let Some(connection) = self.connections.by_id.get_mut(&id) else { return };
+        if events.intersects(EpollFlags::EPOLLHUP | EpollFlags::EPOLLERR) {
+            connection.outbox.break_off();
+        } else if events.contains(EpollFlags::EPOLLOUT) {
+            self.connections.traffic.add_sent(connection.write());
+        }
+        let mut stays = true;
+        if !connection.is_deferred {
+            match connection.read(&mut self.buffer) {
+                Some(count) => self.connections.traffic.add_received(count),
+                None => stays = false,
+            }
+        }
+        // Requests that have arrived are handled, also if no more will.
+        stays &= self.handle(id);
+        self.connections.flush(id);
+        if !stays {
+            self.connections.close(id);
+        }
+        self.flush();
+    }
+
+    /// Handles the requests that have arrived on a connection. Whether the connection stays open.
+    fn handle(&mut self, id: ConnectionId) -> bool {
+        loop {
+            let Some(connection) = self.connections.by_id.get_mut(&id) else { return false };
+            connection.is_deferred = !connection.state.may_handle(connection.outbox.backlog());
+            if connection.is_deferred || connection.is_closing {
+                return true;
+            }
+            match self.service.handle_next(&mut self.connections, id, (self.clock)()) {
+                Handled::Request => {}
+                Handled::Incomplete => return true,
+                Handled::Violation => return false,
+            }
+        }
+    }
+
+    /// Sends what was pushed, and tells the service which connections were closed.
+    fn flush(&mut self) {
+        while let Some(id) = self.connections.touched.pop_first() {
+            self.connections.flush(id);
+        }
+        self.notify_closed();
+    }
+
+    fn notify_closed(&mut self) {
+        for (id, connection) in std::mem::take(&mut self.connections.closed) {
+            self.service.closed(id, connection.state, connection.is_closing, (self.clock)());
+        }
+    }
+
+    fn close_overdue(&mut self, now: Duration) {
+        for id in self.connections.overdue(now) {
+            // If this thread was delayed itself, what has arrived meanwhile is read first.
+            self.turn(id, EpollFlags::EPOLLIN);
+            if self.connections.by_id.get(&id).is_some_and(|connection| now >= connection.deadline) {
+                self.service.timed_out(&mut self.connections, id, now);
+                self.connections.close(id);
+                self.notify_closed();
+            }
+        }
+        self.connections.find_next_deadline();
+    }
+}

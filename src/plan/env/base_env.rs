@@ -1,0 +1,105 @@
+//! Changes to the environment that every process gets, independent of its framework.
+
+use crate::model::EnvDelta;
+use crate::plan::EnvOverflowFile;
+use crate::plan::env::nested;
+use crate::plan::env::nested::ExportHashes;
+use crate::spec::SpecError;
+use crate::spec::options::EnvVars;
+use std::fmt::Display;
+
+/// Moves lower-case proxy variables to other names, because proxies break the traffic between ranks.
+pub fn without_proxies(vars: &EnvVars) -> EnvDelta {
+    let mut env = EnvDelta::new();
+    for name in PROXIES {
+        if let Some(value) = vars.get(name) {
+            env.unset(name).set(format!("{name}_original"), value.as_str());
+        }
+    }
+    env
+}
+
+/// Proxy variables that are removed from the environment of ranks.
+pub const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
+
+/// Sets the network interface of gloo and NCCL, unless the user has. Each selects one by itself, which other nodes may not
+/// reach: gloo the one with the address of the host's name, which is often loopback, NCCL the first that is neither
+/// loopback nor a container's. For NCCL a bare name would be a prefix (its user guide, "NCCL_SOCKET_IFNAME").
+pub fn set_interface(env: &mut EnvDelta, vars: &EnvVars, interface: &str) {
+    for (name, value) in [("GLOO_SOCKET_IFNAME", interface.to_owned()), ("NCCL_SOCKET_IFNAME", format!("={interface}"))]
+    {
+        if !vars.contains_key(name) {
+            env.set(name, value);
+        }
+    }
+}
+
+/// Maximum length of one variable in Linux, including the name and the terminating byte (execve(2)).
+const MAX_VARIABLE: usize = 131_072;
+
+/// Lists that move to the file of PADDLE_BACKUP_ENV_PATH, where Paddle reads them, if they reach PADDLE_ENV_LIMIT_LEN
+/// (48000 bytes) or the maximum of Linux.
+const LISTS: [&str; 2] = ["TRAINER_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS"];
+
+/// Makes the last changes, after all others are in `env`: moves lists that are too long to a file, and sets the variables
+/// for nested launchers. `name` is part of the file name, unique among the processes.
+pub fn complete(
+    env: &mut EnvDelta,
+    vars: &EnvVars,
+    log_dir: &str,
+    name: impl Display,
+    hashes: &mut ExportHashes,
+) -> Result<Option<EnvOverflowFile>, SpecError> {
+    let backup = move_long_lists(env, vars, log_dir, name);
+    env.set(nested::OUTER_LOGS, log_dir);
+    env.set(nested::EXPORTED, nested::exported(env, vars, hashes));
+    match env.vars().iter().find(|(name, value)| name.len() + value.len() + 2 > MAX_VARIABLE) {
+        None => Ok(backup),
+        Some((name, value)) => Err(SpecError::new(
+            &**name,
+            &**value,
+            format!("is {} bytes long; the maximum in Linux is {}", value.len(), MAX_VARIABLE - name.len() - 2),
+            "use fewer nodes or shorter names; the variable cannot be moved to a file",
+        )),
+    }
+}
+
+/// Whether a list is too long for the environment.
+pub fn is_too_long(list: &str, value: &str, vars: &EnvVars) -> bool {
+    let limit = vars.get("PADDLE_ENV_LIMIT_LEN").and_then(|t| t.parse().ok()).unwrap_or(48_000);
+    value.len() >= limit || list.len() + value.len() + 2 > MAX_VARIABLE
+}
+
+fn move_long_lists(env: &mut EnvDelta, vars: &EnvVars, log_dir: &str, name: impl Display) -> Option<EnvOverflowFile> {
+    let mut long = Vec::new();
+    for list in LISTS {
+        let value = env.shared(list).or_else(|| Some(vars.get(list)?.as_str().into()));
+        if let Some(value) = value.filter(|value| is_too_long(list, value, vars)) {
+            env.unset(list);
+            long.push((list.to_owned(), value));
+        }
+    }
+    (!long.is_empty()).then(|| {
+        let path = format!("{log_dir}/backup_env.{name}.json");
+        env.set("PADDLE_BACKUP_ENV_PATH", path.as_str());
+        EnvOverflowFile { path, vars: long }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interface_is_set_unless_the_user_has_set_one() {
+        let set = |vars: &EnvVars| {
+            let mut env = EnvDelta::new();
+            set_interface(&mut env, vars, "eth0");
+            ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"].map(|name| env.get(name).map(str::to_owned))
+        };
+        let (gloo, nccl) = (Some("eth0".to_owned()), Some("=eth0".to_owned()));
+        assert_eq!(set(&EnvVars::new()), [gloo.clone(), nccl.clone()]);
+        assert_eq!(set(&EnvVars::from([("NCCL_SOCKET_IFNAME".into(), "ib".into())])), [gloo, None]);
+        assert_eq!(set(&EnvVars::from([("GLOO_SOCKET_IFNAME".into(), String::new())])), [None, nccl]);
+    }
+}

@@ -1,0 +1,78 @@
+//! The coordinator behind the trait of backends: JSON in, JSON out.
+
+use crate::protocol::coordinator::Coordinator;
+use crate::protocol::coordinator_logic::{CoordinatorLogic, Publication};
+use crate::protocol::record::{NodeInfo, NodeRecord, NodeStatus};
+use crate::protocol::state::{JobState, RoundMember};
+use serde_json::json;
+use std::time::Duration;
+
+/// The longest text of a record that is sent to all nodes, in characters: no node makes the state longer than nodes can read.
+const MAX_TEXT: usize = 256;
+
+impl CoordinatorLogic for Coordinator {
+    fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration) {
+        let state = state.and_then(|text| serde_json::from_str::<JobState>(text).ok());
+        let members = members.and_then(|text| serde_json::from_str::<Vec<RoundMember>>(text).ok());
+        *self = match state {
+            Some(state) => Coordinator::resume(state, members.unwrap_or_default(), now),
+            None => Coordinator::new(now),
+        };
+    }
+
+    fn record(&mut self, id: &str, record: &str, now: Duration) {
+        // A text that is not a record is ignored: its writer could not read an answer either.
+        if let Ok(mut record) = serde_json::from_str::<NodeRecord>(record) {
+            truncate_texts(&mut record.info);
+            self.record(id, record, now);
+        }
+    }
+
+    fn gone(&mut self, id: &str, age: Duration, now: Duration) {
+        self.gone(id, age, now);
+    }
+
+    fn turn(&mut self, now: Duration) -> Option<Publication> {
+        let (state, members) = self.turn(now)?;
+        let text = |value: serde_json::Result<String>| value.unwrap_or_default();
+        let members = members.map(|members| text(serde_json::to_string(&members)));
+        Some(Publication { state: text(serde_json::to_string(&state)), members })
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        self.next_deadline()
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over()
+    }
+
+    fn shown_to_paddle(&self) -> Vec<(String, String)> {
+        let is_own = |record: &NodeRecord| {
+            !record.info.foreign && matches!(record.status, NodeStatus::Ready { .. } | NodeStatus::Runs { .. })
+        };
+        let nodes = self.nodes().filter(|(_, record)| is_own(record));
+        nodes.map(|(_, record)| paddle_entry(&record.info)).collect()
+    }
+}
+
+/// Failures are not truncated: their nodes recognize them by their texts, and a state contains one at most.
+fn truncate_texts(
+    NodeInfo { name, host, address, address_from, device, master, version, role, rules, .. }: &mut NodeInfo,
+) {
+    for text in [name, host, address, address_from, device, master, version, role, &mut rules.frontend] {
+        if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
+            text.truncate(end);
+        }
+    }
+}
+
+/// A node's key below `/{job}/info` and its payload, as Paddle's launcher writes them.
+pub fn paddle_entry(info: &NodeInfo) -> (String, String) {
+    let rank = info.rank.map_or(-1, |rank| i64::try_from(rank).unwrap_or(i64::MAX));
+    let payload = json!({
+        "name": info.name, "rank": rank, "replicas": info.ranks, "dtype": info.device,
+        "candidate": info.master, "endpoints": info.endpoints.join(","),
+    });
+    (format!("{}/{rank}", info.name), payload.to_string())
+}

@@ -1,0 +1,488 @@
+//! The coordinator: it reads the nodes' records, and writes the job's state.
+
+use crate::protocol::admission;
+use crate::protocol::clocks;
+use crate::protocol::clocks::ClockReading;
+use crate::protocol::order;
+use crate::protocol::order::Candidate;
+use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, millis};
+use crate::protocol::state::{JobEnd, JobPhase, JobState, Participants, RoundMember, RoundStopCause};
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
+use std::time::Duration;
+
+/// How often waiting nodes receive the participants, and the pause before the first time: most nodes join at once.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+const FIRST_REPORT: Duration = Duration::from_millis(1500);
+/// How many participants are named.
+const MAX_NAMED: usize = 32;
+/// How many refusals a state contains. A node that is refused leaves at once.
+const MAX_REFUSED: usize = 64;
+
+/// A node that is here.
+#[derive(Clone, Debug)]
+pub(crate) struct CoordinatorNode {
+    pub(crate) record: NodeRecord,
+    /// Its place in the order in which nodes joined.
+    pub(crate) joined: u64,
+    clock: Option<ClockReading>,
+}
+
+/// Decides for one job.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    pub(crate) state: JobState,
+    pub(crate) members: Vec<RoundMember>,
+    /// Whether the members are to be sent with the state.
+    sends_members: bool,
+    pub(crate) nodes: BTreeMap<String, CoordinatorNode>,
+    joined: u64,
+    /// All nodes that cannot take part; the state names the first few.
+    unfit: BTreeSet<String>,
+    /// Nodes that were here when the job ended, and have not left since.
+    to_notify: BTreeSet<String>,
+    /// Members of the round that are gone: the time between their last sign and that.
+    pub(crate) ages: BTreeMap<String, Duration>,
+    /// Members of the round that received a signal and are gone: the signals.
+    pub(crate) left: BTreeMap<String, i32>,
+    /// Whether it has decided anything.
+    has_decided: bool,
+    /// Whether it continues for another coordinator, and has not yet found a job that goes on.
+    takes_over: bool,
+    /// When gathering began, or a node joined after all had left.
+    began: Option<Duration>,
+    /// When a node last joined or left.
+    last_change: Duration,
+    /// No round begins before.
+    not_before: Duration,
+    /// When waiting nodes receive the participants next.
+    next_report: Duration,
+    next_deadline: Option<Duration>,
+    changed: bool,
+}
+
+impl Coordinator {
+    /// For a job of which nothing is known yet.
+    pub fn new(now: Duration) -> Self {
+        let (phase, refused, waited) = (JobPhase::Gathering, BTreeMap::new(), BTreeSet::new());
+        let state = JobState {
+            format: FORMAT,
+            serial: 0,
+            round: 0,
+            failures: 0,
+            phase,
+            refused,
+            goes: None,
+            warnings: Vec::new(),
+            waited,
+            participants: None,
+        };
+        Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
+    }
+
+    /// Continues for another coordinator that stopped there. The records of all nodes that are here have to be passed to `record`
+    /// before `turn`, in the order in which the nodes joined: the first makes the rules, and keeps a number that two have.
+    pub fn resume(state: JobState, members: Vec<RoundMember>, now: Duration) -> Self {
+        Self {
+            state,
+            members,
+            sends_members: true,
+            nodes: BTreeMap::new(),
+            joined: 0,
+            unfit: BTreeSet::new(),
+            to_notify: BTreeSet::new(),
+            ages: BTreeMap::new(),
+            left: BTreeMap::new(),
+            has_decided: false,
+            takes_over: true,
+            began: Some(now),
+            last_change: now,
+            not_before: Duration::ZERO,
+            next_report: now + FIRST_REPORT,
+            next_deadline: Some(now),
+            changed: true,
+        }
+    }
+
+    /// The job's state.
+    pub fn state(&self) -> &JobState {
+        &self.state
+    }
+
+    /// The members of its last round.
+    pub fn members(&self) -> &[RoundMember] {
+        &self.members
+    }
+
+    /// The nodes that are here, with their records.
+    pub fn nodes(&self) -> impl Iterator<Item = (&str, &NodeRecord)> {
+        self.nodes.iter().map(|(id, node)| (id.as_str(), &node.record))
+    }
+
+    /// A node has a new record. Records of one node have to come in order.
+    pub fn record(&mut self, id: &str, record: NodeRecord, now: Duration) {
+        match self.nodes.get_mut(id) {
+            Some(node) if node.record == record => return,
+            Some(node) => node.record = record,
+            None => {
+                self.joined += 1;
+                self.ages.remove(id);
+                // A node that was here before the first decision may have joined at any time.
+                let clock_ms = Some(record.info.clock_ms).filter(|clock| *clock > 0 && self.has_decided);
+                let clock = clock_ms.map(|clock_ms| ClockReading { clock_ms, joined: now });
+                self.nodes.insert(id.to_owned(), CoordinatorNode { record, joined: self.joined, clock });
+                self.last_change = now;
+            }
+        }
+        self.next_deadline = Some(now);
+    }
+
+    /// A node is gone. `age`: the time since it was last heard from; zero if its end was seen.
+    pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
+        let node = self.nodes.remove(id);
+        if let Some(CoordinatorNode { record: NodeRecord { status, info, .. }, .. }) = &node {
+            // A node whose connection has broken may be cut off and still run its ranks, until it notices and has stopped them:
+            // with the master four tenths of a lease later. A node that was silent for a lease has stopped them by now.
+            let lease = Duration::from_millis(info.rules.lease_ms);
+            if matches!(status, NodeStatus::Runs { .. } | NodeStatus::Stops { .. }) && age < lease {
+                self.not_before = self.not_before.max(now + lease * 4 / 10);
+            }
+        }
+        // The coordinator before may be a member that is not here. Nothing is kept of other nodes.
+        if (node.is_some() || self.takes_over) && self.members.iter().any(|member| member.id == id) {
+            self.ages.insert(id.to_owned(), age);
+            if let Some(NodeStatus::Leaves { signal }) = node.as_ref().map(|node| &node.record.status) {
+                self.left.insert(id.to_owned(), *signal);
+            }
+        }
+        if node.is_some() {
+            self.to_notify.remove(id);
+            self.last_change = now;
+            self.next_deadline = Some(now);
+        }
+    }
+
+    /// When `turn` is to be called next, if ever.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.next_deadline
+    }
+
+    /// Whether the job has ended, and all nodes that have to receive that have left.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state.phase, JobPhase::Ended { .. }) && self.to_notify.is_empty()
+    }
+
+    /// Decides. Returns the state if it has changed, with the members if they have changed.
+    pub fn turn(&mut self, now: Duration) -> Option<(JobState, Option<Vec<RoundMember>>)> {
+        self.next_deadline = None;
+        self.has_decided = true;
+        if self.has_new_nodes_only() {
+            self.begin_anew(now);
+        }
+        self.refuse_unfit();
+        while self.make_transition(now) {
+            self.changed = true;
+        }
+        if !mem::take(&mut self.changed) {
+            return None;
+        }
+        self.state.serial += 1;
+        let members = mem::take(&mut self.sends_members).then(|| self.members.clone());
+        Some((self.state.clone(), members))
+    }
+
+    /// Whether no member of the round is here any more, but other nodes are: they begin anew. So do launchers that find an earlier
+    /// job of the same name (their ids are new every time). If that job has ended, they wait until the nodes that saw it open have
+    /// left, because these still have to receive its end.
+    fn has_new_nodes_only(&mut self) -> bool {
+        if self.nodes.is_empty() {
+            return false;
+        }
+        let is_new = |node: &CoordinatorNode| matches!(node.record.status, NodeStatus::Ready { seen: 0 });
+        let deserted = !self.members.iter().any(|member| self.nodes.contains_key(&member.id));
+        if !matches!(self.state.phase, JobPhase::Ended { .. }) {
+            let found = mem::take(&mut self.takes_over);
+            return deserted && (found || !self.members.is_empty());
+        }
+        if self.takes_over {
+            let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
+            let waited = &self.state.waited;
+            let saw =
+                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || waited.contains(*id));
+            self.to_notify = saw.map(|(id, _)| id.clone()).collect();
+        }
+        self.takes_over && self.to_notify.is_empty()
+    }
+
+    fn begin_anew(&mut self, now: Duration) {
+        self.takes_over = false;
+        self.members.clear();
+        self.to_notify.clear();
+        self.sends_members = true;
+        self.changed = true;
+        (self.state.failures, self.state.goes) = (0, None);
+        self.state.waited.clear();
+        if self.state.phase != JobPhase::Gathering {
+            self.gather(now);
+        }
+    }
+
+    fn gather(&mut self, now: Duration) {
+        (self.began, self.last_change, self.next_report) = (Some(now), now, now + FIRST_REPORT);
+        self.state.phase = JobPhase::Gathering;
+        self.state.participants = None;
+    }
+
+    fn end(&mut self, end: JobEnd) -> bool {
+        self.to_notify = self.nodes.keys().filter(|id| !self.unfit.contains(*id)).cloned().collect();
+        let is_new = |id: &&String| matches!(self.nodes[*id].record.status, NodeStatus::Ready { seen: 0 });
+        self.state.waited = self.to_notify.iter().filter(is_new).cloned().collect();
+        self.state.phase = JobPhase::Ended { end };
+        self.state.participants = None;
+        true
+    }
+
+    /// Makes one step of the state machine; whether there was one.
+    fn make_transition(&mut self, now: Duration) -> bool {
+        match mem::replace(&mut self.state.phase, JobPhase::Gathering) {
+            JobPhase::Gathering => self.turn_gathering(now),
+            JobPhase::Running => self.turn_running(),
+            JobPhase::Stopping { why, end } => self.turn_stopping(now, why, end),
+            ended @ JobPhase::Ended { .. } => {
+                self.state.phase = ended;
+                false
+            }
+        }
+    }
+
+    /// The rules of the job.
+    fn rules(&self) -> Option<&JobRules> {
+        self.first_node().map(|info| &info.rules)
+    }
+
+    /// The node that makes the rules: a member of the round, else the first to join of those that can take part.
+    fn first_node(&self) -> Option<&NodeInfo> {
+        let own = |record: &&NodeRecord| !record.info.foreign;
+        let first = || {
+            let nodes = self.nodes.iter().filter(|(_, node)| own(&&node.record));
+            let right = |(id, node): &(&String, &CoordinatorNode)| {
+                let fit = admission::could_be_fit(&node.record);
+                (!fit, fit && self.state.refused.contains_key(*id), node.joined)
+            };
+            nodes.min_by_key(right).map(|(_, node)| &node.record)
+        };
+        self.of_round().find(own).or_else(first).map(|record| &record.info)
+    }
+
+    /// Refuses nodes that cannot take part. After the end it refuses none: nodes that join then wait for another job of this name.
+    fn refuse_unfit(&mut self) {
+        let Some(first) = self.first_node() else { return };
+        if matches!(self.state.phase, JobPhase::Ended { .. }) {
+            return;
+        }
+        // A refusal is kept, also when another coordinator receives the records in another order.
+        let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
+        let refused = &self.state.refused;
+        let mut by_right: Vec<(&String, &CoordinatorNode)> = self.nodes.iter().collect();
+        by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.joined));
+        let unfit = admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
+        self.unfit = unfit.keys().cloned().collect();
+        let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).collect();
+        if refused != self.state.refused {
+            self.state.refused = refused;
+            self.changed = true;
+        }
+    }
+
+    /// Nodes that are ready for the next round. They have to know the last one: a node that does not might still begin it, or an
+    /// earlier one. The records of Paddle's own launchers say nothing of rounds.
+    fn ready_nodes(&self) -> Vec<Candidate<'_>> {
+        let round = self.state.round;
+        // Paddle's own launchers take part once.
+        let is_new = |id: &String| !self.members.iter().any(|member| member.id == *id);
+        let is_ready = |id: &String, node: &CoordinatorNode| match node.record.status {
+            NodeStatus::Ready { seen } => seen >= round || node.record.info.foreign && is_new(id),
+            _ => false,
+        };
+        let ready = self.nodes.iter().filter(|(id, node)| is_ready(id, node) && !self.unfit.contains(*id));
+        ready.map(|(id, node)| Candidate { id, info: &node.record.info, joined: node.joined }).collect()
+    }
+
+    fn turn_gathering(&mut self, now: Duration) -> bool {
+        let Some(rules) = self.rules().cloned() else {
+            // No node is here. Gathering begins when one joins.
+            self.began = None;
+            return false;
+        };
+        if self.began.is_none() {
+            self.gather(now);
+        }
+        let began = self.began.unwrap_or(now);
+        let ready = self.ready_nodes();
+        let count = ready.len();
+        let last_call = self.last_change + Duration::from_millis(rules.last_call_ms);
+        let until = began + Duration::from_millis(rules.join_ms);
+        // A node that is here, but has not reported ready yet, is waited for: left out, it would stop the round again at once.
+        let is_coming = |(id, CoordinatorNode { record, .. }): (&String, &CoordinatorNode)| match &record.status {
+            _ if self.unfit.contains(id) || record.info.foreign => false,
+            NodeStatus::Leaves { .. } => false,
+            NodeStatus::Failed { failure, .. } => self.state.goes.as_ref() != Some(failure),
+            NodeStatus::Ready { seen } => *seen < self.state.round,
+            NodeStatus::Runs { .. } | NodeStatus::Stops { .. } | NodeStatus::Done { .. } => true,
+        };
+        let called = now >= last_call && !self.nodes.iter().any(is_coming);
+        // The number with which users of the legacy launcher begin, and later the number of the last round.
+        let usual = rules.at_once.map(|first| if self.members.is_empty() { first } else { self.members.len() });
+        let is_usual = usual == Some(count);
+        let enough = count >= rules.max || count >= rules.min && (is_usual || called || now >= until);
+        // A node that was considered lost, and has come back with running ranks, has to stop them first.
+        let runs = self
+            .nodes
+            .values()
+            .any(|node| matches!(node.record.status, NodeStatus::Runs { .. } | NodeStatus::Stops { .. }));
+        if enough && !runs && now >= self.not_before {
+            let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
+            let ids = order::order_round(&ready, rules.max, &before);
+            let member = |id: &str| {
+                let info = NodeInfo { rules: JobRules::default(), ..self.nodes[id].record.info.clone() };
+                RoundMember { id: id.to_owned(), info }
+            };
+            let members: Vec<RoundMember> = ids.into_iter().map(member).collect();
+            self.members = members;
+            self.ages.clear();
+            self.left.clear();
+            self.state.round += 1;
+            self.state.phase = JobPhase::Running;
+            self.state.participants = None;
+            let readings: Vec<(&str, ClockReading)> =
+                self.of_members().filter_map(|node| Some((node.record.info.host.as_str(), node.clock?))).collect();
+            self.state.warnings = clocks::offset_warnings(&readings);
+            self.state.warnings.extend(admission::version_warning(&self.members));
+            self.sends_members = true;
+            return true;
+        }
+        if now >= until && !enough {
+            let waited_ms = millis(now.saturating_sub(began));
+            let end = JobEnd::TooFew { participants: self.participants(&rules, now, until), waited_ms };
+            return self.end(end);
+        }
+        let mut wake = until;
+        if enough {
+            // While a node still runs ranks, its next record is waited for.
+            wake = if runs { Duration::MAX } else { self.not_before };
+        } else if count >= rules.min && now < last_call {
+            wake = wake.min(last_call);
+        }
+        if now >= self.next_report {
+            // Once there are enough, what is left is the last call.
+            let left = if count >= rules.min { until.min(last_call) } else { until };
+            let participants = self.participants(&rules, now, left);
+            self.next_report = now + REPORT_EVERY;
+            self.state.participants = Some(participants);
+            self.changed = true;
+        }
+        self.wake_at(wake.min(self.next_report));
+        false
+    }
+
+    fn wake_at(&mut self, at: Duration) {
+        self.next_deadline = Some(self.next_deadline.map_or(at, |other| other.min(at)));
+    }
+
+    fn participants(&self, rules: &JobRules, now: Duration, until: Duration) -> Participants {
+        let mut ready = self.ready_nodes();
+        ready.sort_by_key(|one| (one.info.rank, one.joined));
+        let name = |one: &Candidate<'_>| {
+            let NodeInfo { host, address, rank, .. } = one.info;
+            let number = rank.map_or(String::new(), |rank| format!("{rank}: "));
+            format!("{number}{host} ({address})")
+        };
+        let numbers: Vec<usize> = ready.iter().filter_map(|one| one.info.rank).collect();
+        let missing = (0..rules.max).filter(|rank| !numbers.contains(rank)).take(MAX_NAMED);
+        Participants {
+            ready: ready.len(),
+            min: rules.min,
+            max: rules.max,
+            here: ready.iter().take(MAX_NAMED).map(name).collect(),
+            missing: if numbers.is_empty() { Vec::new() } else { missing.collect() },
+            left_ms: millis(until.saturating_sub(now)),
+        }
+    }
+
+    fn turn_running(&mut self) -> bool {
+        self.state.phase = JobPhase::Running;
+        let Some(rules) = self.rules().cloned() else {
+            // All nodes have left at once.
+            return self.find_lost(false).is_some_and(|lost| self.end(JobEnd::Lost { lost }));
+        };
+        if let Some(why) = self.find_cause(true) {
+            let end = self.end_by(&rules, &why);
+            return self.begin_stop(why, end);
+        }
+        // Paddle's own launchers do not report how their ranks end.
+        let (done, reporting) = (self.count_done(), self.of_round().filter(|record| !record.info.foreign).count());
+        if done == reporting && reporting > 0 {
+            return self.end(JobEnd::Completed);
+        }
+        // Not once a node has finished: it would have to repeat everything.
+        let room = rules.max.saturating_sub(self.members.len());
+        if room == 0 || done > 0 {
+            return false;
+        }
+        let is_new = |one: &Candidate<'_>| !self.members.iter().any(|member| member.id == one.id);
+        let ready = self.ready_nodes();
+        let hosts: Vec<String> =
+            ready.iter().filter(|one| is_new(one)).map(|one| one.info.host.clone()).take(room).collect();
+        !hosts.is_empty() && self.begin_stop(RoundStopCause::More { hosts }, None)
+    }
+
+    fn begin_stop(&mut self, why: RoundStopCause, end: Option<JobEnd>) -> bool {
+        self.state.phase = JobPhase::Stopping { why, end };
+        true
+    }
+
+    fn turn_stopping(&mut self, now: Duration, mut why: RoundStopCause, mut end: Option<JobEnd>) -> bool {
+        let round = self.state.round;
+        let rules = self.rules().cloned();
+        let is_secondary =
+            |why: &RoundStopCause| matches!(why, RoundStopCause::Failed { failure } if failure.lost_peer);
+        let mut corrected = false;
+        if let (true, Some(better), Some(rules)) = (is_secondary(&why), self.find_cause(false), &rules)
+            && !is_secondary(&better)
+        {
+            (end, why, corrected) = (self.end_by(rules, &better), better, true);
+        }
+        // A node that receives a signal while the job is to go on stops the job all the same.
+        if let (None, Some(stopped), Some(rules)) =
+            (&end, self.find_stopped().filter(|stopped| *stopped != why), &rules)
+        {
+            (end, why, corrected) = (self.end_by(rules, &stopped), stopped, true);
+        }
+        // A failure is reported at once, and again when all ranks of its node have ended.
+        if let (RoundStopCause::Failed { failure }, Some(rules)) = (&why, &rules)
+            && let Some(known) = self.final_failure(failure)
+        {
+            let known = RoundStopCause::Failed { failure: known };
+            (end, why, corrected) = (self.end_by(rules, &known), known, true);
+        }
+        let has_stopped = |record: &NodeRecord| record.status.stopped_in() >= Some(round) || record.info.foreign;
+        if !self.of_round().all(has_stopped) {
+            self.state.phase = JobPhase::Stopping { why, end };
+            return corrected;
+        }
+        if let Some(end) = end {
+            return self.end(end);
+        }
+        if let RoundStopCause::Failed { failure } = why {
+            self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));
+            match rules.map(|rules| rules.on_failure) {
+                _ if failure.again => {}
+                Some(OnFailure::Restart) => self.state.failures += 1,
+                Some(OnFailure::Hold) => self.state.goes = Some(failure),
+                _ => {}
+            }
+        }
+        self.gather(now);
+        true
+    }
+}

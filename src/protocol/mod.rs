@@ -1,0 +1,63 @@
+//! The protocol of rounds: which nodes a job runs on, and when. Pure, in virtual time, for any rendezvous backend.
+//!
+//! Every node keeps one *record*, which vanishes with the node. One of the nodes, or the master, *coordinates*: it reads the records
+//! and writes the job's *state*, which all nodes read. Both are whole documents, so the next one makes up for a document that is
+//! lost, late, doubled or overtaken.
+//!
+//! ```text
+//!              enough are ready             all have exited successfully
+//!  Gathering ───────────────────► Running ──────────────────────────────► Ended
+//!   ▲  │ too few joined in time    │  one failed, was lost or received    ▲ ▲
+//!   │  └───────────────────────────┼─ a signal; others joined ────────────┼─┘
+//!   │                              ▼                                      │
+//!   └──────────────────────────  Stopping ────────────────────────────────┘
+//!     all members have stopped: again            or not
+//! ```
+//!
+//! A round begins only when every member of the round before has reported that it has stopped, or is gone, and no node that is here
+//! reports that its ranks still run. So no two rounds run at once.
+//!
+//! # Guarantees
+//!
+//! Whichever documents are lost, late, doubled or overtaken (`tests/it/protocol`):
+//!
+//! - All nodes that run a round have received the same members' list. Rounds and serials only grow.
+//! - Two nodes never run two rounds at once, unless the record of one has expired since its round was formed and the others have
+//!   gone on without it. That node stops within its grace period once it receives the newest state, or gives up contact. If it comes
+//!   back before the next round begins, that round waits for it.
+//! - While a node is here, gathering takes `join_ms` at most, plus the pause after a failure, plus the time for which a node that
+//!   has come back stops its ranks. A stop takes the longest grace period, plus the lease of nodes that are lost meanwhile. A node
+//!   beyond the maximum waits as long as the job runs, and receives its end.
+//! - The end is final, and the same for all nodes. Its cause is a rank that failed by itself, before one that was stopped, before a
+//!   lost node, before a rank that failed because a peer had gone. What is known when all have stopped counts.
+//! - Only failures use up restarts; a failure that turns out to follow from a loss does not.
+//! - A job none of whose members is left begins anew with the nodes that are here, with all restarts.
+//!
+//! # Requirements
+//!
+//! - There is one coordinator at a time, or a fence: only the leader publishes a state, and only as the successor of the last one
+//!   that it knows (`JobState::serial`).
+//! - The coordinator receives the records of each node in order. Some may be left out, but not the last.
+//! - A node may receive states in any order (`NodeState::note_state`), but always the last one, and with it the members of its round
+//!   if it does not have them. A node that has lost contact reads the newest state before it reports its status again.
+//! - A node keeps its record until it has received an end, is refused, or its patience is over.
+
+mod admission;
+mod cause;
+mod clocks;
+pub mod codec;
+pub mod coordinator;
+pub mod coordinator_logic;
+pub mod node;
+pub mod order;
+pub mod record;
+pub mod state;
+
+pub use crate::protocol::codec::paddle_entry;
+pub use crate::protocol::coordinator::Coordinator;
+pub use crate::protocol::coordinator_logic::{CoordinatorLogic, Publication};
+pub use crate::protocol::node::{NodeState, NodeStep, next_step};
+pub use crate::protocol::record::{
+    JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss, RankFailure, millis,
+};
+pub use crate::protocol::state::{JobEnd, JobPhase, JobState, Participants, RoundMember, RoundStopCause};

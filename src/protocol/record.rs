@@ -1,0 +1,231 @@
+//! A node's record: the document in which the node says what it offers and where it stands. Only the node writes it.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The version of records and states. Nodes with another version are refused.
+pub const FORMAT: u32 = 2;
+
+/// Whole milliseconds, as documents have times.
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A node's record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// `FORMAT`.
+    pub format: u32,
+    /// What it offers.
+    pub info: NodeInfo,
+    /// Where it stands.
+    pub status: NodeStatus,
+}
+
+/// What a node offers to a round.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeInfo {
+    /// The name of its launcher, by which nodes without numbers are ordered.
+    pub name: String,
+    /// The number that the user gives it.
+    pub rank: Option<usize>,
+    /// The host name of its machine, only for people.
+    pub host: String,
+    /// The address at which other nodes reach it.
+    pub address: String,
+    /// How that address was found, for people.
+    pub address_from: String,
+    /// How many ranks it has.
+    pub ranks: usize,
+    /// The kind of their devices: `cpu`, `gpu` and so on.
+    pub device: String,
+    /// Where rank 0's store listens if this is the first node.
+    pub master: String,
+    /// Where its ranks listen, one endpoint each, if they do.
+    pub endpoints: Vec<String>,
+    /// The rules of the job as this node was given them.
+    #[serde(skip_serializing_if = "JobRules::are_default")]
+    pub rules: JobRules,
+    /// The version of its launcher.
+    pub version: String,
+    /// The time of its clock when it wrote this, in milliseconds since 1970.
+    pub clock_ms: u64,
+    /// Whether it is Paddle's own launcher, which writes nothing else and never receives a request to stop.
+    pub foreign: bool,
+    /// The role of its ranks, as torch's agents name it.
+    pub role: String,
+    /// What else front ends exchange.
+    pub more: BTreeMap<String, String>,
+}
+
+/// The order of nodes without numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NodeOrder {
+    /// By name; the node that serves the master is first (Paddle's `aaaaaa`).
+    #[default]
+    Name,
+    /// By address.
+    Address,
+}
+
+/// What follows when a rank has failed. All ranks stop in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnFailure {
+    /// The job ends.
+    #[default]
+    End,
+    /// The node of the failed rank leaves, and the others wait for another in its place.
+    Hold,
+    /// All ranks start again, while there are restarts left.
+    Restart,
+}
+
+/// What follows when a node is lost. All ranks stop in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnNodeLoss {
+    /// The job ends.
+    #[default]
+    End,
+    /// The job continues with the nodes that are left, or that join.
+    Regroup,
+}
+
+/// What has to be the same on all nodes. Times are in milliseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobRules {
+    /// The front end, which sets the variables of the ranks: `paddle`, `torch`.
+    pub frontend: String,
+    /// The fewest nodes of a round.
+    pub min: usize,
+    /// The most.
+    pub max: usize,
+    /// How long more nodes are waited for once there are enough, since a node last joined or left.
+    pub last_call_ms: u64,
+    /// With this many nodes, and later with as many as the last round had, a round begins without a last call. `None`: only with
+    /// the most. The first node decides for all.
+    pub at_once: Option<usize>,
+    /// How long a round may take to gather.
+    pub join_ms: u64,
+    /// The time without a heartbeat before a node is considered lost; 0: unknown.
+    pub lease_ms: u64,
+    /// What follows a failure.
+    pub on_failure: OnFailure,
+    /// What follows a loss.
+    pub on_loss: OnNodeLoss,
+    /// The exit status by which a rank asks for a restart of all; it is not a failure, and uses up no restart.
+    pub again: Option<i32>,
+    /// How many times a failed job is restarted.
+    pub restarts: u32,
+    /// The order of nodes without numbers.
+    pub order: NodeOrder,
+}
+
+impl JobRules {
+    /// Whether a rank that exits with this status asks for a restart of all.
+    pub fn ask_for_restart(&self, exit_status: i32) -> bool {
+        self.again == Some(exit_status)
+    }
+
+    /// Whether there are none, as in members' lists.
+    fn are_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Where a node stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is")]
+pub enum NodeStatus {
+    /// It runs nothing, has nothing left to do in any round up to this one, and would take part in the next.
+    Ready {
+        /// 0: it has taken part in none.
+        seen: u64,
+    },
+    /// Its ranks run.
+    Runs {
+        /// In this round.
+        round: u64,
+    },
+    /// It stops its ranks for a reason of its own. Their outcome is reported when all have ended.
+    Stops {
+        /// In this round.
+        round: u64,
+        /// Why.
+        why: NodeStop,
+    },
+    /// Its ranks have exited successfully.
+    Done {
+        /// In this round.
+        round: u64,
+    },
+    /// A rank has failed, and all ranks have ended.
+    Failed {
+        /// In this round.
+        round: u64,
+        /// Which rank, and how.
+        failure: RankFailure,
+    },
+    /// It leaves, because it received a signal. Reported at once, though its ranks may still be stopping: it runs no round after
+    /// this one.
+    Leaves {
+        /// The signal.
+        signal: i32,
+    },
+}
+
+/// A node's own reason to stop its ranks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "for")]
+pub enum NodeStop {
+    /// A rank has failed.
+    Failure {
+        /// Which, as far as it is known.
+        failure: RankFailure,
+    },
+    /// The node received a signal.
+    Signal {
+        /// The signal.
+        signal: i32,
+    },
+}
+
+impl NodeStatus {
+    /// The last round that it knows of and in which none of its ranks runs any more; `None` while some do.
+    pub fn stopped_in(&self) -> Option<u64> {
+        match self {
+            NodeStatus::Ready { seen } => Some(*seen),
+            NodeStatus::Done { round } | NodeStatus::Failed { round, .. } => Some(*round),
+            NodeStatus::Leaves { .. } => Some(u64::MAX),
+            NodeStatus::Runs { .. } | NodeStatus::Stops { .. } => None,
+        }
+    }
+}
+
+/// A rank's failure, as all nodes report it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RankFailure {
+    /// The machine of its node.
+    pub host: String,
+    /// The number of its node in the round.
+    pub node: usize,
+    /// The rank's name for people: `rank 3`.
+    pub process: String,
+    /// How it ended: `exit code 3`, `SIGKILL`.
+    pub outcome: String,
+    /// The last line of its error, empty if it has none.
+    pub message: String,
+    /// The exit status of the job.
+    pub status: i32,
+    /// Whether the rank says that it failed because another rank had gone: then it is not the first to fail.
+    pub lost_peer: bool,
+    /// Whether the rank asks for a restart of all, which is not a failure and uses up no restart.
+    pub again: bool,
+    /// Why the job is not restarted, if its node's rules say so.
+    pub no_restart: Option<String>,
+    /// Milliseconds to wait before the restart.
+    pub delay_ms: u64,
+}

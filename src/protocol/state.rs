@@ -1,0 +1,156 @@
+//! The job's state: the document that all nodes receive. Only the coordinator writes it.
+
+use crate::protocol::record::{NodeInfo, RankFailure};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobState {
+    /// `record::FORMAT`.
+    pub format: u32,
+    /// Grows with every change: an older state never replaces a newer one.
+    pub serial: u64,
+    /// The last round that was formed; 0: none yet.
+    pub round: u64,
+    /// How many times the job was restarted because a rank had failed (`OnFailure::Restart`).
+    pub failures: u32,
+    /// Where it stands.
+    pub phase: JobPhase,
+    /// The failure whose node leaves while the others wait for another in its place (`OnFailure::Hold`).
+    #[serde(default)]
+    pub goes: Option<RankFailure>,
+    /// Ids of nodes that took part in no round when the job ended, and still have to receive the end.
+    #[serde(default)]
+    pub waited: BTreeSet<String>,
+    /// Ids of nodes that cannot take part, and why; the first few.
+    pub refused: BTreeMap<String, String>,
+    /// Warnings for people.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// The nodes that have joined, while others are waited for.
+    pub participants: Option<Participants>,
+}
+
+/// Where a job stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is")]
+pub enum JobPhase {
+    /// Nodes join.
+    Gathering,
+    /// The members run the round. Their list is a document of its own (`Vec<RoundMember>`): it is long, and is sent once.
+    Running,
+    /// The members stop.
+    Stopping {
+        /// Why.
+        why: RoundStopCause,
+        /// The end that follows; `None`: another round follows.
+        end: Option<JobEnd>,
+    },
+    /// The job is over.
+    Ended {
+        /// How.
+        end: JobEnd,
+    },
+}
+
+/// Why a round stops.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "because")]
+pub enum RoundStopCause {
+    /// A rank has failed.
+    Failed {
+        /// Which.
+        failure: RankFailure,
+    },
+    /// A node is lost.
+    Lost {
+        /// Which.
+        lost: LostNode,
+    },
+    /// More nodes have joined.
+    More {
+        /// Their machines.
+        hosts: Vec<String>,
+    },
+    /// A node received a signal.
+    Stopped {
+        /// Its machine.
+        host: String,
+        /// The signal.
+        signal: i32,
+    },
+}
+
+/// A node that is lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostNode {
+    /// Its number in the round.
+    pub node: usize,
+    /// Its machine.
+    pub host: String,
+    /// Its address.
+    pub address: String,
+    /// Milliseconds since it was last heard from; 0 if its end was seen.
+    pub age_ms: u64,
+}
+
+/// How a job has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "by")]
+pub enum JobEnd {
+    /// All ranks of all nodes have exited successfully.
+    Completed,
+    /// A rank has failed.
+    Failed {
+        /// Which.
+        failure: RankFailure,
+        /// Why the job was not restarted, if it might have been.
+        no_restart: Option<String>,
+    },
+    /// A node is lost.
+    Lost {
+        /// Which.
+        lost: LostNode,
+    },
+    /// Too few nodes have joined in time.
+    TooFew {
+        /// Those that have.
+        participants: Participants,
+        /// How long they were waited for, in milliseconds.
+        waited_ms: u64,
+    },
+    /// A node received a signal, and all others stopped with it.
+    Stopped {
+        /// Its machine.
+        host: String,
+        /// The signal.
+        signal: i32,
+    },
+}
+
+/// The nodes that have joined, while others are waited for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Participants {
+    /// How many are ready.
+    pub ready: usize,
+    /// How many are needed.
+    pub min: usize,
+    /// How many there may be.
+    pub max: usize,
+    /// The first few of them, as `host (address)`, with their numbers where users have given some.
+    pub here: Vec<String>,
+    /// The first few numbers that no node has, where nodes are numbered.
+    pub missing: Vec<usize>,
+    /// How long more are waited for, in milliseconds.
+    pub left_ms: u64,
+}
+
+/// A node of a round. A members' list is in the order of the nodes' numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundMember {
+    /// Its id.
+    pub id: String,
+    /// What it offers. The rules are left out: they are the job's.
+    pub info: NodeInfo,
+}

@@ -1,0 +1,6 @@
+//! A blocking client of etcd's JSON gateway.
+
+pub mod client;
+pub mod codec;
+mod tls;
+pub mod wire;

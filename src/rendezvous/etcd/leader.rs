@@ -1,0 +1,278 @@
+//! The leader: while this node coordinates, it reads the nodes' records, and publishes the job's state with a fence.
+
+use super::event::SessionEvent;
+use super::gateway::client::EtcdError;
+use super::gateway::codec::{self, MemberList, StoredState, WatchChange};
+use super::lease_keepalive::grant;
+use super::session::EtcdSession;
+use super::watch::{WatchEvent, WatchHandle};
+use crate::protocol::{CoordinatorLogic, Publication};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+/// The longest piece of a members' list in one key. Etcd takes 1.5 MiB in one request, which is 1.1 MiB before base64.
+const MAX_PIECE: usize = 512 << 10;
+/// The job's lease as a multiple of a node's: another leader takes it over long before it expires.
+const JOB_LEASE_FACTOR: u32 = 12;
+const MIN_JOB_LEASE: Duration = Duration::from_secs(60);
+
+/// What came of a turn.
+pub enum TurnResult {
+    Nothing,
+    /// This state was published by that revision, with its members if they have changed.
+    Published {
+        revision: i64,
+        state: StoredState,
+        members: Option<String>,
+    },
+    /// Another node leads, or this one does not know what it has written.
+    Deposed,
+}
+
+/// A node whose lease expired while this node had no contact either.
+struct MissingNode {
+    since: Duration,
+    /// Until when it may come back.
+    until: Duration,
+}
+
+/// The time of a node as leader.
+pub struct Leader {
+    pub term: i64,
+    coordinator: Box<dyn CoordinatorLogic>,
+    /// The revision that wrote the state last; 0: there is none.
+    written: i64,
+    /// The current members' list.
+    list: Option<MemberList>,
+    /// The job's lease.
+    pub lease: i64,
+    job_lease: Arc<AtomicI64>,
+    here: BTreeSet<String>,
+    missing: BTreeMap<String, MissingNode>,
+    /// A lease that expires before then does not mean that its node is lost.
+    pub lenient_until: Duration,
+    /// The state of the leader before, which is published again even if the coordinator has nothing new.
+    inherited: Option<Publication>,
+    /// Changes up to this revision are known.
+    revision: i64,
+    /// Whether there may be changes before the watch began.
+    is_behind: bool,
+    has_changed: bool,
+    own_id: String,
+    has_left: bool,
+    _watch: WatchHandle,
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.job_lease.store(0, Ordering::Relaxed);
+    }
+}
+
+impl Leader {
+    /// Takes over from the leader before.
+    pub fn take_over(
+        session: &EtcdSession,
+        term: i64,
+        mut coordinator: Box<dyn CoordinatorLogic>,
+        now: Duration,
+    ) -> Result<Self, EtcdError> {
+        let keys = &session.keys;
+        let state = json!({ "request_range": codec::get(&keys.state()) });
+        let nodes = json!({ "request_range": codec::range(&keys.nodes()) });
+        let response = session.call("txn", &json!({ "success": [state, nodes] }))?;
+        let state = codec::key_values_at(&response, 0).pop();
+        let nodes = codec::key_values_at(&response, 1);
+        let (written, lease) = state.as_ref().map_or((0, 0), |state| (state.written, state.lease));
+        let stored = state.and_then(|state| serde_json::from_str::<StoredState>(&state.value).ok());
+        let list = stored.as_ref().and_then(|stored| stored.members.clone());
+        let members = list.as_ref().map(|list| session.read_members(list)).transpose()?.flatten();
+        coordinator.resume(stored.as_ref().map(|stored| stored.state.as_str()), members.as_deref(), now);
+        let events = session.events.clone();
+        let on_event = move |event| drop(events.send(SessionEvent::Nodes(term, event)));
+        let watch = WatchHandle::start(&session.caller.client, keys.nodes(), codec::revision(&response), on_event);
+        let watch = watch.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        session.job_lease.store(lease, Ordering::Relaxed);
+        let predecessor = stored.as_ref().map(|stored| stored.by.clone());
+        let inherited = stored
+            .filter(|stored| stored.term != term)
+            .map(|stored| Publication { state: stored.state, members: None });
+        let mut leader = Self {
+            term,
+            coordinator,
+            written,
+            list,
+            lease,
+            job_lease: Arc::clone(&session.job_lease),
+            here: BTreeSet::new(),
+            missing: BTreeMap::new(),
+            lenient_until: Duration::ZERO,
+            inherited,
+            revision: 0,
+            is_behind: false,
+            has_changed: true,
+            own_id: session.id.clone(),
+            has_left: false,
+            _watch: watch,
+        };
+        for kv in nodes {
+            leader.note_change(session, WatchChange::Put(kv), now);
+        }
+        if let Some(gone) = predecessor.filter(|id| !leader.here.contains(id)) {
+            leader.coordinator.gone(&gone, session.ttl, now);
+        }
+        Ok(leader)
+    }
+
+    /// Takes note of what the watch of the nodes has seen.
+    pub fn note_event(&mut self, session: &EtcdSession, event: WatchEvent, now: Duration) {
+        match event {
+            WatchEvent::Changes(changes) => {
+                for change in changes {
+                    if change.revision() > self.revision {
+                        self.note_change(session, change, now);
+                    }
+                }
+            }
+            WatchEvent::All(kvs, revision) => {
+                self.revision = revision;
+                let there: BTreeSet<String> = kvs.iter().filter_map(|kv| session.keys.node_of(&kv.key)).collect();
+                let gone: Vec<String> = self.here.difference(&there).cloned().collect();
+                gone.iter().for_each(|id| self.note_expired(id, session.ttl, now));
+                kvs.into_iter().for_each(|kv| self.note_change(session, WatchChange::Put(kv), now));
+            }
+            WatchEvent::Behind => (self.is_behind, self.has_changed) = (true, true),
+            WatchEvent::Refused(_) => {}
+        }
+    }
+
+    fn note_change(&mut self, session: &EtcdSession, change: WatchChange, now: Duration) {
+        match change {
+            WatchChange::Put(kv) => {
+                let Some(id) = session.keys.node_of(&kv.key).filter(|id| !(self.has_left && *id == self.own_id)) else {
+                    return;
+                };
+                self.missing.remove(&id);
+                if kv.value.is_empty() {
+                    // An empty record: the node leaves.
+                    return self.remove_node(&id, Duration::ZERO, now);
+                }
+                self.has_changed = true;
+                self.coordinator.record(&id, &kv.value, now);
+                self.here.insert(id);
+            }
+            WatchChange::Gone { key, .. } => {
+                let Some(id) = session.keys.node_of(&key) else { return };
+                self.note_expired(&id, session.ttl, now);
+            }
+        }
+    }
+
+    /// The lease of a node has expired.
+    fn note_expired(&mut self, id: &str, age: Duration, now: Duration) {
+        if now >= self.lenient_until {
+            self.remove_node(id, age, now);
+        } else if self.here.contains(id) {
+            let missing = MissingNode { since: now, until: self.lenient_until };
+            self.missing.entry(id.to_owned()).or_insert(missing);
+        }
+    }
+
+    /// This node leaves; `record` is its last one.
+    pub fn leave(&mut self, record: &str, now: Duration) {
+        let own = self.own_id.clone();
+        if !self.has_left && self.here.contains(&own) {
+            self.coordinator.record(&own, record, now);
+            self.remove_node(&own, Duration::ZERO, now);
+        }
+        self.has_left = true;
+    }
+
+    /// When `turn` is to be called next, if ever.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.missing.values().map(|node| node.until).chain(self.coordinator.next_deadline()).min()
+    }
+
+    fn remove_node(&mut self, id: &str, age: Duration, now: Duration) {
+        if self.here.remove(id) {
+            self.has_changed = true;
+            self.coordinator.gone(id, age, now);
+        }
+    }
+
+    /// Whether no node needs a leader any more: the job is over, or all other nodes have left.
+    pub fn is_over(&self) -> bool {
+        self.coordinator.is_over() || self.here.iter().all(|id| *id == self.own_id)
+    }
+
+    /// Decides and publishes, if there is a reason to.
+    pub fn turn(&mut self, session: &EtcdSession, now: Duration) -> Result<TurnResult, EtcdError> {
+        let is_due = self.next_deadline().is_some_and(|at| at <= now);
+        if !self.has_changed && !is_due {
+            return Ok(TurnResult::Nothing);
+        }
+        if self.is_behind {
+            let (kvs, revision) = session.caller.range(&session.keys.nodes())?;
+            self.note_event(session, WatchEvent::All(kvs, revision), now);
+            self.is_behind = false;
+        }
+        let overdue = self.missing.iter().filter(|(_, node)| node.until <= now).map(|(id, _)| id.clone());
+        for id in overdue.collect::<Vec<String>>() {
+            if let Some(MissingNode { since, .. }) = self.missing.remove(&id) {
+                self.remove_node(&id, session.ttl + now.saturating_sub(since), now);
+            }
+        }
+        self.has_changed = false;
+        let inherited = self.inherited.take();
+        match self.coordinator.turn(now).or(inherited) {
+            Some(publication) => self.publish(session, publication),
+            None => Ok(TurnResult::Nothing),
+        }
+    }
+
+    /// Writes the members' list, if there is a new one, and the state, on the condition that this node still leads and that the state
+    /// is the one it knows.
+    fn publish(&mut self, session: &EtcdSession, publication: Publication) -> Result<TurnResult, EtcdError> {
+        let keys = &session.keys;
+        if self.lease == 0 {
+            let ttl = (session.ttl * JOB_LEASE_FACTOR).max(MIN_JOB_LEASE);
+            self.lease = grant(&session.caller, session.caller.client.deadline(), ttl)?;
+            self.job_lease.store(self.lease, Ordering::Relaxed);
+        }
+        let leads = codec::is_created_by(&keys.leader(), self.term);
+        let mut list = self.list.clone();
+        let mut requests = Vec::new();
+        if let Some(members) = &publication.members {
+            let count = list.as_ref().map_or(0, |list| list.count_in(self.term)) + 1;
+            let version = MemberList::version(self.term, count);
+            let pieces = codec::split(members, MAX_PIECE);
+            for (number, piece) in pieces.iter().enumerate() {
+                let put = json!({ "request_put": codec::put(&keys.piece(&version, number), piece, self.lease) });
+                let response = session.call("txn", &json!({ "compare": [leads], "success": [put] }))?;
+                if !codec::has_succeeded(&response) {
+                    return Ok(TurnResult::Deposed);
+                }
+            }
+            let older = json!({
+                "key": codec::encode(&keys.members()),
+                "range_end": codec::encode(&format!("{}{version}", keys.members())),
+            });
+            requests.push(json!({ "request_delete_range": older }));
+            list = Some(MemberList { version, pieces: pieces.len() });
+        }
+        let state = StoredState { by: session.id.clone(), term: self.term, members: list, state: publication.state };
+        let text = serde_json::to_string(&state).map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        requests.push(json!({ "request_put": codec::put(&keys.state(), &text, self.lease) }));
+        let fence = [leads, codec::is_written_by(&keys.state(), self.written)];
+        let response = session.call("txn", &json!({ "compare": fence, "success": requests }))?;
+        if !codec::has_succeeded(&response) {
+            return Ok(TurnResult::Deposed);
+        }
+        self.written = codec::revision(&response);
+        self.list.clone_from(&state.members);
+        Ok(TurnResult::Published { revision: self.written, state, members: publication.members })
+    }
+}

@@ -1,0 +1,493 @@
+//! The session thread, which alone writes. Its events come from the node, the lease keep-alive thread and the watches. After each it
+//! does what is left to do; if that fails, it tries again after a pause.
+
+use super::event::{EventQueue, SessionEvent};
+use super::gateway::client::{EtcdCaller, EtcdError};
+use super::gateway::codec::{self, JobKeys, KeyValue, StoredState, WatchChange};
+use super::gateway::wire::WireHandle;
+use super::job_state::JobStateReader;
+use super::leader::{Leader, TurnResult};
+use super::retry::RetryDelay;
+use super::session::EtcdSession;
+use super::watch::{WatchEvent, WatchHandle};
+use crate::protocol::CoordinatorLogic;
+use crate::rendezvous::backend::BackendEvent;
+use crate::sys::clock;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use serde_json::{Value, json};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::time::Duration;
+
+/// Nodes campaign at random times within this span when there is no leader.
+const CAMPAIGN_SPREAD_MS: u64 = 50;
+
+struct Closing {
+    until: Duration,
+    done: Sender<io::Result<()>>,
+    /// Whether the node's last records are written.
+    is_announced: bool,
+}
+
+pub struct SessionThread {
+    session: EtcdSession,
+    received: Receiver<SessionEvent>,
+    events: Arc<EventQueue>,
+    make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
+    /// The connection of the keep-alive thread.
+    lease_wire: Arc<WireHandle>,
+    record: String,
+    /// The node's lease; 0: none.
+    lease: i64,
+    /// Whether the record exists under this lease, and whether it is the latest.
+    has_joined: bool,
+    is_record_written: bool,
+    /// Whether the node has received that contact is lost, and whether the keep-alive thread has contact.
+    is_lost: bool,
+    has_contact: bool,
+    board: JobStateReader,
+    watch: Option<WatchHandle>,
+    leader: Option<Leader>,
+    /// Whether this node does not know whether it leads.
+    is_leader_unknown: bool,
+    /// Whether keys below `board/` may have changed before their watch began.
+    is_behind: bool,
+    /// When to campaign if there is no leader.
+    campaign_at: Duration,
+    /// Until when nodes that were without contact like this one may come back.
+    lenient_until: Duration,
+    /// The state that the node has not received yet, and the revision that wrote it.
+    pending: Option<(i64, StoredState)>,
+    /// The revision of the last state that the node has received, and the version of its members' list.
+    sent_revision: i64,
+    sent_list: String,
+    retry_at: Duration,
+    retry: RetryDelay,
+    closing: Option<Closing>,
+    is_refused: bool,
+    is_over: bool,
+}
+
+impl SessionThread {
+    pub fn new(
+        (caller, lease_wire): (EtcdCaller, Arc<WireHandle>),
+        (keys, id, record): (JobKeys, &str, &str),
+        ttl: Duration,
+        (sender, received): (Sender<SessionEvent>, Receiver<SessionEvent>),
+        (events, job_lease): (Arc<EventQueue>, Arc<AtomicI64>),
+        make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
+    ) -> Self {
+        Self {
+            session: EtcdSession { caller, keys, id: id.to_owned(), ttl, job_lease, events: sender },
+            received,
+            events,
+            make_coordinator,
+            lease_wire,
+            record: record.to_owned(),
+            lease: 0,
+            has_joined: false,
+            is_record_written: false,
+            is_lost: false,
+            has_contact: false,
+            board: JobStateReader::default(),
+            watch: None,
+            leader: None,
+            is_leader_unknown: false,
+            is_behind: false,
+            campaign_at: Duration::ZERO,
+            lenient_until: Duration::ZERO,
+            pending: None,
+            sent_revision: 0,
+            sent_list: String::new(),
+            retry_at: Duration::ZERO,
+            retry: RetryDelay::default(),
+            closing: None,
+            is_refused: false,
+            is_over: false,
+        }
+    }
+
+    pub fn run(mut self) {
+        while !self.is_over {
+            let event = match self.next_deadline() {
+                Some(at) => self.received.recv_timeout(at.saturating_sub(clock::now())),
+                None => self.received.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match event {
+                Ok(event) => self.handle_event(event),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            while let Ok(event) = self.received.try_recv() {
+                self.handle_event(event);
+            }
+            if self.is_over {
+                break;
+            }
+            match self.work() {
+                Ok(()) => self.retry = RetryDelay::default(),
+                Err(error) => self.handle_error(error),
+            }
+        }
+        self.lease_wire.close();
+    }
+
+    /// When there is something to do without an event.
+    fn next_deadline(&self) -> Option<Duration> {
+        let closes = self.closing.as_ref().map(|closing| closing.until);
+        if self.is_refused {
+            return closes;
+        }
+        let campaigns = (self.may_campaign() && self.board.leader.is_none()).then_some(self.campaign_at);
+        let decides = self.leader.as_ref().and_then(Leader::next_deadline);
+        let retries = (self.retry_at > clock::now()).then_some(self.retry_at);
+        // What is due before a pause is over waits for its end.
+        let due = campaigns.into_iter().chain(decides).min().map(|at| at.max(self.retry_at));
+        due.into_iter().chain(retries).chain(closes).min()
+    }
+
+    fn handle_event(&mut self, event: SessionEvent) {
+        match event {
+            SessionEvent::Put(record) => {
+                self.is_record_written = self.is_record_written && record == self.record;
+                self.record = record;
+            }
+            SessionEvent::Close { patience, done } => {
+                self.closing = Some(Closing { until: clock::now() + patience, done, is_announced: false });
+                self.retry_at = Duration::ZERO;
+            }
+            SessionEvent::Stop => self.is_over = true,
+            SessionEvent::Lease(lease) => {
+                self.be_lenient();
+                (self.lease, self.has_contact) = (lease, true);
+                (self.has_joined, self.is_record_written) = (false, false);
+                self.retry_at = Duration::ZERO;
+            }
+            SessionEvent::Contact => {
+                self.be_lenient();
+                self.has_contact = true;
+                self.retry_at = Duration::ZERO;
+            }
+            SessionEvent::Expired => {
+                (self.lease, self.has_joined) = (0, false);
+                self.step_down();
+                let seconds = self.session.ttl.as_secs_f64();
+                self.lose_contact(format!(
+                    "etcd received nothing from this node for {seconds} s, and considers it lost"
+                ));
+            }
+            SessionEvent::Lost(why) => self.lose_contact(format!("etcd: {why}")),
+            SessionEvent::Refused(why)
+            | SessionEvent::Board(WatchEvent::Refused(why))
+            | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.be_refused(why),
+            SessionEvent::Board(WatchEvent::Behind) => self.is_behind = true,
+            SessionEvent::Board(WatchEvent::All(kvs, revision)) => {
+                self.note_board(&kvs, revision).unwrap_or_else(|error| self.handle_error(error));
+            }
+            SessionEvent::Board(WatchEvent::Changes(changes)) => {
+                let noted = changes.into_iter().try_for_each(|change| self.note_change(change));
+                noted.unwrap_or_else(|error| self.handle_error(error));
+            }
+            SessionEvent::Nodes(term, event) => {
+                let now = clock::now();
+                let is_cut_off = self.is_lost && !self.has_contact;
+                let lenient_until = if is_cut_off { now + self.session.ttl } else { self.lenient_until };
+                if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
+                    leader.lenient_until = lenient_until;
+                    leader.note_event(&self.session, event, now);
+                }
+            }
+        }
+    }
+
+    fn lose_contact(&mut self, why: String) {
+        self.has_contact = false;
+        if !self.is_lost {
+            self.is_lost = true;
+            self.events.push(BackendEvent::Lost { why });
+        }
+    }
+
+    /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
+    /// lost for that.
+    fn be_lenient(&mut self) {
+        if self.is_lost && self.watch.is_some() {
+            self.lenient_until = clock::now() + self.session.ttl;
+            self.campaign_soon(self.lenient_until);
+        }
+    }
+
+    fn campaign_soon(&mut self, from: Duration) {
+        self.campaign_at = from + Duration::from_millis(fastrand::u64(0..CAMPAIGN_SPREAD_MS));
+    }
+
+    fn be_refused(&mut self, why: String) {
+        if !self.is_refused {
+            self.is_refused = true;
+            self.step_down();
+            self.watch = None;
+            self.lease_wire.close();
+            self.events.push(BackendEvent::Refused { why });
+        }
+    }
+
+    fn step_down(&mut self) {
+        if self.leader.take().is_some() {
+            self.is_leader_unknown = true;
+        }
+    }
+
+    /// Takes note of all keys below `board/`.
+    fn note_board(&mut self, kvs: &[KeyValue], revision: i64) -> Result<(), EtcdError> {
+        if revision < self.board.revision {
+            return Ok(());
+        }
+        self.board.read(&self.session.keys, kvs, revision);
+        self.check_leader();
+        self.note_state()
+    }
+
+    /// Takes note of one change below `board/`.
+    fn note_change(&mut self, change: WatchChange) -> Result<(), EtcdError> {
+        let (key, revision, kv) = match change {
+            WatchChange::Put(kv) => (kv.key.clone(), kv.written, Some(kv)),
+            WatchChange::Gone { key, revision } => (key, revision, None),
+        };
+        if revision <= self.board.revision {
+            return Ok(());
+        }
+        if key == self.session.keys.leader() {
+            if kv.is_none() {
+                self.campaign_soon(clock::now().max(self.lenient_until));
+            }
+            self.board.leader = kv;
+            self.check_leader();
+        } else if key == self.session.keys.state() {
+            self.board.state = kv;
+            // Now, not later: its leader may be gone by the next change.
+            self.note_state()?;
+        }
+        Ok(())
+    }
+
+    /// Stops leading if another node leads.
+    fn check_leader(&mut self) {
+        let term = self.board.leader.as_ref().map(|leader| leader.created);
+        if self.leader.as_ref().is_some_and(|leader| term != Some(leader.term)) {
+            self.leader = None;
+        }
+    }
+
+    fn note_state(&mut self) -> Result<(), EtcdError> {
+        if let Some(state) = self.board.current()?.filter(|(written, _)| *written > self.sent_revision) {
+            self.pending = Some(state);
+        }
+        Ok(())
+    }
+
+    /// Does what is left to do.
+    fn work(&mut self) -> Result<(), EtcdError> {
+        if self.closing.is_some() {
+            if let Err(error) = self.leave() {
+                self.finish(Some(error));
+            }
+            return Ok(());
+        }
+        if self.is_refused || self.lease == 0 || clock::now() < self.retry_at {
+            return Ok(());
+        }
+        if !self.has_joined {
+            self.join_or_campaign(true)?;
+        } else if !self.is_record_written {
+            self.session.call("put", &codec::put(&self.session.own_key(), &self.record, self.lease))?;
+            self.is_record_written = true;
+        }
+        if self.is_lost && self.has_contact {
+            self.is_lost = false;
+            self.events.push(BackendEvent::Back);
+        }
+        if self.is_behind {
+            let (kvs, revision) = self.session.caller.range(&self.session.keys.board())?;
+            self.is_behind = false;
+            self.note_board(&kvs, revision)?;
+        }
+        if self.is_leader_unknown || self.board.leader.is_none() && clock::now() >= self.campaign_at {
+            self.join_or_campaign(false)?;
+        }
+        self.lead()?;
+        self.send_state()
+    }
+
+    fn may_campaign(&self) -> bool {
+        self.lease != 0 && self.has_joined && self.closing.is_none()
+    }
+
+    /// One transaction, which writes the record if it is missing, makes this node the leader if there is none and it is time to
+    /// campaign, and reads the keys below `board/`.
+    fn join_or_campaign(&mut self, with_record: bool) -> Result<(), EtcdError> {
+        let keys = &self.session.keys;
+        let record = json!({ "request_put": codec::put(&self.session.own_key(), &self.record, self.lease) });
+        let leader = json!({ "request_put": codec::put(&keys.leader(), &self.session.id, self.lease) });
+        let board = json!({ "request_range": codec::range(&keys.board()) });
+        let record: Vec<Value> = with_record.then_some(record).into_iter().collect();
+        let leader: Vec<Value> = (clock::now() >= self.campaign_at).then_some(leader).into_iter().collect();
+        let without_leader = [&record[..], &leader[..], std::slice::from_ref(&board)].concat();
+        let with_leader = [&record[..], &[board]].concat();
+        let response = self.session.call(
+            "txn",
+            &json!({
+                "compare": [codec::is_created_by(&keys.leader(), 0)],
+                "success": without_leader,
+                "failure": with_leader,
+            }),
+        )?;
+        let index = record.len() + if codec::has_succeeded(&response) { leader.len() } else { 0 };
+        let revision = codec::revision(&response);
+        if with_record {
+            (self.has_joined, self.is_record_written) = (true, true);
+        }
+        self.is_leader_unknown = false;
+        if revision < self.board.revision {
+            // Etcd has lost its data, and begins anew.
+            self.board.check(0)?;
+            (self.board, self.sent_revision, self.pending, self.watch) = (JobStateReader::default(), 0, None, None);
+        }
+        self.note_board(&codec::key_values_at(&response, index), revision)?;
+        if self.watch.is_none() {
+            let events = self.session.events.clone();
+            let on_event = move |event| drop(events.send(SessionEvent::Board(event)));
+            let (client, prefix) = (&self.session.caller.client, self.session.keys.board());
+            let started = WatchHandle::start(client, prefix, revision, on_event);
+            self.watch = Some(started.map_err(|error| EtcdError::Unreachable(error.to_string()))?);
+        }
+        let is_own = |leader: &&KeyValue| leader.lease == self.lease && leader.value == self.session.id;
+        if let Some(term) = self.board.leader.as_ref().filter(is_own).map(|leader| leader.created)
+            && self.leader.is_none()
+        {
+            let taken = Leader::take_over(&self.session, term, (self.make_coordinator)(), clock::now());
+            self.is_leader_unknown = taken.is_err();
+            let leader = taken?;
+            self.board.check(leader.lease)?;
+            self.leader = Some(leader);
+        }
+        Ok(())
+    }
+
+    /// Coordinates, if this node leads.
+    fn lead(&mut self) -> Result<(), EtcdError> {
+        let Some(leader) = &mut self.leader else { return Ok(()) };
+        match leader.turn(&self.session, clock::now()) {
+            Ok(TurnResult::Nothing) => Ok(()),
+            Ok(TurnResult::Published { revision, state, members }) => {
+                if let (Some(list), Some(members)) = (&state.members, members) {
+                    // This node has written the list, and need not read it.
+                    self.sent_list.clone_from(&list.version);
+                    self.sent_revision = revision;
+                    self.events.push(BackendEvent::State { state: state.state, members: Some(members) });
+                } else {
+                    self.pending = Some((revision, state));
+                }
+                Ok(())
+            }
+            Ok(TurnResult::Deposed) => {
+                self.step_down();
+                Err(EtcdError::Unreachable("another node leads".to_owned()))
+            }
+            Err(error) => {
+                // The state may have been written all the same.
+                self.step_down();
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends the latest state to the node, with the members if the node does not have them.
+    fn send_state(&mut self) -> Result<(), EtcdError> {
+        let Some((revision, state)) = &self.pending else { return Ok(()) };
+        if *revision > self.sent_revision {
+            let new = state.members.as_ref().filter(|list| list.version != self.sent_list);
+            let members = match new {
+                Some(list) => match self.session.read_members(list)? {
+                    Some(members) => Some(members),
+                    // The list has been replaced, and with it the state.
+                    None => {
+                        self.pending = None;
+                        return Ok(());
+                    }
+                },
+                None => None,
+            };
+            if let Some(list) = new {
+                self.sent_list.clone_from(&list.version);
+            }
+            self.sent_revision = *revision;
+            self.events.push(BackendEvent::State { state: state.state.clone(), members });
+        }
+        self.pending = None;
+        Ok(())
+    }
+
+    fn handle_error(&mut self, error: EtcdError) {
+        match error {
+            EtcdError::Closed => self.is_over = true,
+            EtcdError::Refused(why) => self.be_refused(why),
+            EtcdError::Unreachable(_) | EtcdError::Status { .. } => {
+                tracing::debug!("etcd: {error}");
+                self.retry_at = clock::now() + self.retry.next();
+            }
+        }
+    }
+
+    /// Leaves: writes the last record, then an empty one. A leader stays until no node needs it, or its patience is over.
+    fn leave(&mut self) -> Result<(), EtcdError> {
+        let now = clock::now();
+        let Some(closing) = &mut self.closing else { return Ok(()) };
+        if self.has_joined && !closing.is_announced && !self.is_refused {
+            closing.is_announced = true;
+            if !self.is_record_written {
+                // The last record says why the node leaves.
+                self.session.call("put", &codec::put(&self.session.own_key(), &self.record, self.lease))?;
+            }
+            // The end of the lease may come later; the empty record is seen at once, and for what it means.
+            self.session.call("put", &codec::put(&self.session.own_key(), "", self.lease))?;
+            if let Some(leader) = &mut self.leader {
+                leader.leave(&self.record, now);
+            }
+        }
+        let is_needed = now < closing.until && self.leader.as_ref().is_some_and(|leader| !leader.is_over());
+        if is_needed && self.lead().is_ok() && self.leader.is_some() {
+            return Ok(());
+        }
+        self.finish(None);
+        Ok(())
+    }
+
+    /// Revokes the lease, and with it the node's keys; deletes all keys of the job if no node is left.
+    fn finish(&mut self, error: Option<EtcdError>) {
+        self.is_over = true;
+        self.lease_wire.close();
+        let job_lease = self.leader.as_ref().map(|leader| leader.lease);
+        let job_lease = job_lease.or(self.board.state.as_ref().map(|state| state.lease)).unwrap_or(0);
+        (self.watch, self.leader) = (None, None);
+        let result = match error {
+            // A node that is refused may still be able to write: its record is not to be left to another job.
+            None if self.lease != 0 => self
+                .session
+                .clear(self.lease, job_lease)
+                .or_else(|error| if self.is_refused { Ok(()) } else { Err(error) }),
+            None => Ok(()),
+            Some(error) => Err(error),
+        };
+        let Some(closing) = self.closing.take() else { return };
+        let result = result.map_err(|error| match error {
+            EtcdError::Closed => io::Error::from(io::ErrorKind::ConnectionAborted),
+            error => io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("etcd: {error}; this node's record goes with its lease"),
+            ),
+        });
+        // The caller may have gone.
+        let _ = closing.done.send(result);
+    }
+}

@@ -1,0 +1,9 @@
+//! Clients of a master: a node's link to the embedded one, and a node of a job whose master is Paddle's own launcher.
+
+mod backend;
+mod connect;
+pub mod paddle_kv;
+mod probe;
+
+pub use backend::{MasterAddress, MasterBackend, join};
+pub use probe::{ProbeResult, probe};

@@ -1,0 +1,208 @@
+//! The links of nodes: what the master does with their messages, and what it sends to them.
+
+use super::config::MasterConfig;
+use super::connection::{MasterConnection, NodeLink};
+use crate::net::server::Connection;
+use crate::net::server::MemoryBudget;
+use crate::net::server::{ConnectionId, Connections};
+use crate::protocol::{CoordinatorLogic, Publication};
+use crate::rendezvous::master::auth::{self, LinkAuth, LinkSide};
+use crate::rendezvous::master::frame::{self, FromMaster, FromNode, SharedBody};
+use crate::rendezvous::master::http::{self, HttpMessage, HttpParser};
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+/// How long a node whose link has broken may take to come back before it is considered gone; at most a part of the lease.
+const RECONNECT: Duration = Duration::from_millis(250);
+const PART_OF_LEASE: u32 = 20;
+
+/// A node whose link has broken, and that may come back.
+struct DisconnectedNode {
+    until: Duration,
+    /// Memory for its record, bytes.
+    record_cost: usize,
+}
+
+/// All links of a job, and the coordinator behind them.
+pub(super) struct JobLinks {
+    config: MasterConfig,
+    pub(super) coordinator: Box<dyn CoordinatorLogic>,
+    /// Random: tells this master from another at the same address.
+    instance: String,
+    /// The last state with its members, for nodes that join.
+    published: Option<SharedBody>,
+    members: Option<String>,
+    by_node: HashMap<String, ConnectionId>,
+    disconnected: HashMap<String, DisconnectedNode>,
+    budget: MemoryBudget,
+}
+
+impl JobLinks {
+    pub(super) fn new(
+        config: MasterConfig,
+        coordinator: Box<dyn CoordinatorLogic>,
+        budget: MemoryBudget,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            config,
+            coordinator,
+            instance: auth::nonce()?,
+            published: None,
+            members: None,
+            by_node: HashMap::new(),
+            disconnected: HashMap::new(),
+            budget,
+        })
+    }
+
+    /// Whether no node has a link, and none may come back.
+    pub(super) fn are_gone(&self) -> bool {
+        self.by_node.is_empty() && self.disconnected.is_empty()
+    }
+
+    /// When the first disconnected node is considered gone.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.disconnected.values().map(|node| node.until).min()
+    }
+
+    /// Sends the coordinator's decision to all nodes.
+    pub(super) fn publish(&mut self, connections: &mut Connections<MasterConnection>, publication: Publication) {
+        let Publication { state, members } = publication;
+        let body = SharedBody::of(&FromMaster::State { state: state.clone(), members: members.clone() });
+        self.members = members.or(self.members.take());
+        self.published = Some(SharedBody::of(&FromMaster::State { state, members: self.members.clone() }));
+        for id in self.by_node.values() {
+            if let Some(connection) = connections.get_mut(*id) {
+                push_message(connection, &body);
+            }
+        }
+    }
+
+    /// Makes a link of an HTTP connection.
+    pub(super) fn upgrade(&self, connection: &mut Connection<MasterConnection>, request: &HttpMessage) {
+        let (Some(theirs), Ok(own)) = (request.header(frame::NONCE), auth::nonce()) else {
+            connection.push(http::response_head(400, 0, false));
+            return connection.close_when_sent();
+        };
+        let mut auth = LinkAuth::new(self.config.key.as_deref(), theirs, &own, LinkSide::Master);
+        let keyed = if self.config.key.is_some() { "yes" } else { "no" };
+        let head = format!(
+            "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {}\r\n{}: {own}\r\n{}: {keyed}\r\n\r\n",
+            frame::PROTOCOL,
+            frame::NONCE,
+            frame::KEYED
+        );
+        connection.push(head.into_bytes());
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
+        let (job, instance) = (self.config.job.clone(), self.instance.clone());
+        connection.push(SharedBody::of(&FromMaster::Hello { version, job, instance, lease_ms }).line(&mut auth));
+        let parser = HttpParser::of_requests();
+        let before = std::mem::replace(&mut connection.state, MasterConnection::Http(parser));
+        if let MasterConnection::Http(parser) = before {
+            connection.state = MasterConnection::Link(NodeLink::new(auth, &parser.into_rest()));
+        }
+    }
+
+    /// Handles a message of a node.
+    pub(super) fn handle_message(
+        &mut self,
+        connections: &mut Connections<MasterConnection>,
+        id: ConnectionId,
+        message: FromNode,
+        now: Duration,
+    ) {
+        let Some(connection) = connections.get_mut(id) else { return };
+        let MasterConnection::Link(link) = &mut connection.state else { return };
+        match (link.id.clone(), message) {
+            (None, FromNode::Hello { job, .. }) if job != self.config.job => {
+                refuse(connection, &format!("it is of job {job}, and this is the master of job {}", self.config.job));
+            }
+            (None, FromNode::Hello { id: node, .. }) if !frame::is_id(&node) => {
+                refuse(connection, "its id is not a valid id");
+            }
+            (_, FromNode::Hello { record, .. } | FromNode::Record { record }) if record.len() > frame::MAX_RECORD => {
+                refuse(connection, "its record is too long");
+            }
+            (None, FromNode::Hello { id: node, record, .. }) => {
+                link.id = Some(node.clone());
+                link.count_record(&record);
+                if let Some(state) = &self.published {
+                    push_message(connection, state);
+                }
+                self.forget_disconnected(&node);
+                connections.protect(id);
+                // The node has come back before its old connection was seen to close.
+                if let Some(old) = self.by_node.insert(node.clone(), id) {
+                    connections.close(old);
+                }
+                self.coordinator.record(&node, &record, now);
+            }
+            (Some(node), FromNode::Record { record }) => {
+                link.count_record(&record);
+                self.coordinator.record(&node, &record, now);
+            }
+            (Some(_), FromNode::Ping) => push_message(connection, &SharedBody::of(&FromMaster::Pong)),
+            (Some(_), FromNode::Leave | FromNode::Hello { .. }) | (None, _) => connection.close_when_sent(),
+        }
+    }
+
+    /// A link was closed. `by_service`: the node left, or was refused.
+    pub(super) fn closed(&mut self, id: ConnectionId, state: &MasterConnection, by_service: bool, now: Duration) {
+        let Some((node, NodeLink { record_cost, .. })) = state.node_link() else { return };
+        // The node may have another link by now.
+        if self.by_node.get(node) != Some(&id) {
+            return;
+        }
+        self.by_node.remove(node);
+        // The launcher of the node has probably ended: one that is cut off would only send nothing. But something between the
+        // two machines may have closed the connection as well.
+        if by_service || self.budget.reserve(*record_cost).is_err() {
+            self.coordinator.gone(node, Duration::ZERO, now);
+        } else {
+            let until = now + RECONNECT.min(self.config.lease / PART_OF_LEASE);
+            let disconnected = DisconnectedNode { until, record_cost: *record_cost };
+            self.disconnected.insert(node.to_owned(), disconnected);
+        }
+    }
+
+    /// The node of a link has sent nothing for a lease.
+    pub(super) fn timed_out(&mut self, connection: &Connection<MasterConnection>, now: Duration) {
+        if let Some((node, _)) = connection.state.node_link() {
+            let age = self.config.lease + now.saturating_sub(connection.deadline());
+            self.by_node.remove(node);
+            self.coordinator.gone(node, age, now);
+        }
+    }
+
+    /// Considers disconnected nodes gone that have not come back in time.
+    pub(super) fn expire_disconnected(&mut self, now: Duration) {
+        let late = self.disconnected.iter().filter(|(_, node)| now >= node.until);
+        let late: Vec<String> = late.map(|(id, _)| id.clone()).collect();
+        for node in late {
+            self.forget_disconnected(&node);
+            self.coordinator.gone(&node, Duration::ZERO, now);
+        }
+    }
+
+    fn forget_disconnected(&mut self, node: &str) {
+        if let Some(DisconnectedNode { record_cost, .. }) = self.disconnected.remove(node) {
+            self.budget.release(record_cost);
+        }
+    }
+}
+
+/// Closes a link for good, and sends the reason.
+pub(super) fn refuse(connection: &mut Connection<MasterConnection>, why: &str) {
+    push_message(connection, &SharedBody::of(&FromMaster::Refused { why: why.to_owned() }));
+    connection.close_when_sent();
+}
+
+fn push_message(connection: &mut Connection<MasterConnection>, body: &SharedBody) {
+    if let MasterConnection::Link(link) = &mut connection.state {
+        let signature = body.signature(&mut link.auth);
+        connection.push(signature);
+        connection.push_shared(body.text.clone());
+    }
+}

@@ -1,0 +1,57 @@
+//! The embedded master's server.
+
+use super::config::MasterConfig;
+use super::service::{CloseBy, MasterService};
+use crate::net::deadline::Clock;
+use crate::net::server::EventLoop;
+use crate::net::server::MemoryBudget;
+use crate::net::server::ServerLimits;
+use crate::net::server::ServerThread;
+use crate::net::traffic::Traffic;
+use crate::protocol::CoordinatorLogic;
+use std::io;
+use std::net::TcpListener;
+use std::time::Duration;
+
+/// Memory for all connections together, bytes.
+const MEMORY: usize = 512 * 1024 * 1024;
+
+/// A running master. Dropping it ends it at once.
+#[derive(Debug)]
+pub struct MasterServer {
+    thread: ServerThread<MasterService>,
+    traffic: Traffic,
+    clock: Clock,
+}
+
+/// Serves on these sockets, in a thread that takes no signals. `coordinator` decides.
+pub fn serve(
+    listeners: Vec<TcpListener>,
+    config: MasterConfig,
+    coordinator: Box<dyn CoordinatorLogic>,
+) -> io::Result<MasterServer> {
+    let clock = config.clock;
+    let limits = ServerLimits { connections: config.connections.clamp(16, 1 << 16), budget: MemoryBudget::new(MEMORY) };
+    let service = MasterService::new(config, coordinator, limits.budget.clone())?;
+    let event_loop = EventLoop::new(listeners, limits, clock, service)?;
+    let traffic = event_loop.traffic();
+    Ok(MasterServer { thread: ServerThread::start("master", event_loop)?, traffic, clock })
+}
+
+impl MasterServer {
+    /// Serves until the job has ended and all its nodes know, or no node is left, for `patience` at most; then ends. Whether it
+    /// ended in time.
+    pub fn close(&mut self, patience: Duration) -> bool {
+        // An error says that the thread has ended already.
+        let _ = self.thread.send(CloseBy((self.clock)() + patience));
+        // The thread keeps the time itself; the rest is for one that cannot.
+        let in_time = self.thread.wait_end(patience + Duration::from_secs(5));
+        self.thread.stop();
+        in_time
+    }
+
+    /// Bytes received and sent.
+    pub fn traffic(&self) -> (u64, u64) {
+        (self.traffic.received(), self.traffic.sent())
+    }
+}

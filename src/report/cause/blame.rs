@@ -1,0 +1,109 @@
+//! The cause of a rank's failure, read from the end of its stderr. The script needs no change.
+
+use crate::model::Exit;
+use crate::report::cause::fault::{FaultKind, RankFault};
+use crate::report::cause::native;
+use crate::report::cause::native::Crash;
+use crate::report::cause::traceback;
+use crate::report::cause::traceback::{ExceptionEffect, RaisedException, without_rank};
+use crate::report::console::tail::plain_lines;
+
+/// The cause of a rank's failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blame {
+    /// The kind of failure.
+    pub kind: FaultKind,
+    /// The error; of chained exceptions the last one.
+    pub fault: RankFault,
+    /// The first error: the root of a chain, the exception before an abort, the failed assertion on a GPU.
+    pub root: Option<RankFault>,
+}
+
+/// Reads the end of a rank's stderr, given its exit status; `None` if nothing in it explains that status. Accepts any
+/// bytes, in linear time.
+pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
+    if exit.is_success() {
+        return None;
+    }
+    let text = plain_lines(stderr);
+    let lines: Vec<&str> = text.iter().map(|l| without_rank(l)).collect();
+    let crashes = native::find(&lines);
+    let mut stops = vec![false; lines.len()];
+    for crash in crashes.iter().filter(|c| !traceback::is_summary(lines[c.line])) {
+        stops[crash.line] = true;
+    }
+    let raised = traceback::find(&lines, &stops);
+    let last_word = lines.iter().rposition(|l| !l.is_empty()).unwrap_or(0);
+
+    let exceptions = raised.iter().map(|r| (weight_of_exception(r, exit, last_word), r.lines.start, Found::Raised(r)));
+    let natives = crashes.iter().map(|c| (weight_of_crash(c, exit), c.line, Found::Crash(c)));
+    let (_, at, found) =
+        exceptions.chain(natives).filter(|(weight, ..)| *weight > 0).max_by_key(|(weight, at, _)| (*weight, *at))?;
+    Some(match found {
+        Found::Raised(raised) => {
+            let kind = kind(&raised.fault);
+            let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
+            let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
+            Blame { kind, fault: raised.fault.clone(), root: root.or_else(|| raised.root.clone()) }
+        }
+        Found::Crash(crash) => {
+            let is_shown = |r: &&RaisedException| {
+                crash.kind != FaultKind::Message && r.fate == ExceptionEffect::Raised && r.lines.end <= at
+            };
+            let before = raised.iter().rfind(is_shown);
+            Blame { kind: crash.kind, fault: crash.fault.clone(), root: before.map(|r| r.fault.clone()) }
+        }
+    })
+}
+
+enum Found<'a> {
+    Raised(&'a RaisedException),
+    Crash(&'a Crash),
+}
+
+/// Whether a signal ended it, or a shell reports that one ended its child.
+fn by_signal(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal(_) | Exit::Code(129..=192))
+}
+
+/// An exception ends Python with a code (a KeyboardInterrupt with SIGINT). Before a signal it counts only as the last
+/// output, because programs log exceptions that they handle.
+fn weight_of_exception(raised: &RaisedException, exit: Exit, last_word: usize) -> u8 {
+    let last = raised.lines.end > last_word;
+    match (raised.fate, by_signal(exit) && exit.shell_status() != 130) {
+        (ExceptionEffect::Ignored, _) => 0,
+        (ExceptionEffect::InThread, signal) => u8::from(!signal || last),
+        (ExceptionEffect::Raised, false) => 5,
+        (ExceptionEffect::Raised, true) => {
+            if last {
+                2
+            } else {
+                0
+            }
+        }
+    }
+}
+
+fn weight_of_crash(crash: &Crash, exit: Exit) -> u8 {
+    match (crash.kind, exit) {
+        (FaultKind::Panic, Exit::Code(101)) | (FaultKind::Message, Exit::Code(2 | 126 | 127)) => 6,
+        (FaultKind::DeviceAssert | FaultKind::Message, _) => 3,
+        _ if crash.echo => 3,
+        _ => 4,
+    }
+}
+
+/// The kind of failure behind an exception.
+fn kind(fault: &RankFault) -> FaultKind {
+    let (what, text) = (fault.what.as_str(), fault.text.as_str());
+    let full = what.ends_with("OutOfMemoryError")
+        || text.contains("ResourceExhaustedError")
+        || text.contains("CUDA out of memory")
+        || text.contains("Out of memory error on GPU")
+        || (text.contains("CUDA error") && text.contains("out of memory"));
+    match fault {
+        _ if text.contains("device-side assert") => FaultKind::DeviceAssert,
+        _ if full => FaultKind::DeviceMemory,
+        _ => FaultKind::Exception,
+    }
+}

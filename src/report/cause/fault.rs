@@ -1,0 +1,90 @@
+//! An error that a rank printed, and where it happened.
+
+use std::fmt;
+
+/// The kind of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultKind {
+    /// An uncaught Python exception.
+    Exception,
+    /// The memory of a GPU was full.
+    DeviceMemory,
+    /// An assertion failed in code that ran on a GPU.
+    DeviceAssert,
+    /// The Python interpreter gave up (`Fatal Python error`).
+    Interpreter,
+    /// A Rust panic.
+    Panic,
+    /// The C library or an `assert` aborted.
+    Abort,
+    /// An uncaught C++ exception.
+    Terminate,
+    /// Paddle's own report of a fatal error.
+    Paddle,
+    /// A message of a shell or of a program about its command line.
+    Message,
+}
+
+/// A line of a program.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CodeLocation {
+    /// As the traceback names it.
+    pub file: String,
+    /// From 1 on.
+    pub line: u32,
+    /// `None` if the traceback has none.
+    pub function: Option<String>,
+}
+
+impl fmt::Display for CodeLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)?;
+        match &self.function {
+            Some(function) => write!(f, " in {function}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One error.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RankFault {
+    /// Its type, such as `ValueError`; may be empty.
+    pub what: String,
+    /// Its message; lines are separated by `\n`; may be empty.
+    pub text: String,
+    /// The innermost line of the user's own code.
+    pub place: Option<CodeLocation>,
+}
+
+impl RankFault {
+    /// Its type and the first line of its message; at most 300 characters.
+    pub fn in_a_line(&self) -> String {
+        let text = self.text.lines().next().unwrap_or_default();
+        let line = if text.is_empty() { self.what.clone() } else { format!("{}: {text}", self.what) };
+        line.chars().take(300).collect()
+    }
+}
+
+impl fmt::Display for RankFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.what.as_str(), self.text.as_str()) {
+            (what, "") => f.write_str(what),
+            ("", text) => f.write_str(text),
+            (what, text) => write!(f, "{what}: {text}"),
+        }
+    }
+}
+
+/// `file.rs:12:5` or `file.cu:12`.
+pub(crate) fn place(text: &str) -> Option<CodeLocation> {
+    let mut parts = text.rsplitn(3, ':');
+    let (last, middle, first) = (parts.next()?, parts.next()?, parts.next());
+    let (file, line) = match (first, middle.parse(), last.parse()) {
+        (Some(first), Ok(line), Ok::<u32, _>(_)) => (first.to_owned(), line),
+        (Some(first), _, Ok(line)) => (format!("{first}:{middle}"), line),
+        (None, _, Ok(line)) => (middle.to_owned(), line),
+        _ => return None,
+    };
+    (!file.is_empty()).then_some(CodeLocation { file, line, function: None })
+}

@@ -1,0 +1,65 @@
+//! Whether a rank ended because the other end of its connection had died.
+
+/// The library that reported a lost peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LostPeer {
+    /// gloo, under Paddle or torch.
+    Gloo,
+    /// NCCL or RCCL.
+    Nccl,
+    /// torch's TCPStore, which lives in one of the ranks.
+    TorchStore,
+    /// Paddle's TCPStore, which lives in one of the ranks.
+    PaddleStore,
+}
+
+impl LostPeer {
+    /// Its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            LostPeer::Gloo => "gloo",
+            LostPeer::Nccl => "NCCL",
+            LostPeer::TorchStore | LostPeer::PaddleStore => "TCPStore",
+        }
+    }
+}
+
+/// A line that contains all words of a row, in lower case, names the library. "Broken pipe" and "Connection reset by
+/// peer" alone do not count: a download breaks like that too.
+const SIGNS: [(LostPeer, &[&str]); 26] = [
+    (LostPeer::Gloo, &["application timeout caused pair closure"]),
+    (LostPeer::Gloo, &["gloo", "connection closed by peer"]),
+    (LostPeer::Gloo, &["pair.cc", "connection closed by peer"]),
+    (LostPeer::Gloo, &["error: connection closed by peer"]),
+    (LostPeer::Gloo, &["gloo", "connection reset by peer"]),
+    (LostPeer::Gloo, &["gloo", "read error"]),
+    (LostPeer::Gloo, &["gloo", "write error"]),
+    (LostPeer::Gloo, &["gloo", "broken pipe"]),
+    (LostPeer::Nccl, &["ncclremoteerror"]),
+    (LostPeer::Nccl, &["remote process exited or there was a network error"]),
+    (LostPeer::Nccl, &["nccl communicator was aborted"]),
+    (LostPeer::Nccl, &["connection closed by remote peer"]),
+    (LostPeer::TorchStore, &["failed to recv, got 0 bytes"]),
+    (LostPeer::TorchStore, &["connection was likely closed"]),
+    (LostPeer::TorchStore, &["socketimpl", "broken pipe"]),
+    (LostPeer::TorchStore, &["socketimpl", "connection reset by peer"]),
+    (LostPeer::TorchStore, &["distnetworkerror", "broken pipe"]),
+    (LostPeer::TorchStore, &["distnetworkerror", "connection reset by peer"]),
+    (LostPeer::TorchStore, &["runtimeerror: broken pipe"]),
+    (LostPeer::TorchStore, &["runtimeerror: connection reset by peer"]),
+    (LostPeer::PaddleStore, &["tcp connection reset by peer"]),
+    (LostPeer::PaddleStore, &["tcp receive error"]),
+    (LostPeer::PaddleStore, &["tcp send error"]),
+    (LostPeer::PaddleStore, &["connection reset by peer [errno"]),
+    (LostPeer::PaddleStore, &["recv len 0"]),
+    (LostPeer::PaddleStore, &["tcpstore", "wait", "timeout"]),
+];
+
+/// The first library in `text` that reports a lost peer. `text` is the end of a rank's stderr. A culprit's may contain
+/// such a report too, so the result means something only for ranks that ended after another.
+pub fn lost_peer(text: &[u8]) -> Option<LostPeer> {
+    text.split(|b| *b == b'\n').find_map(|line| {
+        let line = String::from_utf8_lossy(line).to_ascii_lowercase();
+        SIGNS.iter().find(|(_, words)| words.iter().all(|w| line.contains(w))).map(|(who, _)| *who)
+    })
+}

@@ -1,0 +1,6 @@
+//! Log lines: splitting, prefixes, escape sequences, tails.
+
+pub mod escape;
+pub mod lines;
+pub mod prefix;
+pub mod tail;

@@ -1,0 +1,366 @@
+//! The failure report: the text on stderr after a failed job. It names the rank that failed first and its error, then
+//! the other ranks.
+//!
+//! The launcher's own sentences keep to 80 columns; paths and a rank's output are not wrapped. The report fits on about one
+//! screen for any number of ranks: ranks are named in ranges, and like failures are one sentence.
+
+use crate::model::exit::signal_label;
+use crate::model::{Exit, ProcessLabel};
+use crate::report::cause::blame::Blame;
+use crate::report::cause::fault::FaultKind;
+use crate::report::cause::lost_peer::LostPeer;
+use crate::report::console::escape::plain;
+use crate::report::console::tail::{LogTail, shorten};
+use crate::report::wording::{counted, ended, lasted, named, wrapped};
+use std::time::Duration;
+
+/// Limits: lines of an exception's text; kinds of failure, or sweeps, that get a line each; characters of a line.
+const LONGEST_TEXT: usize = 10;
+const MOST_ALIKE: usize = 4;
+const LONGEST_LINE: usize = 2000;
+
+/// What is known of a job that failed or was stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FailureReport {
+    /// Why it ended.
+    pub outcome: FailureCause,
+    /// The other ranks that failed or were stopped.
+    pub victims: Vec<Victim>,
+    /// Processes that ranks left behind and that were ended.
+    pub swept: Vec<SweptProcesses>,
+    /// How many restarts were used.
+    pub restarts: u32,
+    /// The launcher's exit status.
+    pub status: i32,
+}
+
+/// Why a job ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FailureCause {
+    /// The first rank that failed by itself.
+    Failed(Box<Culprit>),
+    /// A stop signal came before any rank had failed.
+    Stopped {
+        /// The signal.
+        signal: i32,
+    },
+}
+
+/// The rank that failed first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Culprit {
+    /// Its role and number.
+    pub who: ProcessLabel,
+    /// Its number on its node, in jobs that have only ranks.
+    pub local_rank: Option<usize>,
+    /// Its node's name.
+    pub host: String,
+    /// Its pid while it lived.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Exit,
+    /// From its start to its end.
+    pub lived: Duration,
+    /// 0 for the first run; shown from 1 on.
+    pub attempt: u32,
+    /// Its log file, if it has one.
+    pub log: Option<String>,
+    /// The error that it printed.
+    pub blame: Option<Blame>,
+    /// The end of its log.
+    pub tail: LogTail,
+    /// It printed that its peer was gone, so the first failure is on another node.
+    pub lost_peer: Option<LostPeer>,
+    /// Further facts about its end, such as the OOM killer's; a paragraph a line.
+    pub explanation: Option<String>,
+}
+
+/// Another rank that failed or was stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Victim {
+    /// Its role and number.
+    pub who: ProcessLabel,
+    /// Its pid while it lived.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Exit,
+    /// From its start to its end.
+    pub lived: Duration,
+    /// The launcher had signalled it before it ended.
+    pub signalled: bool,
+    /// It printed that its peer was gone.
+    pub lost_peer: bool,
+    /// It was killed after the grace period.
+    pub killed_after_grace: bool,
+}
+
+/// Processes that a rank left behind.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SweptProcesses {
+    /// The rank that left them; `None` if unknown.
+    pub owner: Option<ProcessLabel>,
+    /// How many.
+    pub count: usize,
+    /// Their programs' names.
+    pub names: Vec<String>,
+}
+
+/// The style of the report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReportStyle {
+    /// Colors for a terminal, unless NO_COLOR is set.
+    pub color: bool,
+}
+
+/// The report, ending with a line end.
+pub fn render(report: &FailureReport, style: ReportStyle) -> String {
+    let mut block = ReportWriter { text: String::new(), style };
+    block.paint("1;31", &wrapped("", &headline(report)));
+    if let FailureCause::Failed(culprit) = &report.outcome {
+        block.culprit(culprit);
+    }
+    block.aftermath(report);
+    block.text
+}
+
+/// The victims, the swept processes and the exit status, one or more lines each.
+pub fn aftermath(report: &FailureReport) -> String {
+    let mut block = ReportWriter { text: String::new(), style: ReportStyle::default() };
+    block.aftermath(report);
+    block.text
+}
+
+/// The outcome in one sentence.
+pub(crate) fn headline(report: &FailureReport) -> String {
+    match &report.outcome {
+        FailureCause::Failed(culprit) => format!("{} failed: {}", culprit.who, ended(culprit.exit)),
+        FailureCause::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
+    }
+}
+
+struct ReportWriter {
+    text: String,
+    style: ReportStyle,
+}
+
+impl ReportWriter {
+    fn line(&mut self, line: &str) {
+        self.text.push_str(line);
+        self.text.push('\n');
+    }
+
+    fn sentence_line(&mut self, indent: &str, sentence: &str) {
+        for line in wrapped(indent, sentence) {
+            self.line(&line);
+        }
+    }
+
+    fn paint(&mut self, sgr: &str, lines: &[String]) {
+        for line in lines {
+            if self.style.color {
+                self.line(&format!("\x1b[{sgr}m{line}\x1b[0m"));
+            } else {
+                self.line(line);
+            }
+        }
+    }
+
+    fn culprit(&mut self, culprit: &Culprit) {
+        let Culprit { host, pid, lived, .. } = culprit;
+        let local_rank = culprit.local_rank.map_or(String::new(), |local| format!("local rank {local}, "));
+        let attempt = if culprit.attempt > 0 { format!(", attempt {}", culprit.attempt) } else { String::new() };
+        let host = plain(host.as_bytes());
+        self.sentence_line("  ", &format!("on {host}, {local_rank}pid {pid}{attempt}, lived {}", lasted(*lived)));
+        if let Some(blame) = &culprit.blame {
+            self.blame(blame);
+        }
+        if let Some(who) = culprit.lost_peer {
+            let who = who.name();
+            self.sentence_line(
+                "  ",
+                &format!("it lost its connection to a dead peer ({who}): look for the cause on another node"),
+            );
+        }
+        for paragraph in culprit.explanation.iter().flat_map(|e| e.lines()) {
+            self.sentence_line("  ", &plain(paragraph.as_bytes()));
+        }
+        self.tail(&culprit.tail);
+        if let Some(log) = &culprit.log {
+            self.line(&format!("  log: {}", plain(log.as_bytes())));
+        }
+    }
+
+    fn aftermath(&mut self, report: &FailureReport) {
+        self.victims(report);
+        self.sweeps(&report.swept);
+        let restarts = match report.restarts {
+            0 => String::new(),
+            n => format!(" after {}", counted(n as usize, "restart", "restarts")),
+        };
+        self.sentence_line("", &format!("exit status {}{restarts}", report.status));
+    }
+
+    fn blame(&mut self, blame: &Blame) {
+        let text = blame.fault.to_string();
+        let said = || text.lines().filter(|l| !l.trim().is_empty());
+        let mut lines: Vec<String> = said().take(LONGEST_TEXT).map(shown).collect();
+        for (i, line) in lines.iter_mut().enumerate() {
+            line.insert_str(0, if i == 0 { "  " } else { "    " });
+        }
+        self.paint("1", &lines);
+        match said().count().saturating_sub(LONGEST_TEXT) {
+            0 => {}
+            more => self.line(&format!("    ({})", counted(more, "more line", "more lines"))),
+        }
+        if let Some(place) = &blame.fault.place {
+            self.line(&format!("  at {}", shown(&place.to_string())));
+        }
+        if let Some(root) = &blame.root {
+            let text = root.to_string();
+            let at = root.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
+            self.line(&format!("  first {}{}", shown(text.lines().next().unwrap_or_default()), shown(&at)));
+        }
+        match blame.kind {
+            FaultKind::DeviceMemory => self.sentence_line("  ", "the memory of the GPU was full"),
+            FaultKind::DeviceAssert => {
+                self.sentence_line(
+                    "  ",
+                    "GPUs report late: only with CUDA_LAUNCH_BLOCKING=1 does the traceback show the line",
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn tail(&mut self, tail: &LogTail) {
+        match (tail.lines.len(), tail.cut) {
+            (0, _) => return self.line("  it wrote nothing"),
+            (1, true) => self.line("  its last line:"),
+            (lines, true) => self.line(&format!("  its last {lines} lines:")),
+            (_, false) => self.line("  all it wrote:"),
+        }
+        for line in &tail.lines {
+            let line = format!("  | {}", shown(line));
+            self.line(line.trim_end());
+        }
+    }
+
+    fn victims(&mut self, report: &FailureReport) {
+        let because = if matches!(report.outcome, FailureCause::Stopped { .. }) { "" } else { " because of it" };
+        let mut groups: Vec<(VictimOutcome, Vec<&Victim>)> = Vec::new();
+        for victim in &report.victims {
+            let fate = VictimOutcome::of(victim);
+            match groups.iter_mut().find(|(f, _)| *f == fate) {
+                Some((_, members)) => members.push(victim),
+                None => groups.push((fate, vec![victim])),
+            }
+        }
+        groups.sort_by_key(|(fate, members)| (fate.order(), std::cmp::Reverse(members.len())));
+        let alike = |fate: &VictimOutcome| matches!(fate, VictimOutcome::Failed(_));
+        let stopped: Vec<_> = groups.iter().filter(|(f, _)| !alike(f)).collect();
+        let failed: Vec<_> = groups.iter().filter(|(f, _)| alike(f)).collect();
+        let (named, rest) = failed.split_at(failed.len().min(MOST_ALIKE));
+        for (fate, members) in stopped.iter().filter(|(f, _)| *f == VictimOutcome::LostPeer).chain(named) {
+            self.sentence_line("", &fate.sentence(members, because));
+        }
+        let rest: Vec<&Victim> = rest.iter().flat_map(|(_, members)| members.iter().copied()).collect();
+        if !rest.is_empty() {
+            self.sentence_line("", &format!("{} failed too, in other ways{}", numbers(&rest), lives(&rest)));
+        }
+        for (fate, members) in stopped.iter().filter(|(f, _)| *f != VictimOutcome::LostPeer) {
+            self.sentence_line("", &fate.sentence(members, because));
+        }
+    }
+
+    fn sweeps(&mut self, swept: &[SweptProcesses]) {
+        let swept: Vec<&SweptProcesses> = swept.iter().filter(|s| s.count > 0).collect();
+        if swept.len() <= MOST_ALIKE {
+            for one in swept {
+                self.sentence_line("", &sweep(one.count, one.owner.as_slice(), &one.names));
+            }
+        } else {
+            let owners: Vec<ProcessLabel> = swept.iter().filter_map(|s| s.owner).collect();
+            let names: Vec<String> = swept.iter().flat_map(|s| s.names.iter().cloned()).collect();
+            let count = swept.iter().map(|s| s.count).sum();
+            self.sentence_line("", &sweep(count, &owners, &names));
+        }
+    }
+}
+
+/// The line that names leftover processes: `swept 4 leftover processes of rank 3 (sleep, python3)`.
+pub fn sweep(count: usize, owners: &[ProcessLabel], names: &[String]) -> String {
+    let whose = if owners.is_empty() { "the job".to_owned() } else { named(owners) };
+    let mut known: Vec<String> = Vec::new();
+    for name in names {
+        let name = plain(name.as_bytes());
+        if known.len() <= MOST_ALIKE && !known.contains(&name) {
+            known.push(name);
+        }
+    }
+    if known.len() > MOST_ALIKE {
+        known[MOST_ALIKE] = "…".to_owned();
+    }
+    let names = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+    let processes = counted(count, "leftover process", "leftover processes");
+    format!("swept {processes} of {whose}{names}")
+}
+
+/// How a victim ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum VictimOutcome {
+    LostPeer,
+    Failed(Exit),
+    Stopped,
+    Killed,
+}
+
+impl VictimOutcome {
+    fn of(victim: &Victim) -> VictimOutcome {
+        match victim {
+            Victim { lost_peer: true, .. } => VictimOutcome::LostPeer,
+            Victim { signalled: false, exit, .. } => VictimOutcome::Failed(*exit),
+            Victim { killed_after_grace: true, .. } => VictimOutcome::Killed,
+            _ => VictimOutcome::Stopped,
+        }
+    }
+
+    fn order(self) -> u8 {
+        match self {
+            VictimOutcome::LostPeer => 0,
+            VictimOutcome::Failed(_) => 1,
+            VictimOutcome::Stopped => 2,
+            VictimOutcome::Killed => 3,
+        }
+    }
+
+    fn sentence(self, members: &[&Victim], because: &str) -> String {
+        let one = members.len() == 1;
+        let too = if because.is_empty() { "" } else { " too" };
+        let (were, their) = if one { ("was", "its") } else { ("were", "their") };
+        let what = match self {
+            VictimOutcome::LostPeer => format!("lost {their} connection to a dead peer"),
+            VictimOutcome::Failed(exit) => format!("failed{too}, with {exit}"),
+            VictimOutcome::Stopped => format!("{were} stopped{because}"),
+            VictimOutcome::Killed => format!("did not end when asked and {were} killed"),
+        };
+        format!("{} {what}{}", numbers(members), lives(members))
+    }
+}
+
+fn numbers(members: &[&Victim]) -> String {
+    named(&members.iter().map(|v| v.who).collect::<Vec<_>>())
+}
+
+/// ` (lived 3.1 s to 3.4 s)`.
+fn lives(members: &[&Victim]) -> String {
+    let shortest = members.iter().map(|v| v.lived).min().map(lasted).unwrap_or_default();
+    let longest = members.iter().map(|v| v.lived).max().map(lasted).unwrap_or_default();
+    if shortest == longest { format!(" (lived {longest})") } else { format!(" (lived {shortest} to {longest})") }
+}
+
+/// A line of a rank's output, escaped and shortened.
+fn shown(line: &str) -> String {
+    let mut line = plain(line.as_bytes());
+    shorten(&mut line, LONGEST_LINE);
+    line
+}

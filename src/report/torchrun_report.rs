@@ -1,0 +1,125 @@
+//! The failure report of a torchrun job: torchelastic's report, which tools parse, plus what it leaves out (the last
+//! lines, the log, the other workers).
+
+use crate::model::Exit;
+use crate::model::exit::signal_name;
+use crate::report::console::escape::plain;
+use crate::report::console::tail::LogTail;
+use crate::report::failure_report::{Culprit, FailureReport, aftermath};
+use crate::report::wording::lasted;
+
+/// The longest border.
+const WIDEST: usize = 60;
+
+/// torchelastic's text for a worker without a traceback.
+const NO_TRACEBACK: &str = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html";
+
+/// A worker that failed by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerFailure {
+    /// Its rank.
+    pub rank: usize,
+    /// Its local rank.
+    pub local_rank: usize,
+    /// Its pid while it lived.
+    pub pid: u32,
+    /// How it ended.
+    pub exit: Exit,
+    /// When, in local time: `2026-11-21_02:34:16`.
+    pub time: String,
+    /// Its error file and the text in it, if it wrote one.
+    pub error_file: Option<(String, String)>,
+}
+
+/// The report. `title`: the job's name; `root`: the worker that failed first, and `culprit`, the same in the failure report;
+/// `others`: workers that failed too and were not signalled by the launcher, in any order.
+pub fn report(
+    title: &str,
+    host: &str,
+    (root, culprit): (&WorkerFailure, &Culprit),
+    others: &[WorkerFailure],
+    report: &FailureReport,
+) -> String {
+    let title = format!("{} FAILED", plain(title.as_bytes()));
+    let mut first = failure(0, host, root, Some(culprit));
+    first.extend(known(culprit));
+    let others: Vec<String> =
+        others.iter().enumerate().flat_map(|(index, other)| failure(index + 1, host, other, None)).collect();
+    let others = if others.is_empty() { vec!["  <NO_OTHER_FAILURES>".to_owned()] } else { others };
+    let lines = || std::iter::once(&title).chain(&first).chain(&others);
+    let width = lines().map(|line| line.chars().count()).max().unwrap_or(0).min(WIDEST);
+    let (border, section) = ("=".repeat(width), "-".repeat(width));
+    let mut text = format!("\n{border}\n{title}\n{section}\nFailures:\n{}\n", others.join("\n"));
+    text += &format!("{section}\nRoot Cause (first observed failure):\n{}\n", first.join("\n"));
+    text += &format!("{section}\n{}{border}\n", aftermath(report));
+    text
+}
+
+fn failure(index: usize, host: &str, failure: &WorkerFailure, culprit: Option<&Culprit>) -> Vec<String> {
+    let WorkerFailure { rank, local_rank, pid, exit, time, error_file } = failure;
+    let signal = match exit {
+        Exit::Signal(number) => signal_name(*number).map_or(String::new(), |name| format!(" ({name})")),
+        _ => String::new(),
+    };
+    let (file, text) = match error_file {
+        Some((file, text)) => (plain(file.as_bytes()), indented(text.lines())),
+        None => ("<N/A>".to_owned(), without_error_file(*exit, *pid, culprit)),
+    };
+    let code = exit.returncode();
+    vec![
+        format!("[{index}]:"),
+        format!("  time      : {time}"),
+        format!("  host      : {}", plain(host.as_bytes())),
+        format!("  rank      : {rank} (local_rank: {local_rank})"),
+        format!("  exitcode  : {code} (pid: {pid}) {signal}"),
+        format!("  error_file: {file}"),
+        format!("  traceback : {text}"),
+    ]
+}
+
+/// The traceback field of a worker without an error file: its traceback on stderr, or the signal.
+fn without_error_file(exit: Exit, pid: u32, culprit: Option<&Culprit>) -> String {
+    if let Exit::Signal(number) = exit {
+        return format!("Signal {number} ({}) received by PID {pid}", signal_name(number).unwrap_or("<N/A>"));
+    }
+    match culprit {
+        Some(Culprit { tail: LogTail { lines, .. }, .. }) if !lines.is_empty() => {
+            indented(lines.iter().map(String::as_str))
+        }
+        _ => NO_TRACEBACK.to_owned(),
+    }
+}
+
+fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
+    lines.map(|line| plain(line.as_bytes()).trim_end().to_owned()).collect::<Vec<_>>().join("\n  ")
+}
+
+/// What the failure report knows beyond torchelastic's fields, in the same form.
+fn known(culprit: &Culprit) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut field = |name: &str, value: String| lines.push(format!("  {name:<10}: {value}"));
+    if let Some(blame) = &culprit.blame {
+        field("exception", indented(blame.fault.to_string().lines()));
+        if let Some(place) = &blame.fault.place {
+            field("at", plain(place.to_string().as_bytes()));
+        }
+    }
+    if let Some(who) = culprit.lost_peer {
+        field(
+            "peer",
+            format!("it lost its connection to a dead peer ({}): look for the cause on another node", who.name()),
+        );
+    }
+    if let Some(explanation) = &culprit.explanation {
+        field("cause", indented(explanation.lines()));
+    }
+    if matches!(culprit.exit, Exit::Signal(_)) && !culprit.tail.lines.is_empty() {
+        field("last lines", format!("\n  {}", indented(culprit.tail.lines.iter().map(String::as_str))));
+    }
+    let attempt = if culprit.attempt > 0 { format!(", in attempt {}", culprit.attempt) } else { String::new() };
+    field("lived", format!("{}{attempt}", lasted(culprit.lived)));
+    if let Some(log) = &culprit.log {
+        field("log_file", plain(log.as_bytes()));
+    }
+    lines
+}

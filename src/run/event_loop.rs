@@ -1,0 +1,319 @@
+//! The event loop of the supervisor process: runs a plan to its end. It waits for signals, the preload server, the other
+//! nodes and growing logs, and passes what happens on to the engine.
+
+use super::engine::Engine;
+use super::sweep;
+use super::tokens::{FOLLOWERS, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
+use super::zygote::Zygote;
+use crate::model::exit::signal_label;
+use crate::plan::{Plan, RankPlan};
+use crate::rendezvous::torch_static::StaticPeers;
+use crate::run::launch::{Launch, LaunchListener};
+use crate::run::launch_result::LaunchResult;
+use crate::run::launcher_process::SupervisorProcess;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::multi_node::membership::{Membership, RoundStop};
+use crate::run::multi_node::peers;
+use crate::run::output::console::ShownMark;
+use crate::run::ranks::RankProcesses;
+use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::supervise::{Lifecycle, NodeOutcome, NodeReport, RoundAction, RoundEvent, RoundPhase, SupervisorEvent};
+use crate::sys::clock;
+use crate::sys::process::tree;
+use crate::sys::signals::{STOP, Signals};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// How long a console that accepts nothing is waited for once all ranks have ended.
+const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the console is waited for in all after a stop: the user who stops a job waits for its end.
+const STOPPED_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The other nodes of a job.
+pub enum OtherNodes<'a> {
+    /// None, or none that this node has contact with.
+    None,
+    /// Nodes with fixed numbers, which meet once at node 0's store.
+    AtStore(StaticPeers),
+    /// The nodes of an elastic job, in one of its rounds.
+    InRounds(&'a mut Membership),
+}
+
+/// Runs the plan to its end, or to the end of the round.
+pub fn run(
+    launch: &Launch<'_>,
+    others: OtherNodes<'_>,
+    supervisor: &SupervisorProcess,
+    (signals, requests): (&Signals, &mut StopRequests),
+    journal: Journal,
+    listener: &dyn LaunchListener,
+) -> io::Result<LaunchResult> {
+    let engine = Engine::new(&lifecycles(launch.plan), launch.policy.clone())?;
+    engine.poll().readable(signals, SIGNALS)?;
+    engine.poll().readable(&supervisor.launcher, LAUNCHER)?;
+    engine.poll().readable(&supervisor.requests, REQUESTS)?;
+    let (mut peers, membership) = match others {
+        OtherNodes::None => (None, None),
+        OtherNodes::AtStore(peers) => (Some(peers), None),
+        OtherNodes::InRounds(membership) => (None, Some(membership)),
+    };
+    if let Some(membership) = &membership {
+        engine.poll().readable(&**membership, NODES)?;
+    }
+    if let Some(peers) = &mut peers {
+        peers.resume_store()?;
+        engine.poll().readable(&*peers, NODES)?;
+    }
+    let store = launch.torch_store.take();
+    let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
+    if let Some(zygote) = &launch.zygote {
+        zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
+    }
+    let event_loop = EventLoop {
+        engine,
+        ranks,
+        launch,
+        supervisor,
+        signals,
+        requests,
+        listener,
+        peers,
+        membership,
+        phase: RoundPhase::default(),
+        round_stop: None,
+        outcome: JobOutcome::AsReported,
+    };
+    event_loop.run()
+}
+
+/// The lifecycle of each rank: servers whose end the job waits for count as its work.
+fn lifecycles(plan: &Plan) -> Vec<Lifecycle> {
+    let of = |rank: &RankPlan| match Lifecycle::of(rank.role) {
+        Lifecycle::Server if plan.servers_end => Lifecycle::Main,
+        lifecycle => lifecycle,
+    };
+    plan.ranks.iter().map(of).collect()
+}
+
+struct EventLoop<'a> {
+    engine: Engine,
+    ranks: RankProcesses<'a>,
+    launch: &'a Launch<'a>,
+    supervisor: &'a SupervisorProcess,
+    signals: &'a Signals,
+    requests: &'a mut StopRequests,
+    listener: &'a dyn LaunchListener,
+    peers: Option<StaticPeers>,
+    membership: Option<&'a mut Membership>,
+    phase: RoundPhase,
+    round_stop: Option<RoundStop>,
+    outcome: JobOutcome,
+}
+
+impl<'a> EventLoop<'a> {
+    fn zygote(&self) -> Option<&'a Zygote> {
+        self.launch.zygote.as_deref()
+    }
+
+    fn run(mut self) -> io::Result<LaunchResult> {
+        while self.engine.report().is_none() {
+            if !self.zygote().is_some_and(Zygote::is_importing)
+                && let Some(RoundAction::StartRanks) = self.phase.handle(RoundEvent::PreloadDone)
+            {
+                self.send(SupervisorEvent::Start)?;
+                continue;
+            }
+            let limit = self.time_left();
+            let tokens = self.engine.turn(limit, &mut self.ranks)?;
+            if let Some(zygote) = self.zygote().filter(|zygote| zygote.has_become_slow()) {
+                self.listener.preload_is_slow(&zygote.names());
+            }
+            for follower in self.ranks.followers() {
+                follower.handle_timeout(self.engine.poll())?;
+                if follower.has_more() {
+                    follower.copy(self.engine.poll())?;
+                }
+            }
+            self.check_membership()?;
+            for token in tokens {
+                self.handle_token(token)?;
+            }
+        }
+        self.finish()
+    }
+
+    fn send(&mut self, event: SupervisorEvent) -> io::Result<()> {
+        self.engine.send(event, &mut self.ranks)
+    }
+
+    /// How long the loop may sleep; `None`: until something happens.
+    fn time_left(&mut self) -> Option<Duration> {
+        if self.ranks.followers().any(|follower| follower.has_more()) {
+            return Some(Duration::ZERO);
+        }
+        let output_at = self.ranks.followers().filter_map(|follower| follower.due()).min();
+        let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
+        let slow_at = self.zygote().and_then(Zygote::slow_at);
+        let due = [check_at, output_at, slow_at].into_iter().flatten().min();
+        due.map(|at| at.saturating_sub(clock::now()))
+    }
+
+    fn check_membership(&mut self) -> io::Result<()> {
+        let Some(membership) = &mut self.membership else { return Ok(()) };
+        // New participants matter to nodes that wait for a round; this one runs.
+        membership.receive();
+        if let Some(reason) = self.engine.reason()
+            && reason.is_reported_to_nodes()
+            && let Some(RoundAction::ReportStop) = self.phase.handle(RoundEvent::RanksStopping)
+            && let Some(stop) = self.ranks.node_stop(reason, membership)
+        {
+            membership.report_stop(stop);
+        }
+        let stop = membership.round_stop();
+        if let Some(stop) = stop
+            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::RoundEnded)
+        {
+            self.listener.round_stopped(&stop);
+            self.round_stop = Some(stop);
+            self.engine.send(SupervisorEvent::Regroup { within }, &mut self.ranks)?;
+        }
+        if self.phase < RoundPhase::CutOff
+            && let Some((_, within)) = membership.lost_contact()
+            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::ContactLost { within })
+        {
+            self.engine.send(SupervisorEvent::Regroup { within }, &mut self.ranks)?;
+        }
+        Ok(())
+    }
+
+    fn handle_token(&mut self, token: u64) -> io::Result<()> {
+        match token {
+            SIGNALS => {
+                for signal in self.signals.drain() {
+                    if let Some(event) = self.event_of(signal, SignalRoute::Directly) {
+                        self.ranks.freeze_zygote(&event);
+                        self.send(event)?;
+                    }
+                }
+                // Ranks are reaped by their pidfds; orphans that were reparented to this process, here.
+                let (engine, kept) = (&self.engine, self.launch.kept_children());
+                tree::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
+            }
+            REQUESTS => match self.supervisor.requested() {
+                Some(requested) => {
+                    for signal in requested {
+                        if let Some(event) = self.event_of(signal, SignalRoute::Requested) {
+                            self.send(event)?;
+                        }
+                    }
+                }
+                None => self.engine.poll().forget(&self.supervisor.requests)?,
+            },
+            LAUNCHER => {
+                self.engine.poll().forget(&self.supervisor.launcher)?;
+                self.ranks.journal.write(JournalEvent::FrontLost);
+                self.send(SupervisorEvent::LauncherKilled)?;
+            }
+            token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
+            NODES => self.hear_peers()?,
+            _ => {
+                let at = token.saturating_sub(FOLLOWERS);
+                let poll = self.engine.poll();
+                if let Some(follower) = self.ranks.follower(at as usize / 2) {
+                    if at.is_multiple_of(2) { follower.grown(poll)? } else { follower.writable(poll)? }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What a signal means to the supervisor, written to the journal if it means anything.
+    fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
+        let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
+        self.ranks.journal.write(JournalEvent::Signal { signal });
+        Some(event)
+    }
+
+    fn hear_peers(&mut self) -> io::Result<()> {
+        let Some(peers) = &mut self.peers else { return Ok(()) };
+        if !peers::is_store_lost(peers) {
+            return Ok(());
+        }
+        self.engine.poll().forget(&*peers)?;
+        if !self.engine.is_stopping() {
+            self.outcome = JobOutcome::StoreLost;
+            self.send(SupervisorEvent::Stop(libc::SIGTERM))?;
+        }
+        Ok(())
+    }
+
+    /// After the last rank: sweeps, copies the rest of the logs and waits for the other nodes.
+    fn finish(self) -> io::Result<LaunchResult> {
+        let Self {
+            engine,
+            mut ranks,
+            launch,
+            supervisor,
+            signals,
+            requests,
+            mut peers,
+            membership,
+            round_stop,
+            mut outcome,
+            ..
+        } = self;
+        // A later round uses the same preload server.
+        if let Some(zygote) = launch.zygote.as_deref().filter(|_| membership.is_none()) {
+            zygote.end();
+        }
+        let mut rest = sweep::all(&launch.kept_children(), launch.cgroup.as_ref())?;
+        rest.killed.append(&mut ranks.strays);
+        let is_stop = |signal: &i32| STOP.contains(signal) && !launch.forwarded_signals.contains(signal);
+        let mut give_up =
+            || signals.drain().iter().any(is_stop) || supervisor.requested().is_none_or(|s| s.iter().any(is_stop));
+        // Ranks may fail because their peers are gone before the loss of these peers is seen.
+        if let Some(peers) = &mut peers
+            && outcome == JobOutcome::AsReported
+            && engine.poll().wait(Some(Duration::ZERO))?.contains(&NODES)
+        {
+            peers::is_store_lost(peers);
+        }
+        let waits = peers.as_mut().is_some_and(|peers| report_to_peers(peers, engine.report(), launch));
+        let lost = engine.report().is_some_and(|report| report.outcome == NodeOutcome::LauncherKilled);
+        let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
+        let wake = [signals.as_fd(), supervisor.requests.as_fd()];
+        let mut shown = ShownMark::Nothing;
+        for follower in ranks.followers() {
+            shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut give_up)?);
+        }
+        ranks.settle_logs();
+        if let bytes @ 1.. = ranks.unshown() {
+            shown = shown.and(ShownMark::AllBut(bytes));
+        }
+        if let Some(peers) = peers.as_mut().filter(|_| waits) {
+            outcome = peers::wait_for_others(peers, supervisor, signals, requests, &launch.forwarded_signals)?;
+        }
+        let Some(report) = engine.report().cloned() else {
+            return Err(io::Error::other("the job ended without a report"));
+        };
+        let RankProcesses { processes, swept, journal, .. } = ranks;
+        Ok(LaunchResult { report, processes, swept, shown, rest, round_stop, outcome, journal })
+    }
+}
+
+/// Tells the other nodes how this one ended. Whether it has to wait for them.
+fn report_to_peers(peers: &mut StaticPeers, report: Option<&NodeReport>, launch: &Launch<'_>) -> bool {
+    let why = match report.map(|report| &report.outcome) {
+        Some(NodeOutcome::Completed) => return peers.report_success(),
+        Some(NodeOutcome::Failed { culprit, exit }) => format!("{}: {exit}", launch.plan.ranks[*culprit].label()),
+        Some(NodeOutcome::NotStarted { local_rank }) => {
+            format!("{} could not be started", launch.plan.ranks[*local_rank].label())
+        }
+        Some(NodeOutcome::Stopped { signal }) => format!("stopped by {}", signal_label(*signal)),
+        Some(NodeOutcome::LauncherKilled | NodeOutcome::Regrouped) | None => return false,
+    };
+    peers.report_failure(&why);
+    false
+}

@@ -1,0 +1,213 @@
+//! The two processes of a launch. The *launcher process* is the one that the user started: it passes signals on and
+//! watches. The *supervisor process*, its only child, leads a session of its own and is the parent of the ranks. Both are
+//! subreapers: if one of them is killed, the other becomes the parent of all remaining processes and ends them.
+
+use crate::model::Exit;
+use crate::run::launch::Launch;
+use crate::run::sweep;
+use crate::run::sweep::SweepResult;
+use crate::run::zygote;
+use crate::sys::clock;
+use crate::sys::io::poll::Poller;
+use crate::sys::process::pidfd;
+use crate::sys::process::pidfd::CollectedStatus;
+use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher};
+use crate::sys::process::tree;
+use crate::sys::signals::{self, Signals};
+use nix::fcntl::OFlag;
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+/// Which of the two processes this one is.
+pub enum ProcessSide {
+    /// The launcher process.
+    Launcher(LauncherProcess),
+    /// The supervisor process.
+    Supervisor(SupervisorProcess),
+}
+
+/// The supervisor process's connection to the launcher process.
+pub struct SupervisorProcess {
+    /// A pidfd of the launcher process, whose end ends the job.
+    pub launcher: OwnedFd,
+    /// A pipe with the signals that the launcher process passes on, one byte each. A signal that is sent to both
+    /// processes (a systemd unit that stops, `pkill`) also arrives here, so the supervisor can count it once.
+    pub requests: OwnedFd,
+    status: OwnedFd,
+}
+
+/// A deadline that is missed by more than this was not missed because the machine is busy.
+const FROZEN: Duration = Duration::from_secs(2);
+
+impl SupervisorProcess {
+    /// The signals that the launcher process has passed on since the last call; `None` once it is gone.
+    pub fn requested(&self) -> Option<Vec<i32>> {
+        let mut bytes = [0; 64];
+        match nix::unistd::read(&self.requests, &mut bytes) {
+            Ok(0) => None,
+            Ok(read) => Some(bytes[..read].iter().map(|byte| i32::from(*byte)).collect()),
+            Err(_) => Some(Vec::new()),
+        }
+    }
+
+    /// Reports the exit status to the launcher process, which then need not wait until the kernel has ended this process
+    /// (closing an inotify descriptor took 17 ms).
+    pub fn report(&self, status: i32) {
+        // On an error the launcher process is gone, or it will see that this process is.
+        let _ = nix::unistd::write(&self.status, &status.to_ne_bytes());
+    }
+}
+
+/// The launcher process's connection to the supervisor process.
+pub struct LauncherProcess {
+    supervisor: SpawnedProcess,
+    /// A pipe on which the supervisor process reports the exit status.
+    status: OwnedFd,
+    /// A pipe for signals that the supervisor process has to act on.
+    requests: OwnedFd,
+    /// Children that existed before: `exec python -m rlaunch` in a shell script inherits those of the shell.
+    earlier_children: BTreeSet<i32>,
+}
+
+/// How the supervisor process ended.
+pub enum SupervisorExit {
+    /// It reported this exit status, which becomes the launcher's.
+    Status(i32),
+    /// It ended without a report; the result of the sweep that followed.
+    Lost(SupervisorLoss, SweepResult),
+}
+
+/// How a supervisor process was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SupervisorLoss {
+    /// It ended.
+    Ended(Exit),
+    /// It did not stop in time and was killed.
+    Stuck,
+}
+
+/// How long after the grace period the supervisor process is considered stuck. It needs `KILL_PATIENCE` for the ranks
+/// and a moment for the console and the log folder.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Forks the supervisor process.
+pub fn split(signals: &mut Signals) -> io::Result<ProcessSide> {
+    tree::become_subreaper()?;
+    let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
+    for signal in [libc::SIGCHLD, libc::SIGTSTP] {
+        signals.install_one(signal);
+    }
+    let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    let (requested, requests) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    // Until the supervisor process has a signal pipe of its own, the launcher process would read its signals.
+    let held = signals::hold();
+    match fork_launcher()? {
+        ForkSide::Parent(supervisor) => {
+            Ok(ProcessSide::Launcher(LauncherProcess { supervisor, status, requests, earlier_children }))
+        }
+        ForkSide::Child { parent } => {
+            tree::become_subreaper()?;
+            signals.install_one(libc::SIGCONT);
+            signals.renew()?;
+            drop(held);
+            Ok(ProcessSide::Supervisor(SupervisorProcess { launcher: parent, requests: requested, status: report }))
+        }
+    }
+}
+
+impl LauncherProcess {
+    /// Passes signals on until the supervisor process has ended, and kills it if it does not stop in time.
+    pub fn guard(&self, signals: &Signals, launch: &Launch<'_>) -> io::Result<SupervisorExit> {
+        const ENDED: u64 = 0;
+        const SIGNALS: u64 = 1;
+        const STATUS: u64 = 2;
+        let poll = Poller::new()?;
+        let supervisor = self.supervisor.pidfd.as_fd();
+        poll.readable(supervisor, ENDED)?;
+        poll.readable(signals, SIGNALS)?;
+        poll.readable(&self.status, STATUS)?;
+        let (mut stops, mut deadline) = (0, None::<Duration>);
+        loop {
+            if poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?.contains(&STATUS) {
+                if let Some(status) = self.reported() {
+                    return Ok(SupervisorExit::Status(status));
+                }
+                poll.forget(&self.status)?;
+            }
+            for signal in signals.drain() {
+                match signal {
+                    // Orphans are reparented to this process if it is PID 1 or the supervisor process is gone.
+                    libc::SIGCHLD => drop(tree::reap_orphans(|pid| pid == self.supervisor.pid)),
+                    libc::SIGTSTP => {
+                        self.send(libc::SIGTSTP);
+                        let asleep = clock::now();
+                        signals.stop_self();
+                        self.send(libc::SIGCONT);
+                        deadline = deadline.map(|at| at + clock::now().saturating_sub(asleep));
+                    }
+                    signal => {
+                        self.request(signal);
+                        if !launch.forwarded_signals.contains(&signal) {
+                            // The second stop signal ends the grace period.
+                            let grace = if stops == 0 { launch.policy.grace } else { Duration::ZERO };
+                            let at = clock::now().saturating_add(grace + STUCK);
+                            deadline = Some(deadline.map_or(at, |earlier| earlier.min(at)));
+                            stops += 1;
+                        }
+                    }
+                }
+            }
+            match pidfd::reap(supervisor)? {
+                None => {}
+                Some(CollectedStatus { exit, .. }) => {
+                    // It may have reported after the check above, for example while this process was stopped.
+                    if let Some(status) = self.reported() {
+                        return Ok(SupervisorExit::Status(status));
+                    }
+                    return Ok(SupervisorExit::Lost(SupervisorLoss::Ended(exit), self.sweep(launch)?));
+                }
+            }
+            if let Some(late) = deadline.and_then(|at| clock::now().checked_sub(at)) {
+                if let Some(status) = self.reported() {
+                    return Ok(SupervisorExit::Status(status));
+                }
+                // Both processes were frozen (SIGSTOP, the cgroup freezer): the supervisor had no time either.
+                if late > FROZEN {
+                    deadline = Some(clock::now().saturating_add(STUCK));
+                    continue;
+                }
+                self.send(libc::SIGKILL);
+                return Ok(SupervisorExit::Lost(SupervisorLoss::Stuck, self.sweep(launch)?));
+            }
+        }
+    }
+
+    /// Kills all descendants of this process, including the supervisor process, and all processes with the job's key.
+    fn sweep(&self, launch: &Launch<'_>) -> io::Result<SweepResult> {
+        let cgroup = launch.cgroup.as_ref();
+        let mut swept = sweep::all(&self.earlier_children, cgroup)?;
+        swept.killed.extend(sweep::by_key(&launch.job_key)?);
+        // These two belong to the launcher, not to the job.
+        swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
+        sweep::close(cgroup);
+        Ok(swept)
+    }
+
+    fn reported(&self) -> Option<i32> {
+        let mut bytes = [0; 4];
+        let read = nix::unistd::read(&self.status, &mut bytes);
+        (read == Ok(bytes.len())).then(|| i32::from_ne_bytes(bytes))
+    }
+
+    fn send(&self, signal: i32) {
+        // An error means that it has just ended, which the loop sees next.
+        let _ = pidfd::send_signal(self.supervisor.pidfd.as_fd(), signal);
+    }
+
+    fn request(&self, signal: i32) {
+        // The same; or the pipe is full because it has not read for long: then it is stuck.
+        let _ = nix::unistd::write(&self.requests, &[signal as u8]);
+    }
+}

@@ -1,0 +1,383 @@
+//! Copies growing log files to the console: every byte in order for a single rank, whole lines with a prefix for several.
+//! The log files are the buffer, so neither a rank nor the launcher ever waits for the console.
+
+use crate::report::LineSplitter;
+use crate::report::console::escape::ColorPolicy;
+use crate::report::console::prefix::write_line;
+use crate::run::output::log_rotation::{RotatedLog, WITHOUT_WATCH};
+use crate::sys::clock;
+use crate::sys::io::console::Console;
+use crate::sys::io::inotify::{GrownFiles, GrowthWatch, WatchId};
+use crate::sys::io::poll::Poller;
+use std::fs::File;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+const CHUNK: usize = 64 * 1024;
+/// Chunks copied before the event loop handles other events.
+const TURN: usize = 16;
+
+/// How long an unfinished line is held. A prompt never ends its line, and a progress bar does so late.
+const HOLD: Duration = Duration::from_secs(1);
+
+/// How much of the logs the console has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShownMark {
+    /// All of them.
+    All,
+    /// All but this many bytes, which the console did not accept.
+    AllBut(u64),
+    /// The console's reader is gone.
+    Abandoned,
+    /// None: there is no console.
+    Nothing,
+}
+
+impl ShownMark {
+    /// The mark of two consoles together.
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (ShownMark::AllBut(here), ShownMark::AllBut(there)) => ShownMark::AllBut(here + there),
+            (ShownMark::Nothing, shown) | (shown, ShownMark::Nothing) => shown,
+            (ShownMark::AllBut(bytes), _) | (_, ShownMark::AllBut(bytes)) => ShownMark::AllBut(bytes),
+            (ShownMark::Abandoned, _) | (_, ShownMark::Abandoned) => ShownMark::Abandoned,
+            (ShownMark::All, ShownMark::All) => ShownMark::All,
+        }
+    }
+}
+
+/// A followed log.
+struct FollowedLog {
+    file: File,
+    offset: u64,
+    /// Its rotation, if it is rotated.
+    rotated: Option<Arc<RotatedLog>>,
+    watched: Option<WatchId>,
+    /// Whether it may have unread bytes.
+    grown: bool,
+    /// Whether its rank has ended, so that it does not grow any more.
+    ended: bool,
+    /// On a shared console: the prefix of each line.
+    lines: Option<(String, LineSplitter)>,
+    /// Since when it has had an unfinished line that has not been shown.
+    held: Option<Duration>,
+}
+
+impl FollowedLog {
+    /// Releases the unread bytes for rotation.
+    fn release(&self) {
+        if let Some(log) = &self.rotated {
+            log.keep_nothing();
+        }
+    }
+
+    fn unread(&self) -> u64 {
+        let offset = self.rotated.as_ref().map_or(self.offset, |log| log.offset(self.offset));
+        self.file.metadata().map_or(0, |m| m.len().saturating_sub(offset))
+    }
+
+    /// Reads on. Returns the bytes read and the bytes that rotation removed before they were read.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, u64)> {
+        if let Some(log) = &self.rotated {
+            let before = self.offset;
+            let read = log.read_at(&self.file, buffer, &mut self.offset)?;
+            return Ok((read, self.offset - before - read as u64));
+        }
+        let mut read = self.file.read_at(buffer, self.offset)?;
+        if read == 0 && self.file.metadata()?.len() < self.offset {
+            // The file has been truncated: all of its content is new.
+            self.offset = 0;
+            read = self.file.read_at(buffer, 0)?;
+        }
+        self.offset += read as u64;
+        Ok((read, 0))
+    }
+}
+
+/// Copies the logs of several ranks to one console or file.
+pub struct LogFollower {
+    sources: Vec<FollowedLog>,
+    /// `None` without inotify watches: then files are checked periodically.
+    watch: Option<GrowthWatch>,
+    /// When unwatched files were checked last.
+    checked: Duration,
+    console: Console,
+    colours: ColorPolicy,
+    /// Only lines that contain one of these texts are copied; empty: all lines.
+    only: Vec<Vec<u8>>,
+    /// Bytes that have been read and not yet accepted by the console.
+    out: Vec<u8>,
+    token: u64,
+    /// Whether it waits until the console accepts more.
+    blocked: bool,
+    /// Bytes that rotation removed before the console accepted them.
+    skipped: u64,
+    /// Whether the console's reader is gone.
+    gone: bool,
+    more: bool,
+}
+
+impl LogFollower {
+    /// Follows no log yet. `colour`: whether a terminal is shown colours, with a prefix. `tokens`: for growth events and for
+    /// the console.
+    pub fn new(console: Console, colour: bool, poll: &Poller, tokens: (u64, u64)) -> io::Result<Self> {
+        let watch = GrowthWatch::new().ok();
+        if let Some(watch) = &watch {
+            poll.readable(watch, tokens.0)?;
+        }
+        let colours = if colour && console.is_terminal() { ColorPolicy::Keep } else { ColorPolicy::Drop };
+        Ok(Self {
+            sources: Vec::new(),
+            watch,
+            checked: clock::now(),
+            console,
+            colours,
+            only: Vec::new(),
+            out: Vec::new(),
+            token: tokens.1,
+            blocked: false,
+            skipped: 0,
+            gone: false,
+            more: false,
+        })
+    }
+
+    /// Copies only lines that contain one of these texts.
+    pub fn only(self, texts: &[String]) -> Self {
+        Self { only: texts.iter().map(|text| text.clone().into_bytes()).collect(), ..self }
+    }
+
+    /// Follows the log at `path` from `offset` on. `prefix`: the prefix of each line; `None`: copied byte for byte. A log that
+    /// is the console itself (a launcher inside a rank) is not followed: it would be copied to itself forever.
+    pub fn follow(
+        &mut self,
+        path: &Path,
+        offset: u64,
+        rotated: Option<Arc<RotatedLog>>,
+        prefix: Option<String>,
+    ) -> io::Result<()> {
+        let file = File::open(path)?;
+        if self.console.is(&file) {
+            return Ok(());
+        }
+        let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
+        let lines = prefix.map(|prefix| (prefix, LineSplitter::new()));
+        if let Some(log) = &rotated {
+            log.keep_from(offset);
+        }
+        self.sources.push(FollowedLog { file, offset, rotated, watched, grown: true, ended: false, lines, held: None });
+        // Bytes that were written before the watch cause no event.
+        self.more = true;
+        Ok(())
+    }
+
+    /// Marks all followed logs as ended. The next attempt writes to other files.
+    pub fn all_ended(&mut self) {
+        for source in &mut self.sources {
+            (source.grown, source.ended) = (true, true);
+        }
+    }
+
+    /// Handles growth events.
+    pub fn grown(&mut self, poll: &Poller) -> io::Result<()> {
+        if let Some(watch) = &self.watch {
+            let grown = watch.drain().unwrap_or(GrownFiles::Any);
+            for source in &mut self.sources {
+                source.grown |= match &grown {
+                    GrownFiles::Any => true,
+                    GrownFiles::These(these) => source.watched.is_some_and(|w| these.contains(&w)),
+                };
+            }
+        }
+        if self.blocked { Ok(()) } else { self.copy(poll) }
+    }
+
+    /// Handles that the console accepts more.
+    pub fn writable(&mut self, poll: &Poller) -> io::Result<()> {
+        self.blocked = false;
+        self.copy(poll)
+    }
+
+    /// Whether there is more to copy now, so that the event loop must not sleep.
+    pub fn has_more(&self) -> bool {
+        self.more
+    }
+
+    /// When an unfinished line has to be shown or unwatched files have to be checked (`clock::now`).
+    pub fn due(&self) -> Option<Duration> {
+        let held = self.sources.iter().filter_map(|source| source.held).min().map(|since| since.saturating_add(HOLD));
+        held.into_iter().chain(self.check_at()).min().filter(|_| !self.blocked && !self.gone)
+    }
+
+    fn check_at(&self) -> Option<Duration> {
+        let unwatched = self.sources.iter().any(|source| source.watched.is_none());
+        unwatched.then(|| self.checked.saturating_add(WITHOUT_WATCH))
+    }
+
+    /// Shows unfinished lines that have been held long enough, each as a line of its own, and checks unwatched files.
+    pub fn handle_timeout(&mut self, poll: &Poller) -> io::Result<()> {
+        let now = clock::now();
+        if self.due().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        if self.check_at().is_some_and(|at| at <= now) {
+            self.checked = now;
+            self.sources.iter_mut().for_each(|source| source.grown |= source.watched.is_none());
+        }
+        for source in &mut self.sources {
+            if source.held.is_some_and(|since| since.saturating_add(HOLD) <= now)
+                && self.only.is_empty()
+                && let Some((prefix, lines)) = &mut source.lines
+            {
+                source.held = None;
+                if let Some(line) = lines.take_pending() {
+                    write_line(&mut self.out, prefix, &line, self.colours);
+                }
+            }
+        }
+        self.copy(poll)
+    }
+
+    /// Copies what the console accepts, at most `TURN` chunks.
+    pub fn copy(&mut self, poll: &Poller) -> io::Result<()> {
+        self.more = false;
+        for _ in 0..TURN {
+            if self.gone {
+                return Ok(());
+            }
+            if self.out.is_empty() && !self.read()? {
+                return Ok(());
+            }
+            if !self.write(poll)? {
+                return Ok(());
+            }
+        }
+        self.more = true;
+        Ok(())
+    }
+
+    /// Fills `out`. False when there is nothing to read.
+    fn read(&mut self) -> io::Result<bool> {
+        let mut buffer = vec![0; CHUNK];
+        let first = |sources: &[FollowedLog]| {
+            let ended = sources.iter().position(|s| s.ended);
+            ended.or_else(|| sources.iter().position(|s| s.grown))
+        };
+        while let Some(at) = first(&self.sources) {
+            let source = &mut self.sources[at];
+            // A read error (a stale NFS handle) ends the copy of this log.
+            let Ok((read, skipped)) = source.read(&mut buffer) else {
+                self.skipped += source.unread().max(1);
+                self.unwatch(at);
+                continue;
+            };
+            self.skipped += skipped;
+            let (out, colours, only) = (&mut self.out, self.colours, &self.only);
+            match &mut source.lines {
+                None => out.extend_from_slice(&buffer[..read]),
+                Some((prefix, lines)) => {
+                    lines.feed(&buffer[..read], |line| {
+                        if is_wanted(line, only) {
+                            write_line(out, prefix, line, colours);
+                        }
+                    });
+                    let holds = lines.is_holding() && only.is_empty();
+                    source.held = holds.then(|| source.held.unwrap_or_else(clock::now));
+                }
+            }
+            if read > 0 && !source.ended {
+                // Moved behind the others, so that a rank that always writes does not starve them.
+                self.sources[at..].rotate_left(1);
+            } else if read == 0 && source.ended {
+                if let Some((prefix, lines)) = &mut source.lines
+                    && let Some(line) = lines.finish()
+                    && is_wanted(&line, only)
+                {
+                    write_line(out, prefix, &line, colours);
+                }
+                self.unwatch(at);
+            } else if read == 0 {
+                source.grown = false;
+            }
+            if !self.out.is_empty() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn unwatch(&mut self, at: usize) {
+        let source = self.sources.remove(at);
+        source.release();
+        // Two attempts may have written to one file, which has one watch (inotify(7)).
+        let shared = self.sources.iter().any(|other| other.watched == source.watched);
+        if let (Some(watch), Some(watched), false) = (&self.watch, source.watched, shared) {
+            watch.remove(watched);
+        }
+    }
+
+    /// Writes what the console accepts. False when it accepts no more.
+    fn write(&mut self, poll: &Poller) -> io::Result<bool> {
+        while !self.out.is_empty() {
+            match self.console.write(&self.out) {
+                Ok(0) => {
+                    self.blocked = poll.writable_once(&self.console, self.token)?;
+                    return Ok(false);
+                }
+                Ok(written) => drop(self.out.drain(..written)),
+                // The reader is gone (`| head`): the job continues, and its logs are complete.
+                Err(_) => {
+                    self.gone = true;
+                    self.sources.iter().for_each(FollowedLog::release);
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies the rest after all ranks have ended. Gives up once the console has accepted nothing for `patience`, after
+    /// `limit` in all, or when `give_up` returns true, which is called whenever a descriptor in `wake` is readable.
+    pub fn finish(
+        &mut self,
+        patience: Duration,
+        limit: Duration,
+        wake: &[BorrowedFd<'_>],
+        give_up: &mut dyn FnMut() -> bool,
+    ) -> io::Result<ShownMark> {
+        let poll = Poller::new()?;
+        for fd in wake {
+            poll.readable(fd, u64::MAX)?;
+        }
+        let end = clock::now().saturating_add(limit);
+        let mut patient = clock::now().saturating_add(patience);
+        self.all_ended();
+        loop {
+            self.blocked = false;
+            self.copy(&poll)?;
+            if self.gone {
+                return Ok(ShownMark::Abandoned);
+            }
+            if self.sources.is_empty() && self.out.is_empty() {
+                return Ok(if self.skipped > 0 { ShownMark::AllBut(self.skipped) } else { ShownMark::All });
+            }
+            let until = if self.blocked { patient.min(end) } else { clock::now() };
+            if poll.wait(Some(until.saturating_sub(clock::now())))?.contains(&self.token) || !self.blocked {
+                patient = clock::now().saturating_add(patience);
+            }
+            if give_up() || clock::now() >= patient.min(end) {
+                let unread: u64 = self.sources.iter().map(FollowedLog::unread).sum();
+                return Ok(ShownMark::AllBut(self.skipped + unread + self.out.len() as u64));
+            }
+        }
+    }
+}
+
+/// Whether a line contains one of these texts, or there are none.
+fn is_wanted(line: &[u8], only: &[Vec<u8>]) -> bool {
+    only.is_empty() || only.iter().any(|text| text.is_empty() || line.windows(text.len()).any(|part| part == text))
+}

@@ -1,0 +1,65 @@
+//! `{job_id}.gpu.log`: the GPUs of a job and, every 5 s, their utilization. A thread of the supervisor process writes it. The
+//! process does not wait for this thread, which may hang inside the driver.
+
+use crate::plan::devices::visible_devices::Device;
+use crate::probe::nvml::GpuMonitor;
+use crate::report::gpu_log;
+use crate::run::output::log_files;
+use crate::run::output::log_files::plain;
+use crate::sys::{clock, signals};
+use crossbeam_channel::tick;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Duration;
+use tracing::dispatcher::{get_default, with_default};
+use tracing::{Dispatch, debug, warn};
+
+/// The same as in Paddle.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Starts the log of these GPUs. An error ends the log with a warning and does not affect the job.
+pub fn start(path: &Path, gpus: &[Device]) {
+    let file = match log_files::open(path, true) {
+        Ok(file) => file,
+        Err(error) => return warn!("the GPU log is not written: {}", log_files::unusable(path, &error)),
+    };
+    let gpus = gpus.to_vec();
+    // A thread does not inherit the subscriber of messages.
+    let messages = get_default(Dispatch::clone);
+    let body = move || {
+        // Signals have to interrupt the event loop, not this thread.
+        let _held = signals::hold();
+        with_default(&messages, || {
+            if let Err(error) = write_samples(file, &gpus) {
+                warn!("the GPU log ends here: {}", plain(&error));
+            }
+        });
+    };
+    if let Err(error) = std::thread::Builder::new().name("gpu-log".into()).spawn(body) {
+        warn!("the GPU log is not written: {}", plain(&error));
+    }
+}
+
+fn write_samples(mut file: File, gpus: &[Device]) -> io::Result<()> {
+    let watched = match GpuMonitor::open(gpus) {
+        Ok(watched) => watched,
+        Err(error) => {
+            debug!("NVML is not available: {error}");
+            return append(&mut file, &gpu_log::head(&[], &[]));
+        }
+    };
+    append(&mut file, &gpu_log::head(&watched.gpus(), &watched.processes()))?;
+    let ticks = tick(PERIOD);
+    loop {
+        append(&mut file, &gpu_log::sample(&watched.usage(), &clock::local_timestamp_with_slashes()))?;
+        // A tick channel is never closed.
+        let _ = ticks.recv();
+    }
+}
+
+/// Appends whole lines or nothing, so that readers see no partial line.
+fn append(file: &mut File, text: &str) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    file.write_all(text.as_bytes()).inspect_err(|_| drop(file.set_len(length)))
+}

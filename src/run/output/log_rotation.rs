@@ -1,0 +1,310 @@
+//! Log rotation (`--log_max_size`) while ranks write: the older part of a log is copied to `workerlog.N.1`, then the file
+//! system removes it from the beginning of the file (fallocate(2)). Ranks that append neither notice nor lose a byte. One
+//! thread does it; it sleeps until a log grows.
+
+use crate::run::output::log_files::{TAIL_BYTES, create_unlinked, numbered, plain};
+use crate::spec::{SpecError, log_rotation};
+use crate::sys::io::inotify::GrowthWatch;
+use crate::sys::io::poll::Poller;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often the size of a growing log is checked.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The same without inotify watches (fs.inotify.max_user_watches).
+pub(crate) const WITHOUT_WATCH: Duration = Duration::from_secs(1);
+/// Bytes copied between two checks for the end of the job.
+const CHUNK: usize = 1 << 20;
+
+/// One rank's log in one attempt. Positions count from the original beginning of the log, before anything was removed.
+#[derive(Debug)]
+pub struct RotatedLog {
+    path: PathBuf,
+    state: Mutex<RotatorState>,
+    /// Whether no rank writes to it any more.
+    closed: AtomicBool,
+    /// Whether bytes stay until the console has shown them.
+    until_shown: bool,
+}
+
+#[derive(Debug)]
+struct RotatorState {
+    file: File,
+    /// Bytes that were removed from the beginning of the file.
+    removed: u64,
+    /// Bytes at the beginning of the file that are a hole and read as zeroes. File systems that cannot collapse a range
+    /// (tmpfs, btrfs) punch a hole instead.
+    hole: u64,
+    /// The size at which it is rotated next.
+    limit: u64,
+    /// The position from which on the console has not shown it yet. Those bytes stay.
+    unread: Option<u64>,
+}
+
+impl RotatorState {
+    /// Removes all bytes before `end`. A file system with another block size returns EINVAL.
+    fn remove_before(&mut self, end: u64) -> io::Result<()> {
+        let range = |mode| fallocate(&self.file, mode, 0, i64::try_from(end).unwrap_or(i64::MAX));
+        if self.hole == 0 && range(FallocateFlags::FALLOC_FL_COLLAPSE_RANGE).is_ok() {
+            self.removed += end;
+            return Ok(());
+        }
+        range(FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE)?;
+        self.hole = end;
+        Ok(())
+    }
+}
+
+impl RotatedLog {
+    fn state(&self) -> MutexGuard<'_, RotatorState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads from `file`, which is this log, and advances `position`. Skips bytes that were removed before they were read.
+    pub fn read_at(&self, file: &File, buffer: &mut [u8], position: &mut u64) -> io::Result<usize> {
+        let mut state = self.state();
+        *position = (*position).max(state.removed + state.hole);
+        let read = file.read_at(buffer, *position - state.removed)?;
+        *position += read as u64;
+        if let Some(unread) = &mut state.unread {
+            *unread = *position;
+        }
+        Ok(read)
+    }
+
+    /// Keeps bytes from this position on until the console has shown them.
+    pub fn keep_from(&self, position: u64) {
+        self.state().unread = self.until_shown.then_some(position);
+    }
+
+    /// Keeps no bytes for the console any more.
+    pub fn keep_nothing(&self) {
+        self.state().unread = None;
+    }
+
+    /// The offset in the file of a position.
+    pub fn offset(&self, position: u64) -> u64 {
+        let state = self.state();
+        position.saturating_sub(state.removed).max(state.hole)
+    }
+}
+
+/// Checks that the file system of a folder supports log rotation.
+pub fn check(folder: &Path) -> Result<(), SpecError> {
+    let tried = || -> io::Result<()> {
+        let mut file = create_unlinked(folder)?;
+        file.write_all(&[0; 1 << 16])?;
+        fallocate(&file, FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 15)?;
+        Ok(())
+    };
+    tried().map_err(|error| {
+        let why = format!("cannot be kept in {}: {}", folder.display(), plain(&error));
+        SpecError::new("--log_max_size", "", why, "leave it out, or name a --log_dir on another file system")
+    })
+}
+
+/// Rotates the logs of a job.
+pub struct LogRotation {
+    spec: log_rotation::LogRotationSpec,
+    logs: Vec<Option<Arc<RotatedLog>>>,
+    new: Sender<Arc<RotatedLog>>,
+    wakeup: Arc<EventFd>,
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LogRotation {
+    /// Starts the thread. `ranks`: the number of local ranks.
+    pub fn new(spec: log_rotation::LogRotationSpec, ranks: usize) -> io::Result<Self> {
+        let (new, logs) = unbounded();
+        let wakeup = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let over = Arc::new(AtomicBool::new(false));
+        let rotator = Rotator { spec, new: logs, wakeup: wakeup.clone(), over: over.clone(), logs: Vec::new() };
+        let thread = std::thread::Builder::new().name("rotation".into()).spawn(move || {
+            // On an error of epoll or inotify the logs just grow.
+            let _ = rotator.run();
+        })?;
+        Ok(Self { spec, logs: vec![None; ranks], new, wakeup, over, thread: Some(thread) })
+    }
+
+    /// Adds the log of a local rank in its present attempt. `overwrite`: removes the older parts of an earlier job.
+    pub fn add(&mut self, local_rank: usize, path: &Path, overwrite: bool) -> io::Result<Arc<RotatedLog>> {
+        if overwrite {
+            (1..=self.spec.backups).map(|n| numbered(path, n)).for_each(|old| drop(std::fs::remove_file(old)));
+        }
+        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let state = Mutex::new(RotatorState { file, removed: 0, hole: 0, limit: self.spec.max_size, unread: None });
+        let (closed, until_shown) = (AtomicBool::new(false), self.spec.until_shown);
+        let log = Arc::new(RotatedLog { path: path.to_owned(), state, closed, until_shown });
+        self.logs[local_rank] = Some(log.clone());
+        let _ = self.new.send(log.clone());
+        self.wakeup.write(1)?;
+        Ok(log)
+    }
+
+    /// The log of a local rank in its present attempt.
+    pub fn log(&self, local_rank: usize) -> Option<&RotatedLog> {
+        self.logs[local_rank].as_deref()
+    }
+
+    /// Ends rotation after all ranks have ended. A log that begins with a hole is rewritten without it; an open reader keeps
+    /// the old file. Returns the bytes that were removed from the beginning of each log, by local rank.
+    pub fn settle(&mut self) -> Vec<u64> {
+        let settle = |log: Arc<RotatedLog>| {
+            let state = log.state();
+            log.closed.store(true, Ordering::Relaxed);
+            if state.hole == 0 {
+                return state.removed;
+            }
+            let rewritten = create_unfinished(&log.path).and_then(|new| {
+                copy(&state.file, state.hole..state.file.metadata()?.len(), &new, &|| true)?;
+                std::fs::rename(unfinished(&log.path), &log.path)
+            });
+            state.removed + if rewritten.is_ok() { state.hole } else { 0 }
+        };
+        self.logs.iter_mut().map(|log| log.take().map_or(0, settle)).collect()
+    }
+}
+
+impl Drop for LogRotation {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        let _ = self.wakeup.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The state of the thread.
+struct Rotator {
+    spec: log_rotation::LogRotationSpec,
+    new: Receiver<Arc<RotatedLog>>,
+    wakeup: Arc<EventFd>,
+    over: Arc<AtomicBool>,
+    logs: Vec<Arc<RotatedLog>>,
+}
+
+impl Rotator {
+    fn run(mut self) -> io::Result<()> {
+        let (asleep, awake, growth) = (Poller::new()?, Poller::new()?, GrowthWatch::new().ok());
+        asleep.readable(&*self.wakeup, 0)?;
+        awake.readable(&*self.wakeup, 0)?;
+        if let Some(growth) = &growth {
+            asleep.readable(growth, 1)?;
+        }
+        // While logs grow, their sizes are checked periodically: else every write would wake this thread.
+        let mut growing = false;
+        while !self.over.load(Ordering::Relaxed) {
+            match (&growth, growing) {
+                (None, _) => awake.wait(Some(WITHOUT_WATCH))?,
+                (Some(_), true) => awake.wait(Some(PAUSE))?,
+                (Some(_), false) => asleep.wait(None)?,
+            };
+            let _ = self.wakeup.read();
+            growing = growth.as_ref().is_none_or(|growth| growth.drain().is_ok_and(|grown| !grown.is_nothing()));
+            for log in self.new.try_iter() {
+                if let Some(growth) = &growth {
+                    let _ = growth.add(&log.path);
+                }
+                self.logs.push(log);
+                growing = true;
+            }
+            self.logs.retain(|log| !log.closed.load(Ordering::Relaxed));
+            if growing {
+                self.logs.iter().for_each(|log| self.rotate_if_full(log));
+            }
+        }
+        Ok(())
+    }
+
+    fn rotate_if_full(&self, log: &RotatedLog) {
+        let mut state = log.state();
+        let size = state.file.metadata().map_or(0, |m| m.len());
+        if size.saturating_sub(state.hole) < state.limit {
+            return;
+        }
+        // Set back once the older part is removed. If that fails (full disk), the next try comes after as much growth.
+        state.limit += self.spec.max_size;
+        let block = state.file.metadata().map_or(4096, |m| m.blksize().max(1));
+        let unread = state.unread.map_or(u64::MAX, |position| position.saturating_sub(state.removed));
+        let range = state.hole..(size - TAIL_BYTES.min(size)).min(unread) / block * block;
+        let Ok(file) = state.file.try_clone() else { return };
+        drop(state);
+        let wanted = || !self.over.load(Ordering::Relaxed) && !log.closed.load(Ordering::Relaxed);
+        let copied = range.start < range.end && self.copy_older(log, &file, range.clone(), &wanted).is_ok();
+        // Written back now, so that nothing waits for the disk while the lock is held.
+        let _ = file.sync_data();
+        let mut state = log.state();
+        if copied && wanted() && self.shift_backups(log).and_then(|()| state.remove_before(range.end)).is_ok() {
+            state.limit = self.spec.max_size;
+        } else {
+            let _ = std::fs::remove_file(unfinished(&log.path));
+        }
+    }
+
+    fn copy_older(
+        &self,
+        log: &RotatedLog,
+        file: &File,
+        range: Range<u64>,
+        wanted: &dyn Fn() -> bool,
+    ) -> io::Result<()> {
+        if self.spec.backups == 0 { Ok(()) } else { copy(file, range, &create_unfinished(&log.path)?, wanted) }
+    }
+
+    /// Renames each older part to the next number, drops the oldest and adds the new one.
+    fn shift_backups(&self, log: &RotatedLog) -> io::Result<()> {
+        if self.spec.backups == 0 {
+            return Ok(());
+        }
+        for n in (1..self.spec.backups).rev() {
+            match std::fs::rename(numbered(&log.path, n), numbered(&log.path, n + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        std::fs::rename(unfinished(&log.path), numbered(&log.path, 1))
+    }
+}
+
+/// The name of an older part while it is written.
+fn unfinished(log: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.new", log.display()))
+}
+
+fn create_unfinished(log: &Path) -> io::Result<File> {
+    let path = unfinished(log);
+    // A launcher that was killed may have left one.
+    let _ = std::fs::remove_file(&path);
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// Copies a range of a log. Fails with `Interrupted` once `wanted` is false.
+fn copy(from: &File, range: Range<u64>, mut to: &File, wanted: &dyn Fn() -> bool) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK];
+    let mut at = range.start;
+    while at < range.end {
+        if !wanted() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        let most = usize::try_from(range.end - at).map_or(CHUNK, |left| left.min(CHUNK));
+        let read = from.read_at(&mut buffer[..most], at)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        to.write_all(&buffer[..read])?;
+        at += read as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Output of ranks: log files, log rotation, console, routing.
+
+pub mod console;
+pub mod gpu_log;
+pub mod log_files;
+pub mod log_rotation;
+pub mod output_routing;
+pub mod rank_streams;
+pub mod run_folder;

@@ -1,0 +1,204 @@
+//! Routes ranks' output while they write it: to the console's two streams, and to files for lines with certain texts.
+
+use crate::plan::{LineFilter, Stream};
+use crate::run::launch::Launch;
+use crate::run::output::console::LogFollower;
+use crate::run::output::log_files;
+use crate::run::output::log_rotation::RotatedLog;
+use crate::run::output::rank_streams::OpenStream;
+use crate::supervise::ChildId;
+use crate::sys::io::console::Console;
+use crate::sys::io::poll::Poller;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a file system that does not respond is waited for.
+const FILE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The log followers of a launch.
+pub struct OutputRouting<'a> {
+    launch: &'a Launch<'a>,
+    poll: Arc<Poller>,
+    tokens: u64,
+    /// One for each of the console's streams, then one for each filter.
+    followers: Vec<Option<LogFollower>>,
+    /// The attempt of the filters' files.
+    attempt: Option<u32>,
+    /// Numbers of followers whose output cannot be opened.
+    failed: BTreeSet<usize>,
+    /// Logs that should be followed and are not, and the offset of this job's output.
+    unfollowed: BTreeMap<PathBuf, u64>,
+}
+
+impl<'a> OutputRouting<'a> {
+    /// Opens the console. `tokens`: the first token of the followers in `poll`, which have two each.
+    pub fn new(launch: &'a Launch<'a>, poll: Arc<Poller>, tokens: u64) -> Self {
+        let followers = (0..2 + launch.filters.len()).map(|_| None).collect();
+        let mut routing = Self {
+            launch,
+            poll,
+            tokens,
+            followers,
+            attempt: None,
+            failed: BTreeSet::new(),
+            unfollowed: BTreeMap::new(),
+        };
+        for stream in Stream::BOTH {
+            if launch.shown.keys().any(|(_, shown)| *shown == stream)
+                && let Some(console) = open_console(stream)
+            {
+                routing.set_follower(stream.index(), console);
+            }
+        }
+        routing
+    }
+
+    /// `console`: `None` if it cannot be opened.
+    fn set_follower(&mut self, number: usize, console: Option<Console>) {
+        let token = self.tokens + 2 * number as u64;
+        let follow = |console| LogFollower::new(console, self.launch.colour, &self.poll, (token, token + 1)).ok();
+        self.followers[number] = console.and_then(follow);
+        if self.followers[number].is_none() {
+            self.failed.insert(number);
+        }
+    }
+
+    /// All followers.
+    pub fn followers(&mut self) -> impl Iterator<Item = &mut LogFollower> {
+        self.followers.iter_mut().flatten()
+    }
+
+    /// One follower, by its number.
+    pub fn follower(&mut self, number: usize) -> Option<&mut LogFollower> {
+        self.followers.get_mut(number)?.as_mut()
+    }
+
+    /// Bytes that could not be followed (no descriptors, no memory). The logs have them.
+    pub fn unshown(&self) -> u64 {
+        let unread = |(path, start): (&PathBuf, &u64)| path.metadata().map_or(0, |m| m.len().saturating_sub(*start));
+        self.unfollowed.iter().map(unread).sum()
+    }
+
+    /// Follows a file that a rank writes to, if it is shown.
+    pub fn follow(&mut self, id: ChildId, log: &OpenStream, rotated: Option<&Arc<RotatedLog>>) {
+        self.open_filters(id.attempt);
+        let Some(prefix) = self.launch.shown.get(&(id.local_rank, log.stream)) else { return };
+        let rotated = rotated.filter(|_| log.rotates);
+        self.follow_with(log.stream.index(), log, rotated, prefix.clone());
+        if log.rotates {
+            return;
+        }
+        for (number, _) in self.launch.filters.iter().enumerate().filter(|(_, filter)| filter.stream == log.stream) {
+            self.follow_with(2 + number, log, None, Some(prefix.clone().unwrap_or_default()));
+        }
+    }
+
+    fn follow_with(
+        &mut self,
+        number: usize,
+        log: &OpenStream,
+        rotated: Option<&Arc<RotatedLog>>,
+        prefix: Option<String>,
+    ) {
+        let followed = match &mut self.followers[number] {
+            Some(follower) => follower.follow(&log.path, log.start, rotated.cloned(), prefix).is_ok(),
+            // A closed console is no failure.
+            None => !self.failed.contains(&number),
+        };
+        if !followed {
+            self.unfollowed.insert(log.path.clone(), log.start);
+        }
+    }
+
+    fn open_filters(&mut self, attempt: u32) {
+        if self.attempt == Some(attempt) || self.launch.filters.is_empty() {
+            return;
+        }
+        self.attempt = Some(attempt);
+        for (number, LineFilter { texts, file, .. }) in self.launch.filters.iter().enumerate() {
+            let opened = log_files::open(&self.launch.log_dir.join(file.at(attempt)), true).ok();
+            self.set_follower(2 + number, opened.map(Console::file));
+            let follower = self.followers[2 + number].take();
+            self.followers[2 + number] = follower.map(|follower| follower.only(texts));
+        }
+    }
+
+    /// Handles the end of an attempt: copies the rest of its lines to the filter files and closes them.
+    pub fn end_attempt(&mut self) {
+        for (number, slot) in self.followers.iter_mut().enumerate() {
+            let Some(follower) = slot else { continue };
+            follower.all_ended();
+            if number >= 2 {
+                // A file accepts everything at once.
+                let _ = follower.finish(FILE_PATIENCE, Duration::MAX, &[], &mut || false);
+                *slot = None;
+            }
+        }
+    }
+}
+
+/// The console behind a stream. `None`: it is closed; `Some(None)`: it cannot be opened.
+fn open_console(stream: Stream) -> Option<Option<Console>> {
+    match Console::open(stream.descriptor()) {
+        Ok(console) => Some(Some(console)),
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => None,
+        Err(_) => Some(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use crate::framework::paddle_launch::PodInfo;
+    use crate::plan::Plan;
+    use crate::supervise::SupervisionPolicy;
+
+    #[test]
+    fn logs_that_cannot_be_followed_count_as_unshown() {
+        let pod = PodInfo { name: String::new(), log_dir: String::new(), auto_cluster: false };
+        let plan = Plan {
+            ranks: Vec::new(),
+            nnodes: 1,
+            world_size: 1,
+            pod,
+            job_id: String::new(),
+            mode: "",
+            servers_end: false,
+        };
+        let folder = std::env::temp_dir().join(format!("rlaunch-routing-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let launch = Launch {
+            plan: &plan,
+            program: PathBuf::new(),
+            base: Vec::new(),
+            log_dir: folder.clone(),
+            torch_store: Vec::new().into(),
+            log_overwrite: false,
+            rotation: None,
+            shown: [((0, Stream::Stdout), None)].into(),
+            filters: Vec::new(),
+            colour: false,
+            policy: SupervisionPolicy::with_grace(Duration::ZERO),
+            forwarded_signals: BTreeSet::new(),
+            nofile: None,
+            job_key: String::new(),
+            cgroup: None,
+            zygote: None,
+            gloo_tmpdir: None,
+            removed_on_success: None,
+        };
+        let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap()), 0);
+        let path = folder.join("log");
+        let id = ChildId { attempt: 0, local_rank: 0 };
+        routing.follow(id, &OpenStream { stream: Stream::Stdout, path: path.clone(), start: 2, rotates: true }, None);
+        assert_eq!(routing.unshown(), 0);
+        std::fs::write(&path, "1 lines").unwrap();
+        assert_eq!(routing.unshown(), 5);
+        routing.follow(id, &OpenStream { stream: Stream::Stderr, path, start: 0, rotates: true }, None);
+        assert_eq!(routing.unshown(), 5, "stderr is not shown");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,100 @@
+//! Opens the files behind a rank's stdout and stderr.
+
+use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
+use crate::run::output::log_files;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// A file that a rank writes to in one attempt.
+#[derive(Debug)]
+pub struct OpenStream {
+    /// Which of its streams; stdout where both share the file.
+    pub stream: Stream,
+    /// Its path.
+    pub path: PathBuf,
+    /// Offset at which the output of this attempt starts.
+    pub start: u64,
+    /// Whether log rotation applies.
+    pub rotates: bool,
+}
+
+/// The stdout and stderr of a rank.
+#[derive(Debug)]
+pub struct RankStreams {
+    ends: [Option<Arc<File>>; 2],
+    /// Those that are log files.
+    pub written: Vec<OpenStream>,
+}
+
+impl RankStreams {
+    /// The descriptors; `None`: inherited from the launcher.
+    pub fn descriptors(&self) -> [Option<RawFd>; 2] {
+        [0, 1].map(|index| self.ends[index].as_ref().map(|file| file.as_raw_fd()))
+    }
+}
+
+/// A file or folder that cannot be opened.
+#[derive(Debug, Error)]
+#[error("{}: {}", .path.display(), log_files::plain(.source))]
+pub struct StreamError {
+    /// Its path.
+    pub path: PathBuf,
+    /// The error of the system.
+    pub source: io::Error,
+}
+
+/// Opens the streams of a rank. `overwrite`: empties the log of an earlier job.
+pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> Result<RankStreams, StreamError> {
+    match &rank.output {
+        OutputPlan::Combined(log) => {
+            let path = log_dir.join(log);
+            let file = Arc::new(
+                log_files::open(&path, overwrite).map_err(|source| StreamError { path: path.clone(), source })?,
+            );
+            let start = file.metadata().map_or(0, |m| m.len());
+            let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true }];
+            Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written })
+        }
+        OutputPlan::Separate(sinks) => {
+            if let Some(error_file) = rank.per_attempt.as_ref().and_then(|elastic| elastic.error_file.as_ref()) {
+                create_parent(Path::new(&error_file.at(attempt)))?;
+            }
+            let mut opened = RankStreams { ends: [None, None], written: Vec::new() };
+            for stream in Stream::BOTH {
+                let sink = &sinks[stream.index()];
+                let file = match (sink, sink.file(attempt)) {
+                    (StreamSink::Inherited, _) => continue,
+                    (_, None) => OpenOptions::new()
+                        .write(true)
+                        .open("/dev/null")
+                        .map_err(|source| StreamError { path: "/dev/null".into(), source })?,
+                    (_, Some(name)) => {
+                        let path = log_dir.join(name);
+                        create_parent(&path)?;
+                        let file = log_files::open(&path, true)
+                            .map_err(|source| StreamError { path: path.clone(), source })?;
+                        let rotates = matches!(sink, StreamSink::Captured(_));
+                        opened.written.push(OpenStream { stream, path, start: 0, rotates });
+                        file
+                    }
+                };
+                opened.ends[stream.index()] = Some(Arc::new(file));
+            }
+            Ok(opened)
+        }
+    }
+}
+
+fn create_parent(file: &Path) -> Result<(), StreamError> {
+    let folder = file.parent().unwrap_or(file);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(|source| StreamError { path: folder.to_owned(), source })
+}

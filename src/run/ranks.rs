@@ -1,0 +1,359 @@
+//! The processes of a plan's ranks: starts each with its log and its lifeline, sweeps what it leaves behind and writes its
+//! journal entries.
+
+use crate::model::{Exit, ProcessLabel};
+use crate::plan::OutputPlan;
+use crate::protocol::{NodeStop, RankFailure};
+use crate::report::cause::blame::blame;
+use crate::report::lost_peer;
+use crate::run::engine::{PendingExit, RankHost, StartError};
+use crate::run::launch::{Launch, LaunchListener};
+use crate::run::multi_node::membership::Membership;
+use crate::run::multi_node::torch_store::ServedTorchStore;
+use crate::run::output::console::LogFollower;
+use crate::run::output::log_files::{self, TAIL_BYTES};
+use crate::run::output::log_rotation::LogRotation;
+use crate::run::output::output_routing::OutputRouting;
+use crate::run::output::rank_streams;
+use crate::run::prepare::gloo_tmpdir;
+use crate::run::prepare::preflight::store_limits;
+use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::start_error::RankStartError;
+use crate::run::sweep;
+use crate::run::sweep::{Leftover, SweepBudget};
+use crate::run::tokens::ZYGOTE;
+use crate::run::zygote::{ForkedStartError, ZygoteEvent};
+use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
+use crate::sys::io::poll::Poller;
+use crate::sys::process::affinity::CpuMask;
+use crate::sys::process::cgroup::CgroupDir;
+use crate::sys::process::child::Child;
+use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::spawn;
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use std::ffi::{CString, NulError};
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+
+/// How much of a log's end is searched for the loss of a peer.
+const LOST_PEER_BYTES: u64 = 4 * 1024;
+
+/// The present process of one rank.
+#[derive(Clone, Debug, Default)]
+pub struct RankState {
+    /// Its process id; `None` if it has not run.
+    pub pid: Option<i32>,
+    /// The attempt that it belongs to.
+    pub attempt: u32,
+    /// Offset in its log at which its output starts. While its log is rotated: the offset before anything was removed
+    /// from the log's beginning.
+    pub log_start: u64,
+    /// Its peak memory in bytes, including children that it waited for.
+    pub peak_memory: u64,
+}
+
+/// The ranks of a plan: what the engine acts on.
+pub struct RankProcesses<'a> {
+    launch: &'a Launch<'a>,
+    lifeline: Lifeline,
+    base: Vec<(Vec<u8>, Vec<u8>)>,
+    mask: libc::sigset_t,
+    /// The folder of the cgroup that ranks start in.
+    cgroup: Option<CgroupDir>,
+    /// The present processes, by local rank.
+    pub processes: Vec<RankState>,
+    /// The processes that each rank left behind in all attempts, all of them killed; by local rank.
+    pub swept: Vec<Vec<Leftover>>,
+    /// Processes of no rank in particular that were killed between attempts.
+    pub strays: Vec<Leftover>,
+    swept_last: usize,
+    sweep_budget: SweepBudget,
+    /// The TCPStore of the ranks, if the launcher serves it.
+    store: ServedTorchStore<'a>,
+    /// Log rotation, if there is any.
+    rotation: Option<LogRotation>,
+    /// Copies logs to the console and to filter files.
+    routing: OutputRouting<'a>,
+    poll: Arc<Poller>,
+    /// The journal of events.
+    pub journal: Journal,
+    listener: &'a dyn LaunchListener,
+}
+
+impl<'a> RankProcesses<'a> {
+    /// Starts no rank yet. `store`: listening sockets of the TCPStore; `tokens`: the first token of the log followers in
+    /// `poll`, which have two each.
+    pub fn new(
+        launch: &'a Launch<'a>,
+        store: &'a [TcpListener],
+        poll: Arc<Poller>,
+        tokens: u64,
+        journal: Journal,
+        listener: &'a dyn LaunchListener,
+    ) -> io::Result<Self> {
+        Ok(Self {
+            launch,
+            lifeline: Lifeline::new()?,
+            base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
+            mask: spawn::current_mask(),
+            cgroup: launch.cgroup.as_ref().and_then(|cgroup| match launch.policy.first_attempt {
+                0 => cgroup.create().ok(),
+                // Processes of an earlier round were killed in it.
+                _ => cgroup.renew(sweep::CGROUP_PATIENCE).ok(),
+            }),
+            processes: vec![RankState::default(); launch.plan.ranks.len()],
+            swept: vec![Vec::new(); launch.plan.ranks.len()],
+            strays: Vec::new(),
+            swept_last: 0,
+            store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
+            sweep_budget: SweepBudget::default(),
+            rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
+            routing: OutputRouting::new(launch, poll.clone(), tokens),
+            poll,
+            journal,
+            listener,
+        })
+    }
+
+    /// The log followers.
+    pub fn followers(&mut self) -> impl Iterator<Item = &mut LogFollower> {
+        self.routing.followers()
+    }
+
+    /// One log follower, by its number.
+    pub fn follower(&mut self, number: usize) -> Option<&mut LogFollower> {
+        self.routing.follower(number)
+    }
+
+    /// Bytes of the logs that could not be followed.
+    pub fn unshown(&self) -> u64 {
+        self.routing.unshown()
+    }
+
+    fn label(&self, id: ChildId) -> ProcessLabel {
+        self.launch.plan.ranks[id.local_rank].label()
+    }
+
+    /// Ends log rotation, once nothing is written to the logs any more.
+    pub fn settle_logs(&mut self) {
+        let removed = self.rotation.as_mut().map(LogRotation::settle).unwrap_or_default();
+        for (process, removed) in self.processes.iter_mut().zip(removed) {
+            process.log_start = process.log_start.saturating_sub(removed);
+        }
+    }
+
+    /// The message to the other nodes about a stop that begins on this node.
+    pub fn node_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<NodeStop> {
+        let (local_rank, exit) = match reason {
+            StopReason::Signal(signal) => return Some(NodeStop::Signal { signal }),
+            StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
+            _ => return None,
+        };
+        let process = &self.processes[local_rank];
+        let id = ChildId { attempt: process.attempt, local_rank };
+        let log = self.launch.tail_file(local_rank, process.attempt);
+        let last = log.map(|log| log_files::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default();
+        let words = blame(&last, exit).map(|blame| blame.fault.in_a_line()).unwrap_or_default();
+        let (host, node) = (membership.info().host.clone(), membership.round().map_or(0, |(_, own)| own));
+        let (who, how) = (self.label(id).to_string(), exit.to_string());
+        let (status, lost_peer) = (exit.shell_status(), self.has_lost_peer(id));
+        let again = membership.info().rules.ask_for_restart(status);
+        Some(NodeStop::Failure {
+            failure: RankFailure {
+                host,
+                node,
+                process: who,
+                outcome: how,
+                message: words,
+                status,
+                lost_peer,
+                again,
+                ..RankFailure::default()
+            },
+        })
+    }
+
+    /// Forks the rank from the preload server. `None`: it has to be started without.
+    fn fork(&self, command: &SpawnCommand) -> Result<Option<SpawnedProcess>, ForkedStartError> {
+        let Some(zygote) = &self.launch.zygote else { return Ok(None) };
+        match zygote.start(command) {
+            Err(ForkedStartError::FallBack(failure)) => {
+                self.listener.preload_abandoned(&failure.to_string());
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Handles an event of the preload server, if there is one.
+    pub fn check_zygote(&mut self, poll: &Poller) -> io::Result<()> {
+        let Some(zygote) = &self.launch.zygote else { return Ok(()) };
+        // Its failure is reported when a rank is to be started.
+        if let Some(ZygoteEvent::Ready { pid, seconds }) = zygote.check(poll)? {
+            self.journal.write(JournalEvent::ZygoteReady { pid, seconds, modules: zygote.modules() });
+            if zygote.was_announced() {
+                self.listener.preload_done(&zygote.names(), seconds);
+            }
+        }
+        Ok(())
+    }
+
+    /// Suspends and resumes the preload server while it imports. The supervisor suspends ranks only.
+    pub fn freeze_zygote(&self, event: &SupervisorEvent) {
+        let Some(zygote) = self.launch.zygote.as_ref().filter(|zygote| zygote.is_importing()) else { return };
+        match event {
+            SupervisorEvent::Suspend => zygote.freeze(libc::SIGSTOP),
+            SupervisorEvent::Resume => zygote.freeze(libc::SIGCONT),
+            _ => {}
+        }
+    }
+
+    fn start_rank(&mut self, id: ChildId) -> Result<Arc<Child>, RankStartError> {
+        let plan = &self.launch.plan.ranks[id.local_rank];
+        let (rank, program) = (self.label(id), self.launch.program.clone());
+        let step =
+            |step: &str, source| RankStartError::Step { rank, program: program.clone(), step: step.to_owned(), source };
+        let nul = |source| RankStartError::Nul { rank, program: program.clone(), source };
+        self.store.check().map_err(|source| RankStartError::Store { rank, program: program.clone(), source })?;
+        // The logs of an earlier attempt have been moved away.
+        let overwrite = self.launch.log_overwrite && id.attempt == 0;
+        let opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
+            .map_err(|error| step(&error.path.display().to_string(), error.source))?;
+        let [stdout, stderr] = opened.descriptors();
+        let mut rotated = None;
+        if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
+            let added = rotation.add(id.local_rank, &log.path, overwrite);
+            rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
+        }
+        let end = self.lifeline.open_end().map_err(|source| step("lifeline", source))?;
+        let mut env = plan.env_of(id.attempt);
+        env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
+        let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
+        let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
+        let command = SpawnCommand {
+            program: CString::new(program.as_os_str().as_encoded_bytes()).map_err(nul)?,
+            argv: strings(plan.argv.iter().map(|a| a.clone().into_vec()).collect()).map_err(nul)?,
+            envp: strings(env.collect()).map_err(nul)?,
+            stdio: [None, stdout, stderr],
+            keep: Vec::new(),
+            group: ProcessGroup::Session,
+            cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
+            cwd: None,
+            detached: false,
+            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
+            mask: self.mask,
+            nofile: self.launch.nofile,
+            affinity: plan.cpus.as_ref().map(CpuMask::of),
+            default_sigpipe: true,
+        };
+        let started = match self.fork(&command).map_err(|source| RankStartError::Forked { rank, source })? {
+            Some(started) => started,
+            None => {
+                spawn::start(&command).map_err(|error| step(error.step, io::Error::from_raw_os_error(error.errno)))?
+            }
+        };
+        let log_start = opened.written.first().map_or(0, |log| log.start);
+        self.processes[id.local_rank] =
+            RankState { pid: Some(started.pid), attempt: id.attempt, log_start, ..RankState::default() };
+        for log in &opened.written {
+            self.routing.follow(id, log, rotated.as_ref());
+        }
+        Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
+    }
+}
+
+impl RankHost for RankProcesses<'_> {
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
+        let started = self.start_rank(id);
+        if let Ok(child) = &started {
+            self.listener.started(id, child.pid());
+        }
+        let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
+        let why = started.as_ref().err().map(RankStartError::to_string).unwrap_or_default();
+        self.journal.write(match &started {
+            Ok(child) => JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() },
+            Err(_) => JournalEvent::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why: &why },
+        });
+        Ok(started?)
+    }
+
+    fn group_lingers(&self, pid: i32) -> bool {
+        self.launch.policy.forwards && sweep::is_group_alive(pid)
+    }
+
+    fn delays_restart(&self) -> bool {
+        self.launch.zygote.as_ref().is_some_and(|zygote| zygote.is_importing())
+    }
+
+    fn before_reap(&mut self, end: &PendingExit<'_>) {
+        let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
+        // Processes that an error hides now are found by the sweep of the whole job.
+        let found = sweep::after_rank(end, &key, &mut self.sweep_budget).unwrap_or_default();
+        self.swept_last = found.len();
+        self.swept[end.id.local_rank].extend(found);
+    }
+
+    fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit) {
+        let process = &mut self.processes[id.local_rank];
+        process.peak_memory = child.peak_memory();
+        let (pid, swept, peak_memory_bytes) = (child.pid(), self.swept_last, process.peak_memory);
+        let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
+        self.journal.write(JournalEvent::RankEnded {
+            role,
+            rank,
+            local_rank: id.local_rank,
+            attempt,
+            pid,
+            exit,
+            swept,
+            peak_memory_bytes,
+        });
+    }
+
+    fn has_lost_peer(&mut self, id: ChildId) -> bool {
+        let start = self.processes[id.local_rank].log_start;
+        let log = self.rotation.as_ref().and_then(|rotation| rotation.log(id.local_rank));
+        let start = log.map_or(start, |log| log.offset(start));
+        // Only the end: the rank may have lost a connection earlier and recovered.
+        let last = self.launch.tail_file(id.local_rank, id.attempt);
+        last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
+    }
+
+    fn sweep_job(&mut self) {
+        let swept = sweep::all(&self.launch.kept_children(), self.launch.cgroup.as_ref());
+        self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
+        let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
+        self.routing.end_attempt();
+        self.settle_logs();
+        let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
+        let ranks = &self.launch.plan.ranks;
+        let is_first = |local: usize| Lifecycle::of(ranks[local].role) == Lifecycle::First;
+        let has_run = |local: usize| self.processes[local].pid.is_some() && self.processes[local].attempt == attempt;
+        // A rank that ran to its end before the others started is not run again: its log stays.
+        let began = (0..ranks.len()).any(|local| !is_first(local) && has_run(local));
+        for local in (0..ranks.len()).filter(|&local| has_run(local) && !(began && is_first(local))) {
+            if let OutputPlan::Combined(log) = &ranks[local].output {
+                // If it cannot be moved, the next attempt appends to it.
+                let _ = log_files::archive(&self.launch.log_dir, log, attempt, backups);
+            }
+        }
+        // The next attempt must not read keys of this one.
+        self.store.renew();
+        if let Some(folder) = &self.launch.gloo_tmpdir {
+            gloo_tmpdir::empty(folder);
+        }
+    }
+
+    fn report_progress(&mut self, note: ProgressNote) {
+        if let (ProgressNote::Restarting { .. }, Some(zygote)) = (&note, &self.launch.zygote) {
+            // On an error the next start fails, and that is reported.
+            let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
+        }
+        self.journal.write_note(&note, |local| self.launch.plan.ranks[local].label());
+        self.listener.progressed(&note);
+    }
+}

@@ -1,0 +1,273 @@
+//! The journal: writes `LOG_DIR/rlaunch/events.jsonl`, one JSON object for each event, and `result.json`. Schemas:
+//! `docs/events.schema.json` and `docs/result.schema.json`. Version 1; later versions may add fields.
+
+use crate::model::exit::signal_name;
+use crate::model::{Exit, ProcessLabel, Role};
+use crate::run::output::log_files;
+use crate::spec::SpecError;
+use crate::supervise::{NoRestart, ProgressNote};
+use crate::sys::clock;
+use serde::ser::SerializeStructVariant;
+use serde::{Serialize, Serializer};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use tracing::warn;
+
+/// The schema version of both files.
+pub const VERSION: u32 = 1;
+
+impl Serialize for Exit {
+    /// `{"code": 1}`, `{"signal": {"number": 9, "name": "SIGKILL"}}` or `"unknown"`.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Exit::Code(code) => serializer.serialize_newtype_variant("Exit", 0, "code", &code),
+            Exit::Signal(number) => {
+                let mut signal = serializer.serialize_struct_variant("Exit", 1, "signal", 2)?;
+                signal.serialize_field("number", &number)?;
+                signal.serialize_field("name", &signal_name(number))?;
+                signal.end()
+            }
+            Exit::Lost => serializer.serialize_unit_variant("Exit", 2, "unknown"),
+        }
+    }
+}
+
+/// One event. `rank` is the number in the job among ranks of its role; `local_rank` is the number on this node.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the schema describes each field")]
+pub enum JournalEvent<'a> {
+    JobStarted {
+        job_id: &'a str,
+        host: &'a str,
+        ranks: usize,
+        supervisor: u32,
+        argv: Vec<String>,
+    },
+    ZygoteReady {
+        pid: i32,
+        seconds: f64,
+        modules: &'a [String],
+    },
+    RankStarted {
+        role: Role,
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        pid: i32,
+    },
+    RankNotStarted {
+        role: Role,
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        why: &'a str,
+    },
+    RankEnded {
+        role: Role,
+        rank: usize,
+        local_rank: usize,
+        attempt: u32,
+        pid: i32,
+        exit: Exit,
+        swept: usize,
+        peak_memory_bytes: u64,
+    },
+    Signal {
+        signal: i32,
+    },
+    FrontLost,
+    Finishing {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+    },
+    Stopping {
+        signal: i32,
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+    },
+    Forced {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+    },
+    Killing {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+    },
+    Unkillable {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+    },
+    Restarting {
+        attempt: u32,
+        of: u32,
+        culprit: usize,
+        culprit_role: Role,
+        exit: Exit,
+        delay_seconds: f64,
+    },
+    NotRestarting {
+        why: &'static str,
+    },
+    RoundStarted {
+        round: u64,
+        attempt: u32,
+        node: usize,
+        nnodes: usize,
+        world_size: usize,
+        first_rank: usize,
+    },
+    RoundEnded {
+        round: u64,
+        outcome: &'a str,
+        why: Option<&'a str>,
+    },
+    JobEnded {
+        outcome: &'a str,
+        exit_status: i32,
+    },
+}
+
+#[derive(Serialize)]
+struct JournalLine<'a> {
+    version: u32,
+    sequence: u64,
+    /// RFC 3339, UTC.
+    time: String,
+    /// Seconds on the monotonic clock.
+    monotonic: f64,
+    #[serde(flatten)]
+    what: &'a JournalEvent<'a>,
+}
+
+/// The journal of events. A write error (a full disk) ends the journal with a warning and does not affect the job.
+#[derive(Debug, Default)]
+pub struct Journal {
+    events: Option<File>,
+    /// The length of the file up to its last complete line.
+    length: u64,
+    sequence: u64,
+}
+
+impl Journal {
+    /// Creates the folder in `log_dir` and a new file of events.
+    pub fn open(log_dir: &Path) -> Result<Self, SpecError> {
+        let folder =
+            log_files::own_folder(log_dir).map_err(|e| log_files::unusable(&log_dir.join(log_files::OWN), &e))?;
+        let path = folder.join("events.jsonl");
+        let events = log_files::open(&path, true).map_err(|e| log_files::unusable(&path, &e))?;
+        Ok(Self { events: Some(events), length: 0, sequence: 0 })
+    }
+
+    /// Writes one event.
+    pub fn write(&mut self, what: JournalEvent<'_>) {
+        let Some(file) = &mut self.events else { return };
+        let line = JournalLine {
+            version: VERSION,
+            sequence: self.sequence,
+            time: clock::utc_timestamp(),
+            monotonic: clock::now().as_secs_f64(),
+            what: &what,
+        };
+        self.sequence += 1;
+        let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut text| {
+            text.push(b'\n');
+            file.write_all(&text).map(|()| text.len() as u64)
+        });
+        match written {
+            Ok(more) => self.length += more,
+            Err(error) => {
+                warn!("cannot write events.jsonl any more: {}", log_files::plain(&error));
+                // Removes the incomplete line, which readers could not parse.
+                let _ = file.set_len(self.length);
+                self.events = None;
+            }
+        }
+    }
+
+    /// Writes a progress note of the supervisor. `label`: the label of a local rank.
+    pub fn write_note(&mut self, note: &ProgressNote, label: impl Fn(usize) -> ProcessLabel) {
+        let numbers = |living: &[usize]| living.iter().map(|l| label(*l).number).collect();
+        let roles = |living: &[usize]| living.iter().map(|l| label(*l).role).collect();
+        self.write(match note {
+            ProgressNote::Finishing { living } => {
+                JournalEvent::Finishing { living: numbers(living), living_roles: roles(living) }
+            }
+            ProgressNote::Stopping { signal, living } => {
+                JournalEvent::Stopping { signal: *signal, living: numbers(living), living_roles: roles(living) }
+            }
+            ProgressNote::Forced { living } => {
+                JournalEvent::Forced { living: numbers(living), living_roles: roles(living) }
+            }
+            ProgressNote::Killing { living } => {
+                JournalEvent::Killing { living: numbers(living), living_roles: roles(living) }
+            }
+            ProgressNote::Unkillable { living } => {
+                JournalEvent::Unkillable { living: numbers(living), living_roles: roles(living) }
+            }
+            ProgressNote::Restarting { attempt, of, culprit, exit, delay } => JournalEvent::Restarting {
+                attempt: *attempt,
+                of: *of,
+                culprit: label(*culprit).number,
+                culprit_role: label(*culprit).role,
+                exit: *exit,
+                delay_seconds: delay.as_secs_f64(),
+            },
+            ProgressNote::NotRestarting { why } => JournalEvent::NotRestarting { why: word(*why) },
+        });
+    }
+}
+
+/// The word of the schema for why no restart followed.
+fn word(why: NoRestart) -> &'static str {
+    match why {
+        NoRestart::Never(_) => "never_listed",
+        NoRestart::NotListed(_) => "not_listed",
+        NoRestart::SameFailure(_) => "same_failure",
+        NoRestart::UsedUp(_) => "used_up",
+        NoRestart::StartFailed => "start_failed",
+        NoRestart::Stopped => "stopped",
+        NoRestart::LauncherKilled => "front_lost",
+        NoRestart::Unkillable => "unkillable",
+    }
+}
+
+/// Writes `result.json` atomically.
+pub fn write_result(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
+    text.push('\n');
+    log_files::replace(&log_files::own_folder(log_dir)?.join(log_files::RESULT), &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_lists_the_words_for_no_restart() {
+        let all = [
+            NoRestart::Never(1),
+            NoRestart::NotListed(1),
+            NoRestart::SameFailure(1),
+            NoRestart::UsedUp(1),
+            NoRestart::StartFailed,
+            NoRestart::Stopped,
+            NoRestart::LauncherKilled,
+            NoRestart::Unkillable,
+        ];
+        let schema: serde_json::Value = serde_json::from_str(include_str!("../../../docs/events.schema.json")).unwrap();
+        let words = &schema["$defs"]["not_restarting"]["properties"]["why"]["enum"];
+        assert_eq!(*words, serde_json::json!(all.map(word)));
+    }
+
+    #[test]
+    fn the_schema_describes_the_finishing_event() {
+        let schema: serde_json::Value = serde_json::from_str(include_str!("../../../docs/events.schema.json")).unwrap();
+        let said = serde_json::to_value(JournalEvent::Finishing { living: vec![0], living_roles: vec![Role::Server] })
+            .unwrap();
+        let event = schema["$defs"][said["event"].as_str().unwrap()].as_object().unwrap();
+        assert_eq!(event["properties"]["event"]["const"], said["event"]);
+        assert!(event["required"].as_array().unwrap().iter().all(|field| said.get(field.as_str().unwrap()).is_some()));
+    }
+}

@@ -1,0 +1,191 @@
+//! The result record of a job for programs: `LOG_DIR/rlaunch/result.json`. Schema: `docs/result.schema.json`.
+
+use crate::model::{Exit, Role};
+use crate::plan::RankPlan;
+use crate::report::secrets;
+use crate::run::launch::Launch;
+use crate::run::launch_result::LaunchResult;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::record::journal::VERSION;
+use crate::run::sweep::Leftover;
+use crate::supervise::{NodeOutcome, RankReport};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The content of the file.
+#[derive(Debug, Serialize)]
+pub struct JobResult<'a> {
+    version: u32,
+    job_id: &'a str,
+    host: &'a str,
+    outcome: &'static str,
+    /// The number in the job of the rank that failed first or could not be started.
+    culprit: Option<usize>,
+    /// The role of that rank.
+    culprit_role: Option<Role>,
+    exit_status: i32,
+    log_dir: String,
+    /// `None`: unknown.
+    restarts: Option<u32>,
+    attempts: Vec<AttemptRecord>,
+    ranks: Vec<RankRecord<'a>>,
+    /// The number of killed leftovers that belong to no rank in particular.
+    swept: usize,
+    /// The failure report without colours; `None` for a job that exited successfully.
+    #[serde(rename = "verdict")]
+    failure_report: Option<&'a str>,
+    /// The outcome of the whole job as text, for jobs with a rendezvous.
+    job_end: Option<&'a str>,
+    /// Variables that the launcher sets to the same value for all ranks; secrets are masked.
+    environment: BTreeMap<&'a str, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct AttemptRecord {
+    attempt: u32,
+    culprit: usize,
+    culprit_role: Role,
+    exit: Exit,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct RankRecord<'a> {
+    role: Role,
+    rank: usize,
+    local_rank: usize,
+    status: &'static str,
+    exit: Option<Exit>,
+    why: Option<&'a str>,
+    pid: Option<i32>,
+    attempt: u32,
+    seconds: Option<f64>,
+    /// Whether the launcher had signalled it before it ended.
+    #[serde(rename = "told")]
+    signalled: bool,
+    killed: bool,
+    peak_memory_bytes: Option<u64>,
+    swept: usize,
+    log: String,
+    /// Variables that the launcher sets for this rank with a value of its own.
+    environment: BTreeMap<&'a str, String>,
+}
+
+/// Builds the record of a job. `failure_report`: as text; `job_end`: the outcome of the whole job as text, for
+/// jobs with a rendezvous.
+pub fn build_result<'a>(
+    launch: &'a Launch<'_>,
+    launched: &'a LaunchResult,
+    host: &'a str,
+    exit_status: i32,
+    failure_report: Option<&'a str>,
+    job_end: Option<&'a str>,
+) -> JobResult<'a> {
+    let ranks = &launch.plan.ranks;
+    let report = &launched.report;
+    let common: BTreeMap<&str, &str> = ranks.first().map_or_else(BTreeMap::new, |first| {
+        let alike = |name: &str, value: &str| ranks.iter().all(|r| r.env.get(name) == Some(value));
+        let vars = first.env.vars().iter().map(|(n, v)| (&**n, &**v));
+        vars.filter(|(name, value)| is_for_ranks(name) && alike(name, value)).collect()
+    });
+    let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| AttemptRecord {
+        attempt,
+        culprit: ranks[one.culprit].rank,
+        culprit_role: ranks[one.culprit].role,
+        exit: one.exit,
+        seconds: one.ended.saturating_sub(one.began).as_secs_f64(),
+    });
+    let rank = |(local, plan): (usize, &'a RankPlan)| {
+        let (end, process) = (&report.ranks[local], &launched.processes[local]);
+        let own = plan.env.vars().iter().filter(|(name, _)| is_for_ranks(name) && !common.contains_key(&**name));
+        RankRecord {
+            role: plan.role,
+            rank: plan.rank,
+            local_rank: local,
+            status: status(end),
+            exit: end.exit,
+            why: end.start_error.as_deref(),
+            pid: process.pid,
+            attempt: process.attempt,
+            seconds: end.lived.map(|lived| lived.as_secs_f64()),
+            signalled: end.signalled,
+            killed: end.killed,
+            peak_memory_bytes: end.exit.map(|_| process.peak_memory),
+            swept: launched.swept[local].len(),
+            log: launch.tail_file(local, process.attempt).map_or(String::new(), |log| log.display().to_string()),
+            environment: own.map(|(name, value)| (&**name, secrets::value(name, value))).collect(),
+        }
+    };
+    let culprit = match report.outcome {
+        NodeOutcome::Failed { culprit, .. } | NodeOutcome::NotStarted { local_rank: culprit } => {
+            Some(ranks[culprit].label())
+        }
+        _ => None,
+    };
+    let rest: &[Leftover] = &launched.rest.killed;
+    JobResult {
+        version: VERSION,
+        job_id: &launch.plan.job_id,
+        host,
+        outcome: launched.outcome.word(report),
+        culprit: culprit.map(|who| who.number),
+        culprit_role: culprit.map(|who| who.role),
+        exit_status,
+        log_dir: launch.log_dir.display().to_string(),
+        restarts: Some(report.restarts),
+        attempts: attempts.collect(),
+        ranks: ranks.iter().enumerate().map(rank).collect(),
+        swept: rest.len(),
+        failure_report,
+        job_end,
+        environment: common.iter().map(|(name, value)| (*name, secrets::value(name, value))).collect(),
+    }
+}
+
+/// The record of a job whose supervisor process was killed. `swept`: the number of processes that the sweep killed.
+pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status: i32, swept: usize) -> JobResult<'a> {
+    JobResult { restarts: None, swept, ..without_ranks(launch, host, exit_status, &JobOutcome::SupervisorLost, None) }
+}
+
+/// The record of a job that ended in this way before a rank ran on this node.
+pub fn without_ranks<'a>(
+    launch: &'a Launch<'_>,
+    host: &'a str,
+    exit_status: i32,
+    outcome: &JobOutcome,
+    job_end: Option<&'a str>,
+) -> JobResult<'a> {
+    JobResult {
+        version: VERSION,
+        job_id: &launch.plan.job_id,
+        host,
+        outcome: outcome.own_word(),
+        culprit: None,
+        culprit_role: None,
+        exit_status,
+        log_dir: launch.log_dir.display().to_string(),
+        failure_report: None,
+        restarts: Some(0),
+        attempts: Vec::new(),
+        ranks: Vec::new(),
+        swept: 0,
+        job_end,
+        environment: BTreeMap::new(),
+    }
+}
+
+fn status(rank: &RankReport) -> &'static str {
+    match rank {
+        RankReport { abandoned: true, .. } => "abandoned",
+        RankReport { start_error: Some(_), .. } => "not_started",
+        RankReport { exit: Some(exit), .. } if exit.is_success() => "succeeded",
+        RankReport { exit: Some(_), signalled: true, .. } => "stopped",
+        RankReport { exit: Some(_), .. } => "failed",
+        _ => "never_started",
+    }
+}
+
+/// Whether a variable is meant for ranks, not for the launcher itself.
+fn is_for_ranks(name: &str) -> bool {
+    !name.starts_with("RLAUNCH_")
+}

@@ -1,0 +1,96 @@
+//! Counts stop signals. The same signal may reach the supervisor process by two routes, and then means one request: a
+//! stop that is sent to every process of the job (systemd.kill(5) with KillMode=control-group; `pkill`) reaches it
+//! directly and through the launcher process.
+
+use crate::supervise::SupervisorEvent;
+use std::collections::BTreeSet;
+
+/// How a signal reached the supervisor process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SignalRoute {
+    /// Sent to the supervisor process itself.
+    Directly,
+    /// Sent to the launcher process, which passed it on.
+    Requested,
+}
+
+/// The stop signals so far.
+#[derive(Debug, Default)]
+pub struct StopRequests {
+    stopped_directly: bool,
+    requested_to_stop: bool,
+    first: Option<i32>,
+}
+
+impl StopRequests {
+    /// Whether a stop signal has come, by either route.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped_directly || self.requested_to_stop
+    }
+
+    /// The first stop signal.
+    pub fn stopped_by(&self) -> Option<i32> {
+        self.first
+    }
+
+    /// What a signal means to the supervisor, if anything. `forwarded`: signals that stop nothing. Of those sent
+    /// directly only the first stop counts, and it is the same request as the first that is passed on. A second one comes
+    /// from a user who presses Ctrl-C again, and that reaches the launcher process.
+    pub fn event(&mut self, signal: i32, route: SignalRoute, forwarded: &BTreeSet<i32>) -> Option<SupervisorEvent> {
+        match (signal, route) {
+            (libc::SIGCHLD, _) => None,
+            (libc::SIGTSTP, _) => Some(SupervisorEvent::Suspend),
+            (libc::SIGCONT, _) => Some(SupervisorEvent::Resume),
+            (_, SignalRoute::Directly) if forwarded.contains(&signal) => None,
+            (_, SignalRoute::Requested) if forwarded.contains(&signal) => Some(SupervisorEvent::ForwardSignal(signal)),
+            (_, SignalRoute::Directly) => {
+                self.first.get_or_insert(signal);
+                let is_first = !self.stopped_directly && !self.requested_to_stop;
+                self.stopped_directly = true;
+                is_first.then_some(SupervisorEvent::Stop(signal))
+            }
+            (_, SignalRoute::Requested) => {
+                self.first.get_or_insert(signal);
+                let is_counted = self.stopped_directly && !self.requested_to_stop;
+                self.requested_to_stop = true;
+                (!is_counted).then_some(SupervisorEvent::Stop(signal))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SignalRoute::{Directly, Requested};
+    use super::*;
+
+    fn stops(routes: &[SignalRoute]) -> Vec<bool> {
+        let mut requests = StopRequests::default();
+        routes.iter().map(|route| requests.event(15, *route, &BTreeSet::new()).is_some()).collect()
+    }
+
+    #[test]
+    fn a_stop_by_both_routes_counts_once() {
+        assert_eq!(stops(&[Directly, Requested]), [true, false]);
+        assert_eq!(stops(&[Requested, Directly]), [true, false]);
+        assert_eq!(stops(&[Directly, Directly, Requested]), [true, false, false]);
+    }
+
+    #[test]
+    fn a_second_stop_from_a_user_counts() {
+        assert_eq!(stops(&[Requested, Requested]), [true, true]);
+        assert_eq!(stops(&[Directly, Requested, Requested, Directly]), [true, false, true, false]);
+        assert_eq!(stops(&[Requested, Directly, Directly, Requested]), [true, false, false, true]);
+    }
+
+    #[test]
+    fn forwarded_signals_are_forwarded_once() {
+        let forwarded = BTreeSet::from([10]);
+        let mut requests = StopRequests::default();
+        assert!(requests.event(10, Directly, &forwarded).is_none());
+        assert!(matches!(requests.event(10, Requested, &forwarded), Some(SupervisorEvent::ForwardSignal(10))));
+        assert!(requests.event(libc::SIGCHLD, Directly, &forwarded).is_none());
+        assert!(matches!(requests.event(libc::SIGTSTP, Directly, &forwarded), Some(SupervisorEvent::Suspend)));
+        assert!(matches!(requests.event(libc::SIGCONT, Directly, &forwarded), Some(SupervisorEvent::Resume)));
+    }
+}

@@ -1,0 +1,16 @@
+//! Tokens of the event loop's descriptors in the engine's epoll set. Numbers below `HOST_TOKENS` are local ranks.
+
+use super::engine::HOST_TOKENS;
+
+/// Signals of this process.
+pub const SIGNALS: u64 = HOST_TOKENS;
+/// The end of the launcher process.
+pub const LAUNCHER: u64 = HOST_TOKENS + 1;
+/// Signals that the launcher process passes on.
+pub const REQUESTS: u64 = HOST_TOKENS + 2;
+/// The other nodes.
+pub const NODES: u64 = HOST_TOKENS + 3;
+/// The preload server's socket, and its end.
+pub const ZYGOTE: (u64, u64) = (HOST_TOKENS + 4, HOST_TOKENS + 5);
+/// The first of the log followers, two tokens each: growth of a log, room on the console.
+pub const FOLLOWERS: u64 = HOST_TOKENS + 6;

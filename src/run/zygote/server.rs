@@ -1,0 +1,386 @@
+//! The preload server's process: its start, its imports, its end.
+
+use super::error::{ForkedStartError, PreloadFailure, PreloadStartError};
+use super::fork_request::fork;
+use crate::model::Exit;
+use crate::plan::RankPlan;
+use crate::plan::preload::{self, PythonMain, RankCommand};
+use crate::spec::preload::PreloadSpec;
+use crate::supervise::KILL_PATIENCE;
+use crate::sys::clock;
+use crate::sys::io::packet;
+use crate::sys::io::poll::Poller;
+use crate::sys::process::child::Child;
+use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::spawn;
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use serde::Deserialize;
+use serde_json::json;
+use std::cell::RefCell;
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `-c` puts the working folder first into `sys.path`; a file there must not hide a module of the standard library.
+const COMMAND: &str =
+    "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch._preload.server import main; main()";
+
+/// The process name of the server, as `ps` shows it.
+pub const NAME: &str = "rlaunch-zygote";
+
+/// How long the server may take to end after it has closed its socket.
+const ENDING: Duration = Duration::from_millis(100);
+
+/// Imports that take longer than this are announced.
+const SLOW: Duration = Duration::from_secs(1);
+
+/// What the preload server is started with.
+pub struct PreloadContext<'a> {
+    /// The Python interpreter.
+    pub program: &'a Path,
+    /// The environment of the launcher.
+    pub base: &'a [(OsString, OsString)],
+    /// The ranks to be forked.
+    pub ranks: &'a [RankPlan],
+    /// The soft limit of open files that ranks get back, if the launcher raised its own.
+    pub nofile: Option<u64>,
+}
+
+/// The preload server of this node, for all ranks in all attempts and rounds.
+pub struct Zygote {
+    spec: PreloadSpec,
+    command: RankCommand,
+    state: RefCell<ZygoteState>,
+}
+
+#[derive(Default)]
+struct ZygoteState {
+    phase: ZygotePhase,
+    process: Option<ZygoteProcess>,
+    /// Whether the slow import has been announced.
+    announced: bool,
+}
+
+#[derive(Default)]
+enum ZygotePhase {
+    /// It has not been started.
+    #[default]
+    None,
+    /// It was lost after its imports; another may be started.
+    Lost(Arc<PreloadFailure>),
+    /// It imports, since this time.
+    Importing(Duration),
+    /// Ranks can be forked from it.
+    Ready,
+    /// It failed, and another one would fail in the same way.
+    Failed(Arc<PreloadFailure>),
+    /// Every rank imports for itself.
+    Abandoned,
+}
+
+struct ZygoteProcess {
+    child: Child,
+    socket: OwnedFd,
+    /// Kills the process when it is dropped, also when this process dies.
+    _lifeline: Lifeline,
+}
+
+/// A change in the state of the preload server.
+pub enum ZygoteEvent {
+    /// It has imported its modules.
+    Ready {
+        /// Its process id.
+        pid: i32,
+        /// Duration of the imports in seconds.
+        seconds: f64,
+    },
+    /// It failed, and no other one is started.
+    Failed,
+}
+
+/// The server's first packet.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ZygoteReply {
+    Ready { seconds: f64 },
+    Refused { refused: String },
+    Failed { failed: String, traceback: String },
+}
+
+impl Zygote {
+    /// A server that has not been started. `command`: the command line of the ranks.
+    pub fn new(spec: PreloadSpec, command: RankCommand) -> Self {
+        Self { spec, command, state: RefCell::default() }
+    }
+
+    /// The modules as text.
+    pub fn names(&self) -> String {
+        self.spec.names()
+    }
+
+    /// The modules.
+    pub fn modules(&self) -> &[String] {
+        &self.spec.modules
+    }
+
+    /// Its process id, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        self.state.borrow().process.as_ref().map(|process| process.child.pid())
+    }
+
+    /// Whether it imports, so that it is not known yet whether ranks can be forked from it.
+    pub fn is_importing(&self) -> bool {
+        matches!(self.state.borrow().phase, ZygotePhase::Importing(_))
+    }
+
+    /// Starts it unless it runs or has failed for good, and registers it with `poll` under these two tokens.
+    pub fn begin(&self, context: &PreloadContext<'_>, poll: &Poller, tokens: (u64, u64)) -> io::Result<()> {
+        let mut state = self.state.borrow_mut();
+        // Its end is not noticed between two rounds.
+        if let (ZygotePhase::Ready, Some(process)) = (&state.phase, &state.process)
+            && let Some(exit) = process.child.try_exit()?
+        {
+            state.phase = lost(PreloadFailure::Ended { pid: process.child.pid(), exit });
+        }
+        if matches!(state.phase, ZygotePhase::None | ZygotePhase::Lost(_)) {
+            state.process = None;
+            state.announced = false;
+            match self.start_process(context) {
+                Ok(process) => {
+                    state.process = Some(process);
+                    state.phase = ZygotePhase::Importing(clock::now());
+                }
+                Err(error) => state.phase = failed(error.into()),
+            }
+        }
+        if let Some(process) = &state.process {
+            if matches!(state.phase, ZygotePhase::Importing(_)) {
+                poll.readable(&process.socket, tokens.0)?;
+            }
+            poll.readable(process.child.as_fd(), tokens.1)?;
+        }
+        Ok(())
+    }
+
+    /// Starts another one for the next attempt if it has been lost.
+    pub fn restart_if_lost(&self, context: &PreloadContext<'_>, poll: &Poller, tokens: (u64, u64)) -> io::Result<()> {
+        // Its end may not have been noticed yet.
+        self.check(poll)?;
+        match self.state.borrow().phase {
+            ZygotePhase::Lost(_) => {}
+            _ => return Ok(()),
+        }
+        self.begin(context, poll, tokens)
+    }
+
+    fn start_process(&self, context: &PreloadContext<'_>) -> Result<ZygoteProcess, PreloadStartError> {
+        let (socket, theirs) = packet::pair()?;
+        let lifeline = Lifeline::new()?;
+        let end = lifeline.open_end()?;
+        let RankCommand { python, flags, main } = &self.command;
+        let last = ["-c".into(), COMMAND.into(), theirs.as_raw_fd().to_string().into_bytes(), self.setup(main, &end)];
+        let argv = std::iter::once(python).chain(flags).map(|word| word.clone().into_vec()).chain(last);
+        let base: Vec<_> = context.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect();
+        let vars = preload::common_environment(&base, context.ranks);
+        let command = SpawnCommand {
+            program: CString::new(context.program.as_os_str().as_bytes())?,
+            argv: spawn::c_strings(argv)?,
+            envp: spawn::c_strings(vars.into_iter().map(|(name, value)| [name, value].join(&b'=')))?,
+            stdio: [None; 3],
+            keep: vec![theirs.as_raw_fd()],
+            group: ProcessGroup::Session,
+            // Not in the job's cgroup, whose members are killed between attempts.
+            cgroup: None,
+            cwd: None,
+            detached: false,
+            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
+            mask: spawn::current_mask(),
+            nofile: context.nofile,
+            affinity: None,
+            default_sigpipe: true,
+        };
+        let SpawnedProcess { pid, pidfd } = spawn::start(&command)?;
+        Ok(ZygoteProcess { child: Child::new(pid, pidfd, true), socket, _lifeline: lifeline })
+    }
+
+    /// The JSON argument of its command line. Folder names keep their bytes, which need not be UTF-8.
+    fn setup(&self, main: &PythonMain, lifeline: &OwnedFd) -> Vec<u8> {
+        let first = match main {
+            PythonMain::Module => Vec::new(),
+            PythonMain::Script(script) => first_of_sys_path(script),
+        };
+        let known = json!({ "modules": self.spec.modules, "path": null, "lifeline": lifeline.as_raw_fd() }).to_string();
+        let mut text = known.trim_end_matches('}').to_owned().into_bytes();
+        text.extend(b",\"first\":\"");
+        for byte in first {
+            match byte {
+                b'"' | b'\\' => text.extend([b'\\', byte]),
+                0..0x20 => text.extend(format!("\\u{byte:04x}").bytes()),
+                _ => text.push(byte),
+            }
+        }
+        text.extend(b"\"}");
+        text
+    }
+
+    /// When the import counts as slow; `None`: it has been announced, or nothing is imported.
+    pub fn slow_at(&self) -> Option<Duration> {
+        let state = self.state.borrow();
+        match state.phase {
+            ZygotePhase::Importing(since) if !state.announced => Some(since.saturating_add(SLOW)),
+            _ => None,
+        }
+    }
+
+    /// Whether the import has become slow and is to be announced. True once.
+    pub fn has_become_slow(&self) -> bool {
+        let is_slow = self.slow_at().is_some_and(|at| clock::now() >= at);
+        self.state.borrow_mut().announced |= is_slow;
+        is_slow
+    }
+
+    /// Whether the slow import has been announced.
+    pub fn was_announced(&self) -> bool {
+        self.state.borrow().announced
+    }
+
+    /// Reads its reply and notices its end, once `poll` reports one of its tokens.
+    pub fn check(&self, poll: &Poller) -> io::Result<Option<ZygoteEvent>> {
+        let mut state = self.state.borrow_mut();
+        let ZygoteState { phase, process: place, .. } = &mut *state;
+        let Some(process) = place else { return Ok(None) };
+        let mut event = None;
+        if matches!(phase, ZygotePhase::Importing(_)) {
+            match packet::receive(process.socket.as_fd(), Duration::ZERO) {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                Ok(packet) if !packet.is_empty() => {
+                    poll.forget(&process.socket)?;
+                    (*phase, event) = reply(&packet, process.child.pid());
+                    if let Some(ZygoteEvent::Failed) = event {
+                        // It still flushes what its imports printed.
+                        end(&process.child, ENDING);
+                    }
+                }
+                // The connection is closed: its exit status follows.
+                _ => drop(end(&process.child, ENDING)),
+            }
+        }
+        let Some(exit) = process.child.try_exit()? else { return Ok(event) };
+        let pid = process.child.pid();
+        match phase {
+            ZygotePhase::Importing(_) => {
+                *phase = failed(PreloadFailure::EndedByImport { modules: self.names(), pid, exit });
+                event = Some(ZygoteEvent::Failed);
+            }
+            ZygotePhase::Ready => *phase = lost(PreloadFailure::Ended { pid, exit }),
+            ZygotePhase::None | ZygotePhase::Lost(_) | ZygotePhase::Failed(_) | ZygotePhase::Abandoned => {}
+        }
+        *place = None;
+        Ok(event)
+    }
+
+    /// Forks a rank, which becomes a child of this process. `None`: it has to be started without the preload server.
+    pub fn start(&self, command: &SpawnCommand) -> Result<Option<SpawnedProcess>, ForkedStartError> {
+        let mut state = self.state.borrow_mut();
+        let failure = match (&state.phase, &state.process) {
+            (ZygotePhase::Abandoned, _) => return Ok(None),
+            (ZygotePhase::Ready, Some(process)) => match fork(&process.child, &process.socket, command) {
+                Ok(started) => return Ok(Some(started?)),
+                Err(source) => {
+                    let pid = process.child.pid();
+                    let exit = end(&process.child, ENDING);
+                    state.process = None;
+                    let failure = Arc::new(match (source.kind(), exit) {
+                        (io::ErrorKind::TimedOut, _) => PreloadFailure::NoAnswer { pid },
+                        (_, Some(exit)) => PreloadFailure::Ended { pid, exit },
+                        (_, None) => PreloadFailure::Connection { pid, source },
+                    });
+                    state.phase = ZygotePhase::Lost(failure.clone());
+                    failure
+                }
+            },
+            (ZygotePhase::Lost(failure) | ZygotePhase::Failed(failure), _) => failure.clone(),
+            (ZygotePhase::None | ZygotePhase::Importing(_) | ZygotePhase::Ready, _) => {
+                Arc::new(PreloadFailure::NotReady)
+            }
+        };
+        if self.spec.auto {
+            state.phase = ZygotePhase::Abandoned;
+            return Err(ForkedStartError::FallBack(failure));
+        }
+        Err(ForkedStartError::Unavailable { failure, modules: self.spec.modules.join(",") })
+    }
+
+    /// Stops it or continues it while it imports; later it only acts on requests.
+    pub fn freeze(&self, signal: i32) {
+        if let Some(process) = &self.state.borrow().process {
+            // An error means that it has just ended, which is noticed next.
+            let _ = process.child.signal(signal);
+        }
+    }
+
+    /// Ends it for good. Whether there was one.
+    pub fn end(&self) -> bool {
+        let process = self.state.take().process;
+        process.is_some_and(|process| {
+            end(&process.child, Duration::ZERO);
+            true
+        })
+    }
+}
+
+fn failed(failure: PreloadFailure) -> ZygotePhase {
+    ZygotePhase::Failed(Arc::new(failure))
+}
+
+fn lost(failure: PreloadFailure) -> ZygotePhase {
+    ZygotePhase::Lost(Arc::new(failure))
+}
+
+fn reply(packet: &[u8], pid: i32) -> (ZygotePhase, Option<ZygoteEvent>) {
+    let failure = match serde_json::from_slice(packet) {
+        Ok(ZygoteReply::Ready { seconds }) => {
+            return (ZygotePhase::Ready, Some(ZygoteEvent::Ready { pid, seconds }));
+        }
+        Ok(ZygoteReply::Refused { refused }) => PreloadFailure::UnsafeToFork(refused),
+        Ok(ZygoteReply::Failed { failed: why, traceback }) => PreloadFailure::ImportRaised { why, traceback },
+        Err(error) => PreloadFailure::InvalidReply(error),
+    };
+    (failed(failure), Some(ZygoteEvent::Failed))
+}
+
+/// Kills it unless it ends by itself within `patience`. Its exit status, if it could be reaped.
+fn end(child: &Child, patience: Duration) -> Option<Exit> {
+    wait_for_end(child, patience).or_else(|| {
+        let _ = child.signal(libc::SIGKILL);
+        wait_for_end(child, KILL_PATIENCE)
+    })
+}
+
+fn wait_for_end(child: &Child, patience: Duration) -> Option<Exit> {
+    let until = clock::now().saturating_add(patience);
+    loop {
+        let left = until.saturating_sub(clock::now());
+        // A wait also returns when a signal handler of this process has run.
+        match child.wait(Some(left)) {
+            Ok(Some(exit)) => return Some(exit),
+            Ok(None) if !left.is_zero() => {}
+            _ => return None,
+        }
+    }
+}
+
+/// The entry that Python puts first into `sys.path` for a script: the folder of its real path, or the script itself where
+/// that is a folder or an archive.
+fn first_of_sys_path(script: &OsStr) -> Vec<u8> {
+    let path = Path::new(script);
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if real.is_dir() {
+        return script.as_bytes().to_vec();
+    }
+    real.parent().map(|folder| folder.as_os_str().as_bytes().to_vec()).unwrap_or_default()
+}

@@ -1,0 +1,103 @@
+//! The option table of `python -m rlaunch`. The command line, the help, the variables and the docs are built from it.
+//! Contract: the options of `paddle.distributed.launch`.
+
+use crate::spec::options::OptKind::{Bool, Flag, Int, Seconds, Text};
+use crate::spec::options::{EnvVars, Opt, OptValues, opt, prefer_env, renamed};
+use std::collections::BTreeMap;
+
+/// All options.
+#[rustfmt::skip]
+pub const OPTIONS: &[Opt] = &[
+    opt("nproc_per_node", Int, &["PADDLE_NPROC_PER_NODE"], None, "Number of ranks on this node [default: one per device, else 1]"),
+    Opt { aliases: &["gpus", "npus", "xpus"], ..opt("devices", Text, &["PADDLE_DEVICES"], None, "Comma-separated ids of visible devices, or UUIDs (GPU-..., MIG-...). A device listed twice gets two ranks") },
+    Opt { short: Some('m'), ..opt("module", Flag, &[], None, "Run the script as a module, like python -m") },
+    opt("no_python", Flag, &[], None, "Run the script as a program, without Python"),
+    opt("run_mode", Text, &["PADDLE_RUN_MODE"], None, "Kind of job: collective, ps (parameter servers), ps-heter (parameter servers with later stages) or rpc [default: inferred from the other options, else collective]"),
+    opt("job_id", Text, &["PADDLE_JOB_ID"], Some("default"), "Name of the job, used at the rendezvous and in file names"),
+    renamed("dialect", "RLAUNCH_DIALECT", opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("paddle"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax")),
+    opt("auto_parallel_config", Text, &["PADDLE_AUTO_PARALLEL_CONFIG"], None, "JSON file of automatic parallelism; the tuner runs first, then the job"),
+    opt("auto_cluster_config", Bool, &["PADDLE_AUTO_CLUSTER"], None, "Value of PADDLE_AUTO_CLUSTER for the ranks, written as 0 or 1"),
+    opt("dry_run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
+    renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as paddle. With auto among them, ranks import for themselves if a fork would not be safe")),
+    opt("log_dir", Text, &["PADDLE_LOG_DIR"], Some("log"), "Folder of the ranks' log files, workerlog.0 and so on"),
+    opt("log_overwrite", Bool, &["PADDLE_LOG_OVERWRITE"], Some("false"), "Truncate the log files instead of appending, and remove the logs of earlier attempts"),
+    opt("log_max_size", Text, &["RLAUNCH_LOG_MAX_SIZE"], None, "Approximate maximum size of each rank's log, such as 100M or 2G (minimum 1M). Older parts are moved to workerlog.N.1 and so on [default: no limit]"),
+    opt("log_backups", Int, &["RLAUNCH_LOG_BACKUPS"], Some("4"), "Number of older parts of each log to keep with --log_max_size (0 to 1000)"),
+    opt("log_level", Text, &["PADDLE_LOG_LEVEL"], Some("INFO"), "Lowest level of the launcher's messages: DEBUG, INFO, WARNING, ERROR or CRITICAL"),
+    opt("console_ranks", Text, &["RLAUNCH_CONSOLE_RANKS"], Some("first"), "Ranks whose output the console shows: comma-separated global ranks, first (of this node), all or none"),
+    renamed("prefix", "RLAUNCH_PREFIX", opt("log_prefix", Text, &["RLAUNCH_LOG_PREFIX"], Some("auto"), "Prefix of each line that the console shows: none, rank, host or rank,host; auto is rank if several ranks are shown, else none")),
+    opt("enable_gpu_log", Bool, &[], Some("true"), "Write the job's GPUs and, every 5 s, their utilization to JOB_ID.gpu.log in the log folder"),
+    renamed("grace", "RLAUNCH_GRACE", opt("grace_period", Seconds, &["RLAUNCH_GRACE_PERIOD"], Some("30"), "Seconds between SIGTERM and SIGKILL when ranks are stopped (minimum 0)")),
+    renamed("notify_signals", "RLAUNCH_NOTIFY_SIGNALS", opt("forward_signals", Text, &["RLAUNCH_FORWARD_SIGNALS"], None, "Comma-separated signals that are forwarded to the ranks and do not stop the job, such as TERM,URG; USR1 and USR2 always are")),
+    opt("cgroup", Bool, &["RLAUNCH_CGROUP"], Some("true"), "Run the ranks in a cgroup of their own, if one can be made, so that one write kills all their processes"),
+    opt("max_restart", Int, &["PADDLE_MAX_RESTART"], None, "Number of times that all ranks are restarted after a failure [default: 0]"),
+    opt("restart_on", Text, &["RLAUNCH_RESTART_ON"], None, "Comma-separated exit codes and signals after which a restart is allowed, such as 1,137,SIGKILL [default: any]"),
+    opt("never_restart_on", Text, &["RLAUNCH_NEVER_RESTART_ON"], None, "Comma-separated exit codes and signals after which no restart is allowed [default: none]"),
+    opt("restart_delay", Seconds, &["RLAUNCH_RESTART_DELAY"], Some("1"), "Seconds before the first restart; doubled before each further one, minus up to half at random"),
+    opt("restart_delay_max", Seconds, &["RLAUNCH_RESTART_DELAY_MAX"], Some("60"), "Maximum seconds before a restart"),
+    opt("restart_window", Seconds, &["RLAUNCH_RESTART_WINDOW"], None, "Seconds after which a restart no longer counts towards --max_restart [default: all count]"),
+    opt("same_failure_limit", Int, &["RLAUNCH_SAME_FAILURE_LIMIT"], None, "Number of identical failures of one rank in a row after which there is no restart (minimum 1) [default: no limit]"),
+    opt("ips", Text, &["PADDLE_IPS"], None, "Comma-separated addresses of all nodes, the same list on each node"),
+    opt("host", Text, &["POD_IP"], None, "Address of this node [default: found among those of its interfaces; 127.0.0.1 for a single node]"),
+    opt("start_port", Int, &["PADDLE_START_PORT"], Some("6070"), "First port of the ranks on each node, with --ips"),
+    opt("nnodes", Text, &["PADDLE_NNODES"], Some("1"), "Number of nodes, or MIN:MAX for an elastic job. Nodes rendezvous at --master unless --ips lists them"),
+    opt("rank", Int, &["PADDLE_TRAINER_ID", "PADDLE_RANK"], Some("-1"), "Number of this node, from 0; -1: any"),
+    opt("master", Text, &["PADDLE_MASTER"], None, "Address of the rendezvous: ip:port of the node that serves the master, or etcd://ip:port,ip:port (etcds:// with TLS) [default: this node serves the master and prints its address]"),
+    opt("sort_ip", Bool, &["PADDLE_SORT_IP"], Some("false"), "Number nodes without --rank by their addresses instead of their names"),
+    opt("elastic_level", Int, &["PADDLE_ELASTIC_LEVEL"], Some("-1"), "Reaction to a failed rank or a lost node: -1: the job ends; 0: that node leaves and the others wait for a replacement; 1: all ranks restart on the nodes that are left, after failures at most --max_restart times (default 3)"),
+    opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for more nodes after the last one has joined or left, with MIN:MAX nodes"),
+    opt("join_timeout", Seconds, &["RLAUNCH_JOIN_TIMEOUT"], None, "Seconds after which an incomplete rendezvous fails (minimum 1) [default: 10 times --elastic_timeout]"),
+    renamed("lease", "RLAUNCH_LEASE", opt("heartbeat_timeout", Seconds, &["RLAUNCH_HEARTBEAT_TIMEOUT"], Some("10"), "Seconds without a heartbeat before a node is considered lost (minimum 2)")),
+    renamed("lost_timeout", "RLAUNCH_LOST_TIMEOUT", opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], Some("60"), "Seconds that ranks keep running while etcd is unreachable and other machines are not. A node that is cut off, or has lost the master, stops its ranks within --heartbeat_timeout")),
+    renamed("job_key", "RLAUNCH_JOB_KEY", opt("job_secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of the job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the CA certificates that verify etcd's [default: those that the system trusts]"),
+    opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd; requires --etcd_key"),
+    opt("etcd_key", Text, &["RLAUNCH_ETCD_KEY"], None, "File of the private key of --etcd_cert"),
+    opt("etcd_user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines"),
+    opt("servers", Text, &["PADDLE_SERVERS_ENDPOINTS"], None, "Comma-separated endpoints of the servers, the same list on each node; requires --trainers"),
+    opt("trainers", Text, &["PADDLE_TRAINERS_ENDPOINTS"], None, "Comma-separated endpoints of the trainers; requires --servers"),
+    opt("server_num", Int, &["PADDLE_SERVER_NUM"], None, "Number of servers on this node, on free ports [default: 1]"),
+    opt("trainer_num", Int, &["PADDLE_TRAINER_NUM"], None, "Number of trainers on this node, on free ports [default: 1]"),
+    opt("gloo_port", Int, &["PADDLE_GLOO_PORT"], Some("6767"), "Port of the servers' and trainers' rendezvous on the first server's node, with --servers"),
+    opt("with_gloo", Text, &["PADDLE_WITH_GLOO"], Some("1"), "Value of PADDLE_WITH_GLOO: 1 for trainers, 2 for all processes [default for the legacy launcher: 0]"),
+    opt("workers", Text, &[], None, "Legacy: comma-separated endpoints of the workers; without ports, ports start at 6170"),
+    opt("worker_num", Int, &[], None, "Legacy: number of workers on this node"),
+    opt("coordinators", Text, &[], None, "Legacy: comma-separated endpoints of the coordinators"),
+    opt("coordinator_num", Int, &[], None, "Legacy: number of coordinators on this node"),
+    opt("heter_workers", Text, &[], None, "Legacy: endpoints of the workers of later stages, with commas within a stage and ; between stages"),
+    opt("heter_worker_num", Text, &[], None, "Legacy: number of workers of each later stage, separated by ;"),
+    opt("heter_devices", Text, &[], None, "Legacy: device type of each later stage, separated by ;"),
+    opt("http_port", Int, &[], None, "Legacy: port of the rendezvous on the first server's node [default: a free port; --gloo_port on several nodes]"),
+    opt("legacy", Bool, &[], Some("false"), "Behave like the legacy launcher, paddle.distributed.fleet.launch; implied by its own options"),
+    opt("backend", Text, &[], None, "Communication backend: auto, gloo, nccl, bkcl or heter [default: PADDLE_DISTRI_BACKEND, else auto]"),
+    Opt { aliases: &["selected_xpus"], ..opt("selected_gpus", Text, &[], None, "Same as --gpus") },
+    opt("enable_auto_mapping", Bool, &[], None, "Place ranks by --rank_mapping_path; without that file, one process per machine computes it first"),
+    opt("cluster_topo_path", Text, &[], None, "JSON file of the machines, for --enable_auto_mapping"),
+    opt("rank_mapping_path", Text, &[], None, "JSON file that maps ranks to machines [default: PADDLE_RANK_MAPPING_PATH, else computed first]"),
+    opt("elastic_server", Text, &[], None, "Address of etcd (host:port) for an elastic job; requires --job_id and --np [default: PADDLE_ELASTIC_SERVER]"),
+    opt("np", Text, &[], None, "Number of nodes of an elastic job, or MIN:MAX [default: PADDLE_ELASTIC_NP]"),
+    opt("elastic_pre_hook", Text, &[], None, "Shell command to run before each start of an elastic job's ranks"),
+    opt("scale", Int, &[], None, "Accepted without effect, as in the legacy launcher"),
+    opt("force", Text, &[], None, "Accepted without effect, as in the legacy launcher"),
+    opt("auto_tuner_json", Text, &[], None, "Not supported: rlaunch does not search configurations"),
+];
+
+/// The headings of the help, each with the option that it stands above.
+pub const HEADINGS: &[(&str, &str)] = &[
+    ("Job and script", "nproc_per_node"),
+    ("Logs and console", "log_dir"),
+    ("Stopping and restarting", "grace_period"),
+    ("Several nodes", "ips"),
+    ("Parameter servers", "servers"),
+    ("Legacy launcher", "legacy"),
+    ("Not supported", "auto_tuner_json"),
+];
+
+/// Merges the layers: a variable overrides the command line, which overrides the default.
+pub fn merge(flags: &BTreeMap<&'static str, String>, vars: &EnvVars) -> OptValues {
+    // PADDLE_TRAINER_ID numbers this node only if it is the number of a node.
+    let counts = |var: &str, text: &str| var != "PADDLE_TRAINER_ID" || text.parse::<i64>().is_ok_and(|rank| rank >= 0);
+    let mut values = prefer_env(OPTIONS, flags, vars, counts);
+    values.overridden.retain(|(_, var, _)| *var != "PADDLE_TRAINER_ID");
+    values
+}

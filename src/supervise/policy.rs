@@ -1,0 +1,26 @@
+//! Supervision policy: grace period, deadline, restarts and signal forwarding.
+
+use super::restart::RestartPolicy;
+use std::time::Duration;
+
+/// How a job is stopped, and when it is restarted.
+#[derive(Clone, Debug, Default)]
+pub struct SupervisionPolicy {
+    /// Grace period: time between the stop signal and SIGKILL.
+    pub grace: Duration,
+    /// Time, on the clock of the events, at which the scheduler kills the launcher. The grace period ends no later.
+    pub stop_by: Option<Duration>,
+    /// Restarts.
+    pub restart: RestartPolicy,
+    /// Number of the first attempt; not 0 if earlier rounds had attempts.
+    pub first_attempt: u32,
+    /// Whether ranks stopped by an external signal receive that signal. All other stops send SIGTERM.
+    pub forwards: bool,
+}
+
+impl SupervisionPolicy {
+    /// A policy with a grace period, without a deadline or restarts.
+    pub fn with_grace(grace: Duration) -> Self {
+        Self { grace, ..Self::default() }
+    }
+}

@@ -1,0 +1,426 @@
+//! State machine that supervises the ranks of one node.
+
+use super::child::{ChildState, SupervisedChild};
+use super::event::{ChildId, Effect, ProgressNote, SupervisorEvent};
+use super::lifecycle::{Lifecycle, effective_lifecycles};
+use super::policy::SupervisionPolicy;
+use super::report::{AttemptReport, NodeOutcome, NodeReport};
+use super::restart::{NoRestart, RestartCounter};
+use super::stop::{KILL_PATIENCE, Reasons, StopReason};
+use super::timer::Timer;
+use crate::model::Exit;
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SupervisorPhase {
+    Pending,
+    Running,
+    /// The stop signal has been sent; the timer is the grace period.
+    Stopping,
+    /// SIGKILL has been sent; the timer is `KILL_PATIENCE`.
+    Killing,
+    /// No child is alive; the timer is the delay before the next attempt.
+    Backoff(AttemptReport),
+    Finished,
+}
+
+/// Supervises the ranks of one node through all their attempts.
+#[derive(Debug)]
+pub struct Supervisor {
+    phase: SupervisorPhase,
+    timer: Timer,
+    /// Why the current attempt stops.
+    reasons: Option<Reasons>,
+    attempt: u32,
+    began: Duration,
+    children: Vec<SupervisedChild>,
+    grace: Duration,
+    stop_by: Option<Duration>,
+    forwards: bool,
+    restarts: RestartCounter,
+    /// The attempts that were followed by another.
+    attempts: Vec<AttemptReport>,
+}
+
+impl Supervisor {
+    /// Supervises children that it starts one after another; `lifecycles` is by local rank.
+    pub fn new(lifecycles: &[Lifecycle], policy: SupervisionPolicy) -> Self {
+        Self {
+            phase: SupervisorPhase::Pending,
+            timer: Timer::default(),
+            reasons: None,
+            attempt: policy.first_attempt,
+            began: Duration::ZERO,
+            children: effective_lifecycles(lifecycles).map(SupervisedChild::new).collect(),
+            grace: policy.grace,
+            stop_by: policy.stop_by,
+            forwards: policy.forwards,
+            restarts: RestartCounter::new(policy.restart),
+            attempts: Vec::new(),
+        }
+    }
+
+    /// Supervises `ranks` children that already run, all of them `Lifecycle::Main`.
+    pub fn adopting(ranks: usize, policy: SupervisionPolicy, now: Duration) -> Self {
+        let alive = SupervisedChild { state: ChildState::Alive, started: now, ..SupervisedChild::new(Lifecycle::Main) };
+        let machine = Self::new(&[], policy);
+        Self { phase: SupervisorPhase::Running, began: now, children: vec![alive; ranks], ..machine }
+    }
+
+    /// When `handle_timeout` is due; `None`: not before the next event.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.timer.due()
+    }
+
+    /// Local ranks that are alive.
+    pub fn living(&self) -> Vec<usize> {
+        (0..self.children.len()).filter(|&i| self.children[i].state == ChildState::Alive).collect()
+    }
+
+    /// The first reason for which the current attempt stops.
+    pub fn reason(&self) -> Option<StopReason> {
+        self.reasons.map(|reasons| reasons.first)
+    }
+
+    /// Whether the current attempt stops.
+    pub fn is_stopping(&self) -> bool {
+        matches!(self.phase, SupervisorPhase::Stopping | SupervisorPhase::Killing)
+    }
+
+    /// Handles one event. Only this and `handle_timeout` change the state.
+    pub fn handle(&mut self, now: Duration, event: SupervisorEvent, effects: &mut Vec<Effect>) {
+        match event {
+            SupervisorEvent::Start => self.start(now, effects),
+            SupervisorEvent::Spawned(id) => self.spawned(now, id, effects),
+            SupervisorEvent::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
+            SupervisorEvent::Exited(ended) => self.exited(now, &ended, effects),
+            SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
+            SupervisorEvent::Regroup { within } => self.regroup(now, within, effects),
+            SupervisorEvent::ForwardSignal(signal) => {
+                self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
+            }
+            SupervisorEvent::Suspend => self.suspend(now, effects),
+            SupervisorEvent::Resume => self.resume(now, effects),
+            SupervisorEvent::LauncherKilled => self.launcher_killed(now, effects),
+        }
+    }
+
+    /// Handles the deadline of `next_deadline`; before that time it does nothing.
+    pub fn handle_timeout(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.timer.due().is_none_or(|at| now < at) {
+            return;
+        }
+        self.timer.disarm();
+        match self.phase {
+            SupervisorPhase::Stopping => self.kill(now, effects),
+            SupervisorPhase::Killing => self.abandon(now, effects),
+            SupervisorPhase::Backoff(failed) => self.restart(now, failed, effects),
+            SupervisorPhase::Pending | SupervisorPhase::Running | SupervisorPhase::Finished => {}
+        }
+    }
+
+    fn start(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase == SupervisorPhase::Pending {
+            self.phase = SupervisorPhase::Running;
+            self.began = now;
+            self.proceed(now, effects);
+        }
+    }
+
+    /// Continues after an event without a failure: starts the next child, or ends the attempt.
+    fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase != SupervisorPhase::Running {
+            self.settle(now, effects);
+        } else if self.is_done() {
+            let living = self.living();
+            if !living.is_empty() {
+                effects.push(Effect::Note(ProgressNote::Finishing { living }));
+            }
+            self.stop(now, StopReason::Done, effects);
+        } else if let Some(rank) = self.next_to_start() {
+            self.children[rank].state = ChildState::Starting;
+            effects.push(Effect::Spawn(self.id(rank)));
+        }
+    }
+
+    /// Children start one at a time, and none starts while a `First` runs.
+    fn next_to_start(&self) -> Option<usize> {
+        let blocks_starts = |c: &SupervisedChild| {
+            c.state == ChildState::Starting || c.lifecycle == Lifecycle::First && c.state == ChildState::Alive
+        };
+        let waiting = (0..self.children.len()).filter(|&i| self.children[i].state == ChildState::Waiting);
+        let next = waiting.min_by_key(|&i| self.children[i].lifecycle != Lifecycle::First);
+        next.filter(|_| !self.children.iter().any(blocks_starts))
+    }
+
+    /// All children but the servers have exited successfully.
+    fn is_done(&self) -> bool {
+        self.children.iter().all(|c| c.lifecycle == Lifecycle::Server || c.exited_successfully())
+    }
+
+    fn spawned(&mut self, now: Duration, id: ChildId, effects: &mut Vec<Effect>) {
+        let Some(child) = self.child(id, &ChildState::Starting) else { return };
+        child.state = ChildState::Alive;
+        child.started = now;
+        match self.phase {
+            SupervisorPhase::Running => self.proceed(now, effects),
+            // A stop came while the child was being started, so it has not been signalled yet.
+            SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
+            SupervisorPhase::Killing => {
+                self.send(id.local_rank, libc::SIGKILL, effects);
+                self.timer.arm(now, KILL_PATIENCE);
+            }
+            SupervisorPhase::Pending | SupervisorPhase::Backoff(_) | SupervisorPhase::Finished => {}
+        }
+        if self.timer.is_paused() {
+            effects.push(Effect::Freeze(id));
+        }
+    }
+
+    fn spawn_failed(&mut self, now: Duration, id: ChildId, why: String, effects: &mut Vec<Effect>) {
+        let Some(child) = self.child(id, &ChildState::Starting) else { return };
+        child.state = ChildState::NotStarted(why);
+        self.stop(now, StopReason::StartFailed(id.local_rank), effects);
+    }
+
+    fn exited(&mut self, now: Duration, ended: &[(ChildId, Exit)], effects: &mut Vec<Effect>) {
+        let (mut any_ended, mut failed) = (false, None);
+        for &(id, exit) in ended {
+            let Some(child) = self.child(id, &ChildState::Alive) else { continue };
+            any_ended = true;
+            child.state = ChildState::Ended { exit, lived: now.saturating_sub(child.started) };
+            if !exit.is_success() && !child.signalled {
+                failed.get_or_insert(StopReason::RankFailed(id.local_rank, exit));
+            }
+        }
+        match failed {
+            // When the work is done, a server may fail because its clients have exited.
+            Some(reason) if !self.is_done() => self.stop(now, reason, effects),
+            _ if any_ended => self.proceed(now, effects),
+            _ => {}
+        }
+    }
+
+    fn stop_signalled(&mut self, now: Duration, signal: i32, effects: &mut Vec<Effect>) {
+        self.resume(now, effects);
+        let reason = StopReason::Signal(signal);
+        match self.phase {
+            SupervisorPhase::Finished => {}
+            SupervisorPhase::Killing => self.add_reason(reason),
+            SupervisorPhase::Stopping if self.is_stopped_by_signal() => {
+                effects.push(Effect::Note(ProgressNote::Forced { living: self.living() }));
+                self.kill(now, effects);
+            }
+            // A signal during the stop after a failure is the first one.
+            SupervisorPhase::Pending
+            | SupervisorPhase::Running
+            | SupervisorPhase::Stopping
+            | SupervisorPhase::Backoff(_) => {
+                effects.push(Effect::Note(ProgressNote::Stopping { signal, living: self.living() }));
+                self.stop(now, reason, effects);
+            }
+        }
+    }
+
+    fn is_stopped_by_signal(&self) -> bool {
+        self.reasons.is_some_and(|reasons| matches!(reasons.decisive, StopReason::Signal(_)))
+    }
+
+    fn regroup(&mut self, now: Duration, within: Option<Duration>, effects: &mut Vec<Effect>) {
+        if self.phase == SupervisorPhase::Finished {
+            return;
+        }
+        if let Some(within) = within {
+            let at = now.saturating_add(within);
+            self.stop_by = Some(self.stop_by.map_or(at, |other| other.min(at)));
+            // Shortens the grace period, whatever the reason of the stop.
+            if self.phase == SupervisorPhase::Stopping && self.timer.due().is_none_or(|due| due > at) {
+                self.timer.arm(now, within);
+            }
+        }
+        self.stop(now, StopReason::Regroup, effects);
+    }
+
+    fn launcher_killed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.phase == SupervisorPhase::Finished {
+            return;
+        }
+        self.resume(now, effects);
+        self.add_reason(StopReason::LauncherKilled);
+        if matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::Stopping) {
+            self.kill(now, effects);
+        }
+        self.settle(now, effects);
+    }
+
+    /// A suspended process does not handle SIGTERM, so every stop ends the suspension first.
+    fn suspend(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if !self.timer.is_paused() && !matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Finished) {
+            self.timer.pause(now);
+            self.for_each_living(effects, Effect::Freeze);
+        }
+    }
+
+    fn resume(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        if self.timer.is_paused() {
+            // The deadline from outside is not suspended.
+            self.timer.resume(now, self.stop_by.filter(|_| self.phase == SupervisorPhase::Stopping));
+            self.for_each_living(effects, Effect::Thaw);
+        }
+    }
+
+    fn add_reason(&mut self, reason: StopReason) {
+        self.reasons = Some(Reasons::with(self.reasons, reason));
+    }
+
+    /// Begins to stop, once. A later reason changes neither the culprit nor the end of the grace period.
+    fn stop(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
+        self.add_reason(reason);
+        if matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Running) {
+            self.resume(now, effects);
+            self.phase = SupervisorPhase::Stopping;
+            let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));
+            self.timer.arm(now, self.grace.min(most));
+            for rank in self.living() {
+                self.send(rank, self.stop_signal(), effects);
+            }
+        }
+        self.settle(now, effects);
+    }
+
+    /// The signal that asks a rank to end.
+    fn stop_signal(&self) -> i32 {
+        match self.reasons {
+            Some(Reasons { first: StopReason::Signal(signal), .. }) if self.forwards => signal,
+            _ => libc::SIGTERM,
+        }
+    }
+
+    fn kill(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        self.phase = SupervisorPhase::Killing;
+        self.timer.arm(now, KILL_PATIENCE);
+        effects.push(Effect::Note(ProgressNote::Killing { living: self.living() }));
+        for rank in self.living() {
+            self.send(rank, libc::SIGKILL, effects);
+        }
+    }
+
+    fn abandon(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let living = self.living();
+        if !living.is_empty() {
+            effects.push(Effect::Note(ProgressNote::Unkillable { living: living.clone() }));
+        }
+        self.for_each_living(effects, Effect::Abandon);
+        for rank in living {
+            self.children[rank].state = ChildState::Abandoned;
+        }
+        self.settle(now, effects);
+    }
+
+    fn restart(&mut self, now: Duration, failed: AttemptReport, effects: &mut Vec<Effect>) {
+        self.attempts.push(failed);
+        self.attempt += 1;
+        self.began = now;
+        for child in &mut self.children {
+            if child.lifecycle != Lifecycle::First || !child.exited_successfully() {
+                *child = SupervisedChild::new(child.lifecycle);
+            }
+        }
+        self.phase = SupervisorPhase::Running;
+        effects.push(Effect::Sweep);
+        self.proceed(now, effects);
+    }
+
+    /// Restarts or finishes once the attempt stops and no child is alive or being started.
+    fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let any_in = |state| self.children.iter().any(|c| c.state == state);
+        if any_in(ChildState::Alive) || any_in(ChildState::Starting) {
+            return;
+        }
+        match self.next_attempt(now) {
+            Ok((failed, delay)) => {
+                let AttemptReport { culprit, exit, .. } = failed;
+                let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
+                self.phase = SupervisorPhase::Backoff(failed);
+                self.reasons = None;
+                self.timer.arm(now, delay);
+                effects.push(Effect::Note(ProgressNote::Restarting { attempt, of, culprit, exit, delay }));
+            }
+            Err(why) => {
+                self.phase = SupervisorPhase::Finished;
+                self.timer = Timer::default();
+                if let Some(why) = why {
+                    effects.push(Effect::Note(ProgressNote::NotRestarting { why }));
+                }
+                effects.push(Effect::Finish(self.report(now, why)));
+            }
+        }
+    }
+
+    /// The failed attempt and the delay before the next one, or why none follows. `Err(None)`: nothing has failed, or
+    /// restarts are disabled.
+    fn next_attempt(&mut self, now: Duration) -> Result<(AttemptReport, Duration), Option<NoRestart>> {
+        let in_backoff = matches!(self.phase, SupervisorPhase::Backoff(_));
+        let reasons = self.reasons.filter(|r| r.first.is_failure() || in_backoff).ok_or(None)?;
+        if self.restarts.is_disabled() {
+            return Err(None);
+        }
+        match reasons.decisive {
+            StopReason::Done => Err(None),
+            StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
+            // The rendezvous decides whether another round follows.
+            StopReason::Regroup => Err(None),
+            StopReason::Signal(_) => Err(Some(NoRestart::Stopped)),
+            StopReason::LauncherKilled => Err(Some(NoRestart::LauncherKilled)),
+            StopReason::RankFailed(..) if self.children.iter().any(|c| c.state == ChildState::Abandoned) => {
+                Err(Some(NoRestart::Unkillable))
+            }
+            StopReason::RankFailed(culprit, exit) => {
+                let delay = self.restarts.decide(now, self.attempt + 1, culprit, exit).map_err(Some)?;
+                Ok((AttemptReport { culprit, exit, began: self.began, ended: now }, delay))
+            }
+        }
+    }
+
+    fn report(&self, now: Duration, no_restart: Option<NoRestart>) -> NodeReport {
+        let outcome = match self.reasons.map(|r| r.first) {
+            None | Some(StopReason::Done) => NodeOutcome::Completed,
+            Some(StopReason::RankFailed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
+            Some(StopReason::StartFailed(local_rank)) => NodeOutcome::NotStarted { local_rank },
+            Some(StopReason::Regroup) => NodeOutcome::Regrouped,
+            Some(StopReason::Signal(signal)) => NodeOutcome::Stopped { signal },
+            Some(StopReason::LauncherKilled) => NodeOutcome::LauncherKilled,
+        };
+        NodeReport {
+            outcome,
+            ranks: self.children.iter().map(SupervisedChild::report).collect(),
+            attempts: self.attempts.clone(),
+            restarts: self.attempt,
+            no_restart,
+            at: now,
+        }
+    }
+
+    fn send(&mut self, rank: usize, signal: i32, effects: &mut Vec<Effect>) {
+        let child = &mut self.children[rank];
+        child.signalled = true;
+        child.killed |= signal == libc::SIGKILL;
+        effects.push(Effect::Kill { child: self.id(rank), signal });
+    }
+
+    fn for_each_living(&self, effects: &mut Vec<Effect>, effect: impl Fn(ChildId) -> Effect) {
+        effects.extend(self.living().into_iter().map(|rank| effect(self.id(rank))));
+    }
+
+    fn id(&self, local_rank: usize) -> ChildId {
+        ChildId { attempt: self.attempt, local_rank }
+    }
+
+    /// The child of an event, if it belongs to the current attempt and is in this state.
+    fn child(&mut self, id: ChildId, state: &ChildState) -> Option<&mut SupervisedChild> {
+        if id.attempt != self.attempt {
+            return None;
+        }
+        self.children.get_mut(id.local_rank).filter(|c| c.state == *state)
+    }
+}

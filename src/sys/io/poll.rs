@@ -1,0 +1,73 @@
+//! epoll(7).
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// A set of descriptors to wait on, each with a token that the caller chooses.
+#[derive(Debug)]
+pub struct Poller(Epoll);
+
+impl Poller {
+    /// An empty set.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?))
+    }
+
+    /// Waits for `fd` to become readable (or to hang up).
+    pub fn readable(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        Ok(self.0.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token))?)
+    }
+
+    /// Waits for more bytes on `fd`, which another thread reads; each arrival wakes one wait (EPOLLET).
+    pub fn edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+        Ok(self.0.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, token))?)
+    }
+
+    /// Waits once for `fd` to become writable. `Ok(false)` if this kind of file is always ready.
+    pub fn writable_once(&self, fd: impl AsFd, token: u64) -> io::Result<bool> {
+        let mut event = EpollEvent::new(EpollFlags::EPOLLOUT | EpollFlags::EPOLLONESHOT, token);
+        match self.0.add(&fd, event) {
+            Err(Errno::EEXIST) => self.0.modify(&fd, &mut event)?,
+            Err(Errno::EPERM) => return Ok(false),
+            other => other?,
+        }
+        Ok(true)
+    }
+
+    /// Stops waiting for `fd`.
+    pub fn forget(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(self.0.delete(fd)?)
+    }
+
+    /// Waits until a descriptor is ready, for up to `timeout` (`None`: no limit), or until a signal handler has run. Consumes
+    /// no event, so any number of threads may wait.
+    pub fn ready(&self, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::from(millis(t)));
+        let mut fds = [PollFd::new(self.0.0.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Waits until descriptors are ready, for up to `timeout` (`None`: no limit), and returns their tokens. Empty after the
+    /// timeout, after 32 s of a longer one, or when a signal handler has run.
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
+        let timeout = timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::from(millis(t)));
+        let mut events = [EpollEvent::empty(); 64];
+        match self.0.wait(&mut events, timeout) {
+            Ok(n) => Ok(events[..n].iter().map(EpollEvent::data).collect()),
+            Err(Errno::EINTR) => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Milliseconds, rounded up, because waking too early would spin; at most 32 s, because a rare early wake-up is harmless.
+fn millis(time: Duration) -> u16 {
+    time.as_micros().div_ceil(1000).min(32_000) as u16
+}

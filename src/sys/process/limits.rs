@@ -1,0 +1,30 @@
+//! Resource limits of this process that many ranks may exceed.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Size in bytes of the longest argument or environment string that execve accepts, including its NUL (execve(2),
+/// MAX_ARG_STRLEN: 32 pages of 4 KiB).
+pub const MAX_ARG_STRLEN: usize = 128 * 1024;
+
+/// Soft and hard limit of open descriptors.
+pub fn open_files() -> (u64, u64) {
+    getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024))
+}
+
+/// Raises the soft limit of open descriptors to `wanted` if the hard limit allows. Returns the soft limit. Children get the
+/// old one back (`SpawnCommand::nofile`).
+pub fn raise_open_files(wanted: u64) -> u64 {
+    let (soft, hard) = open_files();
+    if soft >= wanted || wanted > hard {
+        return soft;
+    }
+    match setrlimit(Resource::RLIMIT_NOFILE, wanted, hard) {
+        Ok(()) => wanted,
+        Err(_) => soft,
+    }
+}
+
+/// The number of descriptors that this process has open; 0 without /proc.
+pub fn open_now() -> u64 {
+    std::fs::read_dir("/proc/self/fd").map_or(0, |dir| dir.count() as u64)
+}

@@ -1,0 +1,388 @@
+//! Process creation, only here: clone(CLONE_VM | CLONE_VFORK | CLONE_PIDFD), set-up in the child, execve. Unlike that of fork,
+//! its cost does not grow with the memory of the parent. Between clone and exec nothing allocates, locks or logs: the child
+//! shares the memory of this process and may only make async-signal-safe calls (signal-safety(7)).
+
+use crate::sys::process::affinity::CpuMask;
+use crate::sys::process::lifeline;
+use crate::sys::process::lifeline::KillScope;
+use crate::sys::process::{clone3, pidfd};
+use crate::sys::signals;
+use std::ffi::{CString, NulError};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// A process to be started. Paths and strings are complete before the clone; the child only reads them.
+#[derive(Debug)]
+pub struct SpawnCommand {
+    /// The path of the program; PATH is not searched.
+    pub program: CString,
+    /// Its arguments, including argv[0].
+    pub argv: Vec<CString>,
+    /// Its complete environment, `NAME=value`.
+    pub envp: Vec<CString>,
+    /// Descriptors that become 0, 1 and 2; `None` inherits.
+    pub stdio: [Option<RawFd>; 3],
+    /// Descriptors that the program inherits under the same numbers. All others close at exec.
+    pub keep: Vec<RawFd>,
+    /// Its process group.
+    pub group: ProcessGroup,
+    /// The folder of a cgroup v2 to start in, if possible; `None` inherits.
+    pub cgroup: Option<RawFd>,
+    /// Its working directory; `None` inherits.
+    pub cwd: Option<CString>,
+    /// Whether it is detached: not a child of this process but of init (or a subreaper), and not killed with this process.
+    pub detached: bool,
+    /// A read end of a lifeline, which is armed for this scope and stays open.
+    pub lifeline: Option<(RawFd, KillScope)>,
+    /// The signal mask that the program starts with.
+    pub mask: libc::sigset_t,
+    /// The soft limit of open descriptors that the program starts with; `None` inherits.
+    pub nofile: Option<u64>,
+    /// The CPUs that the program may run on; `None` inherits.
+    pub affinity: Option<CpuMask>,
+    /// Whether SIGPIPE and SIGXFSZ, which Python ignores, get their default action back, as Python's `subprocess` does.
+    pub default_sigpipe: bool,
+}
+
+/// The process group of a child.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessGroup {
+    /// That of this process.
+    Inherited,
+    /// A new one in the same session; Ctrl-C in the terminal does not reach it.
+    Own,
+    /// A new one in a new session.
+    Session,
+}
+
+/// A started process.
+#[derive(Debug)]
+pub struct SpawnedProcess {
+    /// Its process id. For a detached process: that of its intermediate parent, which has ended.
+    pub pid: i32,
+    /// Its pidfd, close-on-exec.
+    pub pidfd: OwnedFd,
+}
+
+/// The step of a process start that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpawnStepError {
+    /// The name of the step: `clone`, `execve`, ...
+    pub step: &'static str,
+    /// The errno.
+    pub errno: i32,
+}
+
+impl fmt::Display for SpawnStepError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.step, nix::errno::Errno::from_raw(self.errno).desc())
+    }
+}
+
+impl std::error::Error for SpawnStepError {}
+
+const STEPS: [&str; 12] = [
+    "clone",
+    "setsid",
+    "prctl(PR_SET_PDEATHSIG)",
+    "dup2",
+    "lifeline",
+    "close_range",
+    "fcntl(F_SETFD)",
+    "setrlimit",
+    "execve",
+    "setpgid",
+    "chdir",
+    "affinity",
+];
+
+/// Everything the child needs, and the two fields in which it reports a failure.
+struct ChildSetup<'a> {
+    start: &'a SpawnCommand,
+    argv: *const *const libc::c_char,
+    envp: *const *const libc::c_char,
+    parent: libc::pid_t,
+    /// The top of a second stack, for a detached process.
+    second: *mut libc::c_void,
+    step: usize,
+    errno: i32,
+}
+
+const STACK: usize = 64 * 1024;
+
+/// A null-terminated list of C strings, as execve expects it.
+fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
+    list.iter().map(|s| s.as_ptr()).chain([ptr::null()]).collect()
+}
+
+/// Converts byte strings to C strings.
+pub fn c_strings<I: IntoIterator<Item = Vec<u8>>>(items: I) -> Result<Vec<CString>, NulError> {
+    items.into_iter().map(CString::new).collect()
+}
+
+/// The signal mask of the calling thread.
+pub fn current_mask() -> libc::sigset_t {
+    // SAFETY: sigset_t is plain data; pthread_sigmask with a null set only reads into `mask`.
+    unsafe {
+        let mut mask = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, ptr::null(), &mut mask);
+        mask
+    }
+}
+
+/// The signal mask of the calling thread with these signals added.
+pub fn current_mask_and(signals: &[i32]) -> libc::sigset_t {
+    let mut mask = current_mask();
+    for signal in signals {
+        // SAFETY: the set is local; an invalid signal number is an error without effect.
+        unsafe { libc::sigaddset(&mut mask, *signal) };
+    }
+    mask
+}
+
+/// Starts the process. The child is killed by the kernel when the *calling thread* ends
+/// (PR_SET_PDEATHSIG), so call this from a thread that lives as long as the child should.
+pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
+    let argv = pointers(&start.argv);
+    let envp = pointers(&start.envp);
+    let mut shared = ChildSetup {
+        start,
+        argv: argv.as_ptr(),
+        envp: envp.as_ptr(),
+        parent: std::process::id() as libc::pid_t,
+        second: ptr::null_mut(),
+        step: 0,
+        errno: 0,
+    };
+    let mut stack = vec![0u128; STACK / 16];
+    let mut second = vec![0u128; if start.detached { STACK / 16 } else { 0 }];
+    // SAFETY: a stack begins one past the last element of `second`, 16-byte aligned.
+    shared.second = unsafe { second.as_mut_ptr().add(second.len()) }.cast();
+    // The intermediate parent of a detached process is reaped at once and sends no SIGCHLD.
+    let signal = if start.detached { 0 } else { libc::SIGCHLD };
+    let mut pidfd_slot: RawFd = -1;
+    let held = signals::hold();
+    // SAFETY: CLONE_VFORK suspends this thread until the child has called execve or _exit, so `shared`, `stack`, `argv` and
+    // `envp` outlive the child's use of them, and no other code accesses them. All signals are blocked, so no signal handler
+    // runs in the child, whose memory is that of this process. The stack pointer is the top of `stack`, 16-byte aligned.
+    let pid = unsafe {
+        let arg = ptr::from_mut(&mut shared).cast();
+        let started = start.cgroup.and_then(|cgroup| clone3::start_in(cgroup, &mut stack, child_main, arg, signal));
+        let pid = match started {
+            Some((pid, pidfd)) => {
+                pidfd_slot = pidfd;
+                pid
+            }
+            // A start in the cgroup is optional. If there is an error that affects every start, it occurs again here.
+            None => libc::clone(
+                child_main,
+                stack.as_mut_ptr().add(stack.len()).cast(),
+                libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | signal,
+                arg,
+                &mut pidfd_slot as *mut RawFd,
+            ),
+        };
+        if pid < 0 {
+            return Err(SpawnStepError { step: STEPS[0], errno: errno() });
+        }
+        pid
+    };
+    drop(held);
+    // SAFETY: the kernel stored a new descriptor without another owner (clone(2), CLONE_PIDFD).
+    let child = unsafe { OwnedFd::from_raw_fd(pidfd_slot) };
+    // The child wrote through a raw pointer, which the compiler does not see: read the fields through one too.
+    // SAFETY: `shared` is alive, and the child writes no more (CLONE_VFORK).
+    let (step, errno) = unsafe {
+        let seen = &raw const shared;
+        ((&raw const (*seen).step).read_volatile(), (&raw const (*seen).errno).read_volatile())
+    };
+    if errno != 0 || start.detached {
+        // The child has called _exit: reap it.
+        while let Ok(None) = pidfd::reap(child.as_fd()) {
+            std::thread::yield_now();
+        }
+    }
+    if errno != 0 {
+        return Err(SpawnStepError { step: STEPS[step], errno });
+    }
+    Ok(SpawnedProcess { pid, pidfd: child })
+}
+
+/// Forks the launcher without an exec. Only for the launcher's own process, while it has one thread. The child leads a new
+/// session, so signals of the terminal do not reach it, and gets a pidfd of its parent.
+pub fn fork_launcher() -> io::Result<ForkSide> {
+    let parent = pidfd::open(std::process::id() as libc::pid_t)?;
+    // SAFETY: there is no other thread that could hold a lock at the time of the fork.
+    let pid = unsafe { libc::fork() };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
+            unsafe { libc::setsid() };
+            Ok(ForkSide::Child { parent })
+        }
+        // The child has not been reaped, so its pid has not been reused.
+        _ => Ok(ForkSide::Parent(SpawnedProcess { pid, pidfd: pidfd::open(pid)? })),
+    }
+}
+
+/// The side of `fork_launcher` on which this process is.
+#[derive(Debug)]
+pub enum ForkSide {
+    /// The process that forked.
+    Parent(SpawnedProcess),
+    /// The new process.
+    Child {
+        /// A pidfd of the process that forked.
+        parent: OwnedFd,
+    },
+}
+
+/// Runs in the child, on a small stack in the memory of this process.
+extern "C" fn child_main(arg: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `arg` is the `ChildSetup` of `start`, which is suspended until the child has called execve or _exit.
+    let shared = unsafe { &mut *arg.cast::<ChildSetup<'_>>() };
+    if shared.start.detached {
+        // SAFETY: as in `start`. CLONE_VFORK suspends this process, and thereby the one that started it, until the third has
+        // called execve or _exit; `second` is a separate stack.
+        unsafe {
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            if libc::clone(exec_main, shared.second, flags, arg) < 0 {
+                (shared.step, shared.errno) = (0, errno());
+            }
+            libc::_exit(0)
+        }
+    }
+    exec_main(arg)
+}
+
+/// Runs in the process that calls execve.
+extern "C" fn exec_main(arg: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: `arg` is the `ChildSetup` of `start`, which is suspended until the child has called execve or _exit.
+    let shared = unsafe { &mut *arg.cast::<ChildSetup<'_>>() };
+    let (step, errno) = set_up_and_exec(shared);
+    shared.step = step;
+    shared.errno = errno;
+    // SAFETY: _exit takes an integer and does not return.
+    unsafe { libc::_exit(127) }
+}
+
+fn errno() -> i32 {
+    // SAFETY: the C library's errno of this thread is always readable.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Returns only on failure: the index of the step in `STEPS` and the errno.
+fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
+    let start = shared.start;
+    // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
+    unsafe {
+        // Resets handlers to the default action, so that no handler of the parent runs here: the mask is restored before exec,
+        // which would reset them too late. Ignored signals stay ignored, as under nohup.
+        for signal in 1..=64 {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, ptr::null(), &mut action) != 0 {
+                continue;
+            }
+            let handler = action.sa_sigaction;
+            let python_ignores = signal == libc::SIGPIPE || signal == libc::SIGXFSZ;
+            let reset =
+                handler != libc::SIG_DFL && (handler != libc::SIG_IGN || (python_ignores && start.default_sigpipe));
+            if reset {
+                action = std::mem::zeroed();
+                action.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &action, ptr::null_mut());
+            }
+        }
+        let (step, failed) = settle_raw(start, shared.parent);
+        if failed != 0 {
+            return (step, failed);
+        }
+        // May fail: Linux before 5.11 lacks the flag, and old seccomp filters return EPERM. Rust and Python open descriptors
+        // close-on-exec anyway.
+        libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC);
+        let lifeline = start.lifeline.map(|(fd, _)| fd);
+        for &fd in start.keep.iter().chain(lifeline.iter()) {
+            if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
+                return (6, errno());
+            }
+        }
+        libc::sigprocmask(libc::SIG_SETMASK, &start.mask, ptr::null_mut());
+        libc::execve(start.program.as_ptr(), shared.argv, shared.envp);
+        (8, errno())
+    }
+}
+
+/// Applies the settings of a command to this process, which was forked and calls no exec: group, working directory, stdio,
+/// lifeline, limits and affinity. Ignores its program, signal settings and `keep`. `parent`: the process to die with.
+pub fn settle(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStepError> {
+    match settle_raw(start, parent) {
+        (_, 0) => Ok(()),
+        (step, errno) => Err(SpawnStepError { step: STEPS[step], errno }),
+    }
+}
+
+/// Applies group, working directory, parent-death signal, stdio, lifeline, limits and affinity. Returns the index of the step
+/// in `STEPS` and the errno, or 0. Makes only async-signal-safe calls, because it runs between clone and exec.
+fn settle_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32) {
+    // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
+    unsafe {
+        if start.group == ProcessGroup::Session && libc::setsid() < 0 {
+            return (1, errno());
+        }
+        if start.group == ProcessGroup::Own && libc::setpgid(0, 0) < 0 {
+            return (9, errno());
+        }
+        if let Some(cwd) = &start.cwd
+            && libc::chdir(cwd.as_ptr()) < 0
+        {
+            return (10, errno());
+        }
+        if !start.detached {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                return (2, errno());
+            }
+            // If the parent died before the line above, no signal is ever sent.
+            if libc::getppid() != parent {
+                libc::_exit(127);
+            }
+        }
+        for (target, source) in start.stdio.iter().enumerate() {
+            if let Some(fd) = *source {
+                let rc = if fd == target as RawFd {
+                    libc::fcntl(fd, libc::F_SETFD, 0)
+                } else {
+                    libc::dup2(fd, target as RawFd)
+                };
+                if rc < 0 {
+                    return (3, errno());
+                }
+            }
+        }
+        if let Some((fd, scope)) = start.lifeline {
+            let errno = lifeline::arm_raw(fd, scope);
+            if errno != 0 {
+                return (4, errno);
+            }
+        }
+        if let Some(soft) = start.nofile {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) != 0 {
+                return (7, errno());
+            }
+            limit.rlim_cur = soft.min(limit.rlim_max);
+            if libc::setrlimit(libc::RLIMIT_NOFILE, &limit) != 0 {
+                return (7, errno());
+            }
+        }
+        if let Some(mask) = &start.affinity {
+            let errno = mask.apply_raw();
+            if errno != 0 {
+                return (11, errno);
+            }
+        }
+        (0, 0)
+    }
+}

@@ -1,0 +1,102 @@
+"""Signals to the launcher: which end the job, how soon, and with which status?"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from pathlib import Path
+
+from cases.case import Group, Observation, case, ended
+from job import Job
+from launchers import Launcher
+from marked import describe
+
+HOLD = """
+signal.signal(signal.SIGUSR1, lambda *_: None)
+if sys.argv[1:] == ["deaf"]:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+if sys.argv[1:] == ["fail"]:
+    if rank == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if rank == 1:
+        while not os.path.exists("ready.0"):
+            time.sleep(0.005)
+        os._exit(7)
+hold()
+"""
+# How often, and the seconds between two.
+TIMES = {"once": (1, 0.0), "twice": (2, 0.1), "ten times in 10 ms": (10, 0.001)}
+
+
+def send(job: Job, number: int, times: str) -> float:
+    """Sends it so often, and says when it was sent first."""
+    count, pause = TIMES[times]
+    first = time.monotonic()
+    for turn in range(count):
+        if turn:
+            time.sleep(pause)
+        job.process.send_signal(number)
+    return first
+
+
+def stopped(name: str, times: str, what: str, launcher: Launcher, folder: Path) -> Observation:
+    number = signal.Signals[name]
+    with Job(launcher, folder, HOLD, what) as job:
+        job.await_files("ready")
+        first = send(job, number, times)
+        # A second signal is to kill at once, so that there is nothing left of the grace.
+        limit = 2.0 if what == "deaf" and times != "once" else launcher.grace + 2
+        in_time = job.wait(max(limit, launcher.grace + 12))
+        took = time.monotonic() - first
+        return ended(job, 128 + number, 0.1, f"{took:.1f} s", ok=in_time and took <= limit)
+
+
+def noticed(times: str, launcher: Launcher, folder: Path) -> Observation:
+    with Job(launcher, folder, HOLD, "obey") as job:
+        job.await_files("ready")
+        send(job, signal.SIGUSR1, times)
+        # Long enough for one that is ended by the signal; the others only lose the time.
+        if job.wait(1):
+            return Observation(f"{job.status()}, {describe(job.survivors())}", False)
+        job.close_gate()
+        seen = ended(job, 0, 30)
+        return Observation(f"job goes on, {seen.text}", seen.ok)
+
+
+STOPS = ("SIGHUP", "SIGTERM", "SIGINT", "SIGQUIT")
+for times in TIMES:
+    slug = times.split()[0]
+    for name in STOPS:
+        ideal = f"exit {128 + signal.Signals[name]}, 0 survivors, within grace + 2 s"
+        case(f"{name[3:].lower()}-{slug}", Group.STOP, f"{name[3:]} {times}", ideal)(
+            functools.partial(stopped, name, times, "obey")
+        )
+    case(f"usr1-{slug}", Group.STOP, f"USR1 {times}", "the job goes on, exit 0")(
+        functools.partial(noticed, times)
+    )
+
+case("deaf-once", Group.STOP, "TERM once, ranks ignore it", "exit 143, 0 survivors, within grace + 2 s")(
+    functools.partial(stopped, "SIGTERM", "once", "deaf")
+)
+case(
+    "deaf-twice",
+    Group.STOP,
+    "TERM twice, ranks ignore it",
+    "exit 143, 0 survivors, killed at once: within 2 s",
+)(functools.partial(stopped, "SIGTERM", "twice", "deaf"))
+
+
+@case(
+    "deaf-victim",
+    Group.STOP,
+    "rank 1 exits 7, rank 0 ignores TERM",
+    "exit 7, 0 survivors, within grace + 2 s",
+)
+def deaf_victim(launcher: Launcher, folder: Path) -> Observation:
+    with Job(launcher, folder, HOLD, "fail") as job:
+        job.wait(90)
+        rank_ended = (folder / "ready.0").stat().st_mtime if (folder / "ready.0").exists() else time.time()
+        took = time.time() - rank_ended
+        return ended(job, 7, launcher.grace + 12, f"{took:.1f} s", ok=took <= launcher.grace + 2)

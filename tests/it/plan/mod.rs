@@ -1,0 +1,10 @@
+//! What is planned for each kind of job, against tables that are kept as snapshots.
+
+mod affinity;
+mod devices;
+mod frameworks;
+mod legacy;
+mod legacy_elastic;
+mod nodes;
+mod ps;
+mod torchrun;

@@ -1,0 +1,419 @@
+//! Real children: what the kernel is asked to do for them, and that nobody else is ever hit.
+
+use rlaunch::model::{CpuSet, Exit};
+use rlaunch::run::engine::{Engine, RankHost, StartError};
+use rlaunch::run::output::console::LogFollower;
+use rlaunch::supervise::{
+    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
+};
+use rlaunch::sys::io::console::Console;
+use rlaunch::sys::io::poll::Poller;
+use rlaunch::sys::process::affinity;
+use rlaunch::sys::process::affinity::CpuMask;
+use rlaunch::sys::process::cgroup::{CgroupDir, JobCgroup};
+use rlaunch::sys::process::child::Child;
+use rlaunch::sys::process::lifeline::{KillScope, Lifeline};
+use rlaunch::sys::process::pidfd;
+use rlaunch::sys::process::spawn;
+use rlaunch::sys::process::spawn::{ProcessGroup, SpawnCommand, c_strings};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// `/bin/sh -c script`, writing to `output`.
+fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, KillScope)>) -> SpawnCommand {
+    let words = |list: &[&str]| c_strings(list.iter().map(|w| w.as_bytes().to_vec())).unwrap();
+    SpawnCommand {
+        program: words(&["/bin/sh"]).remove(0),
+        argv: words(&["sh", "-c", script]),
+        envp: words(&["PATH=/usr/bin:/bin", "ANSWER=42"]),
+        stdio: [None, Some(output.as_raw_fd()), None],
+        keep: Vec::new(),
+        group: ProcessGroup::Session,
+        cgroup: None,
+        cwd: None,
+        detached: false,
+        lifeline,
+        mask: spawn::current_mask(),
+        nofile: Some(77),
+        affinity: None,
+        default_sigpipe: true,
+    }
+}
+
+fn pipe() -> (File, OwnedFd) {
+    let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
+    (File::from(read), write)
+}
+
+fn start(start: &SpawnCommand) -> Arc<Child> {
+    let started = spawn::start(start).unwrap();
+    Arc::new(Child::new(started.pid, started.pidfd, true))
+}
+
+fn ended(child: &Child) -> Exit {
+    child.wait(Some(Duration::from_secs(20))).unwrap().unwrap()
+}
+
+fn said(script: &str) -> (String, Exit) {
+    let (mut read, write) = pipe();
+    let child = start(&shell(script, &write, None));
+    drop(write);
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    (text, ended(&child))
+}
+
+#[test]
+fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
+    let (text, exit) = said("echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; exit 7");
+    assert_eq!(exit, Exit::Code(7));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..2], ["42", "77"]);
+    assert_eq!(lines[2], lines[3], "process group and session are its own");
+    // Of a program that takes the shell's place: a shell changes its own mask as it goes.
+    let (text, _) = said("exec grep -E 'SigBlk|SigIgn' /proc/self/status");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "SigBlk:\t0000000000000000");
+    // Rust ignores SIGPIPE in its programs; the child has it back. What else is ignored stays so.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ours = status.lines().find_map(|l| l.strip_prefix("SigIgn:\t")).unwrap();
+    let ours = u64::from_str_radix(ours, 16).unwrap() & !(1 << (libc::SIGPIPE - 1));
+    assert_eq!(lines[1], format!("SigIgn:\t{ours:016x}"));
+    // 3 is the folder that ls reads.
+    assert_eq!(said("exec ls /proc/self/fd").0, "0\n1\n2\n3\n", "nothing but 0, 1 and 2 is inherited");
+}
+
+#[test]
+fn a_program_that_cannot_run_names_the_step_and_the_errno() {
+    let (_, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
+    wanted.program = c_strings([b"/etc/passwd".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted).unwrap_err().errno, libc::EACCES);
+    wanted.stdio[1] = Some(9999);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("dup2", libc::EBADF));
+}
+
+/// The CPUs that a child bound to these may run on, by its own words.
+fn allowed(cpus: Option<&CpuSet>, change: impl FnOnce(&mut SpawnCommand)) -> String {
+    let (mut read, write) = pipe();
+    let mut wanted = shell("exec grep Cpus_allowed_list /proc/self/status", &write, None);
+    wanted.affinity = cpus.map(CpuMask::of);
+    change(&mut wanted);
+    let started = spawn::start(&wanted).unwrap();
+    drop(write);
+    if !wanted.detached {
+        ended(&Child::new(started.pid, started.pidfd, true));
+    }
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    text.trim_start_matches("Cpus_allowed_list:").trim().to_owned()
+}
+
+#[test]
+fn a_child_runs_on_the_cpus_it_is_bound_to() {
+    let ours = affinity::own().unwrap();
+    let one: CpuSet = ours.iter().next_back().into_iter().collect();
+    assert_eq!(allowed(Some(&one), |_| ()), one.to_string());
+    assert_eq!(allowed(Some(&one), |wanted| wanted.detached = true), one.to_string());
+    assert_eq!(allowed(Some(&ours), |_| ()), ours.to_string());
+    assert_eq!(affinity::own().unwrap(), ours, "the parent runs where it ran");
+    let listed = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let listed = listed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+    assert_eq!(allowed(None, |_| ()), listed.trim());
+}
+
+#[test]
+fn a_binding_that_cannot_be_is_a_step_of_its_own() {
+    let (_read, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.affinity = Some(CpuMask::of(&[u16::MAX].into_iter().collect()));
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("affinity", libc::EINVAL));
+    assert!(error.to_string().starts_with("affinity: "), "{error}");
+}
+
+#[test]
+fn the_whole_group_dies_when_the_lifeline_closes() {
+    let (mut read, write) = pipe();
+    let lifeline = Lifeline::new().unwrap();
+    let end = lifeline.open_end().unwrap();
+    // The shell's own child holds the pipe as well: EOF comes when both are gone.
+    let wanted = shell("sleep 1000 & echo up; wait", &write, Some((end.as_raw_fd(), KillScope::Group)));
+    let child = start(&wanted);
+    drop((write, end));
+    let mut up = [0; 3];
+    read.read_exact(&mut up).unwrap();
+    drop(lifeline);
+    assert_eq!(ended(&child), Exit::Signal(libc::SIGKILL));
+    assert_eq!(read.read(&mut up).unwrap(), 0);
+}
+
+#[test]
+fn what_a_child_leaves_in_its_group_is_swept_when_it_is_reaped() {
+    let (mut read, write) = pipe();
+    let child = start(&shell("sleep 1000 & exit 5", &write, None));
+    drop(write);
+    assert_eq!(ended(&child), Exit::Code(5));
+    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0, "the sleeper held the pipe and is gone");
+}
+
+#[test]
+fn a_reaped_child_is_never_signalled_again() {
+    let (_, write) = pipe();
+    let child = start(&shell("exit 0", &write, None));
+    assert_eq!(ended(&child), Exit::Code(0));
+    child.signal(libc::SIGKILL).unwrap();
+    child.signal_leader(libc::SIGKILL).unwrap();
+    assert_eq!(child.try_exit().unwrap(), Some(Exit::Code(0)));
+}
+
+#[test]
+fn a_status_that_somebody_else_collected_is_found_all_the_same() {
+    let (_, write) = pipe();
+    let started = spawn::start(&shell("exit 9", &write, None)).unwrap();
+    let elsewhere = pidfd::open(started.pid).unwrap();
+    let child = Child::new(started.pid, started.pidfd, true);
+    let collected = loop {
+        if let Some(exit) = pidfd::reap(elsewhere.as_fd()).unwrap() {
+            break exit;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!(collected.exit, Exit::Code(9));
+    let exit = child.try_exit().unwrap().unwrap();
+    // Linux before 6.15 does not keep it.
+    assert!([Exit::Code(9), Exit::Lost].contains(&exit), "{exit}");
+}
+
+/// multiprocessing's fork server may have collected a rank that ends at once before its number reaches us.
+#[test]
+fn a_child_of_a_fork_server_that_is_gone_before_it_is_named_still_has_its_status() {
+    let gone = start(&shell("exit 0", &pipe().1, None));
+    ended(&gone);
+    for (code, exit) in [(3i64, Exit::Code(3)), (-9, Exit::Signal(9))] {
+        let (status, server) = pipe();
+        File::from(server).write_all(&code.to_le_bytes()).unwrap();
+        let child = Child::of_fork_server(gone.pid(), status.into()).unwrap();
+        assert!(!child.has_ended().unwrap());
+        child.signal(libc::SIGKILL).unwrap();
+        assert_eq!(child.try_exit().unwrap(), Some(exit));
+    }
+    let (status, server) = pipe();
+    drop(server);
+    let child = Child::of_fork_server(gone.pid(), status.into()).unwrap();
+    assert_eq!(child.try_exit().unwrap(), Some(Exit::Lost));
+}
+
+/// A cgroup that processes can be started in, and its folder, where this machine has one; what a child says of its
+/// own is in the last line of /proc/self/cgroup, the one of version 2.
+fn cgroup(key: &str) -> Option<(JobCgroup, CgroupDir)> {
+    let group = JobCgroup::find(&format!("{key}-{}", std::process::id()))?;
+    let folder = group.create().ok()?;
+    Some((group, folder))
+}
+
+/// Says where it is; then it, a child, and one with a session of its own hold the pipe.
+const THREE: &str = "tail -n 1 /proc/self/cgroup; sleep 1000 & setsid sleep 1000 & exec sleep 1000";
+const ALONE: &str = "tail -n 1 /proc/self/cgroup";
+
+#[test]
+fn whoever_starts_in_a_cgroup_ends_by_one_write() {
+    let group = cgroup("write");
+    let (mut read, write) = pipe();
+    let mut wanted = shell(if group.is_some() { THREE } else { ALONE }, &write, None);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
+    let child = start(&wanted);
+    drop(write);
+    let mut line = String::new();
+    let mut reader = BufReader::new(&mut read);
+    reader.read_line(&mut line).unwrap();
+    match group {
+        Some((group, _)) => {
+            assert!(line.trim_end().ends_with(group.path().file_name().unwrap().to_str().unwrap()), "{line}");
+            // As a job may do that has controllers to set.
+            std::fs::create_dir_all(group.path().join("below/it")).unwrap();
+            assert!(group.is_populated() && group.members().contains(&child.pid()));
+            assert!(group.close(Duration::from_secs(20)) && !group.path().exists());
+            assert_eq!(ended(&child), Exit::Signal(libc::SIGKILL));
+            assert_eq!(reader.read(&mut [0; 1]).unwrap(), 0, "the other two held the pipe and are gone");
+        }
+        None => {
+            assert!(!line.contains("rlaunch-write"), "{line}");
+            assert_eq!(ended(&child), Exit::Code(0));
+        }
+    }
+}
+
+#[test]
+fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
+    let Some((group, _)) = cgroup("again") else {
+        return assert!(cgroup("again").is_none(), "nowhere to be had, every time");
+    };
+    for _ in 0..3 {
+        group.kill().unwrap();
+        let folder = group.renew(Duration::from_secs(20)).unwrap();
+        let (_, write) = pipe();
+        let mut wanted = shell("exit 7", &write, None);
+        wanted.cgroup = Some(folder.as_raw_fd());
+        assert_eq!(ended(&start(&wanted)), Exit::Code(7));
+    }
+    assert!(group.close(Duration::from_secs(20)));
+}
+
+#[test]
+fn a_cgroup_that_takes_nobody_hinders_nobody() {
+    let no_cgroup = File::open("/dev/null").unwrap();
+    let (mut read, write) = pipe();
+    let mut wanted = shell("echo $ANSWER; exit 7", &write, None);
+    wanted.cgroup = Some(no_cgroup.as_raw_fd());
+    let child = start(&wanted);
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    assert_eq!(spawn::start(&wanted).unwrap_err().step, "execve");
+    drop(write);
+    let mut text = String::new();
+    read.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), ended(&child)), ("42\n", Exit::Code(7)));
+}
+
+#[test]
+fn a_program_that_cannot_run_leaves_a_cgroup_empty() {
+    let group = cgroup("empty");
+    let (_, write) = pipe();
+    let mut wanted = shell("true", &write, None);
+    wanted.cgroup = group.as_ref().map(|(_, folder)| folder.as_raw_fd());
+    wanted.program = c_strings([b"/nowhere/at/all".to_vec()]).unwrap().remove(0);
+    let error = spawn::start(&wanted).unwrap_err();
+    assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
+    assert!(group.is_none_or(|(group, _)| group.close(Duration::from_secs(20))));
+}
+
+/// Starts shells, for the engine.
+struct Shells {
+    scripts: Vec<&'static str>,
+    output: OwnedFd,
+    notes: usize,
+}
+
+impl RankHost for Shells {
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
+        match self.scripts[id.local_rank] {
+            "fail" => Err("no".into()),
+            script => Ok(start(&shell(script, &self.output, None))),
+        }
+    }
+    fn report_progress(&mut self, _: ProgressNote) {
+        self.notes += 1;
+    }
+}
+
+fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
+    play(&vec![Lifecycle::Main; scripts.len()], scripts, grace, stop_when_up)
+}
+
+fn play(parts: &[Lifecycle], scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
+    let mut engine = Engine::new(parts, SupervisionPolicy::with_grace(grace)).unwrap();
+    engine.send(SupervisorEvent::Start, &mut host).unwrap();
+    if stop_when_up > 0 {
+        read.read_exact(&mut vec![0; stop_when_up]).unwrap();
+        engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
+    }
+    while engine.report().is_none() {
+        engine.turn(Some(Duration::from_secs(20)), &mut host).unwrap();
+    }
+    (engine.report().unwrap().clone(), host.notes)
+}
+
+const SLEEPER: &str = "printf x; exec sleep 1000";
+/// The shell must not exec, or the trap is gone; it waits in a builtin that TERM does not end.
+const DEAF: &str = "trap '' TERM; printf x; while :; do sleep 1000; done";
+
+#[test]
+fn the_first_failure_ends_the_others_and_takes_the_blame() {
+    let (report, _) = run(&[SLEEPER, "exit 3", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.victims(), [0, 2]);
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let (report, notes) = run(&[DEAF, SLEEPER], Duration::from_millis(100), 2);
+    assert_eq!(report.outcome, NodeOutcome::Stopped { signal: libc::SIGTERM });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGKILL)));
+    assert_eq!(report.ranks[1].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(notes, 2, "one on the stop, one on the kill");
+}
+
+#[test]
+fn a_rank_that_cannot_start_ends_those_before_it() {
+    let (report, _) = run(&[SLEEPER, "fail", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::NotStarted { local_rank: 1 });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(report.ranks[2].exit, None, "nobody was started after the failure");
+}
+
+#[test]
+fn servers_are_ended_once_the_others_have_ended_well() {
+    let parts = [Lifecycle::Server, Lifecycle::Main, Lifecycle::Server, Lifecycle::Main];
+    let (report, notes) = play(&parts, &[SLEEPER, "exit 0", SLEEPER, "exit 0"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Completed);
+    let told: Vec<_> = report.ranks.iter().map(|rank| rank.signalled).collect();
+    assert_eq!((told, notes), (vec![true, false, true, false], 1));
+    assert_eq!(report.ranks[2].exit, Some(Exit::Signal(libc::SIGTERM)));
+}
+
+#[test]
+fn nobody_is_started_before_the_end_of_what_runs_first() {
+    let parts = [Lifecycle::Main, Lifecycle::First, Lifecycle::First];
+    let (report, _) = play(&parts, &["exit 0"; 3], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Completed);
+    let time = |rank: usize| {
+        let began = report.ranks[rank].started_at.unwrap();
+        (began, began + report.ranks[rank].lived.unwrap())
+    };
+    assert!(time(1).1 <= time(2).0 && time(2).1 <= time(0).0, "{report:?}");
+    let (report, _) = play(&parts, &["exit 0", "exit 0", "exit 3"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 2, exit: Exit::Code(3) });
+    assert_eq!(report.ranks[0].started_at, None);
+}
+
+#[test]
+fn an_engine_that_is_dropped_leaves_nobody() {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
+    let mut engine = Engine::new(&[Lifecycle::Main], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+    engine.send(SupervisorEvent::Start, &mut host).unwrap();
+    read.read_exact(&mut [0; 1]).unwrap();
+    drop(host);
+    drop(engine);
+    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
+fn what_a_rank_wrote_before_its_log_was_watched_is_shown() {
+    let path = std::env::temp_dir().join(format!("rlaunch-followed-{}", std::process::id()));
+    std::fs::write(&path, "early\n").unwrap();
+    let (mut shown, console) = pipe();
+    let poll = Poller::new().unwrap();
+    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
+    drop(console);
+    assert!(!follower.has_more());
+    follower.follow(&path, 0, None, None).unwrap();
+    // Nobody will ever say that the file has grown.
+    assert!(follower.has_more());
+    follower.copy(&poll).unwrap();
+    assert!(!follower.has_more());
+    drop(follower);
+    let mut text = String::new();
+    shown.read_to_string(&mut text).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(text, "early\n");
+}

@@ -1,0 +1,516 @@
+//! Single cases: each rule for failures and losses, growing and shrinking, and the ends of leaders.
+
+use super::node::Exit;
+use super::scenario::{Happening, Life, Story};
+use super::world::{World, time};
+use Life::{Fails, Well};
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{
+    Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
+    OnFailure, OnNodeLoss, RankFailure, RoundMember, RoundStopCause, next_step,
+};
+use std::time::Duration;
+
+const LONG: &[Life] = &[Well(100_000)];
+
+fn rules(min: usize, max: usize, on_failure: OnFailure, on_loss: OnNodeLoss) -> JobRules {
+    let door = "paddle".to_owned();
+    JobRules {
+        frontend: door,
+        min,
+        max,
+        last_call_ms: 2_000,
+        join_ms: 20_000,
+        on_failure,
+        on_loss,
+        ..JobRules::default()
+    }
+}
+
+fn level_1(min: usize, max: usize, restarts: u32) -> JobRules {
+    JobRules { restarts, ..rules(min, max, OnFailure::Restart, OnNodeLoss::Regroup) }
+}
+
+/// The members of each round, by their nodes' numbers.
+fn rounds(world: &World) -> Vec<Vec<usize>> {
+    let number = |member: &RoundMember| member.id[2..].parse().unwrap();
+    world.judge.lists.values().map(|list| list.iter().map(number).collect()).collect()
+}
+
+fn ends(world: &World) -> Vec<JobEnd> {
+    let end = |exit: &Exit| match exit {
+        Exit::End(end) => Some(end.clone()),
+        _ => None,
+    };
+    world.exits().into_iter().filter_map(end).collect()
+}
+
+fn kill(node: usize) -> Happening {
+    Happening::Kill { node, seen: false }
+}
+
+#[test]
+fn a_job_begins_once_enough_are_there_and_ends_when_all_are_done() {
+    let story =
+        Story::calm(rules(2, 2, OnFailure::End, OnNodeLoss::End), &[&[Well(10)], &[Well(5_000)]]).comes(1, 3_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
+    assert_eq!(world.over, 8_000);
+}
+
+#[test]
+fn level_minus_1_ends_all_by_the_first_failure_or_loss() {
+    let story = Story::calm(rules(2, 2, OnFailure::End, OnNodeLoss::End), &[&[Fails(1_000)], LONG]);
+    let ended = ends(&World::live(&story));
+    assert!(matches!(&ended[..], [JobEnd::Failed { failure, no_restart: None }, other]
+        if failure.node == 0 && !failure.lost_peer && *other == ended[0]));
+
+    let story = Story::calm(rules(2, 2, OnFailure::End, OnNodeLoss::End), &[LONG, LONG]).with(1_000, kill(1));
+    let world = World::live(&story);
+    // Its peer failed long before the lease ran out; it is not to blame.
+    assert!(matches!(&ends(&world)[..], [JobEnd::Lost { lost }] if lost.node == 1 && lost.age_ms == 5_000));
+    assert!(world.over <= 10_000, "{}", world.over);
+}
+
+#[test]
+fn level_0_holds_until_another_is_there_in_its_place() {
+    let rules = rules(2, 2, OnFailure::Hold, OnNodeLoss::Regroup);
+    let story = Story::calm(rules.clone(), &[&[Well(9_000)], &[Fails(1_000)], &[Well(9_000)]]).comes(2, 10_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [0, 2]]);
+    assert!(matches!(&world.nodes[1].exit, Some(Exit::End(JobEnd::Failed { failure, .. })) if failure.node == 1));
+    assert_eq!([&world.nodes[0].exit, &world.nodes[2].exit], [&Some(Exit::End(JobEnd::Completed)); 2]);
+
+    let story = Story::calm(rules, &[LONG, &[Fails(1_000)]]);
+    let world = World::live(&story);
+    // The peer's ranks felt it and failed too; it stays and waits, for so long.
+    assert!(matches!(&world.nodes[0].exit, Some(Exit::End(JobEnd::TooFew { waited_ms: 20_000, .. }))));
+}
+
+#[test]
+fn level_1_starts_again_while_there_are_restarts_left() {
+    let failing = Story::calm(level_1(2, 2, 2), &[LONG, &[Fails(1_000)]]);
+    let world = World::live(&failing);
+    assert_eq!(rounds(&world).len(), 3);
+    let used_up = "there have been 2 already".to_owned();
+    assert!(matches!(&ends(&world)[0], JobEnd::Failed { failure, no_restart }
+        if !failure.lost_peer && *no_restart == Some(used_up)));
+
+    let story = Story::calm(level_1(2, 2, 1), &[&[Well(5_000)], &[Fails(1_000), Well(5_000)]]);
+    assert_eq!(ends(&World::live(&story)), [JobEnd::Completed, JobEnd::Completed]);
+}
+
+#[test]
+fn a_lost_node_uses_up_no_restart_though_its_peers_fail_before_it_is_missed() {
+    let story = Story::calm(level_1(1, 2, 0), &[&[Well(9_000)], LONG]).with(1_000, kill(1));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+    assert_eq!(ends(&world), [JobEnd::Completed]);
+    assert!(world.judge.states.iter().all(|state| state.failures == 0));
+}
+
+#[test]
+fn a_job_grows_from_2_to_4_and_shrinks_again() {
+    let story = Story::calm(level_1(2, 4, 0), &[&[Well(60_000)][..]; 4]).comes(2, 10_000).comes(3, 10_500);
+    let story = story.with(30_000, kill(0)).with(30_000, kill(3));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0, 1, 2, 3], vec![2, 1]], "1 keeps its number");
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
+    assert_eq!(world.phases(|phase| matches!(phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, .. })), 1);
+}
+
+#[test]
+fn who_is_too_many_waits_and_is_told_the_end_or_steps_in() {
+    let story = Story::calm(level_1(2, 2, 0), &[&[Well(9_000)][..]; 3]).comes(2, 1_000);
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed, JobEnd::Completed]);
+
+    let story = story.clone().with(3_000, kill(0));
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [2, 1]]);
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
+}
+
+#[test]
+fn who_comes_after_the_end_begins_another_job() {
+    let rules = rules(1, 1, OnFailure::End, OnNodeLoss::End);
+    let story = Story::calm(rules, &[&[Fails(1_000)], &[Well(10)]]).comes(1, 9_000);
+    let world = World::live(&story);
+    assert!(matches!(world.nodes[0].exit, Some(Exit::End(JobEnd::Failed { .. }))));
+    assert_eq!(world.nodes[1].exit, Some(Exit::End(JobEnd::Completed)));
+    assert_eq!(rounds(&world), [[0], [1]]);
+}
+
+/// As an earlier job of the name left it that was killed with all its nodes, or that ended and was not tidied up.
+#[test]
+fn new_launchers_that_find_an_earlier_job_begin_anew() {
+    let offer = NodeInfo { host: "old".into(), ..NodeInfo::default() };
+    let members = vec![RoundMember { id: "id99".into(), info: offer }];
+    let why = RoundStopCause::More { hosts: Vec::new() };
+    let failure = RankFailure::default();
+    let phases = [
+        JobPhase::Gathering,
+        JobPhase::Running,
+        JobPhase::Stopping { why, end: None },
+        JobPhase::Stopping { why: RoundStopCause::Failed { failure }, end: Some(JobEnd::Completed) },
+        JobPhase::Ended { end: JobEnd::Completed },
+    ];
+    for phase in phases {
+        let mut state = Coordinator::new(time(0)).state().clone();
+        (state.serial, state.round, state.failures, state.phase) = (9, 3, 2, phase);
+        let mut story = Story::calm(level_1(2, 2, 2), &[&[Well(1_000)], &[Fails(10), Fails(10), Well(1_000)]]);
+        story.left = Some((state.clone(), members.clone()));
+        for late in [0, 3_000] {
+            let story = story.clone().comes(1, late);
+            let world = World::live(&story);
+            assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed], "{state:?}");
+            assert_eq!(rounds(&world), [[0, 1]; 3], "both restarts are theirs: {state:?}");
+        }
+    }
+}
+
+#[test]
+fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
+    let rules = rules(2, 2, OnFailure::End, OnNodeLoss::End);
+    let offer =
+        |name: &str, foreign| NodeInfo { name: name.into(), rules: rules.clone(), foreign, ..NodeInfo::default() };
+    let record = |offer: &NodeInfo, standing| NodeRecord { format: FORMAT, info: offer.clone(), status: standing };
+    let (own, theirs) = (offer("aaaaaa", false), NodeInfo { rules: JobRules::default(), ..offer("b", true) });
+    let begun = || {
+        let mut machine = Coordinator::new(time(0));
+        machine.record("own", record(&own, NodeStatus::Ready { seen: 0 }), time(0));
+        machine.record("theirs", record(&theirs, NodeStatus::Ready { seen: 0 }), time(0));
+        let (state, members) = machine.turn(time(0)).unwrap();
+        assert_eq!((state.phase, members.unwrap().len()), (JobPhase::Running, 2));
+        machine.record("own", record(&own, NodeStatus::Runs { round: 1 }), time(1));
+        assert_eq!(machine.turn(time(1)), None);
+        machine
+    };
+    let mut machine = begun();
+    machine.record("own", record(&own, NodeStatus::Done { round: 1 }), time(2));
+    assert_eq!(machine.turn(time(2)).unwrap().0.phase, JobPhase::Ended { end: JobEnd::Completed });
+
+    let mut machine = begun();
+    machine.gone("theirs", time(3_000), time(2));
+    let state = machine.turn(time(2)).unwrap().0;
+    assert!(matches!(&state.phase, JobPhase::Stopping { end: Some(JobEnd::Lost { lost }), .. } if lost.node == 1));
+}
+
+#[test]
+fn nothing_is_kept_of_strangers_that_have_gone() {
+    let offer = |min| NodeInfo { rules: rules(min, min, OnFailure::End, OnNodeLoss::End), ..NodeInfo::default() };
+    let record = |min, standing| NodeRecord { format: FORMAT, info: offer(min), status: standing };
+    let mut machine = Coordinator::new(time(0));
+    machine.record("own", record(1, NodeStatus::Ready { seen: 0 }), time(0));
+    assert_eq!(machine.turn(time(0)).unwrap().0.phase, JobPhase::Running);
+    machine.record("own", record(1, NodeStatus::Runs { round: 1 }), time(1));
+    machine.turn(time(1));
+    let before = format!("{machine:?}").len();
+    for at in 0..100 {
+        let id = format!("stranger{at}");
+        machine.record(&id, record(9, NodeStatus::Leaves { signal: 15 }), time(2));
+        machine.turn(time(2));
+        machine.gone(&id, time(5), time(3));
+        machine.turn(time(3));
+    }
+    let after = format!("{machine:?}");
+    assert!(!after.contains("stranger") && after.len() < before + 50, "{after}");
+}
+
+/// Another takes over in each phase, from one who knows it and from one who does not.
+#[test]
+fn a_leader_s_end_changes_nothing_but_who_leads() {
+    let lives: &[&[Life]] = &[&[Well(4_000)], &[Fails(2_000), Well(4_000)]];
+    let calm = Story::calm(level_1(2, 2, 1), lives).comes(1, 1_000);
+    let plain = World::live(&calm);
+    assert_eq!(ends(&plain), [JobEnd::Completed, JobEnd::Completed]);
+    for at in (0..plain.over).step_by(250) {
+        for (after, late) in [(0, true), (0, false), (300, true), (300, false)] {
+            let story = calm.clone().with(at, Happening::NewLeader { after, late });
+            let world = World::live(&story);
+            assert_eq!(ends(&world), ends(&plain), "at {at}");
+            assert_eq!(rounds(&world), rounds(&plain), "at {at}");
+            assert!(world.over <= plain.over + 400, "at {at}: {}", world.over);
+        }
+    }
+}
+
+#[test]
+fn who_is_cut_off_for_less_than_the_lease_is_not_missed() {
+    let mut calm = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
+    calm.plans.iter_mut().for_each(|plan| plan.feels = false);
+    let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts });
+    let (short, long, for_good) = (cut(Some(4_900)), cut(Some(9_000)), cut(None));
+    let world = World::live(&short);
+    assert_eq!(rounds(&world), [[0, 1]]);
+    // For longer: the others go on without it, until it is back.
+    let world = World::live(&long);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0], vec![0, 1]]);
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
+    let world = World::live(&for_good);
+    assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+    assert_eq!(world.nodes[1].exit, Some(Exit::Alone));
+}
+
+#[test]
+fn one_that_is_stopped_stops_all_but_where_nodes_may_come_and_go() {
+    for early in [true, false] {
+        let calm = Story::calm(level_1(1, 2, 5), &[&[Well(20_000)], LONG]);
+        let story = calm.with(2_000, Happening::Signal { node: 1, early });
+        let world = World::live(&story);
+        assert_eq!(world.nodes[0].exit, Some(Exit::End(JobEnd::Completed)));
+        assert_eq!(rounds(&world), [vec![0, 1], vec![0]]);
+
+        let calm = Story::calm(level_1(2, 2, 5), &[LONG, LONG]);
+        let story = calm.with(2_000, Happening::Signal { node: 1, early });
+        let world = World::live(&story);
+        let end = JobEnd::Stopped { host: "host1".into(), signal: 15 };
+        assert_eq!(ends(&world), [end.clone(), end.clone()], "and not for its peer's failure");
+
+        // The job was just about to be started again.
+        let story = Story::calm(level_1(2, 2, 5), &[&[Fails(1_000)], LONG]);
+        let story = story.with(2_000, Happening::Signal { node: 1, early });
+        assert_eq!(ends(&World::live(&story)), [end.clone(), end]);
+    }
+}
+
+#[test]
+fn who_waited_too_long_is_told_who_was_there() {
+    let story = Story::calm(level_1(3, 3, 0), &[LONG, LONG]);
+    let ended = ends(&World::live(&story));
+    assert!(
+        matches!(&ended[0], JobEnd::TooFew { participants: roll, waited_ms: 20_000 } if roll.ready == 2 && roll.min == 3)
+    );
+    assert_eq!(ended.len(), 2);
+    // Whoever comes to nobody is waited for as long.
+    let mut machine = Coordinator::new(time(0));
+    machine.turn(time(0));
+    let offer = story.plans[0].offer.clone();
+    machine.record(
+        "a",
+        NodeRecord { format: FORMAT, info: offer, status: NodeStatus::Ready { seen: 0 } },
+        time(50_000),
+    );
+    machine.turn(time(50_000));
+    assert_eq!(machine.state().phase, JobPhase::Gathering);
+}
+
+#[test]
+fn more_than_are_named_are_refused() {
+    let rules = rules(2, 99, OnFailure::End, OnNodeLoss::End);
+    let mut machine = Coordinator::new(time(0));
+    for number in 0..80 {
+        let rules = JobRules { restarts: u32::from(number > 0), ..rules.clone() };
+        let record = NodeRecord {
+            format: FORMAT,
+            info: NodeInfo { rules, ..NodeInfo::default() },
+            status: NodeStatus::Ready { seen: 0 },
+        };
+        machine.record(&format!("id{number}"), record, time(0));
+    }
+    machine.turn(time(60_000));
+    machine.turn(time(90_000));
+    assert_eq!(machine.state().refused.len(), 64);
+    assert!(
+        matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::TooFew { .. } }),
+        "{:?}",
+        machine.state().phase
+    );
+}
+
+/// Two with one number: who was let in stays so, also where another decides who hears of them the other way round.
+#[test]
+fn a_new_leader_refuses_nobody_who_was_let_in() {
+    let rules = rules(1, 2, OnFailure::End, OnNodeLoss::End);
+    let record = |standing| {
+        let offer = NodeInfo { rank: Some(0), rules: rules.clone(), ..NodeInfo::default() };
+        NodeRecord { format: FORMAT, info: offer, status: standing }
+    };
+    let mut first = Coordinator::new(time(0));
+    first.record("a", record(NodeStatus::Ready { seen: 0 }), time(0));
+    first.record("b", record(NodeStatus::Ready { seen: 0 }), time(0));
+    let (state, members) = (first.turn(time(0)).unwrap().0, first.members().to_vec());
+    let mut second = Coordinator::resume(state, members, time(1));
+    second.record("b", record(NodeStatus::Ready { seen: 0 }), time(1));
+    second.record("a", record(NodeStatus::Ready { seen: 0 }), time(1));
+    second.turn(time(1));
+    assert_eq!(second.state().refused.keys().collect::<Vec<_>>(), ["b"]);
+}
+
+/// What was decided for who was heard first is decided again for who failed first.
+#[test]
+fn what_follows_is_said_by_the_failure_that_is_to_blame() {
+    let rules = level_1(2, 2, 5);
+    let record = |standing| NodeRecord {
+        format: FORMAT,
+        info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() },
+        status: standing,
+    };
+    let failed = |failure| record(NodeStatus::Failed { round: 1, failure });
+    let mut machine = Coordinator::new(time(0));
+    machine.record("a", record(NodeStatus::Ready { seen: 0 }), time(0));
+    machine.record("b", record(NodeStatus::Ready { seen: 0 }), time(0));
+    machine.turn(time(0));
+    machine.record("b", record(NodeStatus::Runs { round: 1 }), time(1));
+    machine.record("a", failed(RankFailure { lost_peer: true, ..RankFailure::default() }), time(1));
+    let state = machine.turn(time(1)).unwrap().0;
+    assert!(matches!(state.phase, JobPhase::Stopping { end: None, .. }));
+    let failure =
+        RankFailure { node: 1, no_restart: Some("it says so".into()), delay_ms: 500, ..RankFailure::default() };
+    let mut again = machine.clone();
+    machine.record("b", failed(failure.clone()), time(2));
+    let end = JobEnd::Failed { no_restart: failure.no_restart.clone(), failure: failure.clone() };
+    assert_eq!(machine.turn(time(2)).unwrap().0.phase, JobPhase::Ended { end });
+
+    // The same that may be started again, after a pause.
+    again.record("b", failed(RankFailure { no_restart: None, ..failure }), time(2));
+    assert_eq!(again.turn(time(2)).unwrap().0.failures, 1);
+    again.record("a", record(NodeStatus::Ready { seen: 1 }), time(3));
+    again.record("b", record(NodeStatus::Ready { seen: 1 }), time(3));
+    assert_eq!(again.turn(time(3)), None);
+    assert_eq!(again.next_deadline(), Some(time(502)));
+    let state = again.turn(time(502)).unwrap().0;
+    assert_eq!((state.round, state.phase), (2, JobPhase::Running));
+}
+
+/// Who is told first of, not whose ranks have ended first: ranks may take their time to go.
+#[test]
+fn what_is_said_at_once_counts_though_its_ranks_still_go() {
+    let rules = rules(2, 2, OnFailure::End, OnNodeLoss::End);
+    let record = |standing| NodeRecord {
+        format: FORMAT,
+        info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() },
+        status: standing,
+    };
+    let mut begun = Coordinator::new(time(0));
+    for id in ["a", "b"] {
+        begun.record(id, record(NodeStatus::Ready { seen: 0 }), time(0));
+    }
+    begun.turn(time(0));
+    for id in ["a", "b"] {
+        begun.record(id, record(NodeStatus::Runs { round: 1 }), time(1));
+    }
+    let first = RankFailure { node: 0, process: "rank 1".into(), status: 3, ..RankFailure::default() };
+    let later = RankFailure { node: 1, process: "rank 2".into(), status: 5, ..RankFailure::default() };
+    let mut machine = begun.clone();
+    let stops = NodeStop::Failure { failure: first.clone() };
+    machine.record("a", record(NodeStatus::Stops { round: 1, why: stops }), time(2));
+    assert!(matches!(machine.turn(time(2)).unwrap().0.phase, JobPhase::Stopping { .. }));
+    machine.record("b", record(NodeStatus::Failed { round: 1, failure: later.clone() }), time(3));
+    machine.turn(time(3));
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { .. }), "a still stops its ranks");
+    let known = RankFailure { message: "ValueError: no".into(), ..first };
+    machine.record("a", record(NodeStatus::Failed { round: 1, failure: known.clone() }), time(4));
+    machine.turn(time(4));
+    assert_eq!(machine.state().phase, JobPhase::Ended { end: JobEnd::Failed { failure: known, no_restart: None } });
+
+    let mut machine = begun;
+    machine.record("a", record(NodeStatus::Stops { round: 1, why: NodeStop::Signal { signal: 15 } }), time(2));
+    machine.turn(time(2));
+    machine.record("b", record(NodeStatus::Failed { round: 1, failure: later }), time(3));
+    machine.record("a", record(NodeStatus::Leaves { signal: 15 }), time(4));
+    machine.turn(time(4));
+    assert!(matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::Stopped { signal: 15, .. } }));
+}
+
+/// A connection may break where the node lives on: cut off, it ends what it runs within its lease.
+#[test]
+fn who_is_missed_at_once_may_still_run_for_a_while() {
+    let rules = JobRules { lease_ms: 10_000, ..level_1(1, 2, 0) };
+    let record = |standing| NodeRecord {
+        format: FORMAT,
+        info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() },
+        status: standing,
+    };
+    let members = ["a", "b"].map(|id| RoundMember { id: id.into(), info: NodeInfo::default() });
+    let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members.to_vec(), time(0));
+    for id in ["a", "b"] {
+        machine.record(id, record(NodeStatus::Runs { round: 2 }), time(0));
+    }
+    machine.turn(time(0));
+    machine.gone("b", Duration::ZERO, time(1_000));
+    machine.turn(time(1_000));
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::Lost { .. }, end: None }));
+    machine.record("a", record(NodeStatus::Ready { seen: 2 }), time(1_100));
+    machine.turn(time(1_100));
+    machine.turn(time(4_900));
+    assert_eq!(machine.state().phase, JobPhase::Gathering);
+    machine.turn(time(5_000));
+    assert_eq!((machine.state().round, &machine.state().phase), (3, &JobPhase::Running));
+}
+
+/// It was a member of a round that it may still begin, if it has not heard of a newer one.
+#[test]
+fn who_has_not_seen_the_round_is_not_ready_for_the_next() {
+    let rules = level_1(1, 2, 0);
+    let record = |standing| NodeRecord {
+        format: FORMAT,
+        info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() },
+        status: standing,
+    };
+    let members = vec![RoundMember { id: "b".into(), info: NodeInfo::default() }];
+    let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members, time(0));
+    machine.record("b", record(NodeStatus::Runs { round: 2 }), time(0));
+    machine.record("a", record(NodeStatus::Ready { seen: 0 }), time(0));
+    machine.turn(time(0));
+    assert_eq!(machine.state().phase, JobPhase::Running);
+    machine.record("a", record(NodeStatus::Ready { seen: 2 }), time(1));
+    machine.turn(time(1));
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, end: None }));
+}
+
+/// The others wait for one that they had given up, and that is back.
+#[test]
+fn who_is_back_and_still_runs_stops_before_the_next_round() {
+    let mut story = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
+    story.plans.iter_mut().for_each(|plan| plan.feels = false);
+    // It is given up at 7 s, its peer has stopped at 15 s and would go on alone at 17 s; it is back at 15.9 s, and its ranks
+    // need 8 s.
+    (story.grace, story.plans[1].patience) = (8_000, 60_000);
+    let story = story.with(2_000, Happening::Cut { node: 1, lasts: Some(13_900) });
+    let world = World::live(&story);
+    assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
+    assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
+}
+
+fn state(serial: u64, round: u64, phase: JobPhase) -> JobState {
+    JobState { serial, round, phase, ..Coordinator::new(time(0)).state().clone() }
+}
+
+#[test]
+fn what_is_overtaken_is_not_heard() {
+    let mut seat = NodeState::new("a");
+    let member = [RoundMember { id: "a".into(), info: NodeInfo::default() }];
+    assert!(seat.note_state(&state(5, 2, JobPhase::Running), None));
+    assert_eq!(
+        next_step(&seat, &state(5, 2, JobPhase::Running)),
+        NodeStep::Wait,
+        "nobody has told it yet whether it takes part"
+    );
+    assert!(!seat.note_state(&state(4, 2, JobPhase::Running), Some(&member)));
+    assert_eq!(
+        next_step(&seat, &state(5, 2, JobPhase::Running)),
+        NodeStep::Start { round: 2 },
+        "the list is still the round's"
+    );
+    assert!(!seat.note_state(&state(3, 1, JobPhase::Gathering), Some(&[])));
+    assert!(seat.note_state(&state(6, 3, JobPhase::Running), Some(&[])));
+    assert_eq!(
+        next_step(&seat, &state(6, 3, JobPhase::Running)),
+        NodeStep::ReportReady { seen: 3 },
+        "it would take part in the next"
+    );
+}
+
+/// The job ended before it had heard anything of it.
+#[test]
+fn a_member_is_told_the_end_though_it_never_saw_the_job_open() {
+    let (mut seat, ended) = (NodeState::new("a"), state(5, 1, JobPhase::Ended { end: JobEnd::Completed }));
+    seat.note_state(&ended, Some(&[]));
+    assert_eq!(next_step(&seat, &ended), NodeStep::Wait, "that was an earlier job");
+    let (mut seat, members) = (NodeState::new("a"), [RoundMember { id: "a".into(), info: NodeInfo::default() }]);
+    seat.note_state(&ended, Some(&members));
+    assert_eq!(next_step(&seat, &ended), NodeStep::End(JobEnd::Completed));
+}

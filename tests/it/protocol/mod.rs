@@ -1,0 +1,68 @@
+//! The laws of the agreement of nodes, over random histories in virtual time, and by single cases.
+
+mod cases;
+mod checks;
+mod node;
+mod scenario;
+mod world;
+
+use rlaunch::protocol::{JobEnd, JobPhase, RoundStopCause};
+use scenario::Story;
+use std::collections::BTreeMap;
+use std::panic;
+use world::World;
+
+/// As many histories, or as many as PROTOCOL_CASES says; or that of PROTOCOL_SEED, printed in full.
+const HISTORIES: u64 = 2_000;
+
+fn seeds() -> std::ops::Range<u64> {
+    let set = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    match set("PROTOCOL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..set("PROTOCOL_CASES").unwrap_or(HISTORIES),
+    }
+}
+
+/// The laws themselves are in `agree/judge.rs`, where each thing is checked as it comes; that all end is in `World::live`.
+#[test]
+fn every_history_obeys() {
+    let mut failed = Vec::new();
+    for seed in seeds() {
+        let story = Story::random(seed);
+        if panic::catch_unwind(|| World::live(&story).now).is_err() {
+            eprintln!("history {seed}");
+            failed.push(seed);
+        }
+    }
+    assert!(failed.is_empty(), "{} histories break a law: {failed:?}", failed.len());
+}
+
+/// A law that nothing puts to the test holds always.
+#[test]
+fn the_histories_hold_what_they_are_for() {
+    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for seed in 0..500 {
+        let story = Story::random(seed);
+        let world = World::live(&story);
+        let mut note = |what, so: bool| *seen.entry(what).or_default() += usize::from(so);
+        let states = &world.judge.states;
+        let any = |what: fn(&JobPhase) -> bool| states.iter().any(|state| what(&state.phase));
+        note("completed", any(|phase| matches!(phase, JobPhase::Ended { end: JobEnd::Completed })));
+        note("ended by a failure", any(|phase| matches!(phase, JobPhase::Ended { end: JobEnd::Failed { .. } })));
+        note("ended by a loss", any(|phase| matches!(phase, JobPhase::Ended { end: JobEnd::Lost { .. } })));
+        note("ended by a stop", any(|phase| matches!(phase, JobPhase::Ended { end: JobEnd::Stopped { .. } })));
+        note("ended by too few", any(|phase| matches!(phase, JobPhase::Ended { end: JobEnd::TooFew { .. } })));
+        note("more came", any(|phase| matches!(phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, .. })));
+        note("lost", any(|phase| matches!(phase, JobPhase::Stopping { why: RoundStopCause::Lost { .. }, end: None })));
+        note("restarts", states.iter().any(|state| state.failures > 0));
+        note("held", states.iter().any(|state| state.goes.is_some()));
+        note("refused", states.iter().any(|state| !state.refused.is_empty()));
+        note("several rounds", states.iter().any(|state| state.round > 2));
+        note("several leaders", world.leaders.len() > 1);
+        note("a job after another", world.judge.anew > 0);
+        note("compared", world.judge.compared > 0);
+    }
+    for (what, times) in seen {
+        assert!(times >= 5, "{what}: {times}");
+    }
+}

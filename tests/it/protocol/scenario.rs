@@ -1,0 +1,191 @@
+//! What a history is made of: nodes, what their ranks do, and what befalls them; and stories drawn at random.
+
+use fastrand::Rng;
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{JobRules, JobState, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
+
+/// What the ranks of a node do in one of its rounds; times in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub enum Life {
+    Well(u64),
+    Fails(u64),
+}
+
+/// A launcher.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub comes: u64,
+    pub offer: NodeInfo,
+    pub format: u32,
+    /// In its first round, in its second and so on; the last one again and again.
+    pub lives: Vec<Life>,
+    /// Whether its ranks fail when a peer has gone.
+    pub feels: bool,
+    /// How long after its lease has run out without contact it stops its ranks.
+    pub patience: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Happening {
+    /// Its launcher and its ranks are killed. `seen`: its record goes with it, instead of when its lease runs out.
+    Kill { node: usize, seen: bool },
+    /// No contact for so long; `None`: never again.
+    Cut { node: usize, lasts: Option<u64> },
+    /// It is stopped from outside. `early`: it says so at once, not when its ranks have ended.
+    Signal { node: usize, early: bool },
+    /// Another coordinator takes the place of the one there is. `late`: which does not know, and goes on.
+    NewLeader { after: u64, late: bool },
+}
+
+/// How what is said is carried.
+#[derive(Clone, Copy, Debug)]
+pub struct Net {
+    pub delay: u64,
+    /// Of 100, how many are lost (and told again within `again`) and doubled.
+    pub lost: u32,
+    pub doubled: u32,
+    pub again: u64,
+}
+
+pub const CALM: Net = Net { delay: 0, lost: 0, doubled: 0, again: 1 };
+
+#[derive(Clone, Debug)]
+pub struct Story {
+    pub seed: u64,
+    pub rules: JobRules,
+    pub net: Net,
+    pub lease: u64,
+    pub grace: u64,
+    pub plans: Vec<Plan>,
+    pub happenings: Vec<(u64, Happening)>,
+    /// What an earlier job of the name has left behind.
+    pub left: Option<(JobState, Vec<RoundMember>)>,
+}
+
+pub fn plan(number: usize, rules: &JobRules, lives: &[Life]) -> Plan {
+    let host = format!("host{number}");
+    let offer = NodeInfo {
+        name: format!("n{number}"),
+        address: host.clone(),
+        host,
+        rules: rules.clone(),
+        ..NodeInfo::default()
+    };
+    Plan { comes: 0, offer, format: FORMAT, lives: lives.to_vec(), feels: true, patience: 1_000 }
+}
+
+impl Story {
+    /// Nothing is lost or late; all come at once.
+    pub fn calm(rules: JobRules, lives: &[&[Life]]) -> Self {
+        let plans = lives.iter().enumerate().map(|(number, lives)| plan(number, &rules, lives)).collect();
+        Self { seed: 1, rules, net: CALM, lease: 5_000, grace: 2_000, plans, happenings: Vec::new(), left: None }
+    }
+
+    pub fn with(mut self, at: u64, happening: Happening) -> Self {
+        self.happenings.push((at, happening));
+        self
+    }
+
+    pub fn comes(mut self, node: usize, at: u64) -> Self {
+        self.plans[node].comes = at;
+        self
+    }
+
+    /// When all is over at the latest: after the last that befalls them there are only so many rounds left.
+    pub fn bound(&self) -> u64 {
+        let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();
+        let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
+        let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
+        let JobRules { join_ms, restarts, .. } = self.rules;
+        let round = join_ms + lives + self.grace + self.lease + 10 * (self.net.delay + self.net.again);
+        let patience = 60_000 + 2 * self.lease + 30_000;
+        last.unwrap_or_default() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
+    }
+
+    pub fn random(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let rules = rules(&mut rng);
+        let delay = pick(&mut rng, &[0, 20, 50, 400, 3_000]);
+        let lost = pick(&mut rng, &[0, 0, 10, 40]);
+        let net = Net { delay, lost, doubled: pick(&mut rng, &[0, 20]), again: rng.u64(1..4_000) };
+        let (lease, grace) = (pick(&mut rng, &[1_000, 5_000, 10_000]), pick(&mut rng, &[0, 1_000, 8_000]));
+        let count = (rules.max + rng.usize(0..3)).saturating_sub(usize::from(rng.u8(0..8) == 0)).max(1);
+        let numbering = rng.u8(0..5);
+        let mut plans: Vec<Plan> = (0..count).map(|number| random_plan(&mut rng, number, &rules, numbering)).collect();
+        let mut happenings = Vec::new();
+        for _ in 0..pick(&mut rng, &[0, 1, 1, 2, 3, 5]) {
+            let (at, node) = (rng.u64(0..40_000), rng.usize(0..count));
+            let what = match rng.u8(0..10) {
+                0..3 => {
+                    if rng.bool() {
+                        let mut again = random_plan(&mut rng, plans.len(), &rules, numbering);
+                        again.comes = at + rng.u64(0..20_000);
+                        again.offer.rank = plans[node].offer.rank;
+                        plans.push(again);
+                    }
+                    Happening::Kill { node, seen: rng.bool() }
+                }
+                3..6 => Happening::Cut { node, lasts: pick(&mut rng, &[Some(5_000), Some(500), Some(20_000), None]) },
+                6 => Happening::Signal { node, early: rng.bool() },
+                _ => Happening::NewLeader { after: pick(&mut rng, &[0, 10, 2_000, 9_000]), late: rng.bool() },
+            };
+            happenings.push((at, what));
+        }
+        Self { seed, rules, net, lease, grace, plans, happenings, left: None }
+    }
+}
+
+fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+    from[rng.usize(0..from.len())]
+}
+
+fn rules(rng: &mut Rng) -> JobRules {
+    let min = rng.usize(1..4);
+    let max = min + pick(rng, &[0, 0, 1, 2]);
+    let levels = [
+        (OnFailure::End, OnNodeLoss::End),
+        (OnFailure::Hold, OnNodeLoss::Regroup),
+        (OnFailure::Restart, OnNodeLoss::Regroup),
+        (OnFailure::Restart, OnNodeLoss::End),
+        (OnFailure::End, OnNodeLoss::Regroup),
+    ];
+    let (on_failure, on_loss) = pick(rng, &levels);
+    JobRules {
+        frontend: "paddle".into(),
+        min,
+        max,
+        last_call_ms: pick(rng, &[0, 500, 3_000]),
+        join_ms: pick(rng, &[4_000, 20_000, 60_000]),
+        on_failure,
+        on_loss,
+        restarts: rng.u32(0..4),
+        ..JobRules::default()
+    }
+}
+
+fn random_plan(rng: &mut Rng, number: usize, rules: &JobRules, numbering: u8) -> Plan {
+    let lives: Vec<Life> = (0..rng.usize(1..4))
+        .map(|_| match rng.u8(0..7) {
+            0..2 => Life::Fails(rng.u64(0..20_000)),
+            _ => Life::Well(rng.u64(0..30_000)),
+        })
+        .collect();
+    let mut plan = plan(number, rules, &lives);
+    plan.offer.name = format!("{}{number}", rng.lowercase());
+    plan.comes = pick(rng, &[0, 0, 1_000, 15_000]) + rng.u64(0..500);
+    plan.offer.rank = match numbering {
+        0 => Some(number),
+        1 => rng.bool().then_some(number),
+        _ => None,
+    };
+    match rng.u8(0..40) {
+        0 => plan.offer.rules.restarts += 1,
+        1 => plan.offer.rank = Some(rules.max),
+        2 => plan.offer.rank = Some(0),
+        3 => plan.format += 1,
+        _ => {}
+    }
+    plan.feels = rng.bool();
+    plan.patience = pick(rng, &[1_000, 30_000]);
+    plan
+}

@@ -1,0 +1,405 @@
+//! A world in virtual time: a board that keeps records and states as etcd does, nodes, coordinators, and a net that loses,
+//! delays, doubles and reorders what is said. `judge.rs` checks what is published and begun as it comes.
+
+use super::checks::Judge;
+use super::node::{Exit, Sim};
+use super::scenario::{Happening, Story};
+use fastrand::Rng;
+use rlaunch::protocol::{Coordinator, JobPhase, JobState, NodeRecord, RoundMember};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Later than this nothing new befalls anybody.
+const MOST_EVENTS: usize = 200_000;
+
+#[derive(Clone, Debug)]
+pub enum Event {
+    Happens(usize),
+    Comes(usize),
+    /// What the board holds reaches a node; `fresh`: what it holds then.
+    Hears {
+        node: usize,
+        told: Option<(JobState, Option<Vec<RoundMember>>)>,
+    },
+    /// A record reaches the board; `None`: it is taken away.
+    Writes {
+        node: usize,
+        record: Option<NodeRecord>,
+    },
+    Lapses {
+        node: usize,
+        contact: u32,
+    },
+    Returns {
+        node: usize,
+        contact: u32,
+    },
+    GivesUp {
+        node: usize,
+        contact: u32,
+    },
+    RanksEnd {
+        node: usize,
+        run: u32,
+    },
+    PeerGone {
+        node: usize,
+        run: u32,
+    },
+    RanksStopped {
+        node: usize,
+        run: u32,
+    },
+    LosesPatience {
+        node: usize,
+    },
+    /// What the board holds of a node reaches a coordinator; `what`: at the time it was sent.
+    Feeds {
+        leader: usize,
+        id: String,
+        revision: u64,
+        what: Option<NodeRecord>,
+        age: u64,
+    },
+    Resyncs {
+        leader: usize,
+        id: String,
+    },
+    Publishes {
+        leader: usize,
+        state: JobState,
+        members: Option<Vec<RoundMember>>,
+    },
+    Wakes {
+        leader: usize,
+    },
+    TakesOver,
+}
+
+/// What all share.
+#[derive(Default)]
+pub struct Board {
+    pub state: Option<JobState>,
+    pub members: Vec<RoundMember>,
+    pub term: u64,
+    pub records: BTreeMap<String, (NodeRecord, u64)>,
+    /// When each record was last written or taken away, in writes, and how old it was then.
+    pub revisions: BTreeMap<String, (u64, u64)>,
+    writes: u64,
+}
+
+pub struct Leader {
+    pub machine: Coordinator,
+    term: u64,
+    alive: bool,
+    seen: BTreeMap<String, u64>,
+    /// In the order in which it was told of them.
+    pub arrived: Vec<String>,
+    /// What it has published arrives in order.
+    last_arrival: u64,
+    under_way: usize,
+    /// The round after which it gathers, and since when somebody has been here of whom none runs.
+    pub gathers: Option<(u64, u64)>,
+}
+
+pub struct World<'a> {
+    pub story: &'a Story,
+    pub now: u64,
+    /// When the last launcher went of itself.
+    pub over: u64,
+    pub board: Board,
+    pub nodes: Vec<Sim>,
+    pub leaders: Vec<Leader>,
+    pub judge: Judge,
+    pub rng: Rng,
+    queue: BTreeMap<(u64, u64), Event>,
+    pushed: u64,
+    awaits_leader: bool,
+}
+
+pub fn time(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+impl<'a> World<'a> {
+    /// All that happens, until nothing does any more.
+    pub fn live(story: &'a Story) -> Self {
+        let mut world = World {
+            story,
+            now: 0,
+            over: 0,
+            board: Board::default(),
+            nodes: story.plans.iter().enumerate().map(|(number, _)| Sim::new(number)).collect(),
+            leaders: Vec::new(),
+            judge: Judge::default(),
+            rng: Rng::with_seed(story.seed),
+            queue: BTreeMap::new(),
+            pushed: 0,
+            awaits_leader: false,
+        };
+        if let Some((state, members)) = &story.left {
+            (world.board.state, world.board.members) = (Some(state.clone()), members.clone());
+            world.judge.found(state);
+        }
+        for (number, plan) in story.plans.iter().enumerate() {
+            world.at(plan.comes, Event::Comes(number));
+        }
+        for (number, (at, _)) in story.happenings.iter().enumerate() {
+            world.at(*at, Event::Happens(number));
+        }
+        let mut events = 0;
+        let verbose = std::env::var_os("PROTOCOL_SEED").is_some();
+        while let Some(((at, _), event)) = world.queue.pop_first() {
+            world.now = at;
+            if verbose {
+                println!("{at} {event:?}");
+            }
+            world.handle(event);
+            events += 1;
+            assert!(events < MOST_EVENTS, "it goes on and on, at {at} ms");
+        }
+        let most = story.bound();
+        assert!(world.over <= most, "it was over at {}, and not by {most}", world.over);
+        for (number, node) in world.nodes.iter().enumerate() {
+            assert!(node.exit.is_some(), "node {number} waits for ever: {:?}, {:?}", node.seat, node.latest);
+        }
+        world
+    }
+
+    pub fn at(&mut self, at: u64, event: Event) {
+        self.pushed += 1;
+        self.queue.insert((at.max(self.now), self.pushed), event);
+    }
+
+    pub fn delay(&mut self) -> u64 {
+        let most = self.story.net.delay;
+        // Now and then nothing at all, so that much comes at the same time.
+        if self.rng.bool() { self.rng.u64(0..=most) } else { most }
+    }
+
+    /// Up to `most`, or in a calm world exactly that.
+    pub fn some(&mut self, most: u64) -> u64 {
+        if self.story.net.delay == 0 { most } else { self.rng.u64(0..=most) }
+    }
+
+    fn chance(&mut self, of_100: u32) -> bool {
+        self.rng.u32(0..100) < of_100
+    }
+
+    /// When something that is said now arrives, as many times as it does, and when it is told again.
+    fn arrivals(&mut self) -> (Vec<u64>, Option<u64>) {
+        let net = self.story.net;
+        let mut times = Vec::new();
+        if self.chance(net.lost) {
+            return (times, Some(self.now + 1 + self.rng.u64(0..=net.again)));
+        }
+        times.push(self.now + self.delay());
+        if self.chance(net.doubled) {
+            times.push(self.now + self.delay() * 2);
+        }
+        (times, None)
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Happens(number) => self.happens(self.story.happenings[number].1),
+            Event::TakesOver => self.takes_over(),
+            Event::Wakes { leader } => self.turn(leader),
+            Event::Feeds { leader, id, revision, what, age } => self.feeds(leader, &id, revision, what, age),
+            Event::Resyncs { leader, id } => {
+                let (revision, age) = self.board.revisions[&id];
+                let what = self.board.records.get(&id).map(|(record, _)| record.clone());
+                self.feeds(leader, &id, revision, what, age);
+            }
+            Event::Publishes { leader, state, members } => self.publishes(leader, state, members),
+            Event::Writes { node, record } => {
+                if self.nodes[node].is_connected() {
+                    self.write(node, record, 0);
+                }
+            }
+            other => self.node_event(other),
+        }
+    }
+
+    fn happens(&mut self, what: Happening) {
+        match what {
+            Happening::Kill { node, seen } => self.kill(node, seen),
+            Happening::Cut { node, lasts } => self.cut(node, lasts),
+            Happening::Signal { node, early } => self.signal(node, early),
+            Happening::NewLeader { after, late } => {
+                let term = self.board.term;
+                for leader in self.leaders.iter_mut().filter(|leader| leader.term == term) {
+                    leader.alive &= late;
+                }
+                self.awaits_leader = true;
+                self.at(self.now + after, Event::TakesOver);
+            }
+        }
+    }
+
+    /// A node's record on the board is another now.
+    pub fn write(&mut self, node: usize, record: Option<NodeRecord>, age: u64) {
+        let id = self.nodes[node].seat.id.clone();
+        let board = &mut self.board;
+        let had = board.records.get(&id).map(|(record, created)| (record.clone(), *created));
+        if had.as_ref().map(|(record, _)| record) == record.as_ref() {
+            return;
+        }
+        board.writes += 1;
+        let revision = board.writes;
+        board.revisions.insert(id.clone(), (revision, age));
+        match &record {
+            Some(record) => {
+                let created = had.map_or(revision, |(_, created)| created);
+                board.records.insert(id.clone(), (record.clone(), created));
+            }
+            None => drop(board.records.remove(&id)),
+        }
+        for leader in 0..self.leaders.len() {
+            if !self.leaders[leader].alive {
+                continue;
+            }
+            let (times, again) = self.arrivals();
+            for at in times {
+                let (id, what) = (id.clone(), record.clone());
+                self.at(at, Event::Feeds { leader, id, revision, what, age });
+            }
+            if let Some(at) = again {
+                self.at(at, Event::Resyncs { leader, id: id.clone() });
+            }
+        }
+        self.wants_leader();
+    }
+
+    /// Whoever is there campaigns, where nobody leads.
+    pub fn wants_leader(&mut self) {
+        let term = self.board.term;
+        let leads = self.leaders.iter().any(|leader| leader.alive && leader.term == term);
+        if !leads && !self.awaits_leader && !self.board.records.is_empty() {
+            self.awaits_leader = true;
+            self.at(self.now + 10, Event::TakesOver);
+        }
+    }
+
+    fn takes_over(&mut self) {
+        self.awaits_leader = false;
+        self.board.term += 1;
+        let now = time(self.now);
+        let machine = match &self.board.state {
+            Some(state) => Coordinator::resume(state.clone(), self.board.members.clone(), now),
+            None => Coordinator::new(now),
+        };
+        let mut leader = Leader {
+            machine,
+            term: self.board.term,
+            alive: true,
+            seen: self.board.revisions.iter().map(|(id, (revision, _))| (id.clone(), *revision)).collect(),
+            arrived: Vec::new(),
+            last_arrival: 0,
+            under_way: 0,
+            gathers: None,
+        };
+        let mut by_age: Vec<_> = self.board.records.iter().collect();
+        by_age.sort_by_key(|(_, (_, created))| *created);
+        for (id, (record, _)) in by_age {
+            leader.machine.record(id, record.clone(), now);
+            leader.arrived.push(id.clone());
+        }
+        self.leaders.push(leader);
+        self.turn(self.leaders.len() - 1);
+    }
+
+    fn feeds(&mut self, number: usize, id: &str, revision: u64, what: Option<NodeRecord>, age: u64) {
+        let now = time(self.now);
+        let leader = &mut self.leaders[number];
+        let seen = leader.seen.entry(id.to_owned()).or_default();
+        // Whoever carries records hands them over in their order.
+        if !leader.alive || revision < *seen {
+            return;
+        }
+        *seen = revision;
+        match what {
+            Some(record) => {
+                leader.machine.record(id, record, now);
+                if !leader.arrived.iter().any(|other| other == id) {
+                    leader.arrived.push(id.to_owned());
+                }
+            }
+            None => {
+                leader.machine.gone(id, time(age), now);
+                leader.arrived.retain(|other| other != id);
+            }
+        }
+        self.turn(number);
+    }
+
+    fn turn(&mut self, number: usize) {
+        let leader = &mut self.leaders[number];
+        if !leader.alive {
+            return;
+        }
+        let was = leader.machine.state().phase.clone();
+        let said = leader.machine.turn(time(self.now));
+        self.judge.turned(self.story, leader, &was, self.now);
+        if let Some((state, members)) = said {
+            let arrives = self.now + self.delay();
+            let leader = &mut self.leaders[number];
+            leader.last_arrival = leader.last_arrival.max(arrives);
+            leader.under_way += 1;
+            let at = leader.last_arrival;
+            self.at(at, Event::Publishes { leader: number, state, members });
+        }
+        if let Some(next) = self.leaders[number].machine.next_deadline() {
+            let at = u64::try_from(next.as_millis()).unwrap();
+            assert!(at > self.now, "it is to be called again at once, for ever");
+            self.at(at, Event::Wakes { leader: number });
+        }
+        self.may_leave(number);
+    }
+
+    /// A coordinator goes when nobody needs it any more.
+    fn may_leave(&mut self, number: usize) {
+        let leader = &mut self.leaders[number];
+        if leader.alive && leader.machine.is_over() && leader.under_way == 0 {
+            leader.alive = false;
+            self.wants_leader();
+        }
+    }
+
+    fn publishes(&mut self, number: usize, state: JobState, members: Option<Vec<RoundMember>>) {
+        let leader = &mut self.leaders[number];
+        leader.under_way -= 1;
+        let follows = self.board.state.as_ref().is_none_or(|old| old.serial + 1 == state.serial);
+        // The fence.
+        if leader.term != self.board.term || !follows {
+            leader.alive = false;
+            return;
+        }
+        // Where it has died since, what it had sent arrives all the same.
+        self.judge.published(self.story, &self.nodes, &self.board, &state, members.as_deref());
+        self.board.state = Some(state.clone());
+        if let Some(members) = &members {
+            self.board.members = members.clone();
+        }
+        for node in 0..self.nodes.len() {
+            let (times, again) = self.arrivals();
+            for at in times {
+                self.at(at, Event::Hears { node, told: Some((state.clone(), members.clone())) });
+            }
+            if let Some(at) = again {
+                self.at(at, Event::Hears { node, told: None });
+            }
+        }
+        self.may_leave(number);
+    }
+
+    /// How each launcher has gone.
+    pub fn exits(&self) -> Vec<&Exit> {
+        self.nodes.iter().filter_map(|node| node.exit.as_ref()).collect()
+    }
+
+    /// How often the job came to stand in such a phase.
+    pub fn phases(&self, which: fn(&JobPhase) -> bool) -> usize {
+        self.judge.states.iter().filter(|state| which(&state.phase)).count()
+    }
+}

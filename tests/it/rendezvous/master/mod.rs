@@ -1,0 +1,157 @@
+//! The embedded master over real sockets: nodes agree by it, keys keep others out, and nobody stalls it.
+
+mod faults;
+mod keys;
+mod nodes;
+mod paddle;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rlaunch::net::listen;
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{
+    Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep,
+    RoundMember, next_step,
+};
+use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use rlaunch::rendezvous::master::{MasterAddress, MasterBackend, MasterConfig, MasterServer, join, serve};
+use rlaunch::sys::clock;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const LEASE: Duration = Duration::from_secs(10);
+
+fn config(key: Option<&str>, lease: Duration) -> MasterConfig {
+    MasterConfig { key: key.map(str::to_owned), ..MasterConfig::new("job", lease, clock::now) }
+}
+
+fn started(config: MasterConfig) -> (MasterServer, u16) {
+    let listeners = listen::loopback(0).unwrap();
+    let port = listeners[0].local_addr().unwrap().port();
+    (serve(listeners, config, Box::new(Coordinator::new(clock::now()))).unwrap(), port)
+}
+
+fn to(port: u16, key: Option<&str>, lease: Duration) -> MasterAddress {
+    let key = key.map(str::to_owned);
+    MasterAddress { host: "127.0.0.1".into(), port, job: "job".into(), key, lease, clock: clock::now }
+}
+
+fn raw(port: u16) -> TcpStream {
+    let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+fn record(name: &str, max: usize, standing: NodeStatus) -> String {
+    let rules = JobRules { min: max, max, join_ms: 600_000, ..JobRules::default() };
+    let offer = NodeInfo { name: name.into(), host: name.into(), ranks: 1, rules, ..NodeInfo::default() };
+    serde_json::to_string(&NodeRecord { format: FORMAT, info: offer, status: standing }).unwrap()
+}
+
+/// A node that does what it is told: it starts nothing, and says so.
+struct Node {
+    tie: MasterBackend,
+    seat: NodeState,
+    max: usize,
+    state: Option<JobState>,
+    members: Vec<RoundMember>,
+    news: Vec<BackendEvent>,
+    end: Option<JobEnd>,
+}
+
+impl Node {
+    fn new(config: MasterAddress, name: &str, max: usize) -> Self {
+        let seat = NodeState::new(name);
+        let tie = join(config, name, &record(name, max, seat.status.clone())).unwrap();
+        Self { tie, seat, max, state: None, members: Vec::new(), news: Vec::new(), end: None }
+    }
+
+    fn stand(&mut self, standing: NodeStatus) {
+        self.seat.status = standing;
+        self.tie.put(&record(&self.seat.id, self.max, self.seat.status.clone()));
+    }
+
+    fn act(&mut self) {
+        for news in self.tie.take_events() {
+            if let BackendEvent::State { state, members } = &news {
+                let state: JobState = serde_json::from_str(state).unwrap();
+                let members: Option<Vec<RoundMember>> =
+                    members.as_deref().map(|text| serde_json::from_str(text).unwrap());
+                self.seat.note_state(&state, members.as_deref());
+                self.members = members.unwrap_or(std::mem::take(&mut self.members));
+                self.state = Some(state);
+            }
+            self.news.push(news);
+            let Some(state) = &self.state else { continue };
+            match next_step(&self.seat, state) {
+                NodeStep::Start { round } => self.stand(NodeStatus::Runs { round }),
+                NodeStep::ReportReady { seen } => self.stand(NodeStatus::Ready { seen }),
+                NodeStep::Stop { .. } => self.stand(NodeStatus::Ready { seen: state.round }),
+                NodeStep::End(end) => self.end = Some(end),
+                NodeStep::Wait | NodeStep::Refused(_) => {}
+            }
+        }
+    }
+
+    fn runs(&self) -> bool {
+        matches!(self.seat.status, NodeStatus::Runs { .. })
+    }
+
+    fn ids(&self) -> Vec<String> {
+        self.members.iter().map(|member| member.id.clone()).collect()
+    }
+
+    fn phase(&self) -> Option<&JobPhase> {
+        self.state.as_ref().map(|state| &state.phase)
+    }
+
+    fn refused(&self) -> Option<&str> {
+        self.news.iter().find_map(|news| match news {
+            BackendEvent::Refused { why } => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    fn lost(&self) -> Option<&str> {
+        self.news.iter().find_map(|news| match news {
+            BackendEvent::Lost { why } => Some(why.as_str()),
+            _ => None,
+        })
+    }
+
+    fn is_back(&self) -> bool {
+        self.news.contains(&BackendEvent::Back)
+    }
+}
+
+/// Lets nodes act until something is so; how long it took.
+fn until(nodes: &mut [&mut Node], what: &str, is: impl Fn(&[&mut Node]) -> bool) -> Duration {
+    let begin = clock::now();
+    loop {
+        nodes.iter_mut().for_each(|node| node.act());
+        if is(nodes) {
+            return clock::now() - begin;
+        }
+        let left = PATIENCE.saturating_sub(clock::now() - begin);
+        assert!(!left.is_zero(), "in vain: {what}; {:?}", nodes.iter().map(|node| &node.news).collect::<Vec<_>>());
+        let mut fds: Vec<PollFd<'_>> =
+            nodes.iter().map(|node| PollFd::new(node.tie.as_fd(), PollFlags::POLLIN)).collect();
+        poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
+    }
+}
+
+/// Two nodes that run a round.
+fn pair(config: MasterAddress) -> (Node, Node) {
+    let (mut a, mut b) = (Node::new(config.clone(), "a", 2), Node::new(config, "b", 2));
+    until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+    (a, b)
+}
+
+/// How a running round stops because a node has gone: how long before that it was heard of.
+fn lost_age(node: &Node) -> Option<Duration> {
+    match node.phase() {
+        Some(JobPhase::Ended { end: JobEnd::Lost { lost } }) => Some(Duration::from_millis(lost.age_ms)),
+        _ => None,
+    }
+}

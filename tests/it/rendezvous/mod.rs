@@ -1,0 +1,6 @@
+//! Rendezvous backends and the torch store, over real sockets.
+
+#[cfg(feature = "etcd")]
+mod etcd;
+mod master;
+mod torch_store;

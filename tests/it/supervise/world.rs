@@ -1,0 +1,449 @@
+//! A world in virtual time: ranks with manners, a user, a clock. It does what the supervisor says;
+//! `judge.rs` checks each effect as it comes.
+
+mod checks;
+mod job;
+
+pub use job::{GOOD, Happening, Job, Manners, Together};
+
+use rlaunch::model::Exit;
+use rlaunch::supervise::{
+    AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, Supervisor, SupervisorEvent,
+};
+use std::time::Duration;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Life {
+    Waiting,
+    Starting { answer_at: Duration },
+    Alive,
+    Ended(Exit),
+    NotStarted,
+    Abandoned,
+}
+
+#[derive(Clone, Debug)]
+struct Sim {
+    life: Life,
+    started: Duration,
+    ended: Duration,
+    /// When it ends; while `frozen` and not killed, after how long.
+    dies: Option<(Duration, Exit)>,
+    frozen: bool,
+    told: bool,
+    killed: bool,
+}
+
+impl Sim {
+    const NEW: Sim = Sim {
+        life: Life::Waiting,
+        started: Duration::ZERO,
+        ended: Duration::ZERO,
+        dies: None,
+        frozen: false,
+        told: false,
+        killed: false,
+    };
+
+    fn is_alive(&self) -> bool {
+        self.life == Life::Alive
+    }
+
+    /// SIGKILL reaches the frozen as well.
+    fn sleeps(&self) -> bool {
+        self.frozen && !self.killed
+    }
+}
+
+/// The first reason to stop in an attempt.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    cause: Cause,
+    /// In time awake, and on the clock.
+    awake: Duration,
+    at: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    /// All that is waited for has ended well.
+    Done,
+    Failed(usize, Exit),
+    NotStarted(usize),
+    Asked,
+    HostLost,
+}
+
+pub struct World<'a> {
+    job: &'a Job,
+    machine: Supervisor,
+    attempt: u32,
+    began: Duration,
+    sims: Vec<Sim>,
+    now: Duration,
+    chance: fastrand::Rng,
+    /// Who ended when, those together that were seen together.
+    pub together: Vec<Together>,
+    /// Suspended since.
+    asleep: Option<Duration>,
+    steps: usize,
+    /// Suspended so far, and when the last suspension ended.
+    slept: Duration,
+    woke: Duration,
+    first: Option<First>,
+    start_failed: bool,
+    pub stop_signals: usize,
+    pub host_lost: bool,
+    /// SIGKILL was announced, and last sent (in time awake).
+    killing: bool,
+    last_kill: Duration,
+    /// The attempt that waits to be followed by another, and until when (in time awake).
+    backoff: Option<(AttemptReport, Duration)>,
+    /// Such a wait has begun while all slept.
+    pub waits_asleep: bool,
+    swept: bool,
+    history: Vec<AttemptReport>,
+    pub notes: Vec<ProgressNote>,
+    pub report: Option<NodeReport>,
+}
+
+const SIGNAL: i32 = libc::SIGINT;
+
+impl<'a> World<'a> {
+    fn new(job: &'a Job) -> Self {
+        let policy = job.policy.clone();
+        let now = Duration::from_millis(job.begins);
+        let machine = if job.adopted {
+            Supervisor::adopting(job.parts.len(), policy, now)
+        } else {
+            Supervisor::new(&job.parts, policy)
+        };
+        Self {
+            job,
+            machine,
+            attempt: 0,
+            began: now,
+            sims: vec![Sim::NEW; job.parts.len()],
+            now,
+            chance: fastrand::Rng::with_seed(job.mix),
+            together: Vec::new(),
+            asleep: None,
+            steps: 0,
+            slept: Duration::ZERO,
+            woke: Duration::ZERO,
+            first: None,
+            start_failed: false,
+            stop_signals: 0,
+            host_lost: false,
+            killing: false,
+            last_kill: Duration::ZERO,
+            backoff: None,
+            waits_asleep: false,
+            swept: false,
+            history: Vec::new(),
+            notes: Vec::new(),
+            report: None,
+        }
+    }
+
+    /// Lives through the whole job.
+    pub fn live(job: &'a Job) -> Self {
+        let mut world = Self::new(job);
+        if job.adopted {
+            (0..job.parts.len()).for_each(|rank| world.give_life(rank));
+        } else {
+            world.send(SupervisorEvent::Start);
+        }
+        for &(at, happening) in &job.happenings {
+            let at = Duration::from_millis(at);
+            while world.step(Some((at, job.happens_first))) {}
+            if world.report.is_none() {
+                world.now = world.now.max(at);
+                world.happen(happening);
+            }
+        }
+        while world.report.is_none() {
+            if !world.step(None) {
+                // Everybody left lives for ever and nobody asked for a stop: then, and only then.
+                let runs = world.first.is_none() && world.alive().any(|rank| !world.serves(rank));
+                assert!(world.asleep.is_some() || runs, "stuck at {:?}", world.now);
+                world.happen(if world.asleep.is_some() { Happening::Resume } else { Happening::Stop });
+            }
+        }
+        world.nothing_moves_any_more();
+        world
+    }
+
+    fn manners(&self, rank: usize) -> Manners {
+        self.job.manners.get(self.attempt as usize).map_or(GOOD, |ranks| ranks[rank].clone())
+    }
+
+    /// Whether it is not waited for.
+    fn serves(&self, rank: usize) -> bool {
+        self.job.parts[rank] == Lifecycle::Server && self.job.parts.contains(&Lifecycle::Main)
+    }
+
+    fn is_done(&self) -> bool {
+        let well = Life::Ended(Exit::Code(0));
+        (0..self.sims.len()).all(|rank| self.serves(rank) || self.sims[rank].life == well)
+    }
+
+    fn id(&self, local_rank: usize) -> ChildId {
+        ChildId { attempt: self.attempt, local_rank }
+    }
+
+    fn alive(&self) -> impl Iterator<Item = usize> {
+        (0..self.sims.len()).filter(|&rank| self.sims[rank].is_alive())
+    }
+
+    fn living(&self) -> Vec<usize> {
+        self.alive().collect()
+    }
+
+    /// Time without suspensions.
+    fn awake(&self) -> Duration {
+        self.asleep.unwrap_or(self.now) - self.slept
+    }
+
+    fn wake(&mut self) {
+        if let Some(since) = self.asleep.take() {
+            self.slept += self.now - since;
+            self.woke = self.now;
+        }
+    }
+
+    fn reason(&mut self, cause: Cause) {
+        if self.first.is_none() {
+            self.wake();
+            self.first = Some(First { cause, awake: self.awake(), at: self.now });
+        }
+    }
+
+    fn give_life(&mut self, rank: usize) {
+        let Manners { lives, exit, .. } = self.manners(rank);
+        let sim = &mut self.sims[rank];
+        sim.life = Life::Alive;
+        sim.started = self.now;
+        sim.dies = lives.map(|lives| (self.now + Duration::from_millis(lives), exit));
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Notify => {
+                let told = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
+                let told: Vec<_> = told.collect();
+                let before = self.standing();
+                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (told, before));
+            }
+            Happening::Suspend => {
+                self.asleep.get_or_insert(self.now);
+                self.send(SupervisorEvent::Suspend);
+            }
+            Happening::Resume => {
+                self.wake();
+                self.send(SupervisorEvent::Resume);
+            }
+            Happening::Stop => {
+                self.wake();
+                self.stop_signals += 1;
+                self.reason(Cause::Asked);
+                let (known, living) = (self.notes.len(), self.living());
+                let expected = match (self.killing, self.stop_signals) {
+                    (true, _) => vec![],
+                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living }],
+                    _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
+                };
+                self.send(SupervisorEvent::Stop(SIGNAL));
+                let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
+                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+            }
+            Happening::HostLost => {
+                self.wake();
+                self.host_lost = true;
+                self.reason(Cause::HostLost);
+                self.send(SupervisorEvent::LauncherKilled);
+            }
+        }
+    }
+
+    /// Lets time run to the next thing that happens; false when nothing does `until` then, or before.
+    fn step(&mut self, until: Option<(Duration, bool)>) -> bool {
+        if self.report.is_some() {
+            return false;
+        }
+        self.steps += 1;
+        assert!(self.steps < 10_000, "it goes on for ever");
+        let answers = self.sims.iter().enumerate().filter_map(|(rank, sim)| match sim.life {
+            Life::Starting { answer_at } => Some((answer_at, 0, rank)),
+            _ => None,
+        });
+        let deaths = self.alive().filter_map(|rank| Some((self.dies_at(rank)?, 1, rank)));
+        let deadline = self.machine.next_deadline().map(|at| (at, 2, 0));
+        let Some((at, what, rank)) = answers.chain(deaths).chain(deadline).min() else { return false };
+        if until.is_some_and(|(until, before)| at > until || before && at == until) {
+            return false;
+        }
+        self.now = self.now.max(at);
+        match what {
+            0 => self.answer(rank),
+            1 => self.those_who_end_now(),
+            _ => {
+                let mut effects = Vec::new();
+                self.machine.handle_timeout(self.now, &mut effects);
+                self.act(effects);
+            }
+        }
+        self.what_is_old_changes_nothing();
+        true
+    }
+
+    fn answer(&mut self, rank: usize) {
+        if self.manners(rank).starts {
+            self.give_life(rank);
+            self.send(SupervisorEvent::Spawned(self.id(rank)));
+        } else {
+            self.sims[rank].life = Life::NotStarted;
+            self.start_failed = true;
+            self.reason(Cause::NotStarted(rank));
+            self.send(SupervisorEvent::SpawnFailed(self.id(rank), "no".into()));
+        }
+    }
+
+    fn dies_at(&self, rank: usize) -> Option<Duration> {
+        let sim = &self.sims[rank];
+        if sim.sleeps() {
+            return self.manners(rank).dies_frozen.map(|_| self.now);
+        }
+        sim.dies.map(|(at, _)| at)
+    }
+
+    /// All whose time has come, in any order, among ends that are no news: of strangers, of older attempts,
+    /// of those that have ended already.
+    fn those_who_end_now(&mut self) {
+        let ending: Vec<_> = self.alive().filter(|&rank| self.dies_at(rank).is_some_and(|at| at <= self.now)).collect();
+        let how = |rank: usize| match &self.sims[rank] {
+            sim if sim.sleeps() => self.manners(rank).dies_frozen.unwrap(),
+            sim => sim.dies.unwrap().1,
+        };
+        let mut seen: Vec<_> = ending.iter().map(|&rank| (self.id(rank), how(rank))).collect();
+        let mut twice: Vec<_> = ending.iter().map(|&rank| (self.id(rank), Exit::Signal(6))).collect();
+        let mut others: Vec<_> = self.what_ends_no_more(&ending).into_iter().map(|id| (id, Exit::Code(97))).collect();
+        others.retain(|_| self.chance.u8(..) < 40);
+        twice.retain(|_| self.chance.u8(..) < 40);
+        seen.extend(others);
+        self.chance.shuffle(&mut seen);
+        // Nobody ends twice: what is said of him first holds.
+        seen.extend(twice);
+        let no_news = seen.len() - ending.len();
+        let mut together = Together { at: self.now, no_news, again: self.attempt > 0, ..Together::default() };
+        let mut failed = None;
+        for &(id, exit) in &seen {
+            if id.attempt != self.attempt || !self.sims.get(id.local_rank).is_some_and(Sim::is_alive) {
+                continue;
+            }
+            let sim = &mut self.sims[id.local_rank];
+            (sim.life, sim.ended) = (Life::Ended(exit), self.now);
+            together.ended += 1;
+            if sim.told {
+                together.told += 1;
+            } else if !exit.is_success() {
+                together.failed += 1;
+                together.by_signal += usize::from(matches!(exit, Exit::Signal(_)));
+                failed.get_or_insert(Cause::Failed(id.local_rank, exit));
+            }
+        }
+        together.done = self.first.is_none() && self.is_done();
+        together.asleep = self.asleep.is_some();
+        together.starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
+        if let Some(cause) = if together.done { Some(Cause::Done) } else { failed } {
+            self.reason(cause);
+        }
+        self.together.push(together);
+        let finishing = Some(ProgressNote::Finishing { living: self.living() })
+            .filter(|_| together.done && !self.living().is_empty());
+        let known = self.notes.len();
+        self.send(SupervisorEvent::Exited(seen));
+        let said = self.notes[known..].iter().find(|n| matches!(n, ProgressNote::Finishing { .. }));
+        assert_eq!(said, finishing.as_ref());
+    }
+
+    /// Of whom an end is no news: strangers, other attempts, and all that do not live, beside `ending`.
+    fn what_ends_no_more(&self, ending: &[usize]) -> Vec<ChildId> {
+        let dead = (0..self.sims.len()).filter(|rank| !self.sims[*rank].is_alive() && !ending.contains(rank));
+        let dead = dead.map(|rank| self.id(rank));
+        let others = [self.attempt.wrapping_sub(1), self.attempt + 1];
+        let others = others
+            .into_iter()
+            .flat_map(|attempt| (0..self.sims.len()).map(move |local_rank| ChildId { attempt, local_rank }));
+        dead.chain(others).chain([self.id(self.sims.len())]).collect()
+    }
+
+    fn effects_of(&mut self, event: SupervisorEvent) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.machine.handle(self.now, event, &mut effects);
+        effects
+    }
+
+    fn send(&mut self, event: SupervisorEvent) {
+        let effects = self.effects_of(event);
+        self.act(effects);
+    }
+
+    /// Events of other attempts, of the dead, said twice, and turns of the clock that came too early.
+    fn what_is_old_changes_nothing(&mut self) {
+        let before = self.standing();
+        let mut effects = Vec::new();
+        if before.0.is_none_or(|at| self.now < at) {
+            self.machine.handle_timeout(self.now, &mut effects);
+        }
+        let twice = if self.asleep.is_some() { SupervisorEvent::Suspend } else { SupervisorEvent::Resume };
+        let mut events = vec![SupervisorEvent::Start, twice];
+        for rank in 0..=self.sims.len() {
+            let id = self.id(rank);
+            let old = ChildId { attempt: self.attempt.wrapping_sub(1), ..id };
+            let odd = ChildId { attempt: 7, ..id };
+            for id in [old, odd] {
+                events.extend([
+                    SupervisorEvent::Exited(vec![(id, Exit::Code(99))]),
+                    SupervisorEvent::Spawned(id),
+                    SupervisorEvent::SpawnFailed(id, "".into()),
+                ]);
+            }
+            let life = self.sims.get(rank).map(|s| s.life);
+            if life != Some(Life::Alive) {
+                events.push(SupervisorEvent::Exited(vec![(id, Exit::Code(98))]));
+            }
+            if !matches!(life, Some(Life::Starting { .. })) {
+                events.extend([SupervisorEvent::Spawned(id), SupervisorEvent::SpawnFailed(id, "".into())]);
+            }
+        }
+        let all = self.what_ends_no_more(&[]).into_iter().map(|id| (id, Exit::Code(96)));
+        events.extend([SupervisorEvent::Exited(all.collect()), SupervisorEvent::Exited(Vec::new())]);
+        for event in events {
+            self.machine.handle(self.now, event, &mut effects);
+        }
+        assert_eq!(effects, []);
+        assert_eq!(before, self.standing());
+    }
+
+    /// What can be asked of the machine.
+    fn standing(&self) -> (Option<Duration>, Vec<usize>, bool) {
+        (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping())
+    }
+
+    fn nothing_moves_any_more(&mut self) {
+        self.what_is_old_changes_nothing();
+        for event in [
+            SupervisorEvent::Stop(15),
+            SupervisorEvent::Suspend,
+            SupervisorEvent::Resume,
+            SupervisorEvent::LauncherKilled,
+            SupervisorEvent::ForwardSignal(10),
+        ] {
+            assert_eq!(self.effects_of(event), []);
+        }
+        let mut effects = Vec::new();
+        self.machine.handle_timeout(self.now + Duration::from_secs(1_000_000), &mut effects);
+        assert_eq!((effects, self.machine.next_deadline(), self.machine.living()), (vec![], None, vec![]));
+    }
+}

@@ -1,0 +1,272 @@
+//! The laws: what an effect may be at the moment it comes, and what holds between any two events.
+
+use super::{Cause, Life, Manners, SIGNAL, Sim, World};
+use rlaunch::model::Exit;
+use rlaunch::supervise::{
+    AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote,
+};
+use std::time::Duration;
+
+impl World<'_> {
+    pub(super) fn act(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            assert!(self.report.is_none(), "nothing comes after Finish, but {effect:?} did");
+            assert!(!self.swept || matches!(effect, Effect::Spawn(_)), "{effect:?} after a sweep");
+            match effect {
+                Effect::Spawn(id) => self.spawn(id),
+                Effect::Kill { child, signal } => self.kill(child, signal),
+                Effect::ForwardSignal { .. } => panic!("{effect:?} without a notify"),
+                Effect::Freeze(id) => {
+                    assert!(self.asleep.is_some(), "froze {id:?} while awake");
+                    let now = self.now;
+                    let sim = self.alive_sim(id);
+                    assert!(!sim.frozen, "froze {id:?} twice");
+                    sim.frozen = true;
+                    if !sim.killed {
+                        sim.dies = sim.dies.map(|(at, exit)| (at - now, exit));
+                    }
+                }
+                Effect::Thaw(id) => {
+                    assert!(self.asleep.is_none(), "thawed {id:?} while asleep");
+                    let now = self.now;
+                    let sim = self.alive_sim(id);
+                    assert!(sim.frozen, "thawed {id:?} that was not frozen");
+                    sim.frozen = false;
+                    if !sim.killed {
+                        sim.dies = sim.dies.map(|(left, exit)| (now + left, exit));
+                    }
+                }
+                Effect::Abandon(id) => {
+                    let due = self.last_kill + KILL_PATIENCE;
+                    assert!(self.awake() >= due, "gave up {id:?} at {:?}, before {due:?}", self.awake());
+                    let sim = self.alive_sim(id);
+                    assert!(sim.killed, "gave up {id:?}, which was not killed");
+                    sim.life = Life::Abandoned;
+                    let named = |n: &ProgressNote| matches!(n, ProgressNote::Unkillable { living } if living.contains(&id.local_rank));
+                    assert!(self.notes.last().is_some_and(named), "gave up {id:?} without a word");
+                }
+                Effect::Sweep => self.sweep(),
+                Effect::Note(note) => self.note(note),
+                Effect::Finish(report) => self.finish(report),
+            }
+        }
+        assert!(!self.swept, "nothing was spawned after a sweep");
+        self.check();
+    }
+
+    fn alive_sim(&mut self, id: ChildId) -> &mut Sim {
+        assert_eq!(id.attempt, self.attempt, "{id:?} is of another attempt");
+        let sim = &mut self.sims[id.local_rank];
+        assert!(sim.is_alive(), "{id:?} is not alive");
+        sim
+    }
+
+    fn spawn(&mut self, id: ChildId) {
+        assert!(self.stop_signals == 0 && !self.host_lost, "spawned {id:?} after a stop from outside");
+        assert!(self.first.is_none(), "spawned {id:?} while stopping");
+        assert!(self.backoff.is_none(), "spawned {id:?} before the sweep");
+        assert_eq!(id.attempt, self.attempt);
+        self.swept = false;
+        self.may_start(id.local_rank);
+        let answer_at = self.now + Duration::from_millis(self.manners(id.local_rank).start_takes);
+        let sim = &mut self.sims[id.local_rank];
+        assert_eq!(sim.life, Life::Waiting, "spawned {id:?} twice");
+        sim.life = Life::Starting { answer_at };
+    }
+
+    /// One at a time and in order; first the `First`, each of which has to end well.
+    fn may_start(&self, rank: usize) {
+        let is_first = |rank: usize| self.job.parts[rank] == Lifecycle::First;
+        for (other, sim) in self.sims.iter().enumerate() {
+            assert!(!matches!(sim.life, Life::Starting { .. }), "spawned {rank} while {other} is on its way");
+            if is_first(other) && (!is_first(rank) || other < rank) {
+                assert_eq!(sim.life, Life::Ended(Exit::Code(0)), "spawned {rank}, which comes after {other}");
+            } else if is_first(rank) || other > rank {
+                assert_eq!(sim.life, Life::Waiting, "spawned {rank}, which comes before {other}");
+            } else if other < rank {
+                assert_ne!(sim.life, Life::Waiting, "spawned {rank}, though {other} was before it");
+            }
+        }
+    }
+
+    fn kill(&mut self, id: ChildId, signal: i32) {
+        let (now, awake) = (self.now, self.awake());
+        let Manners { on_term, on_kill, .. } = self.manners(id.local_rank);
+        let first = self.first.expect("killed without a reason");
+        let forced = self.stop_signals >= 2 || self.host_lost;
+        let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
+        let late = self.killing;
+        let (done, forwards) = (matches!(first.cause, Cause::Done), self.job.policy.forwards);
+        assert!(!done || self.serves(id.local_rank) && self.is_done(), "told {id:?}, which is waited for");
+        let sim = self.alive_sim(id);
+        assert!(!sim.frozen, "signalled {id:?}, which is frozen");
+        if signal == libc::SIGKILL {
+            assert!(forced || due, "killed {id:?} within the grace");
+            assert!(!sim.killed && late, "killed {id:?} twice, or without a word");
+            sim.killed = true;
+            sim.dies = on_kill.map(|after| (now + Duration::from_millis(after), Exit::Signal(9)));
+            self.last_kill = awake;
+        } else {
+            let passed_on = forwards && matches!(first.cause, Cause::Asked);
+            let due = if passed_on { SIGNAL } else { libc::SIGTERM };
+            assert_eq!((signal, sim.told), (due, false), "told {id:?} twice, or by another signal");
+            if let Some((after, exit)) = on_term {
+                let at = now + Duration::from_millis(after);
+                sim.dies = sim.dies.filter(|(dies, _)| *dies <= at).or(Some((at, exit)));
+            }
+        }
+        self.sims[id.local_rank].told = true;
+    }
+
+    fn sweep(&mut self) {
+        let (failed, due) = self.backoff.take().expect("swept without a restart");
+        assert_eq!(self.awake(), due, "the restart came early or late");
+        assert!(self.sims.iter().all(|s| !matches!(s.life, Life::Alive | Life::Starting { .. } | Life::Abandoned)));
+        self.history.push(failed);
+        for (sim, part) in self.sims.iter_mut().zip(&self.job.parts) {
+            if *part != Lifecycle::First || sim.life != Life::Ended(Exit::Code(0)) {
+                *sim = Sim::NEW;
+            }
+        }
+        (self.attempt, self.began, self.swept) = (self.attempt + 1, self.now, true);
+        let most = self.job.policy.restart.max_restart;
+        assert!(self.job.policy.restart.window.is_some() || self.attempt <= most, "attempt {}", self.attempt);
+    }
+
+    fn note(&mut self, note: ProgressNote) {
+        match &note {
+            ProgressNote::Finishing { .. } => assert!(self.sims.iter().all(|s| !s.told), "said {note:?} too late"),
+            ProgressNote::Killing { living } => {
+                assert_eq!((living, self.killing), (&self.living(), false));
+                self.killing = true;
+                self.last_kill = self.awake();
+            }
+            ProgressNote::Unkillable { living } => {
+                assert_eq!(living, &self.living());
+                assert!(!living.is_empty());
+            }
+            ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
+                assert!(self.verdict().is_none() && *of > 0, "restarted against the policy");
+                let Some(Cause::Failed(first, how)) = self.first.take().map(|f| f.cause) else {
+                    panic!("{note:?} though nothing has failed")
+                };
+                assert_eq!((culprit, exit), (&first, &how));
+                assert_eq!((*attempt, *of), (self.attempt + 1, self.job.policy.restart.max_restart));
+                let backoff = self.job.policy.restart.backoff;
+                let full = (1..=self.recent().len()).fold(backoff.base, |d, _| d * 2).min(backoff.max);
+                assert!((full / 2..=full).contains(delay), "waits {delay:?} of {full:?}");
+                assert_eq!(*delay, backoff.delay(*attempt, self.recent().len() as u32 + 1));
+                let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
+                self.backoff = Some((failed, self.awake() + *delay));
+                self.killing = false;
+                self.waits_asleep |= self.asleep.is_some();
+            }
+            ProgressNote::NotRestarting { why } => assert_eq!(Some(*why), self.verdict()),
+            ProgressNote::Stopping { .. } | ProgressNote::Forced { .. } => {}
+        }
+        self.notes.push(note);
+    }
+
+    /// When restarts were decided, those that count now.
+    fn recent(&self) -> Vec<Duration> {
+        let window = self.job.policy.restart.window.unwrap_or(Duration::MAX);
+        self.history.iter().map(|a| a.ended).filter(|at| self.now - *at < window).collect()
+    }
+
+    /// Why the attempt that is over must not be followed by another; `None` also when nothing failed.
+    fn verdict(&self) -> Option<NoRestart> {
+        let policy = &self.job.policy.restart;
+        if policy.max_restart == 0 {
+            return None;
+        }
+        let cause = self.first.map(|f| f.cause);
+        let (rank, exit) = match cause {
+            Some(Cause::Failed(rank, exit)) => (rank, exit),
+            Some(Cause::NotStarted(rank)) => (rank, Exit::Lost),
+            Some(Cause::Asked | Cause::HostLost) if self.backoff.is_some() => (0, Exit::Lost),
+            _ => return None,
+        };
+        let times = self.history.iter().rev().take_while(|a| (a.culprit, a.exit) == (rank, exit)).count() as u32 + 1;
+        let used = self.recent().len() as u32;
+        let status = exit.shell_status();
+        let abandoned = self.sims.iter().any(|s| s.life == Life::Abandoned);
+        let reasons = [
+            (self.host_lost, NoRestart::LauncherKilled),
+            (self.stop_signals > 0, NoRestart::Stopped),
+            (self.start_failed, NoRestart::StartFailed),
+            (abandoned, NoRestart::Unkillable),
+            (policy.never_restart_on.contains(&status), NoRestart::Never(status)),
+            (policy.restart_on.as_ref().is_some_and(|l| !l.contains(&status)), NoRestart::NotListed(status)),
+            (policy.same_failure_limit.is_some_and(|limit| times >= limit), NoRestart::SameFailure(times)),
+            (used >= policy.max_restart, NoRestart::UsedUp(used)),
+        ];
+        reasons.into_iter().find(|(holds, _)| *holds).map(|(_, why)| why)
+    }
+
+    fn finish(&mut self, report: NodeReport) {
+        for sim in &self.sims {
+            assert!(!matches!(sim.life, Life::Alive | Life::Starting { .. }), "finished before {sim:?}");
+        }
+        assert_eq!(report.no_restart, self.verdict());
+        let said = matches!(self.notes.last(), Some(ProgressNote::NotRestarting { .. }));
+        assert_eq!(said, report.no_restart.is_some());
+        assert_eq!((report.restarts, &report.attempts, report.at), (self.attempt, &self.history, self.now));
+        let outcome = match self.first.map(|f| f.cause) {
+            None => {
+                assert!(self.sims.is_empty(), "finished without a reason");
+                NodeOutcome::Completed
+            }
+            Some(Cause::Done) => NodeOutcome::Completed,
+            Some(Cause::Failed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
+            Some(Cause::NotStarted(local_rank)) => NodeOutcome::NotStarted { local_rank },
+            Some(Cause::Asked) => NodeOutcome::Stopped { signal: SIGNAL },
+            Some(Cause::HostLost) => NodeOutcome::LauncherKilled,
+        };
+        assert_eq!(report.outcome, outcome);
+        assert_eq!(report.ranks.len(), self.sims.len());
+        for (rank, sim) in report.ranks.iter().zip(&self.sims) {
+            let exit = if let Life::Ended(exit) = sim.life { Some(exit) } else { None };
+            let ran = exit.is_some() || sim.life == Life::Abandoned;
+            assert_eq!((rank.exit, rank.lived), (exit, exit.map(|_| sim.ended - sim.started)));
+            assert_eq!(
+                (rank.signalled, rank.killed, rank.abandoned),
+                (sim.told, sim.killed, sim.life == Life::Abandoned)
+            );
+            assert_eq!(rank.started_at, ran.then_some(sim.started));
+            assert_eq!(rank.start_error.as_deref(), (sim.life == Life::NotStarted).then_some("no"));
+        }
+        self.report = Some(report);
+        self.wake();
+    }
+
+    /// What has to hold between any two events.
+    fn check(&self) {
+        if self.report.is_some() {
+            return;
+        }
+        let all = |holds: &dyn Fn(&Sim) -> bool| self.alive().all(|rank| holds(&self.sims[rank]));
+        let any_starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
+        assert!(self.backoff.is_some() || any_starting || self.alive().next().is_some(), "nobody is left to wait for");
+        assert_eq!(self.machine.living(), self.living());
+        assert_eq!(self.machine.is_stopping(), self.first.is_some());
+        let first_lives = self.alive().any(|rank| self.job.parts[rank] == Lifecycle::First);
+        let may_go_on = self.backoff.is_none() && self.first.is_none() && !any_starting && !first_lives;
+        assert!(!may_go_on || self.sims.iter().all(|s| s.life != Life::Waiting), "somebody was forgotten");
+        assert!(all(&|s| s.frozen == self.asleep.is_some()), "some are frozen and some are not");
+        assert!(self.machine.next_deadline().is_none_or(|at| at >= self.now), "a deadline in the past");
+        if self.asleep.is_some() {
+            assert_eq!(self.machine.next_deadline(), None, "a timer runs while asleep");
+            return;
+        }
+        let Some(first) = self.first else { return };
+        assert!(all(&|s| s.told), "somebody was told to go, and somebody was not");
+        let over = self.awake() > first.awake + self.job.policy.grace;
+        let stop_by = self.job.policy.stop_by.unwrap_or(Duration::MAX);
+        let late = self.now > stop_by.max(first.at).max(self.woke);
+        if over || late || self.stop_signals >= 2 || self.host_lost {
+            assert!(all(&|s| s.killed), "somebody outlived the grace, or a second signal");
+        }
+        let patience = self.last_kill + KILL_PATIENCE;
+        assert!(all(&|s| !s.killed || self.awake() <= patience), "somebody outlived the patience");
+    }
+}

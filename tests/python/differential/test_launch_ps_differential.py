@@ -1,0 +1,232 @@
+"""What processes of parameter-server and RPC jobs are told, against Paddle's two launchers."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from effort import cases
+from launching import LIMIT, environment, free_ports
+from oracle import SEED, Oracle
+
+# What is not the job's: folders, names drawn at random, what only one of the two writes.
+APART = {
+    "PADDLE_LOG_DIR", "POD_NAME", "PADDLE_GLOO_FS_PATH", "PADDLE_BACKUP_ENV_PATH",
+    "RLAUNCH_EXPORTED", "RLAUNCH_OUTER_LOGS",
+    "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS",
+}  # fmt: skip
+NUMBERED_BY = {"TRAINER": "PADDLE_TRAINER_ENDPOINTS", "COORDINATOR": "PADDLE_COORDINATOR_ENDPOINTS"}
+CASES = cases(60, 175)
+
+Rows = list[tuple[str, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    made = Oracle()
+    yield made
+    made.close()
+
+
+def ask_rlaunch(folder: Path, argv: list[str], environ: dict[str, str]) -> Rows | str:
+    """The plan's logs and environments, or the error. Another program's port is free again before long."""
+    (folder / "train.py").touch()
+    deadline = time.monotonic() + LIMIT
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-m", "rlaunch", "--dry_run=json", *argv, "train.py"],
+            cwd=folder,
+            env={**environment(), **environ},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        if " is in use" not in done.stderr or time.monotonic() > deadline:
+            break
+    if done.returncode != 0:
+        (line,) = (line for line in done.stderr.splitlines() if not line.startswith("LAUNCH "))
+        return line
+    ranks = json.loads(done.stdout)["ranks"]
+    return [
+        (
+            rank["log"].rpartition("/")[2],
+            {name: value for name, value in {**environ, **rank["env"]}.items() if name not in rank["unset"]},
+        )
+        for rank in ranks
+    ]
+
+
+def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
+    """Free ports by the order in which they appear, numbers by the place in the list, if they are not so."""
+    names: dict[str, str] = {}
+
+    def named(port: str) -> str:
+        return port if port in given else names.setdefault(port, f"p{len(names)}")
+
+    normal = []
+    for log, env in rows:
+        env = {name: value for name, value in env.items() if name not in APART}
+        # Paddle counts node by node, whatever the list's order.
+        if place := NUMBERED_BY.get(env.get("TRAINING_ROLE", "")):
+            own = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
+            number = str(env[place].split(",").index(own))
+            assert not by_place or env["PADDLE_TRAINER_ID"] == number
+            env["PADDLE_TRAINER_ID"] = number
+        for name in sorted(env):
+            if name == "PADDLE_PORT":
+                env[name] = named(env[name])
+            elif re.search("LIST|ENDPOINT", name):
+                env[name] = re.sub(r"(?<=:)\d+", lambda m: named(m[0]), env[name])
+        normal.append((log, env))
+    return normal
+
+
+def agree(
+    oracle: Oracle, folder: Path, which: str, argv: list[str], environ: dict[str, str]
+) -> tuple[Rows, dict[str, Any]]:
+    (real,) = oracle.ask({"argv": argv, "environ": environ}, which)
+    ours = ask_rlaunch(folder, argv, environ)
+    if "error" in real:
+        assert isinstance(ours, str), (argv, environ, real)
+        assert real["error"].rstrip(".") in ours, (argv, environ, ours)
+        return [], real
+    assert not isinstance(ours, str), (argv, environ, ours)
+    given = set(re.findall(r"\d+", " ".join([*argv, *environ.values()]))) | {"6767"}
+    given |= {str(port) for port in range(6170, 6200)}
+    if start := environ.get("FLAGS_START_PORT"):
+        given |= {str(int(start) + i) for i in range(40)}
+    theirs: Rows = [(log, env) for log, env in real["rows"]]
+    assert normal(ours, given, by_place=True) == normal(theirs, given), (argv, environ)
+    return ours, real
+
+
+class Draw:
+    """Endpoints that nobody has, on some nodes."""
+
+    def __init__(self, seed: str, nodes: list[str]) -> None:
+        self.random = random.Random(seed)
+        ports = free_ports(80)
+        self.ports = iter(range(ports, ports + 40))
+        self.start_port = ports + 40
+        self.nodes = self.random.sample(nodes, self.random.randint(1, len(nodes)))
+        self.own = self.random.choice(self.nodes)
+
+    def flip(self, chance: float = 0.5) -> bool:
+        return self.random.random() < chance
+
+    def endpoints(self, most: int = 3, ports: bool = True) -> str:
+        hosts = [self.random.choice(self.nodes) for _ in range(self.random.randint(1, most))]
+        return ",".join(f"{host}:{next(self.ports)}" if ports else host for host in hosts)
+
+
+NODES = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+
+def a_newer_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
+    if draw.flip():
+        argv = [
+            f"--{name}={draw.random.randint(0, 4)}" for name in ("server_num", "trainer_num") if draw.flip()
+        ]
+        return ["--run_mode=ps", *argv], {}
+    # The own node has at least one of each: else Paddle starts nothing there, and numbers the others wrongly.
+    servers = draw.endpoints() + f",{draw.own}:{next(draw.ports)}"
+    argv = [f"--servers={servers}", f"--trainers={draw.own}:{next(draw.ports)},{draw.endpoints()}"]
+    if draw.flip(0.3):
+        argv.append(f"--with_gloo={draw.random.randint(0, 2)}")
+    if draw.flip(0.3):
+        argv.append(f"--gloo_port={next(draw.ports)}")
+    # Paddle looks its address up by its name unless this option has it; the variable alone is enough here.
+    return [*argv, f"--host={draw.own}"], {"POD_IP": draw.own} if draw.flip() else {}
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_the_newer_words_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
+    argv, environ = a_newer_request(Draw(f"{SEED} newer {case}", NODES))
+    agree(oracle, tmp_path, "newer ps", argv, environ)
+
+
+def of_a_kind(draw: Draw, kind: str, local: bool, default_ports: bool = False) -> list[str]:
+    """A count, endpoints, or both, which may not agree."""
+    if local and draw.flip():
+        return [f"--{kind}_num={draw.random.randint(1, 3)}"]
+    endpoints = draw.endpoints(ports=not default_ports)
+    argv = [f"--{kind}s={endpoints}"]
+    if not default_ports and (draw.flip(0.3) or kind == "coordinator"):
+        count = endpoints.count(",") + 1
+        argv.append(f"--{kind}_num={count + (1 if draw.flip(0.2) else 0)}")
+    return argv
+
+
+def a_legacy_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
+    environ = {}
+    local = draw.flip()
+    if local:
+        draw.nodes, draw.own = ["127.0.0.1"], "127.0.0.1"
+    if draw.flip(0.2):
+        environ["FLAGS_START_PORT"] = str(draw.start_port)
+    if draw.flip(0.2):
+        environ["PADDLE_WITH_GLOO"] = "1"
+    argv = [
+        *of_a_kind(draw, "server", local),
+        *of_a_kind(draw, "worker", local, default_ports=draw.flip(0.2)),
+    ]
+    known = set(re.findall(r"10\.0\.0\.\d|127\.0\.0\.1", " ".join(argv)))
+    draw.nodes = sorted(known) or draw.nodes
+    if draw.flip(0.3) and "FLAGS_START_PORT" not in environ:
+        # With a first port, Paddle's coordinators have those of servers.
+        argv += of_a_kind(draw, "coordinator", local)
+    if draw.flip():
+        stages = draw.random.randint(1, 3)
+        devices = ";".join(draw.random.choice(["cpu", "gpu"]) for _ in range(stages))
+        argv.append(f"--heter_devices={devices}")
+        if local and draw.flip():
+            argv.append(
+                "--heter_worker_num=" + ";".join(str(draw.random.randint(1, 3)) for _ in range(stages))
+            )
+        else:
+            ports = draw.flip(0.8) or not (local or "FLAGS_START_PORT" in environ)
+            argv.append("--heter_workers=" + ";".join(draw.endpoints(ports=ports) for _ in range(stages)))
+    if not local:
+        environ["POD_IP"] = draw.random.choice(draw.nodes)
+    if not local or draw.flip(0.3):
+        argv.append(f"--http_port={next(draw.ports)}")
+    if draw.flip(0.2):
+        argv.append("--run_mode=" + ("ps-heter" if "heter" in " ".join(argv) else "ps"))
+    return argv, environ
+
+
+@pytest.mark.parametrize("case", range(CASES))
+def test_legacy_options_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
+    argv, environ = a_legacy_request(Draw(f"{SEED} legacy {case}", NODES))
+    agree(oracle, tmp_path, "legacy ps", argv, environ)
+
+
+def test_rpc_is_told_what_paddle_tells(oracle: Oracle, tmp_path: Path) -> None:
+    argv = ["--run_mode=rpc", f"--master=127.0.0.1:{free_ports(1)}", "--nproc_per_node=3"]
+    ours, real = agree(oracle, tmp_path, "newer ps", argv, {})
+    assert real["mode"] == "RpcController"
+    assert [log for log, _ in ours] == ["workerlog.0", "workerlog.1", "workerlog.2"]
+
+
+def test_the_platform_s_process_is_started_once_with_what_it_inherits(oracle: Oracle, tmp_path: Path) -> None:
+    environ = {
+        "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "POD_IP": "10.0.0.1", "PADDLE_TRAINER_ID": "0",
+        "TRAINER_PORTS_NUM": "1", "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": "7000",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7000",
+    }  # fmt: skip
+    (real,) = oracle.ask({"argv": ["--worker_num=2", "--server_num=2"], "environ": environ}, "legacy ps")
+    ((_, theirs),) = real["rows"]
+    ours = ask_rlaunch(tmp_path, ["--worker_num=2", "--server_num=2"], environ)
+    ((log, told),) = ours
+    # Beside it, what launchers inside it go by.
+    assert log == "workerlog.0"
+    assert {name: value for name, value in told.items() if not name.startswith("RLAUNCH_")} == environ
+    assert {name: theirs[name] for name in environ} == environ

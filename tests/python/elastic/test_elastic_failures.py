@@ -1,0 +1,133 @@
+"""A rank that fails, among nodes that find each other: who stops, who says what, and who begins again."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_jobs import PADDLE, TORCH, Backend, Job, Node
+from hosts import Host, hosts
+from launching import until
+
+# Rank 1 fails as often as its node is told, once all have begun; the others run on until they may end.
+FAIL = """
+fails = json.loads(os.environ.get("FAILS", "[]"))
+tell(f"began.{node}.{attempt}", world)
+if rank == 1 and attempt < len(fails):
+    others = [other for other in os.environ["OTHERS"].split(",") if other]
+    for other in others:
+        await_file(f"began.{other}.{attempt}.0")
+    raise ValueError(fails[attempt])
+live_until("finish")
+"""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Host]]:
+    with hosts(2) as made:
+        yield made
+
+
+def check_one_name(nodes: list[Node], status: int, words: str) -> None:
+    """They have ended with this status, and all say of rank 1 alone that it failed with these words."""
+    for node in nodes:
+        ended = node.end()
+        assert ended.status == status, ended.stderr
+        assert re.search(r"\brank *:? 1\b", ended.stderr), ended.stderr
+        assert not re.search(r"(?<!local )\brank *:? 0\b", ended.stderr), ended.stderr
+        assert words in ended.stderr
+        assert node.result()["outcome"] == "failed"
+        assert not node.ranks()
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_failure_stops_all_and_has_one_name(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        nodes = job.start(script, module=module, FAILS='["the sea is out"]', OTHERS="0")
+        check_one_name(nodes, 1, "ValueError: the sea is out")
+        assert "rank 1 on node 1 (" in nodes[0].said()
+        assert job.check_one_world() == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [(PADDLE, ["--elastic_level=1", "--restart_delay=0"]), (TORCH, ["--max-restarts=3"])],
+)
+def test_all_begin_again_together(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, options: list[str]
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        nodes = job.start(*options, script, module=module, FAILS='["no 1", "no 2", "no 3"]', OTHERS="0")
+        for node in nodes:
+            node.await_round(2, 4)
+        job.finish()
+        job.end_well()
+        assert job.check_one_world() == {1: 2, 2: 2, 3: 2, 4: 2}
+        for node, number in itertools.product(nodes, (1, 2, 3)):
+            assert re.search(rf"rank 1 on node 1 .*: ValueError: no {number};.*start", node.said()), (
+                node.said()
+            )
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [
+        (PADDLE, ["--elastic_level=1", "--max_restart=1"]),
+        (PADDLE, ["--max_restart=1"]),
+        (TORCH, ["--max-restarts=1"]),
+    ],
+)
+def test_a_budget_that_is_used_up_is_said(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, options: list[str]
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        nodes = job.start(*options, script, module=module, FAILS='["no 1", "no 2"]', OTHERS="0")
+        check_one_name(nodes, 1, "ValueError: no 2")
+        for node in nodes:
+            assert re.search(r"(no restart|not started again): there have been 1 already", node.said()), (
+                node.said()
+            )
+        assert job.check_one_world() == {1: 2, 2: 2}
+
+
+def test_others_hold_until_another_comes(tmp_path: Path, two: list[Host], backend: Backend) -> None:
+    with Job(tmp_path, two, backend) as job:
+        options = ["--elastic_level=0", job.script(FAIL)]
+        zero, one = job.start(*options, FAILS='["no 1"]', OTHERS="0")
+        ended = one.end()
+        assert ended.status == 1
+        assert "ValueError: no 1" in ended.stderr
+        zero.await_said(r"rank 1 on node 1 .* ValueError: no 1")
+        until(lambda: not zero.ranks(), "the end of the ranks that hold")
+        again = job.node(1, *options)
+        for node in (zero, again):
+            node.await_round(2, 2)
+        job.finish()
+        job.end_well(zero, again)
+        assert job.check_one_world() == {1: 2, 2: 2}
+
+
+def test_nodes_that_come_and_go_use_up_no_restart(tmp_path: Path, two: list[Host], backend: Backend) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        options = ["--elastic_level=1", "--max_restart=1", "--elastic_timeout=2", job.script(FAIL)]
+        zero, one = job.start(*options, FAILS="[]", OTHERS="0")
+        job.await_files("began.0.0.0", "began.1.0.1")
+        one.kill()
+        zero.await_round(1, 2)
+        until(lambda: list(tmp_path.glob("life.0.1.*")), "the survivor's rank")
+        # It has a restart left: its node's second attempt fails, and is made good.
+        again = job.node(1, *options, FAILS='["no 1"]', OTHERS="")
+        zero.await_said("ValueError: no 1")
+        zero.await_round(2, 4)
+        again.await_round(2)
+        job.finish()
+        job.end_well(zero, again)
+        assert job.check_one_world() == {1: 2, 2: 1, 3: 2, 4: 2}

@@ -1,0 +1,189 @@
+"""Launchers that are killed, hosts cut off: who notices when, and that there are never two worlds."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_jobs import NODE_LOST, PADDLE, STORE_LOST, TORCH, AtMaster, Backend, Job, Node, joining
+from hosts import Host, hosts
+from launching import gone, until
+
+LEASE = 4
+
+RUN = """
+tell(f"began.{node}.{attempt}", world)
+live_until("finish")
+"""
+# The second node's does not hear that it is to stop.
+DEAF = 'if node == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[list[Host]]:
+    with hosts(2) as made:
+        yield made
+
+
+def both(job: Job, module: str, *args: str, body: str = RUN) -> tuple[Node, Node]:
+    """Two nodes whose ranks run."""
+    script = job.script(body)
+    zero, one = job.start(*joining(module, 20, LEASE), *args, script, module=module)
+    numbers = [node.await_round(2)["node"] for node in (zero, one)]
+    assert sorted(numbers) == [0, 1]
+    until(lambda: len(list(job.folder.glob("began.*.0.*"))) == 2, "both ranks")
+    return zero, one
+
+
+def ended_after(node: Node, began: float) -> float:
+    """How long after that the node wrote down its end."""
+    return float(node.events("job_ended")[-1]["monotonic"]) - began
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
+def test_a_killed_launcher_is_noticed_at_once(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, whole: bool
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        zero, one = both(job, module)
+        left = one.ranks()
+        killed = one.kill(whole)
+        end = zero.end()
+        assert end.status == NODE_LOST, end.stderr
+        assert re.search(r"node 1 \(.*10\.77\.0\.2\) is lost: its launcher has gone", end.stderr), end.stderr
+        assert zero.result()["outcome"] == "node_lost"
+        (round_ended,) = zero.events("round_ended")
+        assert round_ended["monotonic"] - killed < 1.5
+        until(lambda: all(gone(rank) for rank in left), "the end of the killed launcher's ranks")
+        job.check_one_world()
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
+def test_without_whoever_serves_the_others_end_within_the_lease(
+    tmp_path: Path, two: list[Host], module: str, whole: bool
+) -> None:
+    with Job(tmp_path, two, AtMaster) as job:
+        zero, one = both(job, module)
+        killed = zero.kill(whole)
+        end = one.end()
+        assert end.status == (STORE_LOST if whole else NODE_LOST), end.stderr
+        assert ended_after(one, killed) < LEASE + 1
+        assert "the master at" in end.stderr or "is lost" in end.stderr
+        assert not one.ranks()
+        job.check_one_world()
+
+
+def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], backend: Backend) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(RUN)
+        # By default, after ten seconds of silence a node is lost.
+        zero, one = job.start(script)
+        for node in (zero, one):
+            node.await_round(2)
+        cut = time.monotonic()
+        two[1].link("down")
+        try:
+            one.await_said("no contact with .*the ranks keep running")
+            until(lambda: time.monotonic() > cut + 5, "five seconds")
+        finally:
+            two[1].link("up")
+        one.await_said("contact with .* restored")
+        job.finish()
+        job.end_well()
+        assert job.check_one_world() == {1: 2}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_host_that_is_cut_off_is_named_and_its_ranks_end(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        zero, one = both(job, module)
+        cut = time.monotonic()
+        two[1].link("down")
+        try:
+            end, other = zero.end(), one.end()
+        finally:
+            two[1].link("up")
+        assert end.status == NODE_LOST, end.stderr
+        said = re.search(
+            r"node 1 \(.*10\.77\.0\.2\) is lost: its last heartbeat came ([0-9.]+) s", end.stderr
+        )
+        assert said, end.stderr
+        assert LEASE / 2 < float(said[1]) < LEASE + 1
+        assert zero.events("round_ended")[0]["monotonic"] - cut < LEASE + 1
+        assert other.status == STORE_LOST, other.stderr
+        assert ended_after(one, cut) < 2 * LEASE
+        assert not one.ranks()
+        job.check_one_world()
+
+
+@pytest.mark.parametrize("body", [RUN, DEAF], ids=["", "deaf"])
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, body: str
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        args = (
+            ["--elastic_level=1", "--grace_period=1"]
+            if module == PADDLE
+            else ["--max-restarts=3", "--shutdown-timeout=1"]
+        )
+        zero, one = both(job, module, *args, body=body)
+        two[1].link("down")
+        try:
+            zero.await_round(1, 2)
+            until(lambda: (job.folder / "began.0.1.0").exists(), "the survivor's rank")
+        finally:
+            two[1].link("up")
+        # It has ended by name, or comes again.
+        until(
+            lambda: one.process.poll() is not None or one.events("round_ended"),
+            "the end of the cut-off ranks",
+        )
+        again = (
+            one
+            if one.process.poll() is None
+            else job.node(1, *joining(module, 20, LEASE), *args, "train.py", module=module)
+        )
+        again.await_round(2, 3)
+        zero.await_round(2, 3)
+        job.finish()
+        job.end_well(zero, again)
+        assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
+
+
+def test_who_loses_whoever_serves_ends_before_that_one_goes_on(tmp_path: Path, two: list[Host]) -> None:
+    with Job(tmp_path, two, AtMaster, "1:2") as job:
+        zero, one = both(job, PADDLE, "--elastic_level=1", "--grace_period=30", body=DEAF)
+        two[0].link("down")
+        try:
+            end = one.end()
+            zero.await_round(1, 2)
+        finally:
+            two[0].link("up")
+        assert end.status == STORE_LOST, end.stderr
+        job.finish()
+        job.end_well(zero)
+        assert job.check_one_world() == {1: 2, 2: 1}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_of_one_stops_all(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, number: int
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        zero, one = both(job, module)
+        one.process.send_signal(number)
+        assert [node.end().status for node in (one, zero)] == [128 + number] * 2
+        assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.said()), (
+            zero.said()
+        )
+        assert not zero.ranks()

@@ -1,0 +1,232 @@
+"""Nodes that wait, and nodes that cannot take part: who is told what, and that the others are unharmed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_jobs import NOT_MET, PADDLE, TORCH, USAGE, AtMaster, Backend, Job, joining, start_at_once
+from hosts import Host, hosts
+from launching import until
+
+RUN = 'tell(f"began.{node}", os.environ.get("GLOO_SOCKET_IFNAME"))'
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[Host]]:
+    with hosts(3) as made:
+        yield made
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_who_waits_is_told_who_is_here(
+    tmp_path: Path, three: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, three, backend, "3") as job:
+        script = job.script(RUN)
+        zero = job.node(0, script, module=module)
+        began = time.monotonic()
+        zero.await_said(r"1 of 3 nodes are here: .*10\.77\.0\.1")
+        assert time.monotonic() - began < 2.5
+        one, two = job.node(1, script, module=module), job.node(2, script, module=module)
+        job.end_well(zero, one, two)
+        # The interface that leads to the others.
+        assert [path.read_text() for path in tmp_path.glob("began.*")] == ["wire"] * 3
+
+
+def test_roll_is_called_every_ten_seconds_by_the_numbers(
+    tmp_path: Path, three: list[Host], backend: Backend
+) -> None:
+    with Job(tmp_path, three, backend, "3") as job:
+        script = job.script(RUN)
+        zero = job.node(0, "--rank=0", "--join_timeout=14", script)
+        two = job.node(2, "--rank=2", "--join_timeout=14", script)
+        for node in (zero, two):
+            end = node.end()
+            assert end.status == NOT_MET
+            rolls = re.findall(r"2 of 3 nodes are here: (.*)", end.stderr)
+            assert len(rolls) >= 2, end.stderr
+            for roll in rolls:
+                assert re.search(r"0: .*10\.77\.0\.1.*2: .*10\.77\.0\.3.*missing: node\(s\) 1", roll), roll
+            assert "not come together within 14 s" in end.error_lines()[-1]
+        assert not list(tmp_path.glob("began*"))
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_too_few_end_in_time_with_the_roll(
+    tmp_path: Path, three: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, three, backend, "3") as job:
+        script = job.script(RUN)
+        began = time.monotonic()
+        nodes = [job.node(on, *joining(module, 3), script, module=module) for on in (0, 1)]
+        for node in nodes:
+            end = node.end()
+            assert end.status == NOT_MET, end.stderr
+            (line,) = end.error_lines()
+            for word in ("within 3 s", "2 of 3 nodes are here", "10.77.0.1", "10.77.0.2", "--nnodes"):
+                assert word in line, line
+        assert 2.5 < time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_no_master_is_said_after_the_time(tmp_path: Path, three: list[Host], module: str) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        node = job.node(1, *joining(module, 3), job.script(RUN), module=module)
+        node.await_said(r"waiting for the master at 10\.77\.0\.1:\d+")
+        end = node.end()
+        assert end.status == NOT_MET
+        (line,) = end.error_lines()
+        assert re.search(r"10\.77\.0\.1:\d+: no(t reached| master) within 3 s: .*refused", line), line
+
+
+@pytest.mark.parametrize(
+    ("module", "number", "serves"),
+    [
+        (PADDLE, signal.SIGINT, True),
+        (PADDLE, signal.SIGTERM, False),
+        (TORCH, signal.SIGTERM, True),
+        (TORCH, signal.SIGINT, False),
+    ],
+)
+def test_a_wait_ends_at_once_and_quietly(
+    tmp_path: Path, three: list[Host], module: str, number: int, serves: bool
+) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        node = job.node(0 if serves else 1, job.script(RUN), module=module)
+        node.await_said("waiting for|are here")
+        began = time.monotonic()
+        node.process.send_signal(number)
+        end = node.end()
+        assert time.monotonic() - began < 2
+        assert end.status == 128 + number, end.stderr
+        assert "Traceback" not in end.stderr
+        assert f"SIG{'INT' if number == signal.SIGINT else 'TERM'}" in end.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (["--rank=1"], ["--rank=1"], ["--rank 1", "has that number already"]),
+        (["--nnodes=2"], ["--nnodes=3"], ["--nnodes", "started with 3", "with 2", "alike"]),
+        (["--nnodes=2"], ["--nnodes=1:2"], ["--nnodes", "started with 1:2", "with 2"]),
+        (["--job_id=ours"], ["--job_id=theirs"], ["job ours", "job theirs"]),
+        (["--elastic_level=1"], ["--elastic_level=0"], ["restarts", "alike"]),
+    ],
+)
+def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
+    tmp_path: Path,
+    three: list[Host],
+    backend: Backend,
+    first: list[str],
+    second: list[str],
+    words: list[str],
+) -> None:
+    with Job(tmp_path, three, backend) as job:
+        script = job.script(RUN)
+        zero = job.node(0, *first, script)
+        zero.await_said("1 of 2 nodes are here|waiting for other nodes")
+        wrong = job.node(1, *second, script)
+        end = wrong.end()
+        assert end.status == NOT_MET, end.stderr
+        (line,) = end.error_lines()
+        for word in words:
+            assert word in line, line
+        right = [one for one in first if not one.startswith("--rank")]
+        job.end_well(zero, job.node(2, *right, script))
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@pytest.mark.parametrize(("own", "other"), [("a", "b"), ("a", ""), ("", "b")])
+def test_only_who_has_the_jobs_key_is_let_in(
+    tmp_path: Path, three: list[Host], module: str, own: str, other: str
+) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        script = job.script(RUN)
+        zero = job.node(0, script, module=module, RLAUNCH_JOB_SECRET=own)
+        zero.await_said("1 of 2 nodes are here|waiting for other nodes")
+        end = job.node(1, script, module=module, RLAUNCH_JOB_SECRET=other).end()
+        assert end.status == NOT_MET, end.stderr
+        (line,) = end.error_lines()
+        assert "key" in line
+        job.end_well(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
+
+
+@pytest.mark.parametrize("rank", ["2", "-7", "x"])
+def test_a_number_out_of_range_is_a_wrong_command_line(tmp_path: Path, three: list[Host], rank: str) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        end = job.node(0, f"--rank={rank}", "--join_timeout=1", job.script(RUN)).end()
+        assert end.status == USAGE
+        assert f"--rank {rank}" in end.error_lines()[0]
+
+
+def test_garbage_at_the_masters_port_harms_nobody(tmp_path: Path, three: list[Host]) -> None:
+    garbage = """
+import os, socket, sys
+said = [os.urandom(300), b"GET / HTTP/1.1\\r\\n\\r\\n", b"PUT /job/info HTTP/1.0\\r\\n", b""]
+for number in range(200):
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as guest:
+        guest.sendall(said[number % 4])
+"""
+    with Job(tmp_path, three, AtMaster) as job:
+        script = job.script(RUN)
+        zero = job.node(0, script)
+        assert isinstance(job.backend, AtMaster)
+        where = [job.backend.host, str(job.backend.port)]
+        until(lambda: "waiting for other nodes" in zero.said() or "are here" in zero.said(), "the master")
+        with three[1].run([sys.executable, "-c", garbage, *where]) as guest:
+            assert guest.wait() == 0
+        job.end_well(zero, job.node(2, script))
+
+
+def test_what_else_listens_at_the_masters_port_is_named(tmp_path: Path, three: list[Host]) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        script = job.script(RUN)
+        assert isinstance(job.backend, AtMaster)
+        server = job.run(0, [sys.executable, "-u", "-m", "http.server", str(job.backend.port)])
+        until(lambda: "Serving" in (tmp_path / "out.0").read_text(), "the server")
+        for on in (0, 1):
+            end = job.node(on, "--join_timeout=5", script).end()
+            assert end.status == NOT_MET, end.stderr
+            (line,) = end.error_lines()
+            for word in (
+                f"--master 10.77.0.1:{job.backend.port}",
+                "something else listens there",
+                "HTTP",
+                "free port",
+            ):
+                assert word in line, line
+        server.process.kill()
+        server.process.wait()
+
+
+def test_the_command_that_is_printed_starts_the_other_node(tmp_path: Path, three: list[Host]) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        script = job.script(RUN)
+        args = ["--nnodes=2", "--nproc_per_node=1", "--log_dir=a log", script, "an argument", "$HOME"]
+        zero = job.run(0, [sys.executable, "-m", "rlaunch", *args])
+        until(lambda: (tmp_path / "out.0").read_text().count("-" * 80) == 2, "the command")
+        line = (tmp_path / "out.0").read_text().split("-" * 80)[1].strip()
+        assert line.startswith("python -m rlaunch --master ")
+        shell = ["sh", "-c", line.replace("python", shlex.quote(sys.executable), 1)]
+        job.end_well(zero, job.run(1, shell))
+
+
+@pytest.mark.parametrize("on", [(0, 1), (0, 0)], ids=["apart", "on one host"])
+def test_two_that_start_at_once_make_one_world(
+    tmp_path: Path, three: list[Host], backend: Backend, on: tuple[int, int]
+) -> None:
+    for turn in range(10):
+        (tmp_path / str(turn)).mkdir()
+        with Job(tmp_path / str(turn), three, backend) as job:
+            start_at_once(job, on, job.script('tell(f"began.{node}", world)'))
+            job.end_well()
+            told = {path.name: path.read_text() for path in job.folder.glob("began.*")}
+            assert sorted(told) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"])
+            assert set(told.values()) == {"2"}

@@ -1,0 +1,56 @@
+"""The end of a job with servers: once all workers have ended well, the others are asked to stop."""
+
+from __future__ import annotations
+
+import pytest
+from launching import Place
+from serving import script
+from test_launch_ps import COUNTS, ONE_LATER_STAGE
+from test_launch_report import checked
+
+SERVES = """
+    if role == "TRAINER":
+        for other in {others}:
+            await_file(f"ready.{{other}}")
+        sys.exit(0)
+    {handler}
+    tell("ready", os.getpid())
+    sleep()
+"""
+ALL = ["PSERVER.0", "PSERVER.1", "COORDINATOR.0", "HETER_TRAINER.0"]
+ALL_LEGACY = ["--server_num=2", "--worker_num=2", "--coordinator_num=1", *ONE_LATER_STAGE]
+
+
+def serve_for_ever(place: Place, others: list[str], handler: str = "pass") -> None:
+    script(place, SERVES.format(others=others, handler=handler))
+
+
+@pytest.mark.parametrize(("args", "others"), [(COUNTS, ALL[:2]), (ALL_LEGACY, ALL)])
+def test_servers_are_stopped_once_all_workers_have_ended_well(
+    place: Place, args: list[str], others: list[str]
+) -> None:
+    serve_for_ever(place, others)
+    ended = place.run(*args, "train.py")
+    assert ended.status == 0, ended.stderr
+    assert "all parameter server are killed" in ended.stderr
+    assert ("all coordinators are killed" in ended.stderr) == (others == ALL)
+    assert ended.stderr.rstrip().endswith("Exit code 0")
+    _, result = checked(place)
+    assert (result["outcome"], result["culprit"], result["verdict"]) == ("completed", None, None)
+    told = {(rank["role"], rank["told"]) for rank in result["ranks"]}
+    assert told == {("rank", False)} | {
+        (rank["role"], True) for rank in result["ranks"] if rank["role"] != "rank"
+    }
+
+
+def test_a_server_that_saves_when_asked_has_the_grace_to_do_so(place: Place) -> None:
+    serve_for_ever(place, ALL[:2], "signal.signal(15, lambda *_: (tell('saved'), sys.exit(0)))")
+    assert place.run(*COUNTS, "train.py").status == 0
+    assert {"saved.PSERVER.0", "saved.PSERVER.1"} <= place.names()
+
+
+def test_a_server_that_does_not_stop_is_killed_after_the_grace(place: Place) -> None:
+    serve_for_ever(place, ALL[:2], "signal.signal(15, signal.SIG_IGN)")
+    ended = place.run(*COUNTS, "--grace_period=0.2", "train.py")
+    assert ended.status == 0, ended.stderr
+    assert "sending SIGKILL to server(s) 0, 1" in ended.stderr

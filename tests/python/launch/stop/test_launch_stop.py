@@ -1,0 +1,221 @@
+"""How a stop is asked for, and how long it may take, when not everybody plays along."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from launching import LIMIT, Ended, Place, environment, gone, marked, supervisor_of, until
+
+# Ranks that take a while to save what they have.
+SAVE = """
+def save(*_):
+    time.sleep(0.3)
+    tell("saved")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+tell("ready", os.getpid())
+sleep()
+"""
+
+STOPS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+
+
+def saved(place: Place, ranks: int = 2) -> bool:
+    return all((place.folder / f"saved.{rank}").exists() for rank in range(ranks))
+
+
+@pytest.mark.parametrize("number", STOPS)
+@pytest.mark.parametrize("order", ["front first", "supervisor first", "ranks too"])
+def test_one_stop_for_every_process_is_one_stop(place: Place, number: signal.Signals, order: str) -> None:
+    """As systemd stops a unit, or `pkill` a program."""
+    place.script(SAVE)
+    with place.start("--nproc_per_node=2", "train.py") as launcher:
+        ranks = place.ready(2)
+        targets = [psutil.Process(launcher.pid), supervisor_of(launcher)]
+        if order == "supervisor first":
+            targets.reverse()
+        if order == "ranks too" and number == signal.SIGTERM:
+            targets = [*ranks, *targets]
+        for target in targets:
+            target.send_signal(number)
+        ended = Place.wait(launcher)
+    assert ended.status == 128 + number
+    assert saved(place)
+    assert "second signal" not in ended.stderr
+    assert ended.stderr.count("waiting up to 30 s for rank(s) 0, 1 to stop") == 1
+
+
+def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_ways(place: Place) -> None:
+    place.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell('ready', os.getpid())\nsleep()")
+    with place.start("train.py") as launcher:
+        (rank,) = place.ready(1)
+        launcher.send_signal(signal.SIGTERM)
+        until(lambda: said_in(place, "stopping"), "the first")
+        supervisor_of(launcher).send_signal(signal.SIGTERM)
+        launcher.send_signal(signal.SIGTERM)
+        ended = Place.wait(launcher)
+    assert ended.status == 143
+    assert gone(rank)
+    assert "second signal: killing rank(s) 0" in ended.stderr
+
+
+def said_in(place: Place, event: str) -> bool:
+    return any(line["event"] == event for line in place.events())
+
+
+def test_a_stop_of_the_supervisor_alone_stops_the_job(place: Place) -> None:
+    place.script(SAVE)
+    with place.start("--nproc_per_node=2", "train.py") as launcher:
+        place.ready(2)
+        supervisor = supervisor_of(launcher)
+        for _ in range(3):
+            supervisor.send_signal(signal.SIGTERM)
+        ended = Place.wait(launcher)
+    assert (ended.status, saved(place)) == (143, True), ended.stderr
+
+
+def test_a_notice_for_every_process_reaches_a_rank_once(place: Place) -> None:
+    place.script(
+        """
+        count = 0
+        def hear(*_):
+            global count
+            count += 1
+            tell(f"heard-{count}")
+        signal.signal(signal.SIGUSR1, hear)
+        tell("ready", os.getpid())
+        await_file("end")
+        tell("count", count)
+        """
+    )
+    with place.start("train.py") as launcher:
+        place.ready(1)
+        supervisor_of(launcher).send_signal(signal.SIGUSR1)
+        launcher.send_signal(signal.SIGUSR1)
+        until((place.folder / "heard-1.0").exists, "the notice")
+        launcher.send_signal(signal.SIGUSR1)
+        until((place.folder / "heard-2.0").exists, "the next")
+        (place.folder / "end").touch()
+        assert Place.wait(launcher).status == 0
+    assert place.text("count.0") == "2"
+
+
+def held(place: Place, stop: Callable[[Place], None], mark: str) -> tuple[Ended, float]:
+    """A job whose supervisor does nothing any more while it is stopped; and how long that took."""
+    place.script("import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SAVE)
+    with place.start(
+        "--nproc_per_node=2", "--grace_period=1", "train.py", env=environment(MARK=mark)
+    ) as launcher:
+        place.ready(2)
+        supervisor_of(launcher).suspend()
+        began = time.monotonic()
+        stop(place)
+        ended = Place.wait(launcher)
+        return ended, time.monotonic() - began
+
+
+def once(place: Place) -> None:
+    assert place.launcher is not None
+    place.launcher.send_signal(signal.SIGTERM)
+
+
+def twice(place: Place) -> None:
+    assert place.launcher is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        place.launcher.send_signal(number)
+
+
+@pytest.mark.parametrize("stop", [once, twice])
+def test_a_supervisor_that_does_not_stop_is_killed(
+    place: Place, mark: str, stop: Callable[[Place], None]
+) -> None:
+    ended, _ = held(place, stop, mark)
+    assert ended.status == 72
+    assert "supervisor process did not stop in time and was killed" in ended.error_lines()[0]
+    assert marked(mark) == []
+    assert (place.result()["outcome"], place.result()["exit_status"]) == ("supervisor_lost", 72)
+
+
+def test_a_console_that_nobody_reads_does_not_hold_up_a_stop(place: Place) -> None:
+    place.script(
+        """
+        print("x" * 300_000, flush=True)
+        tell("ready", os.getpid())
+        sleep()
+        """
+    )
+    with place.start("--grace_period=1", "train.py") as launcher:
+        place.ready(1)
+        began = time.monotonic()
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(LIMIT)
+        took = time.monotonic() - began
+        assert launcher.stderr is not None
+        warning = launcher.stderr.read().decode()
+    assert launcher.returncode == 143
+    assert "bytes of output are only in the logs" in warning
+    # Not a matter of speed: it is the console's five seconds that are not waited for.
+    assert took < 4.5
+
+
+def test_a_stray_without_an_environment_holds_up_nobody(place: Place, mark: str) -> None:
+    """It may be in the middle of execve, which is waited for: once, and not for each rank."""
+    place.script(
+        """
+        import subprocess
+        if rank == 0:
+            subprocess.run(["sh", "-c", "setsid env -i sleep 600 > /dev/null &"])
+        tell("ready", os.getpid())
+        await_file("end")
+        tell("ended", time.monotonic())
+        os._exit(0)
+        """
+    )
+    with place.start("--nproc_per_node=24", "train.py", env=environment(MARK=mark)) as launcher:
+        place.ready(24)
+        (place.folder / "end").touch()
+        ended = Place.wait(launcher)
+    last = max(float(place.text(f"ended.{rank}")) for rank in range(24))
+    assert ended.status == 0, ended.stderr
+    assert "swept 1 leftover process" in ended.stderr
+    events = place.events()
+    # 24 times 100 ms would be 2.4 s.
+    assert events[-1]["monotonic"] - last < 1.5, [
+        (event["event"], event["monotonic"]) for event in events[-5:]
+    ]
+
+
+def test_the_result_of_an_earlier_job_does_not_outlive_a_refusal(place: Place) -> None:
+    place.script("")
+    assert place.run("train.py").status == 0
+    assert place.result()["outcome"] == "completed"
+    assert place.run("--dry_run", "missing.py").status == 66
+    assert place.result()["outcome"] == "completed", "nothing was to be started"
+    assert place.run("missing.py").status == 66
+    assert "result.json" not in place.names("log/rlaunch")
+
+
+def test_a_record_descriptor_that_is_none_is_ignored(place: Place) -> None:
+    place.script("assert 'RLAUNCH_RECORD_FD' not in os.environ")
+    for value in ("x", "-5", ""):
+        assert place.run("train.py", env=environment(RLAUNCH_RECORD_FD=value)).status == 0
+
+
+@pytest.mark.parametrize("delay", range(0, 40, 8))
+def test_an_early_ctrl_c_shows_no_line_of_ours(place: Place, delay: int) -> None:
+    """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site)."""
+    place.script("")
+    with place.start("train.py") as launcher:
+        # The instant is what is varied: nothing is waited for.
+        time.sleep(delay / 1000)
+        os.kill(launcher.pid, signal.SIGINT)
+        _, err = launcher.communicate(timeout=LIMIT)
+    assert launcher.returncode in (-2, 0, 1, 130)
+    assert not re.search(rb'/rlaunch/\w+\.py"', err), err

@@ -1,0 +1,222 @@
+"""What a zygote may not have begun, what it cannot import, and how that is said."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ranks
+import rlaunch
+from preload_ranks import module
+from rlaunch import ZygoteError
+from rlaunch._preload import child, fork_safety, registry
+from spawning import modules_fixture as _modules  # noqa: F401
+from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
+from spawning import results
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.filterwarnings("ignore:Your model will be trained"),
+]
+
+
+@pytest.fixture(name="folder")
+def folder_fixture(modules: Path) -> Path:
+    return modules
+
+
+def start(func: Any, *args: Any, n: int = 1, preload: Any = "tried", **options: Any) -> Any:
+    return rlaunch.spawn(func, args, n, start_method="zygote", preload=preload, **options)
+
+
+def refused(folder: Path, text: str, **options: Any) -> ZygoteError:
+    module(folder, "tried", text)
+    with pytest.raises(ZygoteError) as caught:
+        start(os.getpid, **options)
+    assert [p for p in psutil.Process().children() if p.name() == "rlaunch-zygote"] == []
+    return caught.value
+
+
+# --- Imports ----------------------------------------------------------------------------------------------
+
+
+def test_an_import_that_fails_is_shown(folder: Path) -> None:
+    error = refused(folder, "def inner():\n    raise ValueError('why \u00e9 \U0001f600' * 2000)\ninner()")
+    assert str(error).startswith("no zygote: import tried: ValueError: why \u00e9")
+    if sys.version_info >= (3, 11):
+        assert "in inner" in error.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys; sys.exit(3)", "no zygote: import tried: SystemExit: 3"),
+        ("import os; os._exit(3)", "no zygote: importing tried: it ended with 3"),
+        ("import os; os.kill(os.getpid(), 9)", "no zygote: importing tried: it was killed by signal 9"),
+        ("import nowhere", "no zygote: import tried: ModuleNotFoundError: No module named 'nowhere'"),
+        ("raise KeyboardInterrupt", "no zygote: import tried: KeyboardInterrupt"),
+    ],
+)
+def test_how_an_import_may_end(folder: Path, text: str, said: str) -> None:
+    assert str(refused(folder, text)) == said
+
+
+def test_a_module_that_is_not_there() -> None:
+    with pytest.raises(ZygoteError, match=r"^no zygote: import nowhere\.to_be: ModuleNotFoundError"):
+        start(os.getpid, preload="nowhere.to_be")
+
+
+def test_what_was_written_before_a_failure_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    refused(folder, "print('said before'); 1 / 0")
+    assert "said before" in capfd.readouterr().out
+
+
+# --- What a fork would cut in two --------------------------------------------------------------------------
+
+
+def test_threads_are_named(folder: Path) -> None:
+    text = "import threading, time\nfor i in (1, 2):\n    threading.Thread(target=time.sleep, args=(600,), "
+    error = refused(folder, text + "daemon=True, name=f'worker-{i}').start()")
+    assert str(error) == (
+        "no zygote: importing tried left 2 threads running (worker-1, worker-2), which a fork would lose"
+    )
+
+
+def test_a_thread_that_has_ended_is_none(folder: Path) -> None:
+    module(
+        folder, "tried", "import threading\nt = threading.Thread(target=len, args=('',)); t.start(); t.join()"
+    )
+    start(os.getpid)
+
+
+def test_a_child_process_is_named_and_a_lock_is_none(folder: Path) -> None:
+    text = "import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({!r}, 'w').write(str(p.pid))"
+    error = refused(folder, text.format(str(folder / "pid")))
+    pid = int((folder / "pid").read_text())
+    psutil.Process(pid).kill()
+    said = f"no zygote: importing tried left a child process running (sleep, pid {pid}), "
+    assert str(error) == said + "which a forked process has no part in"
+    text = "import multiprocessing, subprocess\nsubprocess.run(['true'])\n"
+    module(folder, "tried", text + "lock = multiprocessing.get_context('spawn').Lock()")
+    assert results(start(take_lock, n=2)) == [True, True]
+
+
+def take_lock() -> bool:
+    import tried
+
+    with tried.lock:
+        return True
+
+
+def test_numpys_threads_are_gone_after_the_trial_fork(folder: Path) -> None:
+    module(folder, "tried", "import numpy\nx = numpy.ones((500, 500))\ny = x @ x")
+    assert results(start(product, n=2)) == [500.0, 500.0]
+
+
+def product() -> float:
+    import numpy
+
+    return float((numpy.ones((500, 500)) @ numpy.ones((500, 500)))[0, 0])
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="no region without a second CPU")
+def test_an_openmp_region_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    error = refused(folder, "import torch\ntorch.set_num_threads(2)\nx = torch.ones(400_000).exp().sum()")
+    assert "importing tried has run an OpenMP region, whose " in str(error)
+
+
+def test_what_makes_a_fork_unsafe() -> None:
+    initialised, left = fork_safety.find_device_hazard, fork_safety.find_thread_hazard
+    assert initialised(["/dev/null", "pipe:[1]", "/dev/dri", "/home/dev/nvidia"]) is None
+    assert initialised(["/dev/nvidiactl"]) == (
+        "has initialised CUDA (/dev/nvidiactl is open), which a forked process cannot use"
+    )
+    assert str(initialised(["/dev/kfd"])).startswith("has initialised ROCm")
+    assert left([], []) is None
+    assert left(["a"], ["libgomp.so.1"]) == "left a thread running (a), which a fork would lose"
+    assert str(left([], ["libc.so.6", "libgomp-1.so"])).startswith(
+        "has run an OpenMP region, whose 2 threads"
+    )
+    assert (
+        left([], ["b.so", "a.so", "b.so"])
+        == "left 3 threads running (in a.so, b.so), which a fork would lose"
+    )
+
+
+# --- Without one ------------------------------------------------------------------------------------------
+
+
+def test_auto_goes_on_without_and_says_why_in_one_line(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module(folder, "tried", "1 / 0")
+    assert results(start(ranks.my_rank, n=2, preload="auto,tried")) == [0, 1]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "rlaunch"]
+    assert line == (
+        "no zygote: import tried: ZeroDivisionError: division by zero; each rank imports for itself"
+    )
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", None])
+def test_preload_without_a_zygote_is_refused(method: str | None) -> None:
+    with pytest.raises(
+        ValueError, match=f"preload is for start_method='zygote', but start_method is {method!r}"
+    ):
+        rlaunch.spawn(os.getpid, (), 1, start_method=method, preload="json")
+
+
+@pytest.mark.parametrize(
+    ("preload", "named"),
+    [("", ""), ("a,,b", ""), ("a b", "a b"), ("a;b", "a;b"), (["a", ""], ""), ("../a", "../a"), ("a.", "a.")],
+)
+def test_names_that_are_none_are_refused(preload: Any, named: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"^preload: '{re.escape(named)}' is not the name of a module; give modules"
+    ):
+        start(os.getpid, preload=preload)
+
+
+def test_what_is_no_name_at_all_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=re.escape("preload must be names of modules, as in 'torch,my.models', but")
+    ):
+        start(os.getpid, preload=["a", 1])
+
+
+@pytest.mark.parametrize(
+    ("preload", "asked"),
+    [
+        (None, (["paddle"], False)),
+        ("auto", (["paddle"], True)),
+        ("torch, a.b,torch", (["torch", "a.b"], False)),
+        (["a", "auto"], (["a"], True)),
+    ],
+)
+def test_what_preload_names(preload: Any, asked: tuple[list[str], bool]) -> None:
+    assert registry.parse_preload(preload, "paddle") == asked
+
+
+def test_without_names_it_is_the_framework_of_the_first_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(modules: list[str]) -> None:
+        raise ZygoteError(",".join(modules))
+
+    monkeypatch.setattr(registry, "get_zygote", none)
+    for dialect, framework in (("torch", "torch"), (" Torch , paddle", "torch"), (None, "paddle")):
+        with pytest.raises(ZygoteError, match=f"^{framework}$"):
+            start(os.getpid, preload=None, **({"frameworks": dialect} if dialect else {}))
+
+
+def test_what_imports_do_to_the_environment() -> None:
+    before = {"KEPT": "1", "CHANGED": "1", "GONE": "1"}
+    after = {"KEPT": "1", "CHANGED": "2", "NEW": "1"}
+    seen = child.merge_environ
+    assert seen(before, before, after) == after
+    told = {"CHANGED": "3", "NEW": "4", "GONE": "5", "OWN": "6"}
+    assert seen(told, before, after) == told
+    assert seen({}, before, after) == {"NEW": "1"}

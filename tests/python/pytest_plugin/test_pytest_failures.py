@@ -1,0 +1,291 @@
+"""Tests on ranks that fail: whose failure is shown, where the others were, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pytest_suites import Suite, suite_fixture  # noqa: F401
+
+
+def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(3)
+        def test_one(rank):
+            print("from", rank.rank)
+            rank.barrier()
+            rows = [1, 2, 3]
+            if rank.rank == 1:
+                assert rows == [1, 2, 4]
+            rank.barrier()
+
+        class Odd(Exception):
+            def __init__(self, a, b):
+                self.lock = __import__("threading").Lock()
+
+        @pytest.mark.ranks(2)
+        def test_cannot_be_pickled(rank):
+            if rank.rank == 1:
+                raise Odd(1, 2)
+            rank.barrier()
+
+        @pytest.fixture
+        def broken(rank):
+            rank.barrier()
+            assert rank.rank != 0
+            yield
+
+        @pytest.mark.ranks(2)
+        def test_set_up(broken, rank):
+            rank.barrier()
+
+        @pytest.fixture
+        def leaves(rank):
+            yield
+            rank.barrier()
+            assert rank.rank != 0
+
+        @pytest.mark.ranks(2)
+        def test_torn_down(leaves):
+            print("was here")
+
+        @pytest.mark.ranks(1)
+        def test_asks_for_what_is_not_there(no_such_fixture):
+            pass
+
+        @pytest.mark.ranks(2)
+        def test_exits(rank):
+            if rank.rank == 0:
+                raise SystemExit(7)
+            rank.barrier()
+        """
+    )
+    done.assert_outcomes(passed=1, failed=3, errors=3)
+    text = str(done.stdout)
+    # Rewritten, the whole of it, and no other rank's.
+    assert text.count("At index 2 diff: 3 != 4") == 1
+    done.stdout.fnmatch_lines(
+        [
+            "*ERROR at setup of test_set_up*",
+            ">*assert rank.rank != 0",
+            "rank 0: failed: *(above)",
+            "*ERROR at teardown of test_torn_down*",
+            ">*assert rank.rank != 0",
+            "rank 0: failed: *(above)",
+            "*ERROR at setup of test_asks_for_what_is_not_there*",
+            "E  *fixture 'no_such_fixture' not found",
+            "*_ test_one _*",
+            ">*assert rows == [[]1, 2, 4]",
+            "test_it.py:10: AssertionError",
+            "*- ranks -*",
+            "rank 0: stopped in test_it.py:* in test_one*",
+            "rank 1: failed: assert [[]1, 2, 3] == [[]1, 2, 4] (above)",
+            "rank 2: stopped in test_it.py:* in test_one*",
+            "*- Captured stdout of rank 0 -*",
+            "from 0",
+            "*- Captured stdout of rank 1 -*",
+            "from 1",
+            "*- Captured stdout of rank 2 -*",
+            "from 2",
+            "*_ test_cannot_be_pickled _*",
+            "E  *test_it.Odd: (1, 2)",
+            "*SystemExit: 7",
+            "FAILED test_it.py::test_one - rank 1: assert *",
+        ]
+    )
+
+
+def test_deaths(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2)
+        def test_crash(rank):
+            rank.barrier()
+            if rank.rank == 1:
+                print("last words", flush=True)
+                import ctypes
+                ctypes.string_at(0)
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("code", [0, 3])
+        def test_leaves(rank, code):
+            if rank.rank == 0:
+                os._exit(code)
+            rank.barrier()
+
+        @pytest.mark.ranks(1)
+        def test_killed(rank):
+            os.kill(os.getpid(), 9)
+
+        @pytest.fixture
+        def together(rank):
+            yield
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_dies_late(rank, together):
+            import atexit
+            atexit.register(lambda: rank.rank and os._exit(4))
+
+        def test_after():
+            pass
+        """
+    )
+    # Who dies after his test, when the others have done it as well, is an error of its end.
+    done.assert_outcomes(passed=2, failed=4, errors=1)
+    done.stdout.fnmatch_lines(
+        [
+            "*ERROR at teardown of test_dies_late*",
+            "rank 1 has ended with exit code 4 after the test",
+            "rank 1 was killed by SIGSEGV (Segmentation fault)",
+            "Fatal Python error: Segmentation fault",
+            '  File "*test_it.py", line 10 in test_crash',
+            "rank 0: stopped in test_it.py:* in test_crash*",
+            "rank 1: killed by SIGSEGV (Segmentation fault) (above)",
+            "*- Captured stdout of rank 1 -*",
+            "last words",
+            "rank 0 has ended with exit code 0 in the middle of the test",
+            "rank 0 has ended with exit code 3 in the middle of the test",
+            "rank 0: exit code 3 (above)",
+            "FAILED test_it.py::test_crash - rank 1 was killed by SIGSEGV (Segmentation fault)",
+            "FAILED test_it.py::test_killed - rank 0 was killed by SIGKILL (Killed)",
+        ]
+    )
+
+
+def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> None:
+    done = suite(
+        """
+        import signal, time
+
+        @pytest.mark.ranks(2, timeout=3)
+        def test_hangs(rank):
+            if rank.rank == 1:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                while True:
+                    time.sleep(100)
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_after(rank):
+            rank.barrier()
+        """,
+        "--ranks-timeout=60",
+    )
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "timeout: the ranks had not all ended after 3 s",
+            "rank 0:",
+            "    *test_it.py:12 in test_hangs",
+            "    *_pytest/rank/fixture.py:* in barrier",
+            "rank 1, the odd one:",
+            "    *test_it.py:11 in test_hangs",
+            "rank 0: stopped in test_it.py:12 in test_hangs (barrier)",
+            "rank 1: stopped in test_it.py:11 in test_hangs",
+        ]
+    )
+
+
+def test_who_waits_for_a_rank_that_never_comes_fails_at_once(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2)
+        def test_other_operation(rank):
+            rank.barrier() if rank.rank == 0 else rank.gather(1)
+
+        @pytest.mark.ranks(2)
+        def test_other_source(rank):
+            rank.broadcast(1, src=rank.rank)
+
+        @pytest.mark.ranks(2)
+        def test_ended(rank):
+            if rank.rank == 0:
+                rank.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_caught(rank):
+            if rank.rank == 0:
+                with pytest.raises(RuntimeError, match="rank 1 has ended without it"):
+                    rank.barrier()
+                with pytest.raises(ValueError, match="src must be a rank, 0 to 1, but got 2"):
+                    rank.broadcast(1, src=2)
+        """
+    )
+    done.assert_outcomes(passed=1, failed=3)
+    text = str(done.stdout)
+    assert re.search(r"MissingRankError: (barrier.*rank 1 is in gather|gather.*rank 0 is in barrier)", text)
+    assert re.search(r"MissingRankError: broadcast from rank (0.*from rank 1|1.*from rank 0)", text)
+    assert "MissingRankError: barrier can never be complete: rank 1 has ended without it" in text
+    assert "rank 1: passed" in text
+
+
+def test_what_a_lost_peer_says_gives_way_to_who_made_it_so(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2)
+        def test_lost(rank):
+            if rank.rank == 0:
+                open("lost", "w").close()
+                raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+            while not os.path.exists("lost"):
+                pass
+            raise ValueError("the true one")
+        """
+    )
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            "E  *ValueError: the true one",
+            "rank 0: failed too: RuntimeError: *Connection closed by peer*",
+            "rank 1: failed: ValueError: the true one (above)",
+        ]
+    )
+
+
+def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_import="""
+        import os, pytest
+        if "RANK" in os.environ:
+            raise ImportError("not on a rank")
+
+        @pytest.mark.ranks(2)
+        def test_import():
+            pass
+        """
+    )
+    done = suite(
+        """
+        @pytest.mark.ranks(1)
+        @pytest.mark.parametrize("where", [os.environ.get("RANK", "none")])
+        def test_differs(where):
+            pass
+
+        @pytest.mark.ranks(1, preload="no_such_module")
+        def test_not_started():
+            pass
+
+        @pytest.mark.ranks(0)
+        def test_none():
+            pass
+
+        def test_after():
+            pass
+        """,
+        "test_import.py",
+        "test_it.py",
+    )
+    outcomes = done.parseoutcomes()
+    assert outcomes["passed"] == 1
+    assert outcomes["errors"] >= 3
+    done.stdout.fnmatch_lines(
+        [
+            "*ImportError: not on a rank",
+            "rank 0 could not run the test:",
+            "*test_differs*",
+            "test_it.py::test_none: @pytest.mark.ranks: n must be the number of ranks, 1 or more, but got 0",
+        ]
+    )

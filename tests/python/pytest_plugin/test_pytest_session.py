@@ -1,0 +1,260 @@
+"""Tests on ranks within a session: options, other plugins, an interrupt, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from effort import cases
+from launching import await_none_marked
+from pytest_suites import QUICK, Suite, suite_fixture  # noqa: F401
+
+LIGHT = """
+import sys, pytest
+before = set(sys.modules)
+import rlaunch.pytest_plugin
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_plugin_imports_nothing_until_it_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=True)
+    own = ["pytest_plugin"]
+    assert done.stdout.split() == ["rlaunch", *(f"rlaunch.{name}" for name in own)]
+
+
+PAIR = """
+@pytest.mark.ranks(2)
+def test_good(rank):
+    print("out of", rank.rank)
+    rank.barrier()
+
+@pytest.mark.ranks(2)
+def test_bad(rank):
+    print("out of", rank.rank)
+    rank.barrier()
+    assert rank.rank == 0
+    rank.barrier()
+
+@pytest.mark.ranks(1)
+def test_other():
+    print("never seen")
+"""
+
+
+def test_first_failure_ends_the_session(suite: Suite) -> None:
+    done = suite(PAIR, "-x", "--tb=short")
+    done.assert_outcomes(passed=1, failed=1)
+    done.stdout.fnmatch_lines(["*stopping after 1 failures*"])
+
+
+def test_selection_and_written_straight_to_the_terminal(suite: Suite) -> None:
+    done = suite(PAIR, "-k", "good", "-s", "-v")
+    done.assert_outcomes(passed=1, deselected=2)
+    done.stdout.fnmatch_lines_random(["*out of 0*", "*out of 1*"])
+    done.stdout.no_fnmatch_line("*Captured*")
+
+
+def test_what_is_captured_is_shown_by_pytests_own_rules(suite: Suite) -> None:
+    done = suite(PAIR, "-k", "bad", "--show-capture=stderr", "--tb=line", "--color=yes")
+    done.assert_outcomes(failed=1)
+    done.stdout.no_fnmatch_line("*out of*")
+    done.stdout.fnmatch_lines(["*test_it.py:13: rank 1: assert 1 == 0*"])
+
+
+def test_junit(suite: Suite, pytester: pytest.Pytester) -> None:
+    suite(PAIR, "--junitxml=report.xml", "-o", "junit_logging=all").assert_outcomes(passed=2, failed=1)
+    (run,) = ElementTree.parse(pytester.path / "report.xml").getroot()
+    assert {name: run.get(name) for name in ("tests", "failures", "errors")} == {
+        "tests": "3",
+        "failures": "1",
+        "errors": "0",
+    }
+    cases = {case.get("name"): case for case in run}
+    failure = cases["test_bad"].find("failure")
+    assert failure is not None
+    assert str(failure.get("message")).startswith("rank 1: assert 1 == 0")
+    assert "rank 0: stopped in test_it.py:1" in str(failure.text)
+    said = str(cases["test_good"].findtext("system-out"))
+    assert "out of 0" in said
+    assert "out of 1" in said
+    assert float(cases["test_good"].get("time", "0")) > 0
+
+
+def test_under_xdist(suite: Suite) -> None:
+    done = suite(
+        """
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("i", range(4))
+        def test_many(rank, i, worker_id, tmp_path):
+            assert worker_id in ("gw0", "gw1")
+            assert len(set(rank.gather(os.environ["MASTER_PORT"]))) == 1
+            assert i != 3 or rank.rank == 0
+            rank.barrier()
+        """,
+        "-n2",
+    )
+    done.assert_outcomes(passed=3, failed=1)
+    done.stdout.fnmatch_lines(
+        [
+            ">*assert i != 3 or rank.rank == 0",
+            "*- ranks -*",
+            "rank 0: stopped in test_it.py:* in test_many*",
+            "FAILED test_it.py::test_many[[]3] - rank 1: assert *",
+        ]
+    )
+
+
+HANGS = """
+import time
+
+@pytest.mark.ranks(1)
+@pytest.mark.timeout(4)
+def test_marked():
+    time.sleep(100)
+
+@pytest.mark.ranks(1)
+def test_by_default():
+    time.sleep(100)
+
+@pytest.mark.ranks(1, timeout=5)
+def test_own():
+    time.sleep(100)
+"""
+
+
+def test_pytest_timeouts_limits_hold(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\ntimeout = 6\nranks_timeout = 50\n")
+    done = suite(HANGS)
+    done.assert_outcomes(failed=3)
+    done.stdout.fnmatch_lines(
+        [f"FAILED *timeout: the ranks had not all ended after {s} s" for s in (4, 6, 5)]
+    )
+
+
+def test_without_pytest_timeout_the_limit_is_ours(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nranks_timeout = 4\nmarkers = timeout: none\n")
+    done = suite(HANGS, "-p", "no:timeout", "-k", "default")
+    done.assert_outcomes(failed=1, deselected=2)
+    done.stdout.fnmatch_lines(["FAILED *timeout: the ranks had not all ended after 4 s"])
+
+
+def test_nothing_is_left_of_many_tests(
+    suite: Suite, pytester: pytest.Pytester, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLAUNCH_TEST_MARK", mark)
+    pytester.mkdir("temporary")
+    monkeypatch.setenv("TMPDIR", "temporary")
+    pytester.makeconftest(
+        """
+        import os, psutil
+
+        def pytest_runtest_logfinish():
+            if "RANK" not in os.environ:
+                here = psutil.Process()
+                standing = here.num_fds(), len(here.children(recursive=True)), os.listdir("temporary")
+                with open("standing", "a") as notes:
+                    print(*standing, file=notes)
+        """
+    )
+    rounds = cases(2, 4)
+    done = suite(
+        f"""
+        @pytest.mark.ranks(1)
+        @pytest.mark.parametrize("i", range({5 * rounds}))
+        def test_one(i, rank):
+            if i % 5 == 1:
+                rank.gather(bytes(3_000_000))
+            if i % 5 == 2:
+                os._exit(1)
+            assert i % 5 != 3
+        """
+    )
+    done.assert_outcomes(passed=3 * rounds, failed=2 * rounds)
+    lines = (pytester.path / "standing").read_text().splitlines()
+    assert len(lines) == 5 * rounds
+    # The first start of all leaves multiprocessing's helper, and rlaunch's guardian.
+    assert set(lines[1:]) == {lines[0]}
+    assert lines[0].endswith("[]")
+    # multiprocessing's resource tracker ends a moment after its program.
+    await_none_marked(mark)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_an_interrupt_that_waited_for_the_start_ends_the_ranks(
+    method: str, suite: Suite, pytester: pytest.Pytester, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --pdb Ctrl-C waits until ranks have been started."""
+    monkeypatch.setenv("RLAUNCH_TEST_MARK", mark)
+    pytester.makeconftest(
+        """
+        import os, signal
+        import rlaunch._pytest.run as module
+
+        start = module.spawn
+
+        def spawn(*args, **kwargs):
+            context = start(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGINT)
+            open("started", "w").close()
+            return context
+
+        module.spawn = spawn
+        """
+    )
+    done = suite(
+        f"""
+        import time
+
+        @pytest.mark.ranks(2, start_method={method!r})
+        def test_waits(rank):
+            time.sleep(600)
+        """,
+        "--pdb",
+    )
+    assert (pytester.path / "started").exists()
+    assert "KeyboardInterrupt" in str(done.stdout)
+    await_none_marked(mark)
+
+
+def test_an_interrupt_ends_the_ranks_and_the_session(pytester: pytest.Pytester, mark: str) -> None:
+    pytester.makepyfile(
+        test_it="""
+        import os, pathlib, time, pytest
+
+        @pytest.mark.ranks(2)
+        def test_waits(rank):
+            pathlib.Path(f"ready.{rank.rank}").touch()
+            time.sleep(600)
+        """
+    )
+    environ = {**os.environ, "RLAUNCH_TEST_MARK": mark}
+    command = [sys.executable, "-m", "pytest", *QUICK, "test_it.py"]
+    session = subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 60
+    while not all(Path(f"ready.{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < deadline
+        assert session.poll() is None
+        time.sleep(0.01)
+    os.killpg(session.pid, signal.SIGINT)
+    said, _ = session.communicate(timeout=30)
+    assert session.returncode == pytest.ExitCode.INTERRUPTED
+    assert "KeyboardInterrupt" in said
+    await_none_marked(mark)
+
+
+def test_warnings_as_errors(suite: Suite) -> None:
+    source = '@pytest.mark.ranks(2, start_method="spawn")\ndef test_new(rank):\n    rank.barrier()\n'
+    suite(source, "-W", "error").assert_outcomes(passed=1)
+
+
+def test_without_capturing(suite: Suite) -> None:
+    suite(PAIR, "-p", "no:capture", "-k", "good").assert_outcomes(passed=1)

@@ -1,0 +1,64 @@
+"""Devices that tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rlaunch._pytest.resources import device_locks
+
+
+def test_who_has_claimed_has_them_alone(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    with device_locks.claim("0123", 2, folder) as mine:
+        assert mine == ["0", "1"]
+        with device_locks.claim("0123", 2, folder) as others:
+            assert others == ["2", "3"]
+            with pytest.raises(TimeoutError, match="1 of the devices 0, 1, 2, 3 were not free"):
+                device_locks.claim("0123", 1, folder, timeout=0.0).__enter__()
+    with device_locks.claim("0123", 4, folder) as all_of_them:
+        assert all_of_them == ["0", "1", "2", "3"]
+
+
+def test_more_than_there_are_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(device_locks.TooFewDevices, match="3 devices are wanted, and there are only 2"):
+        device_locks.claim("01", 3, str(tmp_path)).__enter__()
+    with pytest.raises(device_locks.TooFewDevices, match="1 devices are wanted, and there are none"):
+        device_locks.claim([], 1, str(tmp_path)).__enter__()
+
+
+HOLDS = """
+import sys
+from rlaunch._pytest.resources import device_locks
+with device_locks.claim("01", int(sys.argv[2]), sys.argv[1]) as mine:
+    print(*mine, flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(folder: Path, count: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLDS, str(folder), str(count)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
+    with holder(tmp_path, 2) as first, holder(tmp_path, 1) as second:
+        lines = {first: "", second: ""}
+        assert first.stdout is not None
+        assert second.stdout is not None
+        # One of the two waits for the other: whoever has got some is killed.
+        import select
+
+        ready, _, _ = select.select([first.stdout, second.stdout], [], [], 60)
+        has = first if first.stdout in ready else second
+        assert has.stdout is not None
+        lines[has] = has.stdout.readline()
+        waits = second if has is first else first
+        has.kill()
+        assert waits.stdout is not None
+        lines[waits] = waits.stdout.readline()
+        waits.kill()
+    assert lines[first].split() == ["0", "1"]
+    assert lines[second].split() == ["0"]

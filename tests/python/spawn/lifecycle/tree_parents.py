@@ -1,0 +1,103 @@
+"""Parents, in processes of their own, whose ranks leave processes behind. Imports no pytest."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from stress import children, join, me, sleep_for_ever, spawn, tell
+
+
+def leave_behind(end: str) -> None:
+    """Starts a child, one with a session of its own, and an orphan with one; then tells, and ends."""
+    sleep = ["sleep", "600"]
+    pids = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+    orphan = subprocess.run(
+        ["sh", "-c", "setsid sleep 600 > /dev/null & echo $!"], stdout=subprocess.PIPE, check=True
+    )
+    pids.append(int(orphan.stdout))
+    tell({"rank": me(), "pid": os.getpid(), "left": pids})
+    if end == "stay":
+        sleep_for_ever()
+    if end == "fail":
+        raise RuntimeError("enough")
+
+
+def parent_of_leavers(method: str, end: str) -> None:
+    try:
+        join(spawn(leave_behind, method, 2, (end,), join=False))
+    except Exception as error:
+        tell(type(error).__name__)
+    else:
+        tell("fine")
+    tell(sorted(children()))
+
+
+def fork_and_leave_behind(end: str) -> None:
+    """The same without an execve: processes that show the environment of who was forked first."""
+    read, write = os.pipe()
+    for daemon in (False, True):
+        if os.fork() == 0:
+            if daemon:
+                os.setsid()
+                if os.fork() > 0:
+                    os._exit(0)
+            os.write(write, b"%d\n" % os.getpid())
+            sleep_for_ever()
+    text = b""
+    while text.count(b"\n") < 2:
+        text += os.read(read, 100)
+    tell({"rank": me(), "pid": os.getpid(), "left": [int(pid) for pid in text.split()]})
+    if end == "stay":
+        sleep_for_ever()
+    # Past all that Python does about children when it ends.
+    os._exit(0)
+
+
+def parent_of_forkers(method: str, end: str) -> None:
+    join(spawn(fork_and_leave_behind, method, 2, (end,), join=False))
+    tell("fine")
+
+
+def guardian_is_nobodys_child() -> None:
+    seen = []
+    signal.signal(signal.SIGCHLD, lambda *_: seen.append(True))
+    spawn(time.time, "fork", 1)
+    # The rank's own.
+    tell(len(seen))
+    tell(sorted(children()))
+    try:
+        os.wait()
+    except ChildProcessError:
+        tell("no child")
+
+
+def two_threads() -> None:
+    import threading
+
+    threads = [threading.Thread(target=spawn, args=(time.sleep, "spawn", 2, (0.5,))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tell("done")
+
+
+def forks_a_bystander() -> None:
+    ctx = spawn(leave_behind, "spawn", 1, ("stay",), join=False)
+    if os.fork() == 0:
+        # Holds none of what the guardian waits for.
+        sleep_for_ever()
+    ctx.join()
+
+
+def no_interpreter() -> None:
+    sys.executable = "/nowhere/python"
+    import multiprocessing.spawn as mp_spawn
+
+    tell(mp_spawn.get_executable() != sys.executable)
+    spawn(time.time, "fork", 1)
+    tell("done")

@@ -1,0 +1,14 @@
+"""Where the repository and the modules of the tests are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+TESTS = ROOT / "tests" / "python"
+ORACLES = TESTS / "support" / "oracles"
+FOLDERS = [TESTS, *sorted(path for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__")]
+
+# For processes that import what the tests import.
+PYTHONPATH = os.pathsep.join(map(str, FOLDERS))

@@ -1,0 +1,240 @@
+"""``rlaunch.torch.elastic_launch``: functions and programs on ranks. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from elastic_launch_ranks import (
+    ends_without_a_result,
+    fails_and_is_slow_to_end,
+    fails_on_rank_1,
+    succeeds_at_last,
+    who,
+)
+from launching import environment, free_ports
+from paths import ROOT
+from rlaunch._elastic.elastic_launch import build_options
+from rlaunch._elastic.launcher_job import get_entrypoint_name
+from rlaunch.errors import ChildFailedError, LaunchError, NoResultError
+from rlaunch.torch import LaunchConfig, elastic_launch
+
+
+def config(ranks: int = 2, **more: object) -> LaunchConfig:
+    said: dict[str, object] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "max_restarts": 0}
+    return LaunchConfig(1, 1, ranks, **{**said, **more})  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where logs go, and what is left of them."""
+    for name in [name for name in os.environ if name not in environment()]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_a_function_returns_what_each_rank_returns(temporary: Path) -> None:
+    seen = elastic_launch(config(role="trainer", run_id="job"), who)("a")
+    assert seen == {rank: ("a", str(rank), "2", str(rank), "trainer", "job") for rank in (0, 1)}
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_program_returns_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert elastic_launch(config(), "echo")("hello", 3) == {0: None, 1: None}
+    assert capfd.readouterr().out == "hello 3\n" * 2
+
+
+def test_a_closure_needs_cloudpickle_and_has_it_here() -> None:
+    number = 20
+    assert elastic_launch(config(), lambda more: number + more)(1) == {0: 21, 1: 21}
+
+
+def test_what_a_rank_raises_is_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(), fails_on_rank_1)("no such luck")
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.local_rank, failure.exitcode) == (1, 1, 1)
+    assert list(caught.value.failures) == [1], "a rank that was stopped is no failure"
+    assert failure.message["message"] == "ValueError: no such luck"
+    assert "ValueError: no such luck" in str(caught.value)
+    assert "fails_on_rank_1 FAILED" in str(caught.value)
+    assert "fails_on_rank_1 FAILED" in capfd.readouterr().err
+
+
+def test_what_ends_a_rank_without_a_word_is_in_the_report() -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(), fails_on_rank_1)(7)
+    assert caught.value.failures[1].exitcode == 7
+
+
+def test_who_failed_first_is_the_root_cause_though_it_was_stopped() -> None:
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(), fails_and_is_slow_to_end)()
+    rank, failure = caught.value.get_first_failure()
+    assert (rank, failure.exitcode) == (0, -signal.SIGTERM)
+    assert failure.message["message"] == "ValueError: the cause"
+    assert caught.value.failures[1].exitcode == 4
+
+
+def test_a_rank_that_ends_without_returning_has_no_result() -> None:
+    with pytest.raises(NoResultError, match="rank 0"):
+        elastic_launch(config(1), ends_without_a_result)()
+
+
+def test_each_job_without_a_name_gets_its_own() -> None:
+    names = {elastic_launch(config(1), who)("a")[0][-1] for _ in range(2)}
+    assert len(names) == 2
+    assert all(name.isdecimal() and int(name) < 1 << 128 for name in names)
+
+
+def test_a_static_rendezvous_has_its_nodes_number_among_its_settings() -> None:
+    words = build_options(
+        config(rdzv_backend="static", rdzv_configs={"rank": 1, "timeout": 60, "a": "b"}), "job"
+    )
+    assert "--node-rank=1" in words
+    assert "--rdzv-conf=timeout=60,a=b" in words
+    words = build_options(config(rdzv_configs={"rank": 1, "timeout": 60}), "job")
+    assert "--rdzv-conf=rank=1,timeout=60" in words
+    assert not [word for word in words if word.startswith("--node-rank")]
+
+
+def test_nodes_of_a_static_rendezvous_meet() -> None:
+    endpoint = f"127.0.0.1:{free_ports(1)}"
+
+    def node(number: int) -> dict[int, object]:
+        said = {"rdzv_configs": {"rank": number, "timeout": 60}, "rdzv_endpoint": endpoint, "run_id": "job"}
+        settings = LaunchConfig(2, 2, 1, rdzv_backend="static", max_restarts=0, **said)  # type: ignore[arg-type]
+        return elastic_launch(settings, who)("a")
+
+    with ThreadPoolExecutor(2) as pool:
+        seen = list(pool.map(node, (0, 1)))
+    assert seen == [{rank: ("a", str(rank), "2", "0", "default_role", "job")} for rank in (0, 1)]
+
+
+def test_names_are_those_that_torch_gives() -> None:
+    assert get_entrypoint_name(who, ["x"]) == "who"
+    assert get_entrypoint_name(Holder.method, []) == "method"
+    assert get_entrypoint_name("echo", ["x"]) == "echo"
+    assert get_entrypoint_name(sys.executable, ["-u", "-m", "package.train", "--lr"]) == "package.train"
+    assert get_entrypoint_name(sys.executable, ["-V"]) == ""
+    with pytest.raises(ChildFailedError, match=r"^\n=+\ntrain\.py FAILED\n"):
+        elastic_launch(config(1), sys.executable)("-u", "train.py")
+
+
+class Holder:
+    def method(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["$$", "$local_rank", "${local_rank}"])
+def test_a_dollar_in_the_temporary_folders_name_is_one(
+    temporary: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = temporary / name
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert elastic_launch(config(run_id="job"), who)("a")[1][:2] == ("a", "1")
+    assert list(folder.iterdir()) == []
+
+
+def test_ranks_are_restarted_together() -> None:
+    assert elastic_launch(config(max_restarts=2), succeeds_at_last)() == {0: "2", 1: "2"}
+
+
+def test_what_cannot_be_done_is_said() -> None:
+    with pytest.raises(LaunchError, match="--nproc-per-node"):
+        elastic_launch(config(0), who)("a")
+    with pytest.raises(LaunchError, match="--rdzv-conf"):
+        elastic_launch(config(rdzv_configs={"": 1}), who)("a")
+
+
+def test_torchs_objects_for_logs_are_read(tmp_path: Path) -> None:
+    specs = SimpleNamespace(
+        root_log_dir=str(tmp_path / "logs"), _redirects=3, _tee={0: 1}, _local_ranks_filter={0}
+    )
+    elastic_launch(config(run_id="r", logs_specs=specs), "echo")("hi")
+    (run,) = (tmp_path / "logs").iterdir()
+    assert run.name.startswith("r_")
+    found = {str(path.relative_to(run)) for path in run.rglob("*.log")}
+    assert found == {f"attempt_0/{rank}/{name}.log" for rank in (0, 1) for name in ("stdout", "stderr")}
+
+
+class OwnLayout:
+    """As one that derives from torch's LogsSpecs."""
+
+    root_log_dir = "logs"
+    _redirects = _tee = 0
+    _local_ranks_filter = None
+
+    def reify(self, envs: object) -> None: ...
+
+
+def test_objects_for_logs_that_are_not_torchs_own_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"SimpleNamespace has no _tee, _local_ranks_filter; .* DefaultLogsSpecs"
+    ):
+        elastic_launch(config(logs_specs=SimpleNamespace(root_log_dir="logs", _redirects=0)), "echo")()
+    with pytest.raises(TypeError, match="OwnLayout lays files out in its own way"):
+        elastic_launch(config(logs_specs=OwnLayout()), "echo")()
+
+
+def test_a_health_check_server_is_refused() -> None:
+    assert elastic_launch(config(1), "true", None)() == {0: None}
+    with pytest.raises(TypeError, match="health_check_server"):
+        elastic_launch(config(1), "true", object())  # type: ignore[arg-type]
+
+
+def test_the_example_of_the_docs_is_a_script_that_works(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "torch.md").read_text()
+    (example,) = (
+        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "elastic_launch" in text
+    )
+    (tmp_path / "main.py").write_text(example)
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{0: 0.0, 1: 0.1}\n", done.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys
+from rlaunch.torch import LaunchConfig, elastic_launch
+
+def wait():
+    print("up", flush=True)
+    signal.pause()
+
+if __name__ == "__main__":
+    try:
+        elastic_launch(LaunchConfig(1, 1, 1, rdzv_backend="static", max_restarts=0), wait)()
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def test_an_interrupt_stops_the_ranks_and_is_raised(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(INTERRUPTED)
+    with subprocess.Popen(
+        [sys.executable, "main.py"], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        program.send_signal(signal.SIGINT)
+        assert program.communicate(timeout=60)[0] == "interrupted\n"
+        assert program.returncode == 0
