@@ -183,8 +183,23 @@ class Node:
         return result
 
     def end(self, limit: float = LIMIT) -> Ended:
-        self.process.wait(limit)
+        try:
+            self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"node {self.label} still runs; {self.state_of_job()}") from None
         return Ended(self.process.returncode, (self.folder / f"out.{self.label}").read_bytes(), self.said())
+
+    def state_of_job(self) -> str:
+        """The output and the last events of all nodes, and the kernel's view of this launcher's threads."""
+        parts = [f"{path.name}: {path.read_text(errors='replace')}" for path in self.folder.glob("err.*")]
+        for path in self.folder.glob("log.*/**/rlaunch/events.jsonl"):
+            parts.append(f"{path}: {''.join(path.read_text().splitlines(keepends=True)[-8:])}")
+        here = psutil.Process(self.process.pid)
+        for process in [here, *here.children(recursive=True)]:
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                words = [(task / name).read_text().strip() for name in ("comm", "wchan")]
+                parts.append(f"{process.pid}/{task.name} {words}")
+        return "\n".join(parts)
 
     def ranks(self) -> list[psutil.Process]:
         """Its ranks that live."""
