@@ -1,4 +1,5 @@
-//! Variables that `python -m paddle.distributed.launch` sets for a rank of a collective job.
+//! Variables that `python -m paddle.distributed.launch` sets for a rank of a collective job. `plan/collective.rs` computes
+//! their values.
 
 use super::identity::{Binding, RankIdentity};
 use super::read_env::{binding, endpoint_list, number};

@@ -1,4 +1,6 @@
-//! Table of every environment variable that rlaunch sets for ranks. `docs/environment.md` is generated from it.
+//! Table of every environment variable that rlaunch sets for ranks. `docs/environment.md` is generated from it. The names
+//! are here; the values are computed in `plan/collective.rs` (Paddle's front end), `plan/torchrun.rs`, `plan/ps.rs`
+//! (parameter servers), `plan/legacy.rs` and `plan/spawn.rs`, and written by the files beside this one.
 
 /// One documented variable.
 #[derive(Debug)]

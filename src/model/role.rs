@@ -22,7 +22,7 @@ pub enum Role {
 
 impl Role {
     /// Prefix of the names of its log files.
-    pub fn log(self) -> &'static str {
+    pub fn log_prefix(self) -> &'static str {
         match self {
             Role::Trainer => "workerlog",
             Role::Server => "serverlog",

@@ -1,4 +1,6 @@
-//! Plan of a collective or RPC job, whose ranks all run the same command.
+//! Plan of a collective or RPC job, whose ranks all run the same command: rank numbers, environment (`PADDLE_TRAINER_ID`,
+//! `PADDLE_TRAINER_ENDPOINTS`, `FLAGS_selected_gpus`, ...), endpoint and log file of each rank. The variables are written by
+//! `framework/paddle_launch.rs`; the rank numbers come from `plan/cluster.rs`, the devices from `plan/devices/assign.rs`.
 
 use super::cluster::Cluster;
 use crate::framework::paddle_launch::NodeEnv;
@@ -17,18 +19,18 @@ use crate::spec::{LaunchSpec, SpecError};
 pub fn plan(
     spec: &LaunchSpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     shares: &[DeviceShare],
     cluster: &Cluster,
 ) -> Result<Plan, SpecError> {
     let endpoints = &cluster.endpoints;
     let master = cluster.master.clone().or_else(|| endpoints.first().cloned());
     let pod = paddle_launch::PodInfo {
-        name: facts.pod_name.clone(),
-        log_dir: facts.log_dir.clone(),
+        name: context.pod_name.clone(),
+        log_dir: context.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
-    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
+    let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
     let (mut hashes, mut node_env) = (ExportHashes::default(), None);
     let ranks = shares.iter().enumerate().map(|(local_rank, share)| {
         let rank = cluster.first_rank + local_rank;
@@ -63,12 +65,12 @@ pub fn plan(
         if let Some(interface) = &cluster.interface {
             base_env::set_interface(&mut env, vars, interface);
         }
-        let backup = base_env::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
-        let log = format!("{}.{log_number}", Role::Trainer.log());
+        let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, rank, &mut hashes)?;
+        let log = format!("{}.{log_number}", Role::Trainer.log_prefix());
         let endpoint = endpoints.get(rank).cloned();
         let binding = identity.binding;
         let per_attempt = cluster.servers.torch.as_ref().map(|_| PerAttemptEnv { error_file: None, restarts: None });
-        let one = RankPlan::with_log(ProcessLabel::rank(rank), argv.clone(), env, log, backup);
+        let one = RankPlan::with_log(ProcessLabel::rank(rank), argv.clone(), env, log, env_overflow);
         Ok(RankPlan { endpoint, binding, per_attempt, ..one })
     });
     Ok(Plan {

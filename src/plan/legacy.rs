@@ -415,7 +415,7 @@ pub fn plan(
     spec: &LaunchSpec,
     legacy: &LegacySpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     (layout, backend, launcher): (&RankLayout, &DeviceBackend, &LauncherInfo),
 ) -> Result<Plan, SpecError> {
     let mapping = match &legacy.node_source {
@@ -448,7 +448,7 @@ pub fn plan(
         gloo_dir: launcher.gloo_dir.clone(),
         mapping,
     };
-    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
+    let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
     let mut hashes = ExportHashes::default();
     let ranks = layout.own_ranks().iter().enumerate().map(|(local_rank, member)| {
         let LegacyRank { rank, endpoint, share } = member.clone();
@@ -462,19 +462,19 @@ pub fn plan(
         if let Some(interface) = &layout.interface {
             base_env::set_interface(&mut env, vars, interface);
         }
-        let backup = base_env::complete(&mut env, vars, &facts.log_dir, rank, &mut hashes)?;
+        let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, rank, &mut hashes)?;
         let (endpoint, binding) = (Some(identity.endpoint), identity.binding);
-        let log = format!("{}.{local_rank}", role.log());
+        let log = format!("{}.{local_rank}", role.log_prefix());
         let process = ProcessLabel { role, number: rank };
-        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(process, argv.clone(), env, log, backup) })
+        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(process, argv.clone(), env, log, env_overflow) })
     });
     Ok(Plan {
         ranks: ranks.collect::<Result<_, _>>()?,
         nnodes: layout.nodes.len(),
         world_size: world.size,
         pod: paddle_launch::PodInfo {
-            name: facts.pod_name.clone(),
-            log_dir: facts.log_dir.clone(),
+            name: context.pod_name.clone(),
+            log_dir: context.log_dir.clone(),
             auto_cluster: false,
         },
         job_id: spec.job_id.clone(),

@@ -96,29 +96,29 @@ pub fn plan(
     spec: &LaunchSpec,
     spec_ps: &PsProcesses,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     devices: &WorkerDevices,
     layout: &PsLayout,
 ) -> Result<Plan, SpecError> {
     let pod = paddle_launch::PodInfo {
-        name: facts.pod_name.clone(),
-        log_dir: facts.log_dir.clone(),
+        name: context.pod_name.clone(),
+        log_dir: context.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
-    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let job = PsJob { spec_ps, layout, facts, devices, later: layout.stages.concat().into() };
+    let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
+    let job = PsJob { spec_ps, layout, context, devices, later: layout.stages.concat().into() };
     let mut lists = None;
     let mut hashes = ExportHashes::default();
     let one = |process: PsProcess| {
         let identity = job.identity(&process);
         let mut env = base_env::without_proxies(vars);
         env.extend(&paddle_ps::write(&identity, lists.get_or_insert_with(|| paddle_ps::EndpointLists::of(&identity))));
-        let log = format!("{}.{}", process.role.log(), process.local);
+        let log = format!("{}.{}", process.role.log_prefix(), process.local);
         let file = if process.role == Role::Trainer { process.number.to_string() } else { log.clone() };
-        let backup = base_env::complete(&mut env, vars, &facts.log_dir, file, &mut hashes)?;
+        let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, file, &mut hashes)?;
         let (label, endpoint) = (ProcessLabel { role: process.role, number: process.number }, Some(identity.endpoint));
         let binding = job.binding(&process);
-        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(label, argv.clone(), env, log, backup) })
+        Ok(RankPlan { endpoint, binding, ..RankPlan::with_log(label, argv.clone(), env, log, env_overflow) })
     };
     Ok(Plan {
         ranks: job.processes().into_iter().map(one).collect::<Result<_, _>>()?,
@@ -137,15 +137,15 @@ pub fn platform_process(
     role: Role,
     number: usize,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
 ) -> Result<Plan, SpecError> {
     let mut env = EnvDelta::new();
-    let backup = base_env::complete(&mut env, vars, &facts.log_dir, role.log(), &mut ExportHashes::default())?;
-    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let one = RankPlan::with_log(ProcessLabel { role, number }, argv, env, format!("{}.0", role.log()), backup);
+    let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, role.log_prefix(), &mut ExportHashes::default())?;
+    let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
+    let one = RankPlan::with_log(ProcessLabel { role, number }, argv, env, format!("{}.0", role.log_prefix()), env_overflow);
     let pod = paddle_launch::PodInfo {
-        name: facts.pod_name.clone(),
-        log_dir: facts.log_dir.clone(),
+        name: context.pod_name.clone(),
+        log_dir: context.log_dir.clone(),
         auto_cluster: spec.auto_cluster,
     };
     let job_id = spec.job_id.clone();
@@ -167,7 +167,7 @@ struct PsProcess {
 struct PsJob<'a> {
     spec_ps: &'a PsProcesses,
     layout: &'a PsLayout,
-    facts: &'a LaunchContext,
+    context: &'a LaunchContext,
     devices: &'a WorkerDevices,
     /// Endpoints of the workers of all stages but the first.
     later: Arc<[Endpoint]>,
@@ -207,8 +207,8 @@ impl PsJob<'_> {
         let variant = match self.spec_ps.launcher {
             PsLauncher::Launch { nnodes } => paddle_ps::PsVariant::Launch {
                 nnodes,
-                log_dir: self.facts.log_dir.clone(),
-                pod: self.facts.pod_name.clone(),
+                log_dir: self.context.log_dir.clone(),
+                pod: self.context.pod_name.clone(),
             },
             PsLauncher::Legacy { cloud } => paddle_ps::PsVariant::Legacy {
                 coordinators: layout.coordinators.clone(),
@@ -228,7 +228,7 @@ impl PsJob<'_> {
             workers: layout.workers.clone(),
             gloo: paddle_ps::GlooRendezvous {
                 with: self.spec_ps.with_gloo.clone(),
-                dir: self.facts.gloo_tmpdir.clone(),
+                dir: self.context.gloo_tmpdir.clone(),
                 http: layout.http.clone(),
             },
             variant,

@@ -75,7 +75,7 @@ pub type ShownStreams = BTreeMap<(usize, Stream), Option<String>>;
 pub fn plan(
     spec: &TorchSpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     (run_id, host): (&str, &str),
     (workers, threads, cpus): (usize, Option<usize>, &[CpuSet]),
     position: &NodePosition,
@@ -107,7 +107,7 @@ pub fn plan(
         if spec.frameworks.contains(&Framework::Torch) {
             torch::write(&worker, &group, &mut env);
         }
-        position.extra_frameworks.write(&worker, &facts.log_dir, vars, &mut env);
+        position.extra_frameworks.write(&worker, &context.log_dir, vars, &mut env);
         if let Some(threads) = threads {
             env.set("OMP_NUM_THREADS", threads.to_string());
         }
@@ -117,9 +117,9 @@ pub fn plan(
         if spec.virtual_local_rank {
             restrict_to_one_device(local_rank, vars, &mut env)?;
         }
-        let env_overflow = base_env::complete(&mut env, vars, &facts.log_dir, worker.rank, &mut hashes)?;
+        let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, worker.rank, &mut hashes)?;
         let error_file = (spec.log_dir != LogDir::Nowhere)
-            .then(|| AttemptText::new(format!("{}/attempt_", facts.log_dir), format!("/{local_rank}/error.json")));
+            .then(|| AttemptText::new(format!("{}/attempt_", context.log_dir), format!("/{local_rank}/error.json")));
         let prefix = prefix(spec, &worker, host);
         let sinks = Stream::BOTH.map(|stream| {
             let (sink, lines) = sink(spec, stream, local_rank);
@@ -136,7 +136,7 @@ pub fn plan(
             rank: worker.rank,
             endpoint: None,
             binding: Binding::Cpu,
-            argv: argv(spec, &facts.python, local_rank),
+            argv: argv(spec, &context.python, local_rank),
             env,
             cpus: cpus.get(local_rank).cloned(),
             per_attempt: Some(PerAttemptEnv { error_file, restarts: None }),
@@ -144,7 +144,7 @@ pub fn plan(
             env_overflow,
         });
     }
-    let pod = paddle_launch::PodInfo { name: String::new(), log_dir: facts.log_dir.clone(), auto_cluster: false };
+    let pod = paddle_launch::PodInfo { name: String::new(), log_dir: context.log_dir.clone(), auto_cluster: false };
     let (nnodes, world_size, job_id) = (position.nnodes, position.world_size, run_id.to_owned());
     Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", servers_end: false }, shown))
 }

@@ -15,7 +15,7 @@ pub fn plan(
     tuning: &Tuning,
     spec: &LaunchSpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     cluster: &Cluster,
     port: u16,
 ) -> Result<RankPlan, SpecError> {
@@ -28,9 +28,9 @@ pub fn plan(
     };
     let mut env: EnvDelta = base_env::without_proxies(vars);
     paddle_tuner::write(&tuner_env, &mut env);
-    paddle_launch::write_pod(&facts.log_dir, &facts.pod_name, &mut env);
-    let backup = base_env::complete(&mut env, vars, &facts.log_dir, Role::Tuner, &mut ExportHashes::default())?;
-    let argv = command::argv(&spec.script, &spec.args, &facts.python, vars);
-    let (label, log) = (ProcessLabel { role: Role::Tuner, number: 0 }, Role::Tuner.log().to_owned());
-    Ok(RankPlan { endpoint: Some(endpoint), ..RankPlan::with_log(label, argv, env, log, backup) })
+    paddle_launch::write_pod(&context.log_dir, &context.pod_name, &mut env);
+    let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, Role::Tuner, &mut ExportHashes::default())?;
+    let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
+    let (label, log) = (ProcessLabel { role: Role::Tuner, number: 0 }, Role::Tuner.log_prefix().to_owned());
+    Ok(RankPlan { endpoint: Some(endpoint), ..RankPlan::with_log(label, argv, env, log, env_overflow) })
 }

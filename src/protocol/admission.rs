@@ -24,7 +24,7 @@ pub fn find_unfit<'a>(
                 "its launcher is version {}, whose protocol is another; use one version on all nodes",
                 info.version
             ))
-        } else if info.foreign {
+        } else if info.is_paddle_launcher {
             // If only some nodes have numbers, Paddle's launcher computes another order than rlaunch.
             (info.rank.is_some() != first.rank.is_some()).then(|| "--rank: give it to all nodes or to none".to_owned())
         } else {
@@ -51,7 +51,7 @@ pub fn find_unfit<'a>(
 /// A warning if launchers have different versions, though their protocol is the same.
 pub fn version_warning(members: &[RoundMember]) -> Option<String> {
     let mut found: BTreeMap<&str, &str> = BTreeMap::new();
-    for RoundMember { info, .. } in members.iter().filter(|member| !member.info.foreign) {
+    for RoundMember { info, .. } in members.iter().filter(|member| !member.info.is_paddle_launcher) {
         found.entry(&info.version).or_insert(&info.host);
     }
     let all: Vec<String> = found.iter().map(|(version, host)| format!("{version} (on {host})")).collect();

@@ -64,7 +64,7 @@ pub struct Coordinator {
 impl Coordinator {
     /// For a job of which nothing is known yet.
     pub fn new(now: Duration) -> Self {
-        let (phase, refused, waited) = (JobPhase::Gathering, BTreeMap::new(), BTreeSet::new());
+        let (phase, refused, to_receive_end) = (JobPhase::Gathering, BTreeMap::new(), BTreeSet::new());
         let state = JobState {
             format: FORMAT,
             serial: 0,
@@ -72,9 +72,9 @@ impl Coordinator {
             failures: 0,
             phase,
             refused,
-            goes: None,
+            held_failure: None,
             warnings: Vec::new(),
-            waited,
+            to_receive_end,
             participants: None,
         };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
@@ -206,9 +206,9 @@ impl Coordinator {
         }
         if self.takes_over {
             let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
-            let waited = &self.state.waited;
+            let awaiting_end = &self.state.to_receive_end;
             let saw =
-                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || waited.contains(*id));
+                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || awaiting_end.contains(*id));
             self.to_notify = saw.map(|(id, _)| id.clone()).collect();
         }
         self.takes_over && self.to_notify.is_empty()
@@ -220,8 +220,8 @@ impl Coordinator {
         self.to_notify.clear();
         self.sends_members = true;
         self.changed = true;
-        (self.state.failures, self.state.goes) = (0, None);
-        self.state.waited.clear();
+        (self.state.failures, self.state.held_failure) = (0, None);
+        self.state.to_receive_end.clear();
         if self.state.phase != JobPhase::Gathering {
             self.gather(now);
         }
@@ -236,7 +236,7 @@ impl Coordinator {
     fn end(&mut self, end: JobEnd) -> bool {
         self.to_notify = self.nodes.keys().filter(|id| !self.unfit.contains(*id)).cloned().collect();
         let is_new = |id: &&String| matches!(self.nodes[*id].record.status, NodeStatus::Ready { seen: 0 });
-        self.state.waited = self.to_notify.iter().filter(is_new).cloned().collect();
+        self.state.to_receive_end = self.to_notify.iter().filter(is_new).cloned().collect();
         self.state.phase = JobPhase::Ended { end };
         self.state.participants = None;
         true
@@ -262,7 +262,7 @@ impl Coordinator {
 
     /// The node that makes the rules: a member of the round, else the first to join of those that can take part.
     fn first_node(&self) -> Option<&NodeInfo> {
-        let own = |record: &&NodeRecord| !record.info.foreign;
+        let own = |record: &&NodeRecord| !record.info.is_paddle_launcher;
         let first = || {
             let nodes = self.nodes.iter().filter(|(_, node)| own(&&node.record));
             let right = |(id, node): &(&String, &CoordinatorNode)| {
@@ -301,7 +301,7 @@ impl Coordinator {
         // Paddle's own launchers take part once.
         let is_new = |id: &String| !self.members.iter().any(|member| member.id == *id);
         let is_ready = |id: &String, node: &CoordinatorNode| match node.record.status {
-            NodeStatus::Ready { seen } => seen >= round || node.record.info.foreign && is_new(id),
+            NodeStatus::Ready { seen } => seen >= round || node.record.info.is_paddle_launcher && is_new(id),
             _ => false,
         };
         let ready = self.nodes.iter().filter(|(id, node)| is_ready(id, node) && !self.unfit.contains(*id));
@@ -324,15 +324,15 @@ impl Coordinator {
         let until = began + Duration::from_millis(rules.join_ms);
         // A node that is here, but has not reported ready yet, is waited for: left out, it would stop the round again at once.
         let is_coming = |(id, CoordinatorNode { record, .. }): (&String, &CoordinatorNode)| match &record.status {
-            _ if self.unfit.contains(id) || record.info.foreign => false,
+            _ if self.unfit.contains(id) || record.info.is_paddle_launcher => false,
             NodeStatus::Leaves { .. } => false,
-            NodeStatus::Failed { failure, .. } => self.state.goes.as_ref() != Some(failure),
+            NodeStatus::Failed { failure, .. } => self.state.held_failure.as_ref() != Some(failure),
             NodeStatus::Ready { seen } => *seen < self.state.round,
             NodeStatus::Runs { .. } | NodeStatus::Stops { .. } | NodeStatus::Done { .. } => true,
         };
         let called = now >= last_call && !self.nodes.iter().any(is_coming);
         // The number with which users of the legacy launcher begin, and later the number of the last round.
-        let usual = rules.at_once.map(|first| if self.members.is_empty() { first } else { self.members.len() });
+        let usual = rules.no_last_call_at.map(|first| if self.members.is_empty() { first } else { self.members.len() });
         let is_usual = usual == Some(count);
         let enough = count >= rules.max || count >= rules.min && (is_usual || called || now >= until);
         // A node that was considered lost, and has come back with running ranks, has to stop them first.
@@ -420,7 +420,7 @@ impl Coordinator {
             return self.begin_stop(why, end);
         }
         // Paddle's own launchers do not report how their ranks end.
-        let (done, reporting) = (self.count_done(), self.of_round().filter(|record| !record.info.foreign).count());
+        let (done, reporting) = (self.count_done(), self.of_round().filter(|record| !record.info.is_paddle_launcher).count());
         if done == reporting && reporting > 0 {
             return self.end(JobEnd::Completed);
         }
@@ -465,7 +465,7 @@ impl Coordinator {
             let known = RoundStopCause::Failed { failure: known };
             (end, why, corrected) = (self.end_by(rules, &known), known, true);
         }
-        let has_stopped = |record: &NodeRecord| record.status.stopped_in() >= Some(round) || record.info.foreign;
+        let has_stopped = |record: &NodeRecord| record.status.stopped_in() >= Some(round) || record.info.is_paddle_launcher;
         if !self.of_round().all(has_stopped) {
             self.state.phase = JobPhase::Stopping { why, end };
             return corrected;
@@ -478,7 +478,7 @@ impl Coordinator {
             match rules.map(|rules| rules.on_failure) {
                 _ if failure.again => {}
                 Some(OnFailure::Restart) => self.state.failures += 1,
-                Some(OnFailure::Hold) => self.state.goes = Some(failure),
+                Some(OnFailure::Hold) => self.state.held_failure = Some(failure),
                 _ => {}
             }
         }

@@ -42,7 +42,7 @@ pub struct NodeState {
     /// The last round that it is a member of.
     pub round: Option<u64>,
     /// Whether it has received a state of the job before its end. If not, a job that has ended is an earlier one of the same name.
-    pub saw_it_open: bool,
+    pub saw_job_open: bool,
     /// The last round whose members it has received.
     pub known_round: u64,
     /// The serial of the newest state that it has received.
@@ -53,7 +53,7 @@ impl NodeState {
     /// The state of a new node.
     pub fn new(id: &str) -> Self {
         let status = NodeStatus::Ready { seen: 0 };
-        Self { id: id.to_owned(), status, round: None, saw_it_open: false, known_round: 0, serial: 0 }
+        Self { id: id.to_owned(), status, round: None, saw_job_open: false, known_round: 0, serial: 0 }
     }
 
     /// Takes note of a state, and of the members of its round if they came with it. Whether it is the newest: only then does it
@@ -69,7 +69,7 @@ impl NodeState {
             return false;
         }
         self.serial = state.serial;
-        self.saw_it_open |= !matches!(state.phase, JobPhase::Ended { .. });
+        self.saw_job_open |= !matches!(state.phase, JobPhase::Ended { .. });
         true
     }
 }
@@ -84,7 +84,7 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
         };
     }
     let now = state.round;
-    if let (Some(failure), NodeStatus::Failed { failure: own, .. }) = (&state.goes, status)
+    if let (Some(failure), NodeStatus::Failed { failure: own, .. }) = (&state.held_failure, status)
         && failure == own
     {
         return NodeStep::End(JobEnd::Failed { failure: own.clone(), no_restart: None });
@@ -92,7 +92,7 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
     match (&state.phase, status) {
         // The state is that of an earlier job of the same name, which is still ending.
         (JobPhase::Ended { .. }, NodeStatus::Ready { .. })
-            if !node.saw_it_open && !is_member && !state.waited.contains(&node.id) =>
+            if !node.saw_job_open && !is_member && !state.to_receive_end.contains(&node.id) =>
         {
             NodeStep::Wait
         }

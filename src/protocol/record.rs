@@ -53,7 +53,7 @@ pub struct NodeInfo {
     /// The time of its clock when it wrote this, in milliseconds since 1970.
     pub clock_ms: u64,
     /// Whether it is Paddle's own launcher, which writes nothing else and never receives a request to stop.
-    pub foreign: bool,
+    pub is_paddle_launcher: bool,
     /// The role of its ranks, as torch's agents name it.
     pub role: String,
     /// What else front ends exchange.
@@ -106,7 +106,7 @@ pub struct JobRules {
     pub last_call_ms: u64,
     /// With this many nodes, and later with as many as the last round had, a round begins without a last call. `None`: only with
     /// the most. The first node decides for all.
-    pub at_once: Option<usize>,
+    pub no_last_call_at: Option<usize>,
     /// How long a round may take to gather.
     pub join_ms: u64,
     /// The time without a heartbeat before a node is considered lost; 0: unknown.

@@ -19,10 +19,10 @@ pub struct JobState {
     pub phase: JobPhase,
     /// The failure whose node leaves while the others wait for another in its place (`OnFailure::Hold`).
     #[serde(default)]
-    pub goes: Option<RankFailure>,
+    pub held_failure: Option<RankFailure>,
     /// Ids of nodes that took part in no round when the job ended, and still have to receive the end.
     #[serde(default)]
-    pub waited: BTreeSet<String>,
+    pub to_receive_end: BTreeSet<String>,
     /// Ids of nodes that cannot take part, and why; the first few.
     pub refused: BTreeMap<String, String>,
     /// Warnings for people.

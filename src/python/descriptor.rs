@@ -33,7 +33,7 @@ impl Descriptor {
 
     /// A counter to poll (eventfd(2)), non-blocking, at 0.
     #[staticmethod]
-    fn bell() -> PyResult<Self> {
+    fn eventfd() -> PyResult<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self::new(EventFd::from_flags(flags).map_err(os_error)?.into()))
     }

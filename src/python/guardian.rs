@@ -79,7 +79,7 @@ pub fn start_guardian(
 pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
     let end = fd::take(fd).map_err(os_error)?;
     py.detach(|| {
-        let _held = signals::hold();
+        let _blocked = signals::block_all();
         loop {
             let mut fds = [PollFd::new(end.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, PollTimeout::NONE) {

@@ -60,7 +60,7 @@ mod lib {
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]
-    use super::rank::{PortLeases as ExportedPortLeases, Rank, Spawner, settle_rank};
+    use super::rank::{PortLeases as ExportedPortLeases, Rank, Spawner, set_up_rank_process};
     #[pymodule_export]
     use super::run::{run_completion, run_main, run_options};
     #[pymodule_export]

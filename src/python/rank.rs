@@ -11,7 +11,7 @@ use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnStepError, SpawnedProcess};
-use crate::sys::signals::{self, HELD_AT_START, HELD_IN_LAUNCHER};
+use crate::sys::signals::{self, BLOCKED_AT_START, BLOCKED_IN_LAUNCHER};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -67,7 +67,7 @@ impl Spawner {
         let lifeline = Lifeline::new().map_err(os_error)?;
         let (requests, inbox) = bounded::<SpawnRequest>(0);
         // The host's signal handlers must not run on this thread: it starts with all signals blocked.
-        let held = signals::hold();
+        let blocked = signals::block_all();
         let started = std::thread::Builder::new()
             .name("rlaunch-spawner".into())
             .stack_size(256 * 1024)
@@ -141,7 +141,7 @@ impl Spawner {
                 cgroup: None,
                 cwd: cwd.map(c_string).transpose()?,
                 lifeline: None,
-                mask: spawn::current_mask_and(&[HELD_AT_START.as_slice(), &HELD_IN_LAUNCHER].concat()),
+                mask: spawn::current_mask_and(&[BLOCKED_AT_START.as_slice(), &BLOCKED_IN_LAUNCHER].concat()),
                 nofile: None,
                 affinity: None,
                 default_sigpipe: true,
@@ -302,7 +302,7 @@ impl Rank {
 ///
 /// OSError: the text names the step that failed.
 #[pyfunction]
-pub fn settle_rank(
+pub fn set_up_rank_process(
     stdio: (i32, i32, i32),
     session: bool,
     lifeline: i32,
@@ -329,5 +329,5 @@ pub fn settle_rank(
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),
         default_sigpipe: false,
     };
-    spawn::settle(&start, parent).map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
+    spawn::apply_settings(&start, parent).map_err(|error| PyOSError::new_err((error.errno, error.to_string())))
 }

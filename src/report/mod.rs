@@ -8,7 +8,7 @@ pub mod github_annotation;
 pub mod gpu_log;
 pub mod secrets;
 pub mod torchrun_report;
-mod wording;
+pub(crate) mod wording;
 
 pub use crate::report::cause::blame::{Blame, blame};
 pub use crate::report::cause::fault::{CodeLocation, FaultKind, RankFault};

@@ -264,8 +264,8 @@ impl Engine {
                     self.signal(child, |c| c.signal(signal));
                 }
                 Effect::ForwardSignal { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
-                Effect::Freeze(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
-                Effect::Thaw(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
+                Effect::Suspend(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
+                Effect::Resume(child) => self.signal(child, |c| c.signal(libc::SIGCONT)),
                 Effect::Abandon(id) => {
                     if let Some(child) = self.children.get_mut(id.local_rank).and_then(Option::take) {
                         self.forget(id.local_rank, &child)?;

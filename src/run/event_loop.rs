@@ -10,7 +10,7 @@ use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
-use crate::run::launcher_process::SupervisorProcess;
+use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::multi_node::peers;
@@ -45,7 +45,7 @@ pub enum OtherNodes<'a> {
 pub fn run(
     launch: &Launch<'_>,
     others: OtherNodes<'_>,
-    supervisor: &SupervisorProcess,
+    supervisor: &SupervisorSide,
     (signals, requests): (&Signals, &mut StopRequests),
     journal: Journal,
     listener: &dyn LaunchListener,
@@ -101,7 +101,7 @@ struct EventLoop<'a> {
     engine: Engine,
     ranks: RankProcesses<'a>,
     launch: &'a Launch<'a>,
-    supervisor: &'a SupervisorProcess,
+    supervisor: &'a SupervisorSide,
     signals: &'a Signals,
     requests: &'a mut StopRequests,
     listener: &'a dyn LaunchListener,
@@ -193,7 +193,7 @@ impl<'a> EventLoop<'a> {
             SIGNALS => {
                 for signal in self.signals.drain() {
                     if let Some(event) = self.event_of(signal, SignalRoute::Directly) {
-                        self.ranks.freeze_zygote(&event);
+                        self.ranks.suspend_or_resume_zygote(&event);
                         self.send(event)?;
                     }
                 }
@@ -288,7 +288,7 @@ impl<'a> EventLoop<'a> {
         for follower in ranks.followers() {
             shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut give_up)?);
         }
-        ranks.settle_logs();
+        ranks.finish_rotation();
         if let bytes @ 1.. = ranks.unshown() {
             shown = shown.and(ShownMark::AllBut(bytes));
         }

@@ -1,6 +1,7 @@
 //! The two processes of a launch. The *launcher process* is the one that the user started: it passes signals on and
 //! watches. The *supervisor process*, its only child, leads a session of its own and is the parent of the ranks. Both are
 //! subreapers: if one of them is killed, the other becomes the parent of all remaining processes and ends them.
+//! `supervise/supervisor.rs` decides what a stop signal (SIGTERM, SIGINT, ...) leads to.
 
 use crate::model::Exit;
 use crate::run::launch::Launch;
@@ -23,13 +24,13 @@ use std::time::Duration;
 /// Which of the two processes this one is.
 pub enum ProcessSide {
     /// The launcher process.
-    Launcher(LauncherProcess),
+    Launcher(LauncherSide),
     /// The supervisor process.
-    Supervisor(SupervisorProcess),
+    Supervisor(SupervisorSide),
 }
 
 /// The supervisor process's connection to the launcher process.
-pub struct SupervisorProcess {
+pub struct SupervisorSide {
     /// A pidfd of the launcher process, whose end ends the job.
     pub launcher: OwnedFd,
     /// A pipe with the signals that the launcher process passes on, one byte each. A signal that is sent to both
@@ -39,9 +40,9 @@ pub struct SupervisorProcess {
 }
 
 /// A deadline that is missed by more than this was not missed because the machine is busy.
-const FROZEN: Duration = Duration::from_secs(2);
+const SUSPENDED: Duration = Duration::from_secs(2);
 
-impl SupervisorProcess {
+impl SupervisorSide {
     /// The signals that the launcher process has passed on since the last call; `None` once it is gone.
     pub fn requested(&self) -> Option<Vec<i32>> {
         let mut bytes = [0; 64];
@@ -61,7 +62,7 @@ impl SupervisorProcess {
 }
 
 /// The launcher process's connection to the supervisor process.
-pub struct LauncherProcess {
+pub struct LauncherSide {
     supervisor: SpawnedProcess,
     /// A pipe on which the supervisor process reports the exit status.
     status: OwnedFd,
@@ -93,7 +94,7 @@ pub enum SupervisorLoss {
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Forks the supervisor process.
-pub fn split(signals: &mut Signals) -> io::Result<ProcessSide> {
+pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     tree::become_subreaper()?;
     let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
@@ -102,22 +103,22 @@ pub fn split(signals: &mut Signals) -> io::Result<ProcessSide> {
     let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let (requested, requests) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     // Until the supervisor process has a signal pipe of its own, the launcher process would read its signals.
-    let held = signals::hold();
+    let blocked = signals::block_all();
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
-            Ok(ProcessSide::Launcher(LauncherProcess { supervisor, status, requests, earlier_children }))
+            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, earlier_children }))
         }
         ForkSide::Child { parent } => {
             tree::become_subreaper()?;
             signals.install_one(libc::SIGCONT);
             signals.renew()?;
             drop(held);
-            Ok(ProcessSide::Supervisor(SupervisorProcess { launcher: parent, requests: requested, status: report }))
+            Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests: requested, status: report }))
         }
     }
 }
 
-impl LauncherProcess {
+impl LauncherSide {
     /// Passes signals on until the supervisor process has ended, and kills it if it does not stop in time.
     pub fn guard(&self, signals: &Signals, launch: &Launch<'_>) -> io::Result<SupervisorExit> {
         const ENDED: u64 = 0;
@@ -173,8 +174,8 @@ impl LauncherProcess {
                 if let Some(status) = self.reported() {
                     return Ok(SupervisorExit::Status(status));
                 }
-                // Both processes were frozen (SIGSTOP, the cgroup freezer): the supervisor had no time either.
-                if late > FROZEN {
+                // Both processes were suspended (SIGSTOP, the cgroup freezer): the supervisor had no time either.
+                if late > SUSPENDED {
                     deadline = Some(clock::now().saturating_add(STUCK));
                     continue;
                 }

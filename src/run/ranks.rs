@@ -138,8 +138,8 @@ impl<'a> RankProcesses<'a> {
     }
 
     /// Ends log rotation, once nothing is written to the logs any more.
-    pub fn settle_logs(&mut self) {
-        let removed = self.rotation.as_mut().map(LogRotation::settle).unwrap_or_default();
+    pub fn finish_rotation(&mut self) {
+        let removed = self.rotation.as_mut().map(LogRotation::finish).unwrap_or_default();
         for (process, removed) in self.processes.iter_mut().zip(removed) {
             process.log_start = process.log_start.saturating_sub(removed);
         }
@@ -202,11 +202,11 @@ impl<'a> RankProcesses<'a> {
     }
 
     /// Suspends and resumes the preload server while it imports. The supervisor suspends ranks only.
-    pub fn freeze_zygote(&self, event: &SupervisorEvent) {
+    pub fn suspend_or_resume_zygote(&self, event: &SupervisorEvent) {
         let Some(zygote) = self.launch.zygote.as_ref().filter(|zygote| zygote.is_importing()) else { return };
         match event {
-            SupervisorEvent::Suspend => zygote.freeze(libc::SIGSTOP),
-            SupervisorEvent::Resume => zygote.freeze(libc::SIGCONT),
+            SupervisorEvent::Suspend => zygote.signal(libc::SIGSTOP),
+            SupervisorEvent::Resume => zygote.signal(libc::SIGCONT),
             _ => {}
         }
     }
@@ -281,7 +281,7 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn group_lingers(&self, pid: i32) -> bool {
-        self.launch.policy.forwards && sweep::is_group_alive(pid)
+        self.launch.policy.repeats_signal && sweep::is_group_alive(pid)
     }
 
     fn delays_restart(&self) -> bool {
@@ -328,7 +328,7 @@ impl RankHost for RankProcesses<'_> {
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         self.routing.end_attempt();
-        self.settle_logs();
+        self.finish_rotation();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
         let ranks = &self.launch.plan.ranks;
         let is_first = |local: usize| Lifecycle::of(ranks[local].role) == Lifecycle::First;

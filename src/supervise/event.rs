@@ -62,10 +62,10 @@ pub enum Effect {
         /// The signal that the launcher received.
         signal: i32,
     },
-    /// Stop the child and all its descendants (SIGSTOP) until `Thaw`.
-    Freeze(ChildId),
+    /// Stop the child and all its descendants (SIGSTOP) until `Resume`.
+    Suspend(ChildId),
     /// Continue the child and all its descendants (SIGCONT).
-    Thaw(ChildId),
+    Resume(ChildId),
     /// The child does not end after SIGKILL: forget it. Later events of it are ignored.
     Abandon(ChildId),
     /// End every remaining process of the job before the next effect, which is the first `Spawn` of a restart.

@@ -15,7 +15,7 @@ pub struct SupervisionPolicy {
     /// Number of the first attempt; not 0 if earlier rounds had attempts.
     pub first_attempt: u32,
     /// Whether ranks stopped by an external signal receive that signal. All other stops send SIGTERM.
-    pub forwards: bool,
+    pub repeats_signal: bool,
 }
 
 impl SupervisionPolicy {

@@ -1,4 +1,6 @@
-//! State machine that supervises the ranks of one node.
+//! State machine that supervises the ranks of one node. A stop signal (SIGTERM, SIGINT, ...; `run/event_loop.rs` passes it on)
+//! sends SIGTERM to every living rank's process group; what lives after the grace period (`--grace_period`, 30 s) gets SIGKILL,
+//! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 
 use super::child::{ChildState, SupervisedChild};
 use super::event::{ChildId, Effect, ProgressNote, SupervisorEvent};
@@ -36,7 +38,7 @@ pub struct Supervisor {
     children: Vec<SupervisedChild>,
     grace: Duration,
     stop_by: Option<Duration>,
-    forwards: bool,
+    repeats_signal: bool,
     restarts: RestartCounter,
     /// The attempts that were followed by another.
     attempts: Vec<AttemptReport>,
@@ -54,7 +56,7 @@ impl Supervisor {
             children: effective_lifecycles(lifecycles).map(SupervisedChild::new).collect(),
             grace: policy.grace,
             stop_by: policy.stop_by,
-            forwards: policy.forwards,
+            repeats_signal: policy.repeats_signal,
             restarts: RestartCounter::new(policy.restart),
             attempts: Vec::new(),
         }
@@ -130,7 +132,7 @@ impl Supervisor {
     /// Continues after an event without a failure: starts the next child, or ends the attempt.
     fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.phase != SupervisorPhase::Running {
-            self.settle(now, effects);
+            self.restart_or_finish(now, effects);
         } else if self.is_done() {
             let living = self.living();
             if !living.is_empty() {
@@ -173,7 +175,7 @@ impl Supervisor {
             SupervisorPhase::Pending | SupervisorPhase::Backoff(_) | SupervisorPhase::Finished => {}
         }
         if self.timer.is_paused() {
-            effects.push(Effect::Freeze(id));
+            effects.push(Effect::Suspend(id));
         }
     }
 
@@ -250,14 +252,14 @@ impl Supervisor {
         if matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::Stopping) {
             self.kill(now, effects);
         }
-        self.settle(now, effects);
+        self.restart_or_finish(now, effects);
     }
 
     /// A suspended process does not handle SIGTERM, so every stop ends the suspension first.
     fn suspend(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if !self.timer.is_paused() && !matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Finished) {
             self.timer.pause(now);
-            self.for_each_living(effects, Effect::Freeze);
+            self.for_each_living(effects, Effect::Suspend);
         }
     }
 
@@ -265,7 +267,7 @@ impl Supervisor {
         if self.timer.is_paused() {
             // The deadline from outside is not suspended.
             self.timer.resume(now, self.stop_by.filter(|_| self.phase == SupervisorPhase::Stopping));
-            self.for_each_living(effects, Effect::Thaw);
+            self.for_each_living(effects, Effect::Resume);
         }
     }
 
@@ -285,13 +287,13 @@ impl Supervisor {
                 self.send(rank, self.stop_signal(), effects);
             }
         }
-        self.settle(now, effects);
+        self.restart_or_finish(now, effects);
     }
 
     /// The signal that asks a rank to end.
     fn stop_signal(&self) -> i32 {
         match self.reasons {
-            Some(Reasons { first: StopReason::Signal(signal), .. }) if self.forwards => signal,
+            Some(Reasons { first: StopReason::Signal(signal), .. }) if self.repeats_signal => signal,
             _ => libc::SIGTERM,
         }
     }
@@ -314,7 +316,7 @@ impl Supervisor {
         for rank in living {
             self.children[rank].state = ChildState::Abandoned;
         }
-        self.settle(now, effects);
+        self.restart_or_finish(now, effects);
     }
 
     fn restart(&mut self, now: Duration, failed: AttemptReport, effects: &mut Vec<Effect>) {
@@ -332,7 +334,7 @@ impl Supervisor {
     }
 
     /// Restarts or finishes once the attempt stops and no child is alive or being started.
-    fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+    fn restart_or_finish(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         let any_in = |state| self.children.iter().any(|c| c.state == state);
         if any_in(ChildState::Alive) || any_in(ChildState::Starting) {
             return;

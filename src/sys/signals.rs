@@ -15,10 +15,10 @@ pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
 /// Blocked in a launcher that `rlaunch.launch` starts, until its handlers are installed: Python's own handlers would end it
 /// with a traceback.
-pub const HELD_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+pub const BLOCKED_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
 /// Blocked for good in the launcher process of such a launcher: it runs in the background, and may write to a terminal with
 /// `tostop` only while this signal is blocked (termios(3)).
-pub const HELD_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
+pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];
 
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
@@ -134,20 +134,20 @@ pub fn unblock(signals: &[i32]) {
 }
 
 /// Keeps all signals blocked until it is dropped.
-pub struct SignalsHeld(libc::sigset_t);
+pub struct BlockedSignals(libc::sigset_t);
 
 /// Blocks all signals in this thread.
-pub fn hold() -> SignalsHeld {
+pub fn block_all() -> BlockedSignals {
     // SAFETY: both sets are local plain data that outlive the calls.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        SignalsHeld(before)
+        BlockedSignals(before)
     }
 }
 
-impl Drop for SignalsHeld {
+impl Drop for BlockedSignals {
     fn drop(&mut self) {
         // SAFETY: the set comes from pthread_sigmask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };

@@ -114,3 +114,10 @@ def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
     library = zipfile.ZipFile(wheel).read("rlaunch/_lib.abi3.so")
     assert b"PyInit__lib" in library
     assert b"_test_hooks" not in library, "the wheel has the tests' hooks"
+
+
+@pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run", "rlaunch.torch"])
+def test_help_fits_80_columns(module: str) -> None:
+    lines = run(sys.executable, "-m", module, "--help").splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > 80] == []

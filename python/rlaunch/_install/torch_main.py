@@ -13,9 +13,8 @@ from .torchrun import install
 _USAGE = """\
 usage: python -m rlaunch.torch PROGRAM [ARGS]...
 
-Runs a Python program that calls torch.distributed.run, as `accelerate launch` does, with rlaunch.run in its
-place.
-PROGRAM is the name of a program that a Python package has installed, such as accelerate."""
+Runs PROGRAM with rlaunch.run in the place of torch.distributed.run. PROGRAM is
+the name of a command that a Python package has installed, such as accelerate."""
 
 
 def main() -> None:

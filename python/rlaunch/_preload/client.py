@@ -14,7 +14,7 @@ from multiprocessing import spawn, util
 from typing import TYPE_CHECKING, Any
 
 from .. import _lib
-from .._process.signal_mask import hold_signals
+from .._process.signal_mask import blocked_signals
 from .._process.spawners import new_spawner
 from ..errors import ZygoteError
 
@@ -91,9 +91,9 @@ class Zygote:
         else:
             reply = {"failed": self._describe_death(f"importing {self._modules}")}
         if "refused" in reply:
-            raise ZygoteError(f"no zygote: {reply['refused']}")
+            raise ZygoteError(f"no preload server: {reply['refused']}")
         if "failed" in reply:
-            error = ZygoteError(f"no zygote: {reply['failed']}")
+            error = ZygoteError(f"no preload server: {reply['failed']}")
             if "traceback" in reply and hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(reply["traceback"].rstrip())
             raise error
@@ -137,7 +137,7 @@ class Zygote:
                     # Replies that interrupted calls left unread. Their ranks die when the lifelines close.
                     while self._pending_replies:
                         self._read_reply()
-                    with hold_signals():
+                    with blocked_signals():
                         socket.send_fds(self._link, [b"F"], [memory.fileno(), *fds])
                         self._pending_replies += 1
                     reply = self._read_reply()
@@ -161,7 +161,7 @@ class Zygote:
             assert self._process is not None
             self._process.signal(signal.SIGKILL)
             raise ZygoteError(f"the zygote (pid {self.pid}) has not answered for {_FORK_TIMEOUT:g} s")
-        with hold_signals():
+        with blocked_signals():
             reply = self._link.recv(4096)
             self._pending_replies -= 1
         return reply.decode()

@@ -59,7 +59,7 @@ class ForkRequest:
         try:
             close_zygotes_fds()
             self._enter_cgroup()
-            _lib.settle_rank(
+            _lib.set_up_rank_process(
                 (self.fd("stdin"), self.fd("stdout"), self.fd("stderr")),
                 fields["session"],
                 self.fd("lifeline"),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def hold_signals(signals: Iterable[int] | None = None) -> Iterator[None]:
+def blocked_signals(signals: Iterable[int] | None = None) -> Iterator[None]:
     """Blocks signals (default: all) in this thread until the block ends, so that it runs to its end."""
     # In a call of its own: blocking runs the handlers of signals that are pending, which may raise.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])

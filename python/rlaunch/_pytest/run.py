@@ -14,7 +14,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from .. import _lib
-from .._process.signal_mask import hold_signals
+from .._process.signal_mask import blocked_signals
 from .._spawn.spawn import spawn
 from .._spawn.worker import InheritedFd
 from . import rank_coverage
@@ -136,7 +136,7 @@ class Run:
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
                 # With a debugger, Ctrl-C must not end ranks that start. A fork server has its own mask.
                 holds = task.debug_rank is not None and options["start_method"] in ("spawn", "fork")
-                with hold_signals([signal.SIGINT] if holds else []):
+                with blocked_signals([signal.SIGINT] if holds else []):
                     context = spawn(session.main, arguments, marker.n, join=False, **options, **backend)
                     # In the block: an interrupt that was held is raised at its end.
                     self._context = context

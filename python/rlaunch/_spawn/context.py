@@ -50,11 +50,11 @@ class RanksContext:
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
 
-    def _settle_ended(self, running: set[int]) -> None:
+    def _take_results_of_ended(self, running: set[int]) -> None:
         """Joins the ranks that are not running any more, and keeps their results."""
         for sentinel, rank in list(self.sentinels.items()):
             if rank not in running and self.sentinels.pop(sentinel, None) is not None:
-                self._slots[rank].settle()
+                self._slots[rank].take_content()
                 with contextlib.suppress(ValueError):  # The user has closed the process object.
                     self.processes[rank].join(0)
 
@@ -164,7 +164,7 @@ class MultiprocessContext(RanksContext):
         if failure is not None:
             # First, so that a join in another thread cannot see that all have ended and miss the failure.
             self._failure = self._make_error(*failure)
-        self._settle_ended(running)
+        self._take_results_of_ended(running)
         if not self.sentinels:
             self._joiner = None
         self._clean_up_if_ended()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The kinds of content: a pickled return value, a traceback, or nothing because of sys.exit(0).
 RESULT = b"R"
 ERROR = b"E"
-EXITED = b"L"
+EXITED = b"X"
 
 # The kind and the length of the content. Written last.
 _HEADER = struct.Struct("=cxxxxxxxQ")
@@ -32,9 +32,9 @@ class ResultSlot:
 
     def __init__(self) -> None:
         # None once the rank has ended. Descriptors close with their last reference: a reader keeps its own,
-        # because a join in another thread may call `settle` meanwhile.
+        # because a join in another thread may call `take_content` meanwhile.
         self._memory: _lib.Descriptor | None = _lib.Descriptor.memory("rlaunch-result")
-        self._bell: _lib.Descriptor | None = _lib.Descriptor.bell()
+        self._eventfd: _lib.Descriptor | None = _lib.Descriptor.eventfd()
         self._content: tuple[bytes, bytearray] | None = None
         self._get_end_fd: Callable[[], int] | None = None
 
@@ -44,20 +44,20 @@ class ResultSlot:
         return tuple(DupFd(fd.fileno()) for fd in self._descriptors())
 
     def __setstate__(self, state: tuple[Any, Any]) -> None:
-        self._memory, self._bell = (_lib.Descriptor.take(fd.detach()) for fd in state)
+        self._memory, self._eventfd = (_lib.Descriptor.take(fd.detach()) for fd in state)
         self._content = None
         self._get_end_fd = None
 
     def _descriptors(self) -> tuple[_lib.Descriptor, _lib.Descriptor]:
-        if self._memory is None or self._bell is None:
+        if self._memory is None or self._eventfd is None:
             raise ValueError("the rank of this result slot has ended")
-        return self._memory, self._bell
+        return self._memory, self._eventfd
 
     # In the rank.
 
     def put(self, kind: bytes, write: Callable[[IO[bytes]], object]) -> None:
         """Puts the bytes that ``write`` writes to the file it receives. If ``write`` raises, puts nothing."""
-        memory, bell = self._descriptors()
+        memory, eventfd = self._descriptors()
         with open(memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
             file.truncate(0)
             file.seek(_HEADER.size)
@@ -65,7 +65,7 @@ class ResultSlot:
             file.flush()
             size = file.tell() - _HEADER.size
         os.pwrite(memory.fileno(), _HEADER.pack(kind, size), 0)
-        os.eventfd_write(bell.fileno(), 1)
+        os.eventfd_write(eventfd.fileno(), 1)
 
     # In the parent.
 
@@ -75,18 +75,18 @@ class ResultSlot:
 
     def wait(self) -> None:
         """Waits until the rank has put something or has ended."""
-        bell = self._bell
-        if self._content is not None or bell is None or self._get_end_fd is None:
+        eventfd = self._eventfd
+        if self._content is not None or eventfd is None or self._get_end_fd is None:
             return
         poll = select.poll()
-        poll.register(bell.fileno(), select.POLLIN)
+        poll.register(eventfd.fileno(), select.POLLIN)
         poll.register(self._get_end_fd(), select.POLLIN)
         poll.poll()
 
-    def settle(self) -> None:
+    def take_content(self) -> None:
         """Reads the content of a rank that has ended, and closes the descriptors."""
         self.read()
-        self._memory = self._bell = None
+        self._memory = self._eventfd = None
 
     def read(self) -> tuple[bytes, bytearray] | None:
         """Returns the kind and the bytes of the content; None if the rank has put nothing."""

@@ -132,7 +132,7 @@ class ProcessContext(RanksContext):
             culprit = group.find_failed(range(len(self._pids))) if culprit is None else culprit
             raise
         finally:
-            self._settle_ended(set(group.find_running()))
+            self._take_results_of_ended(set(group.find_running()))
             if culprit is not None and self._failure is None:
                 self._failure = self._make_error(culprit, group.exitcode(culprit))
             if culprit is not None or not self.sentinels:

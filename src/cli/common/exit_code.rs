@@ -76,7 +76,7 @@ pub fn of_outcome(outcome: &JobOutcome) -> i32 {
         JobOutcome::Ended(JobEnd::TooFew { .. }) | JobOutcome::Refused(_) | JobOutcome::NeverReached(_) => RENDEZVOUS,
         JobOutcome::Unreachable(_) | JobOutcome::StoreLost => STORE_LOST,
         JobOutcome::Ended(JobEnd::Stopped { signal, .. }) | JobOutcome::Stopped(signal) => 128 + signal,
-        JobOutcome::LauncherLost => 128 + libc::SIGKILL,
+        JobOutcome::LauncherKilled => 128 + libc::SIGKILL,
         JobOutcome::SupervisorLost => SUPERVISOR_LOST,
     }
 }

@@ -7,7 +7,7 @@ use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
 use crate::run::launch::SECRET_VARS;
 use crate::spec::options::{Deprecation, EnvVars, Opt};
 use crate::sys::io::console;
-use crate::sys::signals::{self, HELD_AT_START, Signals};
+use crate::sys::signals::{self, BLOCKED_AT_START, Signals};
 use std::ffi::OsString;
 use std::io::Write;
 use std::mem::ManuallyDrop;
@@ -26,7 +26,7 @@ pub fn run_launcher(
         Err(error) => return status_pipe.fail(&CliError::SignalHandlers(error)),
     };
     if status_pipe.is_read() {
-        signals::unblock(&HELD_AT_START);
+        signals::unblock(&BLOCKED_AT_START);
     }
     match body(&mut signals, &mut status_pipe) {
         Ok(status) => status,

@@ -392,7 +392,7 @@ fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, Rendezvou
         ranks: endpoints.len(),
         master: text("candidate").ok_or_else(bad)?,
         endpoints,
-        foreign: true,
+        is_paddle_launcher: true,
         ..NodeInfo::default()
     };
     Ok(RoundMember { id: key.to_owned(), info: offer })

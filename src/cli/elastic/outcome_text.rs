@@ -29,7 +29,7 @@ pub fn of_job(outcome: &JobOutcome) -> Option<String> {
         JobOutcome::Refused(why) => format!("this node cannot take part: {why}"),
         JobOutcome::NeverReached(why) | JobOutcome::Unreachable(why) => why.clone(),
         JobOutcome::Stopped(signal) => format!("stopped by {}", signal_label(*signal)),
-        JobOutcome::LauncherLost => "the launcher process was killed".into(),
+        JobOutcome::LauncherKilled => "the launcher process was killed".into(),
     })
 }
 

@@ -17,7 +17,7 @@ use crate::run;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::{Launch, ShownRanks};
 use crate::run::launch_result::LaunchResult;
-use crate::run::launcher_process::SupervisorProcess;
+use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::output::log_files;
@@ -48,7 +48,7 @@ struct Job<'a> {
     launch: &'a Launch<'a>,
     rounds: &'a dyn RoundFrontend,
     frontend: &'a dyn Frontend,
-    supervisor: &'a SupervisorProcess,
+    supervisor: &'a SupervisorSide,
     signals: &'a Signals,
 }
 
@@ -56,7 +56,7 @@ struct Job<'a> {
 pub fn run_rounds(
     launch: &Launch<'_>,
     rounds: &dyn RoundFrontend,
-    supervisor: &SupervisorProcess,
+    supervisor: &SupervisorSide,
     signals: &Signals,
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
@@ -80,7 +80,7 @@ pub fn run_rounds(
             let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
             let ran = run::event_loop::run(&this, OtherNodes::None, supervisor, with, journal, &listener);
             let mut launched = ran.map_err(CliError::EventLoop)?;
-            let status = job_record::settle_exit_status(&this, &mut launched, frontend);
+            let status = job_record::decide_exit_status(&this, &mut launched, frontend);
             Ok(job_record::record_end(&this, launched, status, None, frontend))
         }
     }
@@ -269,7 +269,7 @@ fn after_round(
 ) -> ControlFlow<JobOutcome, NodeStatus> {
     match (&launched.report.outcome, stopped_by, &launched.round_stop) {
         (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
-        (NodeOutcome::LauncherKilled, ..) => Break(JobOutcome::LauncherLost),
+        (NodeOutcome::LauncherKilled, ..) => Break(JobOutcome::LauncherKilled),
         (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
         (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
         (_, None, Some(RoundStop::Refused(why))) => Break(JobOutcome::Refused(why.clone())),
@@ -329,9 +329,9 @@ fn record_outcome(
         }
         _ => false,
     };
-    let is_reported = matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::LauncherLost);
+    let is_reported = matches!(outcome, JobOutcome::Ended(JobEnd::Completed) | JobOutcome::LauncherKilled);
     if failed_here {
-        job_record::settle_exit_status(launch, &mut launched, frontend);
+        job_record::decide_exit_status(launch, &mut launched, frontend);
         if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {
             print_notice(&format!("no restart: {why}"));
         }

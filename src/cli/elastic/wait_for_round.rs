@@ -5,7 +5,7 @@ use crate::cli::elastic::participants::describe_wait;
 use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::protocol::{JobPhase, JobState, NodeStatus, NodeStep};
 use crate::run::launch::Launch;
-use crate::run::launcher_process::SupervisorProcess;
+use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
@@ -34,13 +34,13 @@ pub enum WaitResult {
 /// A wait for the rounds of one job.
 pub struct RoundWait<'a> {
     launch: &'a Launch<'a>,
-    supervisor: &'a SupervisorProcess,
+    supervisor: &'a SupervisorSide,
     signals: &'a Signals,
     forwarded: &'a BTreeSet<i32>,
     /// The stop requests so far.
     pub requests: StopRequests,
     frontend: &'a dyn RoundFrontend,
-    launcher_lost: bool,
+    launcher_killed: bool,
 }
 
 const MEMBERSHIP: u64 = 0;
@@ -52,12 +52,12 @@ impl<'a> RoundWait<'a> {
     /// A wait with nothing requested so far.
     pub fn new(
         launch: &'a Launch<'a>,
-        supervisor: &'a SupervisorProcess,
+        supervisor: &'a SupervisorSide,
         signals: &'a Signals,
         frontend: &'a dyn RoundFrontend,
     ) -> Self {
         let (forwarded, requests) = (&launch.forwarded_signals, StopRequests::default());
-        Self { launch, supervisor, signals, forwarded, requests, frontend, launcher_lost: false }
+        Self { launch, supervisor, signals, forwarded, requests, frontend, launcher_killed: false }
     }
 
     /// Takes in signals and requests. Returns whether the job may continue: no stop was requested.
@@ -67,13 +67,13 @@ impl<'a> RoundWait<'a> {
         tree::reap_orphans(|pid| self.launch.kept_children().contains(&pid));
         match self.supervisor.requested() {
             Some(asked) => received.extend(asked.into_iter().map(|signal| (signal, SignalRoute::Requested))),
-            None => self.launcher_lost = true,
+            None => self.launcher_killed = true,
         }
         for (signal, route) in received {
             // A stop is remembered. Other signals have no rank to be forwarded to.
             self.requests.event(signal, route, self.forwarded);
         }
-        self.requests.stopped_by().is_none() && !self.launcher_lost
+        self.requests.stopped_by().is_none() && !self.launcher_killed
     }
 
     /// The same, after a wait of at most `time` for a signal or a request.
@@ -93,7 +93,7 @@ impl<'a> RoundWait<'a> {
         if self.may_continue() {
             return None;
         }
-        Some(self.requests.stopped_by().map_or(JobOutcome::LauncherLost, JobOutcome::Stopped))
+        Some(self.requests.stopped_by().map_or(JobOutcome::LauncherKilled, JobOutcome::Stopped))
     }
 
     fn watch_requests(&self, poll: &Poller) -> io::Result<()> {

@@ -64,7 +64,7 @@ fn mapping_path() -> Result<String, CliError> {
 pub(crate) fn build_legacy_plan(
     (spec, options): (&LaunchSpec, &LegacySpec),
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     machine: DeviceQuery<'_>,
     args: &[OsString],
 ) -> Result<BuiltPlan, CliError> {
@@ -94,11 +94,11 @@ pub(crate) fn build_legacy_plan(
     }
     let leases = run::prepare::legacy_files::lease_ports(&mut layout).map_err(CliError::Preflight)?;
     let launcher = LauncherInfo {
-        gloo_dir: facts.gloo_tmpdir.clone(),
+        gloo_dir: context.gloo_tmpdir.clone(),
         mapping: mapping_path()?,
         args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
     };
-    let plan = legacy::plan(spec, options, vars, facts, (&layout, &backend, &launcher)).map_err(CliError::Preflight)?;
+    let plan = legacy::plan(spec, options, vars, context, (&layout, &backend, &launcher)).map_err(CliError::Preflight)?;
     if is_mapping_pass(&plan) && spec.dry_run.is_none() {
         run::prepare::legacy_files::set_aside(&launcher.mapping).map_err(CliError::Preflight)?;
     }

@@ -50,7 +50,7 @@ pub struct LegacyRendezvous<'a> {
     /// The environment.
     pub vars: &'a EnvVars,
     /// What the planner knows of the launch.
-    pub facts: &'a LaunchContext,
+    pub context: &'a LaunchContext,
     /// This node's ranks.
     pub own: &'a LegacyNodePlan,
     /// The address at which other nodes reach this one.
@@ -89,7 +89,7 @@ impl LegacyRendezvous<'_> {
         let (layout, elastic) = (&self.own.layout, self.elastic);
         let devices = paddle_legacy::world_devices(layout.own_ranks().iter().map(|rank| &rank.share.binding));
         NodeInfo {
-            name: sort_name(elastic.place, &self.advertised.address, &self.facts.pod_name),
+            name: sort_name(elastic.place, &self.advertised.address, &self.context.pod_name),
             rank: elastic.rendezvous.node_rank,
             host: self.host.clone(),
             address: self.advertised.address.clone(),
@@ -194,10 +194,10 @@ impl RoundFrontend for LegacyRendezvous<'_> {
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
         let layout = self.layout(round)?;
         let about = (&layout, &self.own.backend, &self.own.launcher);
-        let plan = legacy::plan(self.spec, self.legacy, self.vars, self.facts, about).map_err(CliError::Preflight)?;
-        run::prepare::legacy_files::write_endpoints(Path::new(&self.facts.log_dir), &layout.endpoints())
+        let plan = legacy::plan(self.spec, self.legacy, self.vars, self.context, about).map_err(CliError::Preflight)?;
+        run::prepare::legacy_files::write_endpoints(Path::new(&self.context.log_dir), &layout.endpoints())
             .and_then(|()| log_files::write_env_overflow(&plan))
-            .map_err(system(format!("--log_dir {}", self.facts.log_dir)))?;
+            .map_err(system(format!("--log_dir {}", self.context.log_dir)))?;
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
         Ok(NodePlan { plan, shown, store: Vec::new() })
     }

@@ -69,7 +69,7 @@ impl LaunchListener for EngineListener<'_> {
     }
 
     fn preload_abandoned(&self, why: &str) {
-        print_notice(&format!("no zygote: {why}; every rank imports for itself"));
+        print_notice(&format!("no preload server: {why}; every rank imports for itself"));
     }
 
     fn round_stopped(&self, stop: &RoundStop) {

@@ -59,7 +59,7 @@ pub(crate) fn record_end(
 
 /// Corrects the culprit in the report, and returns the exit status. A culprit that was already ending when the launcher
 /// stopped it has no exit status of its own: then the status is that of the rank that ended first.
-pub(crate) fn settle_exit_status(launch: &Launch<'_>, launched: &mut LaunchResult, frontend: &dyn Frontend) -> i32 {
+pub(crate) fn decide_exit_status(launch: &Launch<'_>, launched: &mut LaunchResult, frontend: &dyn Frontend) -> i32 {
     let observed = frontend.exit_status(launched);
     let first = frontend
         .find_first_failure(launch, launched)

@@ -16,7 +16,7 @@ pub fn zygote(asked: Option<&PreloadSpec>, plan: &Plan, python: &OsStr) -> Resul
     match common_command(&plan.ranks, python) {
         Ok(source) => Ok(Some(Rc::new(Zygote::new(asked.clone(), source)))),
         Err(why) if asked.auto => {
-            print_notice(&format!("no zygote: {why}; every rank imports for itself"));
+            print_notice(&format!("no preload server: {why}; every rank imports for itself"));
             Ok(None)
         }
         Err(why) => {

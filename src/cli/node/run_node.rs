@@ -8,7 +8,7 @@ use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::cli::elastic::rounds;
 use crate::cli::node::build_failure_report::print_unkillable;
 use crate::cli::node::frontend::{EngineListener, Frontend};
-use crate::cli::node::job_record::{open_journal, record_end, settle_exit_status};
+use crate::cli::node::job_record::{open_journal, record_end, decide_exit_status};
 use crate::model::Exit;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::failure_report;
@@ -16,7 +16,7 @@ use crate::run;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
 use crate::run::launcher_process;
-use crate::run::launcher_process::{LauncherProcess, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorProcess};
+use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorSide};
 use crate::run::output::log_files;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
@@ -25,7 +25,7 @@ use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::current;
-use crate::sys::signals::{self, HELD_IN_LAUNCHER, Signals};
+use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ pub fn run_node(
     if let Some(folder) = &launch.gloo_tmpdir {
         gloo_tmpdir::create(folder).map_err(CliError::Preflight)?;
     }
-    match launcher_process::split(signals) {
+    match launcher_process::fork_supervisor(signals) {
         Ok(ProcessSide::Launcher(launcher)) => {
             // The store is the supervisor's: clients must not reach this process instead.
             drop(launch.torch_store.take());
@@ -63,7 +63,7 @@ pub fn run_node(
         }
         Ok(ProcessSide::Supervisor(supervisor)) => current::end(|| {
             if status_pipe.is_read() {
-                signals::unblock(&HELD_IN_LAUNCHER);
+                signals::unblock(&BLOCKED_IN_LAUNCHER);
             }
             let done = match work {
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
@@ -106,7 +106,7 @@ pub fn run_node(
 
 /// The launcher process: waits for the supervisor process, and reports the end where the supervisor cannot.
 fn guard_supervisor(
-    launcher: &LauncherProcess,
+    launcher: &LauncherSide,
     signals: &Signals,
     launch: &Launch<'_>,
     host: &str,
@@ -151,7 +151,7 @@ fn guard_supervisor(
 fn run_once(
     launch: &Launch<'_>,
     nodes: Option<StaticPeers>,
-    supervisor: &SupervisorProcess,
+    supervisor: &SupervisorSide,
     signals: &Signals,
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
@@ -163,6 +163,6 @@ fn run_once(
     let listener = EngineListener { frontend, launch };
     let mut launched =
         run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
-    let exit_status = settle_exit_status(launch, &mut launched, frontend);
+    let exit_status = decide_exit_status(launch, &mut launched, frontend);
     Ok(record_end(launch, launched, exit_status, None, frontend))
 }

@@ -24,18 +24,18 @@ use tracing::{info, warn};
 pub(crate) fn build_plan(
     spec: &LaunchSpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     args: &[OsString],
 ) -> Result<BuiltPlan, CliError> {
     let machine = LazyCell::new(|| accelerators::machine(Path::new("/")));
     let ask = || &*machine;
     match &spec.job {
-        JobKind::Collective | JobKind::Rpc => collective_plan(spec, vars, facts, &ask),
-        JobKind::Legacy(legacy) => prepare::build_legacy_plan((spec, legacy), vars, facts, &ask, args),
-        JobKind::Ps(PsSpec::Processes(laid)) => ps_plan(spec, laid, vars, facts, &ask),
+        JobKind::Collective | JobKind::Rpc => collective_plan(spec, vars, context, &ask),
+        JobKind::Legacy(legacy) => prepare::build_legacy_plan((spec, legacy), vars, context, &ask, args),
+        JobKind::Ps(PsSpec::Processes(laid)) => ps_plan(spec, laid, vars, context, &ask),
         JobKind::Ps(PsSpec::Platform { role, number }) => {
             preflight::check_script(&spec.script).map_err(CliError::Preflight)?;
-            let plan = ps::platform_process(spec, *role, *number, vars, facts).map_err(CliError::Preflight)?;
+            let plan = ps::platform_process(spec, *role, *number, vars, context).map_err(CliError::Preflight)?;
             Ok(BuiltPlan::new(plan, Vec::new(), "gpu", None))
         }
     }
@@ -45,7 +45,7 @@ pub(crate) fn build_plan(
 fn collective_plan(
     spec: &LaunchSpec,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     ask: DeviceQuery<'_>,
 ) -> Result<BuiltPlan, CliError> {
     let visible = assign::visible(vars, ask).map_err(CliError::Usage)?;
@@ -62,12 +62,12 @@ fn collective_plan(
     }
     preflight::check_script(&spec.script).map_err(CliError::Preflight)?;
     let (cluster, mut leases) = ports::lease_cluster(spec, shares.len()).map_err(CliError::Preflight)?;
-    let mut plan = collective::plan(spec, vars, facts, &shares, &cluster).map_err(CliError::Preflight)?;
+    let mut plan = collective::plan(spec, vars, context, &shares, &cluster).map_err(CliError::Preflight)?;
     if let Some(tuning) = spec.tuning.as_ref().filter(|tuning| tuning.has_tuner()) {
         info!("tuner_run_mode is: {}", tuning.run);
         let lease = ports::lease_any().map_err(CliError::Preflight)?;
         plan.put_first(
-            tuner::plan(tuning, spec, vars, facts, &cluster, lease.port()).map_err(CliError::Preflight)?,
+            tuner::plan(tuning, spec, vars, context, &cluster, lease.port()).map_err(CliError::Preflight)?,
             tuning.has_job(),
         );
         leases.push(lease);
@@ -82,7 +82,7 @@ fn ps_plan(
     spec: &LaunchSpec,
     laid: &PsProcesses,
     vars: &EnvVars,
-    facts: &LaunchContext,
+    context: &LaunchContext,
     ask: DeviceQuery<'_>,
 ) -> Result<BuiltPlan, CliError> {
     let (own, here) = ports::find_own_processes(laid).map_err(CliError::Preflight)?;
@@ -99,7 +99,7 @@ fn ps_plan(
         warn!("{warning}");
     }
     let devices = WorkerDevices { kind: kind.to_owned(), names };
-    let plan = ps::plan(spec, laid, vars, facts, &devices, &layout).map_err(CliError::Preflight)?;
+    let plan = ps::plan(spec, laid, vars, context, &devices, &layout).map_err(CliError::Preflight)?;
     Ok(BuiltPlan::new(plan, leases, kind, nofile))
 }
 

@@ -181,7 +181,7 @@ fn launch_on_this_node(
     })?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     let has_folder = matches!(spec.job, job::JobKind::Legacy(_) | job::JobKind::Ps(PsSpec::Processes(_)));
-    let facts = LaunchContext {
+    let launch_context = LaunchContext {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
         pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
@@ -197,7 +197,7 @@ fn launch_on_this_node(
     }
     let spec = spec.as_ref();
     let BuiltPlan { plan, leases, kind, gpus, nofile, endpoints, collective, legacy: legacy_plan } =
-        build_plan(spec, vars, &facts, args)?;
+        build_plan(spec, vars, &launch_context, args)?;
     let Some(argv) = plan.ranks.first().map(|r| &r.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(CliError::Preflight)?;
     let program = find(spec, argv, &base).map_err(CliError::Preflight)?;
@@ -256,7 +256,7 @@ fn launch_on_this_node(
         job_key: key,
         cgroup,
         zygote,
-        gloo_tmpdir: has_folder.then(|| PathBuf::from(&facts.gloo_tmpdir)),
+        gloo_tmpdir: has_folder.then(|| PathBuf::from(&launch_context.gloo_tmpdir)),
         removed_on_success: None,
     };
     let github = vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true");
@@ -273,8 +273,8 @@ fn launch_on_this_node(
     if let (job::JobKind::Legacy(asked), Some(own)) = (&spec.job, &legacy_plan)
         && let (Some(elastic), Some(advertised)) = (&asked.elastic, &advertised)
     {
-        let (advertised, facts) = (advertised.clone(), &facts);
-        let rounds = LegacyRendezvous { spec, legacy: asked, elastic, vars, facts, own, advertised, host: name };
+        let (advertised, launch_context) = (advertised.clone(), &launch_context);
+        let rounds = LegacyRendezvous { spec, legacy: asked, elastic, vars, context: launch_context, own, advertised, host: name };
         let legacy_frontend = LegacyElasticFrontend { inner: &frontend, elastic };
         return run_node::run_node(
             &launch,
@@ -290,7 +290,7 @@ fn launch_on_this_node(
     };
     let peer_arguments = peer_command::peer_arguments(args, rendezvous);
     let alone = SingleNodePlan { shares, cluster, kind, peer_arguments };
-    let rounds = PaddleRendezvous::new((spec, rendezvous), vars, &facts, &alone, (advertised, &name), &asked);
+    let rounds = PaddleRendezvous::new((spec, rendezvous), vars, &launch_context, &alone, (advertised, &name), &asked);
     run_node::run_node(&launch, &frontend, (leases, NodeWork::Rounds(&rounds)), signals, status_pipe)
 }
 

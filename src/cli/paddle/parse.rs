@@ -3,6 +3,7 @@
 
 use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
+use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind};
 use crate::spec::paddle::options::{HEADINGS, OPTIONS};
 use crate::spec::shown;
@@ -114,6 +115,7 @@ pub fn command() -> Command {
         .about("Starts and supervises this machine's share of the processes of a distributed training job.")
         .override_usage("python -m rlaunch [OPTIONS] training_script [ARGS]...")
         .after_help(exit_code::HELP)
+        .max_term_width(wording::COLUMNS)
         .infer_long_args(true)
         .args_override_self(true)
         // The first argument that is no option, and all after it, belong to the script.

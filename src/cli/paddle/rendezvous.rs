@@ -31,7 +31,7 @@ pub struct PaddleRendezvous<'a> {
     spec: &'a LaunchSpec,
     rendezvous: &'a rendezvous::RendezvousSpec,
     vars: &'a EnvVars,
-    facts: &'a LaunchContext,
+    context: &'a LaunchContext,
     shares: &'a [DeviceShare],
     own: &'a Cluster,
     advertised: AdvertisedAddress,
@@ -58,7 +58,7 @@ impl<'a> PaddleRendezvous<'a> {
     pub fn new(
         (spec, rendezvous): (&'a LaunchSpec, &'a rendezvous::RendezvousSpec),
         vars: &'a EnvVars,
-        facts: &'a LaunchContext,
+        context: &'a LaunchContext,
         alone: &SingleNodePlan<'a>,
         (advertised, host): (AdvertisedAddress, &str),
         policy: &SupervisionPolicy,
@@ -69,7 +69,7 @@ impl<'a> PaddleRendezvous<'a> {
             spec,
             rendezvous,
             vars,
-            facts,
+            context,
             shares: alone.shares,
             own: alone.cluster,
             advertised,
@@ -107,7 +107,7 @@ impl<'a> PaddleRendezvous<'a> {
         let named = [("torch", torch), ("jax", jax)];
         let more = named.into_iter().filter_map(|(name, at)| Some((name.to_owned(), at.as_ref()?.to_string())));
         NodeInfo {
-            name: self.facts.pod_name.clone(),
+            name: self.context.pod_name.clone(),
             rank: self.rendezvous.node_rank,
             host: self.host.clone(),
             address: self.advertised.address.clone(),
@@ -140,7 +140,7 @@ impl RoundFrontend for PaddleRendezvous<'_> {
         cluster.servers.jax = at("jax").filter(|_| asked(Framework::Jax));
         cluster.interface = self.advertised.interface.clone().filter(|_| round.members.len() > 1);
         let plan =
-            collective::plan(self.spec, self.vars, self.facts, self.shares, &cluster).map_err(CliError::Preflight)?;
+            collective::plan(self.spec, self.vars, self.context, self.shares, &cluster).map_err(CliError::Preflight)?;
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
         Ok(NodePlan { plan, shown, store: Vec::new() })
     }

@@ -3,6 +3,7 @@
 use crate::cli::common::argparse::ArgparseParser;
 use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
+use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind, opt};
 use crate::spec::torchrun::options::{HEADINGS, OPTIONS, is_torchs};
 use clap::builder::PossibleValuesParser;
@@ -62,6 +63,7 @@ fn command() -> Command {
         .about("Starts and supervises this machine's share of the processes of a distributed training job, as torchrun does.")
         .override_usage("python -m rlaunch.run [OPTIONS] training_script [ARGS]...")
         .after_help(format!("{}\n  1        anything but 0 and 2, with --exit-code-compat", exit_code::HELP))
+        .max_term_width(wording::COLUMNS)
         .disable_help_flag(true)
         .disable_version_flag(true)
         .arg(Arg::new("training_script").value_hint(ValueHint::FilePath).help("What each rank runs"))

@@ -28,7 +28,7 @@ pub struct TorchrunRendezvous<'a> {
     /// The environment.
     pub vars: &'a EnvVars,
     /// What the planner knows of the launch.
-    pub facts: &'a LaunchContext,
+    pub context: &'a LaunchContext,
     /// The job's name, and this machine's host name.
     pub names: (&'a str, &'a str),
     /// The number of workers here, their OpenMP threads, and their CPUs.
@@ -94,7 +94,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             extra_frameworks: ExtraFrameworks::default(),
             interface: self.advertised.interface.clone().filter(|_| round.members.len() > 1),
         };
-        let laid_out = plan::plan(self.spec, self.vars, self.facts, self.names, self.workers, &place);
+        let laid_out = plan::plan(self.spec, self.vars, self.context, self.names, self.workers, &place);
         let (mut plan, shown) = laid_out.map_err(CliError::Usage)?;
         for elastic in plan.ranks.iter_mut().filter_map(|rank| rank.per_attempt.as_mut()) {
             elastic.restarts = Some(round.failures);

@@ -80,7 +80,7 @@ pub fn launch(
     leases.extend(more);
     let run_id = spec.run_id.clone().unwrap_or_else(uuid);
     let folder = run_folder::choose(&spec.log_dir, &run_id).map_err(CliError::Preflight)?;
-    let facts = LaunchContext {
+    let launch_context = LaunchContext {
         python: vars.get("PYTHON_EXEC").filter(|exec| !exec.is_empty()).map_or(python.to_owned(), OsString::from),
         log_dir: folder.text().map_err(CliError::Preflight)?,
         pod_name: String::new(),
@@ -89,7 +89,7 @@ pub fn launch(
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let threads = omp_threads(spec, vars, workers, &allowed);
     let cpus = bind_cpus(spec, vars, workers, &allowed)?;
-    let laid_out = plan::plan(spec, vars, &facts, (&run_id, &host), (workers, threads, &cpus), &place);
+    let laid_out = plan::plan(spec, vars, &launch_context, (&run_id, &host), (workers, threads, &cpus), &place);
     let (mut plan, shown) = laid_out.map_err(CliError::Usage)?;
     let Some(argv) = plan.ranks.first().map(|rank| &rank.argv) else { return Ok(exit_code::OK) };
     preflight::check_lengths(argv).map_err(CliError::Preflight)?;
@@ -110,7 +110,7 @@ pub fn launch(
         }
         None => folder.create().map_err(CliError::Preflight)?,
     }
-    log_files::write_env_overflow(&plan).map_err(system(facts.log_dir.clone()))?;
+    log_files::write_env_overflow(&plan).map_err(system(launch_context.log_dir.clone()))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     // The variable of --cgroup in Paddle's front end.
     let without_cgroup = vars.get("RLAUNCH_CGROUP").and_then(|text| parse_bool(text)) == Some(false);
@@ -165,7 +165,7 @@ pub fn launch(
         spec,
         rendezvous,
         vars,
-        facts: &facts,
+        context: &launch_context,
         names: (&run_id, &host),
         workers: (workers, threads, &cpus),
         store: place.master,
@@ -262,7 +262,7 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
         grace: spec.shutdown_timeout,
         stop_by: stop_by(vars),
         restart,
-        forwards: true,
+        repeats_signal: true,
         first_attempt: 0,
     }
 }

@@ -1,5 +1,7 @@
-//! Assignment of devices to ranks. A visible list in the environment is trusted: the machine is queried only if there is no
-//! list, or if `--devices` names devices in another form.
+//! Assignment of devices to ranks: `--gpus 0,1` (`--devices`, read in `spec/paddle/launch.rs`) or all visible devices, one per
+//! rank. A rank receives its device as `FLAGS_selected_gpus`, an index into the visible list (`framework/paddle_launch.rs`). A
+//! visible list in the environment (`CUDA_VISIBLE_DEVICES`) is trusted: the machine is queried only if there is no list, or if
+//! `--devices` names devices in another form.
 
 use crate::framework::Binding;
 use crate::model::EnvDelta;

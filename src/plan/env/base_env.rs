@@ -50,11 +50,11 @@ pub fn complete(
     name: impl Display,
     hashes: &mut ExportHashes,
 ) -> Result<Option<EnvOverflowFile>, SpecError> {
-    let backup = move_long_lists(env, vars, log_dir, name);
+    let env_overflow = move_long_lists(env, vars, log_dir, name);
     env.set(nested::OUTER_LOGS, log_dir);
     env.set(nested::EXPORTED, nested::exported(env, vars, hashes));
     match env.vars().iter().find(|(name, value)| name.len() + value.len() + 2 > MAX_VARIABLE) {
-        None => Ok(backup),
+        None => Ok(env_overflow),
         Some((name, value)) => Err(SpecError::new(
             &**name,
             &**value,

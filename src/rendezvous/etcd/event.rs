@@ -37,29 +37,29 @@ pub enum SessionEvent {
 /// The events that wait for the node, and a descriptor that is readable while there are some.
 pub struct EventQueue {
     events: Mutex<VecDeque<BackendEvent>>,
-    bell: EventFd,
+    events_ready: EventFd,
 }
 
 impl EventQueue {
     pub fn new() -> io::Result<Self> {
-        let bell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { events: Mutex::default(), bell })
+        let events_ready = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Self { events: Mutex::default(), events_ready })
     }
 
     pub fn push(&self, event: BackendEvent) {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
-        let _ = self.bell.write(1);
+        let _ = self.events_ready.write(1);
     }
 
     pub fn take(&self) -> Vec<BackendEvent> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = self.bell.read();
+        let _ = self.events_ready.read();
         events.drain(..).collect()
     }
 }
 
 impl AsFd for EventQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.events_ready.as_fd()
     }
 }

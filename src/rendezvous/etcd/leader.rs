@@ -53,7 +53,7 @@ pub struct Leader {
     here: BTreeSet<String>,
     missing: BTreeMap<String, MissingNode>,
     /// A lease that expires before then does not mean that its node is lost.
-    pub lenient_until: Duration,
+    pub tolerant_until: Duration,
     /// The state of the leader before, which is published again even if the coordinator has nothing new.
     inherited: Option<Publication>,
     /// Changes up to this revision are known.
@@ -109,7 +109,7 @@ impl Leader {
             job_lease: Arc::clone(&session.job_lease),
             here: BTreeSet::new(),
             missing: BTreeMap::new(),
-            lenient_until: Duration::ZERO,
+            tolerant_until: Duration::ZERO,
             inherited,
             revision: 0,
             is_behind: false,
@@ -173,10 +173,10 @@ impl Leader {
 
     /// The lease of a node has expired.
     fn note_expired(&mut self, id: &str, age: Duration, now: Duration) {
-        if now >= self.lenient_until {
+        if now >= self.tolerant_until {
             self.remove_node(id, age, now);
         } else if self.here.contains(id) {
-            let missing = MissingNode { since: now, until: self.lenient_until };
+            let missing = MissingNode { since: now, until: self.tolerant_until };
             self.missing.entry(id.to_owned()).or_insert(missing);
         }
     }

@@ -36,7 +36,7 @@ pub struct SessionThread {
     events: Arc<EventQueue>,
     make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
     /// The connection of the keep-alive thread.
-    lease_wire: Arc<WireHandle>,
+    keep_alive_wire: Arc<WireHandle>,
     record: String,
     /// The node's lease; 0: none.
     lease: i64,
@@ -56,7 +56,7 @@ pub struct SessionThread {
     /// When to campaign if there is no leader.
     campaign_at: Duration,
     /// Until when nodes that were without contact like this one may come back.
-    lenient_until: Duration,
+    tolerant_until: Duration,
     /// The state that the node has not received yet, and the revision that wrote it.
     pending: Option<(i64, StoredState)>,
     /// The revision of the last state that the node has received, and the version of its members' list.
@@ -71,7 +71,7 @@ pub struct SessionThread {
 
 impl SessionThread {
     pub fn new(
-        (caller, lease_wire): (EtcdCaller, Arc<WireHandle>),
+        (caller, keep_alive_wire): (EtcdCaller, Arc<WireHandle>),
         (keys, id, record): (JobKeys, &str, &str),
         ttl: Duration,
         (sender, received): (Sender<SessionEvent>, Receiver<SessionEvent>),
@@ -83,7 +83,7 @@ impl SessionThread {
             received,
             events,
             make_coordinator,
-            lease_wire,
+            keep_alive_wire,
             record: record.to_owned(),
             lease: 0,
             has_joined: false,
@@ -96,7 +96,7 @@ impl SessionThread {
             is_leader_unknown: false,
             is_behind: false,
             campaign_at: Duration::ZERO,
-            lenient_until: Duration::ZERO,
+            tolerant_until: Duration::ZERO,
             pending: None,
             sent_revision: 0,
             sent_list: String::new(),
@@ -130,7 +130,7 @@ impl SessionThread {
                 Err(error) => self.handle_error(error),
             }
         }
-        self.lease_wire.close();
+        self.keep_alive_wire.close();
     }
 
     /// When there is something to do without an event.
@@ -159,13 +159,13 @@ impl SessionThread {
             }
             SessionEvent::Stop => self.is_over = true,
             SessionEvent::Lease(lease) => {
-                self.be_lenient();
+                self.tolerate_missing_nodes();
                 (self.lease, self.has_contact) = (lease, true);
                 (self.has_joined, self.is_record_written) = (false, false);
                 self.retry_at = Duration::ZERO;
             }
             SessionEvent::Contact => {
-                self.be_lenient();
+                self.tolerate_missing_nodes();
                 self.has_contact = true;
                 self.retry_at = Duration::ZERO;
             }
@@ -180,7 +180,7 @@ impl SessionThread {
             SessionEvent::Lost(why) => self.lose_contact(format!("etcd: {why}")),
             SessionEvent::Refused(why)
             | SessionEvent::Board(WatchEvent::Refused(why))
-            | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.be_refused(why),
+            | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.note_refusal(why),
             SessionEvent::Board(WatchEvent::Behind) => self.is_behind = true,
             SessionEvent::Board(WatchEvent::All(kvs, revision)) => {
                 self.note_board(&kvs, revision).unwrap_or_else(|error| self.handle_error(error));
@@ -192,9 +192,9 @@ impl SessionThread {
             SessionEvent::Nodes(term, event) => {
                 let now = clock::now();
                 let is_cut_off = self.is_lost && !self.has_contact;
-                let lenient_until = if is_cut_off { now + self.session.ttl } else { self.lenient_until };
+                let tolerant_until = if is_cut_off { now + self.session.ttl } else { self.tolerant_until };
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
-                    leader.lenient_until = lenient_until;
+                    leader.tolerant_until = tolerant_until;
                     leader.note_event(&self.session, event, now);
                 }
             }
@@ -211,10 +211,10 @@ impl SessionThread {
 
     /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
     /// lost for that.
-    fn be_lenient(&mut self) {
+    fn tolerate_missing_nodes(&mut self) {
         if self.is_lost && self.watch.is_some() {
-            self.lenient_until = clock::now() + self.session.ttl;
-            self.campaign_soon(self.lenient_until);
+            self.tolerant_until = clock::now() + self.session.ttl;
+            self.campaign_soon(self.tolerant_until);
         }
     }
 
@@ -222,12 +222,12 @@ impl SessionThread {
         self.campaign_at = from + Duration::from_millis(fastrand::u64(0..CAMPAIGN_SPREAD_MS));
     }
 
-    fn be_refused(&mut self, why: String) {
+    fn note_refusal(&mut self, why: String) {
         if !self.is_refused {
             self.is_refused = true;
             self.step_down();
             self.watch = None;
-            self.lease_wire.close();
+            self.keep_alive_wire.close();
             self.events.push(BackendEvent::Refused { why });
         }
     }
@@ -259,7 +259,7 @@ impl SessionThread {
         }
         if key == self.session.keys.leader() {
             if kv.is_none() {
-                self.campaign_soon(clock::now().max(self.lenient_until));
+                self.campaign_soon(clock::now().max(self.tolerant_until));
             }
             self.board.leader = kv;
             self.check_leader();
@@ -431,7 +431,7 @@ impl SessionThread {
     fn handle_error(&mut self, error: EtcdError) {
         match error {
             EtcdError::Closed => self.is_over = true,
-            EtcdError::Refused(why) => self.be_refused(why),
+            EtcdError::Refused(why) => self.note_refusal(why),
             EtcdError::Unreachable(_) | EtcdError::Status { .. } => {
                 tracing::debug!("etcd: {error}");
                 self.retry_at = clock::now() + self.retry.next();
@@ -466,7 +466,7 @@ impl SessionThread {
     /// Revokes the lease, and with it the node's keys; deletes all keys of the job if no node is left.
     fn finish(&mut self, error: Option<EtcdError>) {
         self.is_over = true;
-        self.lease_wire.close();
+        self.keep_alive_wire.close();
         let job_lease = self.leader.as_ref().map(|leader| leader.lease);
         let job_lease = job_lease.or(self.board.state.as_ref().map(|state| state.lease)).unwrap_or(0);
         (self.watch, self.leader) = (None, None);

@@ -39,7 +39,7 @@ pub struct StaticPeers {
 struct StoreHost {
     server: Option<ServedStore>,
     events: Receiver<StoreEvent>,
-    bell: Arc<EventFd>,
+    events_ready: Arc<EventFd>,
     registry: NodeRegistry,
 }
 
@@ -66,14 +66,14 @@ impl StaticPeers {
         left: TimeLeft<'_>,
     ) -> io::Result<Self> {
         let at = listeners.first().ok_or_else(|| io::Error::other("nowhere to listen"))?.local_addr()?;
-        let bell = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+        let events_ready = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let (sender, events) = bounded(MAX_EVENTS + 4 * nnodes);
         let prefix = wire_key(run_id, codec::ALL);
-        let watch = StoreWatch { prefix, events: sender, bell: Arc::clone(&bell) };
+        let watch = StoreWatch { prefix, events: sender, events_ready: Arc::clone(&events_ready) };
         let server = StoreServer::start_with(listeners, limits, Some(watch))?;
         let client = StoreClient::connect(&at.ip().to_string(), at.port(), left)?;
         let host =
-            StoreHost { server: Some(ServedStore::Running(server)), events, bell, registry: NodeRegistry::new(nnodes) };
+            StoreHost { server: Some(ServedStore::Running(server)), events, events_ready, registry: NodeRegistry::new(nnodes) };
         let mut nodes = Self { node: 0, nnodes, run_id: run_id.to_owned(), client, host: Some(host) };
         nodes.publish_missing(left)?;
         Ok(nodes)
@@ -148,7 +148,7 @@ impl StaticPeers {
     /// On node 0: waits for changes, for `time` at most.
     pub fn wait_changes(&mut self, time: Duration, left: TimeLeft<'_>) -> io::Result<Vec<RegistryChange>> {
         let Some(host) = &self.host else { return Ok(Vec::new()) };
-        match wait(host.bell.as_fd(), PollFlags::POLLIN, &mut capped(time, left)) {
+        match wait(host.events_ready.as_fd(), PollFlags::POLLIN, &mut capped(time, left)) {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(Vec::new()),
             other => other?,
         }
@@ -166,7 +166,7 @@ impl StaticPeers {
 
     fn take_changes(&mut self) -> Vec<RegistryChange> {
         let Some(host) = &mut self.host else { return Vec::new() };
-        let _ = host.bell.read();
+        let _ = host.events_ready.read();
         host.events.try_iter().filter_map(|event| host.registry.note_event(&event)).collect()
     }
 
@@ -218,7 +218,7 @@ impl StaticPeers {
         while let Some(host) = &self.host
             && host.registry.in_stage(|stage| !is_gone(stage)).iter().any(|node| *node != 0)
         {
-            if wait(host.bell.as_fd(), PollFlags::POLLIN, &mut left).is_err() {
+            if wait(host.events_ready.as_fd(), PollFlags::POLLIN, &mut left).is_err() {
                 return;
             }
             self.take_changes();
@@ -290,7 +290,7 @@ impl AsFd for StaticPeers {
     /// Readable: there are events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.host {
-            Some(host) => host.bell.as_fd(),
+            Some(host) => host.events_ready.as_fd(),
             None => self.client.as_fd(),
         }
     }

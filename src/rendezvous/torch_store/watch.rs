@@ -18,7 +18,7 @@ pub struct StoreWatch {
     /// Receives the events.
     pub events: Sender<StoreEvent>,
     /// Written to after each event.
-    pub bell: Arc<EventFd>,
+    pub events_ready: Arc<EventFd>,
 }
 
 /// An event at a watched key.
@@ -53,6 +53,6 @@ impl StoreWatch {
 
     pub(super) fn report(&self, event: StoreEvent) {
         let _ = self.events.try_send(event);
-        let _ = self.bell.write(1);
+        let _ = self.events_ready.write(1);
     }
 }

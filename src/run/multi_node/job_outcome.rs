@@ -21,7 +21,7 @@ pub enum JobOutcome {
     /// This node's launcher received this signal while no rank ran here.
     Stopped(i32),
     /// This node's launcher process was killed while no rank ran here.
-    LauncherLost,
+    LauncherKilled,
     /// This node's supervisor process was killed, or gave up.
     SupervisorLost,
 }
@@ -47,7 +47,7 @@ impl JobOutcome {
             JobOutcome::Refused(_) => "refused",
             JobOutcome::Unreachable(_) | JobOutcome::StoreLost => "store_lost",
             JobOutcome::Ended(JobEnd::Stopped { .. }) | JobOutcome::Stopped(_) => "stopped",
-            JobOutcome::LauncherLost => "front_lost",
+            JobOutcome::LauncherKilled => "front_lost",
             JobOutcome::SupervisorLost => "supervisor_lost",
         }
     }

@@ -4,7 +4,7 @@
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::rendezvous::torch_static::codec::format_nodes;
 use crate::rendezvous::torch_static::nodes::PeerEvent;
-use crate::run::launcher_process::SupervisorProcess;
+use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
 use crate::supervise::SupervisorEvent;
@@ -41,7 +41,7 @@ pub fn is_store_lost(nodes: &mut StaticPeers) -> bool {
 /// Waits without a limit until no other node needs this node's store.
 pub fn wait_for_others(
     nodes: &mut StaticPeers,
-    supervisor: &SupervisorProcess,
+    supervisor: &SupervisorSide,
     signals: &Signals,
     requests: &mut StopRequests,
     notify: &BTreeSet<i32>,
@@ -72,7 +72,7 @@ pub fn wait_for_others(
         }
         let tokens = poll.wait((next != Duration::MAX).then(|| next.saturating_sub(clock::now())))?;
         if tokens.contains(&LAUNCHER) {
-            return Ok(JobOutcome::LauncherLost);
+            return Ok(JobOutcome::LauncherKilled);
         }
         let mut came: Vec<(i32, SignalRoute)> =
             signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
@@ -80,7 +80,7 @@ pub fn wait_for_others(
         if tokens.contains(&REQUESTS) {
             match supervisor.requested() {
                 Some(requested) => came.extend(requested.into_iter().map(|signal| (signal, SignalRoute::Requested))),
-                None => return Ok(JobOutcome::LauncherLost),
+                None => return Ok(JobOutcome::LauncherKilled),
             }
         }
         let stop = came.into_iter().find_map(|(signal, way)| match requests.event(signal, way, notify) {

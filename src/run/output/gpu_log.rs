@@ -29,7 +29,7 @@ pub fn start(path: &Path, gpus: &[Device]) {
     let messages = get_default(Dispatch::clone);
     let body = move || {
         // Signals have to interrupt the event loop, not this thread.
-        let _held = signals::hold();
+        let _blocked = signals::block_all();
         with_default(&messages, || {
             if let Err(error) = write_samples(file, &gpus) {
                 warn!("the GPU log ends here: {}", plain(&error));

@@ -87,11 +87,11 @@ pub fn is_full(folder: &Path) -> bool {
 }
 
 /// The folder of the launcher's own records, inside the log folder.
-pub const OWN: &str = "rlaunch";
+pub const RECORDS: &str = "rlaunch";
 
 /// Creates the folder of the launcher's own records, `LOG_DIR/rlaunch`.
-pub fn own_folder(log_dir: &Path) -> io::Result<PathBuf> {
-    private_folder(log_dir.join(OWN))
+pub fn records_folder(log_dir: &Path) -> io::Result<PathBuf> {
+    private_folder(log_dir.join(RECORDS))
 }
 
 /// Creates a folder with mode 0700 unless it exists. Does not follow a link.
@@ -108,7 +108,7 @@ fn private_folder(path: PathBuf) -> io::Result<PathBuf> {
 
 /// Moves the log of an attempt that another one follows to `LOG_DIR/rlaunch/attempt-N/`, with its `backups` older parts.
 pub fn archive(log_dir: &Path, log: &str, attempt: u32, backups: u32) -> io::Result<()> {
-    let folder = private_folder(own_folder(log_dir)?.join(format!("{ATTEMPT}{attempt}")))?;
+    let folder = private_folder(records_folder(log_dir)?.join(format!("{ATTEMPT}{attempt}")))?;
     for n in 1..=backups {
         // There may be fewer parts.
         let _ = std::fs::rename(numbered(&log_dir.join(log), n), numbered(&folder.join(log), n));
@@ -131,8 +131,8 @@ const ATTEMPT: &str = "attempt-";
 /// Moves the attempt folders of an earlier job to `LOG_DIR/rlaunch/earlier-N/` (1 is the oldest job), or removes them if
 /// logs are overwritten.
 pub fn archive_attempts(log_dir: &Path, overwrite: bool) -> Result<(), SpecError> {
-    let own = log_dir.join(OWN);
-    own_folder(log_dir).and_then(|own| move_attempts(&own, overwrite)).map_err(|error| unusable(&own, &error))
+    let own = log_dir.join(RECORDS);
+    records_folder(log_dir).and_then(|own| move_attempts(&own, overwrite)).map_err(|error| unusable(&own, &error))
 }
 
 fn move_attempts(own: &Path, overwrite: bool) -> io::Result<()> {
@@ -168,7 +168,7 @@ fn move_attempts(own: &Path, overwrite: bool) -> io::Result<()> {
 
 /// Removes the result of an earlier job in this folder.
 pub fn remove_result(log_dir: &Path) -> Result<(), SpecError> {
-    let own = log_dir.join(OWN);
+    let own = log_dir.join(RECORDS);
     // A link is refused later, when the folder is created. Its target is not the launcher's.
     if own.is_symlink() {
         return Ok(());

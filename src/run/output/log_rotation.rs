@@ -159,8 +159,8 @@ impl LogRotation {
 
     /// Ends rotation after all ranks have ended. A log that begins with a hole is rewritten without it; an open reader keeps
     /// the old file. Returns the bytes that were removed from the beginning of each log, by local rank.
-    pub fn settle(&mut self) -> Vec<u64> {
-        let settle = |log: Arc<RotatedLog>| {
+    pub fn finish(&mut self) -> Vec<u64> {
+        let finish = |log: Arc<RotatedLog>| {
             let state = log.state();
             log.closed.store(true, Ordering::Relaxed);
             if state.hole == 0 {
@@ -172,7 +172,7 @@ impl LogRotation {
             });
             state.removed + if rewritten.is_ok() { state.hole } else { 0 }
         };
-        self.logs.iter_mut().map(|log| log.take().map_or(0, settle)).collect()
+        self.logs.iter_mut().map(|log| log.take().map_or(0, finish)).collect()
     }
 }
 

@@ -1,4 +1,5 @@
-//! Opens the files behind a rank's stdout and stderr.
+//! Opens the files behind a rank's stdout and stderr, by the rank's `OutputPlan`. The plan names them (`workerlog.N`, from
+//! `Role::log_prefix`); `log_files.rs` opens them.
 
 use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
 use crate::run::output::log_files;

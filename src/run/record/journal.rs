@@ -154,7 +154,7 @@ impl Journal {
     /// Creates the folder in `log_dir` and a new file of events.
     pub fn open(log_dir: &Path) -> Result<Self, SpecError> {
         let folder =
-            log_files::own_folder(log_dir).map_err(|e| log_files::unusable(&log_dir.join(log_files::OWN), &e))?;
+            log_files::records_folder(log_dir).map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
         let path = folder.join("events.jsonl");
         let events = log_files::open(&path, true).map_err(|e| log_files::unusable(&path, &e))?;
         Ok(Self { events: Some(events), length: 0, sequence: 0 })
@@ -237,7 +237,7 @@ fn word(why: NoRestart) -> &'static str {
 pub fn write_result(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
     text.push('\n');
-    log_files::replace(&log_files::own_folder(log_dir)?.join(log_files::RESULT), &text)
+    log_files::replace(&log_files::records_folder(log_dir)?.join(log_files::RESULT), &text)
 }
 
 #[cfg(test)]

@@ -316,7 +316,7 @@ impl Zygote {
     }
 
     /// Stops it or continues it while it imports; later it only acts on requests.
-    pub fn freeze(&self, signal: i32) {
+    pub fn signal(&self, signal: i32) {
         if let Some(process) = &self.state.borrow().process {
             // An error means that it has just ended, which is noticed next.
             let _ = process.child.signal(signal);

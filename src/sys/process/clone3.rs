@@ -47,7 +47,7 @@ pub unsafe fn start_in(
 /// the cgroup's folder.
 pub fn takes_processes(cgroup: RawFd) -> bool {
     let mut stack = [0u128; 1024];
-    let held = signals::hold();
+    let blocked = signals::block_all();
     // SAFETY: `exit_at_once` only calls _exit. CLONE_VFORK suspends this thread, so the stack outlives the child. All signals
     // are blocked, so no signal handler runs in the child.
     let started = unsafe { start_in(cgroup, &mut stack, exit_at_once, std::ptr::null_mut(), 0) };

@@ -163,7 +163,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     // The intermediate parent of a detached process is reaped at once and sends no SIGCHLD.
     let signal = if start.detached { 0 } else { libc::SIGCHLD };
     let mut pidfd_slot: RawFd = -1;
-    let held = signals::hold();
+    let blocked = signals::block_all();
     // SAFETY: CLONE_VFORK suspends this thread until the child has called execve or _exit, so `shared`, `stack`, `argv` and
     // `envp` outlive the child's use of them, and no other code accesses them. All signals are blocked, so no signal handler
     // runs in the child, whose memory is that of this process. The stack pointer is the top of `stack`, 16-byte aligned.
@@ -296,7 +296,7 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
                 libc::sigaction(signal, &action, ptr::null_mut());
             }
         }
-        let (step, failed) = settle_raw(start, shared.parent);
+        let (step, failed) = apply_settings_raw(start, shared.parent);
         if failed != 0 {
             return (step, failed);
         }
@@ -317,8 +317,8 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
 
 /// Applies the settings of a command to this process, which was forked and calls no exec: group, working directory, stdio,
 /// lifeline, limits and affinity. Ignores its program, signal settings and `keep`. `parent`: the process to die with.
-pub fn settle(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStepError> {
-    match settle_raw(start, parent) {
+pub fn apply_settings(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStepError> {
+    match apply_settings_raw(start, parent) {
         (_, 0) => Ok(()),
         (step, errno) => Err(SpawnStepError { step: STEPS[step], errno }),
     }
@@ -326,7 +326,7 @@ pub fn settle(start: &SpawnCommand, parent: i32) -> Result<(), SpawnStepError> {
 
 /// Applies group, working directory, parent-death signal, stdio, lifeline, limits and affinity. Returns the index of the step
 /// in `STEPS` and the errno, or 0. Makes only async-signal-safe calls, because it runs between clone and exec.
-fn settle_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32) {
+fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32) {
     // SAFETY: async-signal-safe calls only, on integers and on memory that `start` keeps alive.
     unsafe {
         if start.group == ProcessGroup::Session && libc::setsid() < 0 {

@@ -234,7 +234,7 @@ fn rules() -> JobRules {
         min: 1,
         max: 4,
         last_call_ms: 120_000,
-        at_once: Some(2),
+        no_last_call_at: Some(2),
         join_ms: 1_200_000,
         on_failure: OnFailure::Hold,
         on_loss: OnNodeLoss::Regroup,
@@ -278,7 +278,7 @@ fn a_wish_to_launch_again_uses_nothing_up_and_sends_nobody_away() {
             }
         }
         job.turn(4);
-        assert_eq!((job.coordinator.state().failures, &job.coordinator.state().goes), (0, &None));
+        assert_eq!((job.coordinator.state().failures, &job.coordinator.state().held_failure), (0, &None));
     }
     let mut job = Agreed::new(JobRules { on_failure: OnFailure::End, ..rules() });
     for id in ["a", "b"] {

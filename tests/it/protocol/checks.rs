@@ -56,14 +56,14 @@ impl Judge {
         let forgets = ended && !matches!(its.phase, JobPhase::Ended { .. });
         if !timers && !forgets {
             let all = |state: &JobState| {
-                (state.round, state.failures, state.phase.clone(), state.refused.clone(), state.goes.clone())
+                (state.round, state.failures, state.phase.clone(), state.refused.clone(), state.held_failure.clone())
             };
             assert_eq!(all(own), all(its), "who takes over decides otherwise");
             self.compared += 1;
         }
         if forgets {
             let new = |record: &NodeStatus| matches!(record, NodeStatus::Ready { seen: 0 });
-            let may = |id: &str, standing: &NodeStatus| new(standing) && !state.waited.contains(id);
+            let may = |id: &str, standing: &NodeStatus| new(standing) && !state.to_receive_end.contains(id);
             assert!(
                 machine.nodes().all(|(id, record)| may(id, &record.status)),
                 "an end is forgotten that somebody saw"

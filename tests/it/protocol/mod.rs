@@ -55,7 +55,7 @@ fn the_histories_hold_what_they_are_for() {
         note("more came", any(|phase| matches!(phase, JobPhase::Stopping { why: RoundStopCause::More { .. }, .. })));
         note("lost", any(|phase| matches!(phase, JobPhase::Stopping { why: RoundStopCause::Lost { .. }, end: None })));
         note("restarts", states.iter().any(|state| state.failures > 0));
-        note("held", states.iter().any(|state| state.goes.is_some()));
+        note("held", states.iter().any(|state| state.held_failure.is_some()));
         note("refused", states.iter().any(|state| !state.refused.is_empty()));
         note("several rounds", states.iter().any(|state| state.round > 2));
         note("several leaders", world.leaders.len() > 1);

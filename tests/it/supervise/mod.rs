@@ -55,10 +55,10 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| RestartBackoff { base, max, seed });
     let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
     let stop_by = prop::option::weighted(0.3, millis(40_000));
-    (stop_by, lists, backoff, limits, any::<bool>()).prop_map(|(stop_by, lists, backoff, limits, forwards)| {
+    (stop_by, lists, backoff, limits, any::<bool>()).prop_map(|(stop_by, lists, backoff, limits, repeats_signal)| {
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
-        SupervisionPolicy { grace: GRACE, stop_by, restart, forwards, first_attempt: 0 }
+        SupervisionPolicy { grace: GRACE, stop_by, restart, repeats_signal, first_attempt: 0 }
     })
 }
 
@@ -194,7 +194,7 @@ fn the_histories_hold_what_they_are_for() {
         note("several ends just after a stop", at_a_stop && job.happens_first);
         note("a wait that begins asleep", waits_asleep);
         let asked = notes.iter().any(|n| matches!(n, ProgressNote::Stopping { living, .. } if !living.is_empty()));
-        note("a signal that is passed on", asked && job.policy.forwards);
+        note("a signal that is passed on", asked && job.policy.repeats_signal);
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
         note("someone who cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();

@@ -228,7 +228,7 @@ def test_where_it_is_unsafe_it_is_refused_or_given_up_as_asked(job: Job, body: s
     ended = job.run(*job.options("unsafe,auto"), "train.py")
     assert ended.status == 0, ended.stderr
     (line,) = (line for line in lines_of(ended) if "zygote" in line)
-    assert line.startswith("no zygote: importing unsafe ")
+    assert line.startswith("no preload server: importing unsafe ")
     assert why in line
     assert line.endswith("; every rank imports for itself")
     assert "ran.1" in job.names()
@@ -244,7 +244,7 @@ def test_what_is_not_run_by_this_python_is_refused(job: Job) -> None:
     ]
     ended = job.run(*job.options("auto"), no_python, "true")
     assert ended.status == 0
-    said = "no zygote: true is not run by the launcher's Python; every rank imports for itself"
+    said = "no preload server: true is not run by the launcher's Python; every rank imports for itself"
     assert said in lines_of(ended)
 
 

@@ -153,7 +153,7 @@ def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
     why = "importing once ended the process"
     if auto:
         assert ended.status == 0, ended.stderr
-        (line,) = (line for line in lines_of(ended) if line.startswith("no zygote: "))
+        (line,) = (line for line in lines_of(ended) if line.startswith("no preload server: "))
     else:
         assert ended.status == START_FAILED, ended.stderr
         (line,) = ended.error_lines()

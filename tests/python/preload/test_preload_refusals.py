@@ -47,7 +47,7 @@ def refused(folder: Path, text: str, **options: Any) -> ZygoteError:
 
 def test_an_import_that_fails_is_shown(folder: Path) -> None:
     error = refused(folder, "def inner():\n    raise ValueError('why \u00e9 \U0001f600' * 2000)\ninner()")
-    assert str(error).startswith("no zygote: import tried: ValueError: why \u00e9")
+    assert str(error).startswith("no preload server: import tried: ValueError: why \u00e9")
     if sys.version_info >= (3, 11):
         assert "in inner" in error.__notes__[0]
 
@@ -55,11 +55,11 @@ def test_an_import_that_fails_is_shown(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import sys; sys.exit(3)", "no zygote: import tried: SystemExit: 3"),
-        ("import os; os._exit(3)", "no zygote: importing tried: it ended with 3"),
-        ("import os; os.kill(os.getpid(), 9)", "no zygote: importing tried: it was killed by signal 9"),
-        ("import nowhere", "no zygote: import tried: ModuleNotFoundError: No module named 'nowhere'"),
-        ("raise KeyboardInterrupt", "no zygote: import tried: KeyboardInterrupt"),
+        ("import sys; sys.exit(3)", "no preload server: import tried: SystemExit: 3"),
+        ("import os; os._exit(3)", "no preload server: importing tried: it ended with 3"),
+        ("import os; os.kill(os.getpid(), 9)", "no preload server: importing tried: it was killed by signal 9"),
+        ("import nowhere", "no preload server: import tried: ModuleNotFoundError: No module named 'nowhere'"),
+        ("raise KeyboardInterrupt", "no preload server: import tried: KeyboardInterrupt"),
     ],
 )
 def test_how_an_import_may_end(folder: Path, text: str, said: str) -> None:
@@ -67,7 +67,7 @@ def test_how_an_import_may_end(folder: Path, text: str, said: str) -> None:
 
 
 def test_a_module_that_is_not_there() -> None:
-    with pytest.raises(ZygoteError, match=r"^no zygote: import nowhere\.to_be: ModuleNotFoundError"):
+    with pytest.raises(ZygoteError, match=r"^no preload server: import nowhere\.to_be: ModuleNotFoundError"):
         start(os.getpid, preload="nowhere.to_be")
 
 
@@ -83,7 +83,7 @@ def test_threads_are_named(folder: Path) -> None:
     text = "import threading, time\nfor i in (1, 2):\n    threading.Thread(target=time.sleep, args=(600,), "
     error = refused(folder, text + "daemon=True, name=f'worker-{i}').start()")
     assert str(error) == (
-        "no zygote: importing tried left 2 threads running (worker-1, worker-2), which a fork would lose"
+        "no preload server: importing tried left 2 threads running (worker-1, worker-2), which a fork would lose"
     )
 
 
@@ -99,7 +99,7 @@ def test_a_child_process_is_named_and_a_lock_is_none(folder: Path) -> None:
     error = refused(folder, text.format(str(folder / "pid")))
     pid = int((folder / "pid").read_text())
     psutil.Process(pid).kill()
-    said = f"no zygote: importing tried left a child process running (sleep, pid {pid}), "
+    said = f"no preload server: importing tried left a child process running (sleep, pid {pid}), "
     assert str(error) == said + "which a forked process has no part in"
     text = "import multiprocessing, subprocess\nsubprocess.run(['true'])\n"
     module(folder, "tried", text + "lock = multiprocessing.get_context('spawn').Lock()")
@@ -159,7 +159,7 @@ def test_auto_goes_on_without_and_says_why_in_one_line(
     assert results(start(ranks.my_rank, n=2, preload="auto,tried")) == [0, 1]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "rlaunch"]
     assert line == (
-        "no zygote: import tried: ZeroDivisionError: division by zero; each rank imports for itself"
+        "no preload server: import tried: ZeroDivisionError: division by zero; each rank imports for itself"
     )
 
 

@@ -33,10 +33,10 @@ def test_what_cannot_be_forked_from_is_said_in_a_line(suite: Suite, pytester: py
     done.stdout.fnmatch_lines(
         [
             "*ERROR at setup of test_thread*",
-            "the ranks cannot be started: no zygote: importing background, pytest, * and * more "
+            "the ranks cannot be started: no preload server: importing background, pytest, * and * more "
             "left a thread running (loader), which a fork would lose",
             "*ERROR at setup of test_none*",
-            "the ranks cannot be started: no zygote: import no_such: ModuleNotFoundError: *",
+            "the ranks cannot be started: no preload server: import no_such: ModuleNotFoundError: *",
         ]
     )
     assert "direct cause" not in str(done.stdout)

@@ -228,7 +228,7 @@ def test_several_threads_may_join(method: str, start: Any, tmp_path: Path) -> No
         assert outcomes == ["Process 0 terminated with exit code 3."] * 4
 
 
-def test_what_a_rank_has_put_is_read_whole_while_another_thread_settles(
+def test_what_a_rank_has_put_is_read_whole_while_another_thread_takes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outbox, read = rank_results.ResultSlot(), os.pread
@@ -237,7 +237,7 @@ def test_what_a_rank_has_put_is_read_whole_while_another_thread_settles(
 
         def meanwhile(fd: int, count: int, offset: int) -> bytes:
             patch.undo()
-            outbox.settle()
+            outbox.take_content()
             return read(fd, count, offset)
 
         patch.setattr(os, "pread", meanwhile)

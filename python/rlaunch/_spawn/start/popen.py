@@ -22,7 +22,7 @@ from multiprocessing import (
 from typing import TYPE_CHECKING, Any
 
 from ... import _lib
-from ..._process.signal_mask import hold_signals
+from ..._process.signal_mask import blocked_signals
 from ..pickling import build_preparation_data
 from ..worker import open_log
 
@@ -202,7 +202,7 @@ class ForkServerPopen(Popen):
         forkserver.ensure_running()
         # The fork server's client leaks descriptors if it runs out of them or is interrupted.
         _lib.need_descriptors(6)
-        with hold_signals():
+        with blocked_signals():
             return self._request_fork(spec, payload.getbuffer())
 
     def _request_fork(self, spec: StartSpec, payload: memoryview) -> _lib.Rank:

@@ -17,7 +17,7 @@ use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, LazyBu
 #[derive(Debug)]
 pub struct WireHandle {
     closed: Mutex<bool>,
-    bell: Condvar,
+    closed_changed: Condvar,
     socket: Mutex<Weak<TcpStream>>,
     traffic: Traffic,
     /// How long bytes may take while no stream is open.
@@ -32,7 +32,7 @@ impl WireHandle {
     pub fn new(traffic: Traffic, patience: Duration) -> Arc<Self> {
         Arc::new(Self {
             closed: Mutex::new(false),
-            bell: Condvar::new(),
+            closed_changed: Condvar::new(),
             socket: Mutex::new(Weak::new()),
             traffic,
             patience,
@@ -61,14 +61,14 @@ impl WireHandle {
     /// Closes it for good.
     pub fn close(&self) {
         *self.closed.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.bell.notify_all();
+        self.closed_changed.notify_all();
         self.disconnect();
     }
 
     /// Waits for this time, or until it is closed. Whether it is closed.
     pub fn pause(&self, time: Duration) -> bool {
         let closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.bell.wait_timeout_while(closed, time, |closed| !*closed);
+        let waited = self.closed_changed.wait_timeout_while(closed, time, |closed| !*closed);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }

@@ -62,7 +62,7 @@ struct SharedState {
     /// Wakes the thread.
     wakeup: EventFd,
     /// Readable while there are events.
-    bell: EventFd,
+    events_ready: EventFd,
 }
 
 #[derive(Default)]
@@ -88,7 +88,7 @@ enum ClientCommand {
 pub fn join(address: MasterAddress, id: &str, record: &str) -> io::Result<MasterBackend> {
     let event_fd = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
     let link = Mutex::new(LinkState { record: record.to_owned(), ..LinkState::default() });
-    let shared = Arc::new(SharedState { link, wakeup: event_fd()?, bell: event_fd()? });
+    let shared = Arc::new(SharedState { link, wakeup: event_fd()?, events_ready: event_fd()? });
     let (guard, ended) = bounded::<()>(0);
     let traffic = Traffic::default();
     let mut client = ClientThread {
@@ -142,7 +142,7 @@ impl RendezvousBackend for MasterBackend {
 
     fn take_events(&mut self) -> Vec<BackendEvent> {
         let mut link = self.shared.lock();
-        let _ = self.shared.bell.read();
+        let _ = self.shared.events_ready.read();
         link.events.drain(..).collect()
     }
 
@@ -155,7 +155,7 @@ impl RendezvousBackend for MasterBackend {
 
 impl AsFd for MasterBackend {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared.bell.as_fd()
+        self.shared.events_ready.as_fd()
     }
 }
 
@@ -191,7 +191,7 @@ impl SharedState {
             link.events.pop_back();
         }
         link.events.push_back(event);
-        let _ = self.bell.write(1);
+        let _ = self.events_ready.write(1);
     }
 }
 

@@ -204,7 +204,7 @@ impl KvStore {
             let launchers = self.launchers.iter().map(|(key, launcher)| (key.clone(), launcher.value.clone()));
             let all = launchers.chain(own_nodes.iter().map(|(key, value)| (key.clone(), quoted(value))));
             let round = all.filter(|(key, _)| keys.contains(key));
-            self.round = members.iter().any(|member| member.info.foreign).then(|| round.collect());
+            self.round = members.iter().any(|member| member.info.is_paddle_launcher).then(|| round.collect());
         }
         if matches!(state.phase, JobPhase::Gathering) {
             self.round = None;
@@ -267,7 +267,7 @@ fn parse_record(name: &str, rank: &str, payload: &str) -> Option<String> {
         endpoints,
         rules: JobRules::default(),
         version: "Paddle's".to_owned(),
-        foreign: true,
+        is_paddle_launcher: true,
         ..NodeInfo::default()
     };
     let record = NodeRecord { format: FORMAT, info: offer, status: NodeStatus::Ready { seen: 0 } };

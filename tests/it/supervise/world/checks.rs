@@ -16,7 +16,7 @@ impl World<'_> {
                 Effect::Spawn(id) => self.spawn(id),
                 Effect::Kill { child, signal } => self.kill(child, signal),
                 Effect::ForwardSignal { .. } => panic!("{effect:?} without a notify"),
-                Effect::Freeze(id) => {
+                Effect::Suspend(id) => {
                     assert!(self.asleep.is_some(), "froze {id:?} while awake");
                     let now = self.now;
                     let sim = self.alive_sim(id);
@@ -26,7 +26,7 @@ impl World<'_> {
                         sim.dies = sim.dies.map(|(at, exit)| (at - now, exit));
                     }
                 }
-                Effect::Thaw(id) => {
+                Effect::Resume(id) => {
                     assert!(self.asleep.is_none(), "thawed {id:?} while asleep");
                     let now = self.now;
                     let sim = self.alive_sim(id);
@@ -96,7 +96,7 @@ impl World<'_> {
         let forced = self.stop_signals >= 2 || self.host_lost;
         let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
-        let (done, forwards) = (matches!(first.cause, Cause::Done), self.job.policy.forwards);
+        let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
         assert!(!done || self.serves(id.local_rank) && self.is_done(), "told {id:?}, which is waited for");
         let sim = self.alive_sim(id);
         assert!(!sim.frozen, "signalled {id:?}, which is frozen");
@@ -107,7 +107,7 @@ impl World<'_> {
             sim.dies = on_kill.map(|after| (now + Duration::from_millis(after), Exit::Signal(9)));
             self.last_kill = awake;
         } else {
-            let passed_on = forwards && matches!(first.cause, Cause::Asked);
+            let passed_on = repeats_signal && matches!(first.cause, Cause::Asked);
             let due = if passed_on { SIGNAL } else { libc::SIGTERM };
             assert_eq!((signal, sim.told), (due, false), "told {id:?} twice, or by another signal");
             if let Some((after, exit)) = on_term {
