@@ -72,7 +72,7 @@ test-full: test
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch
 	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --lib
-	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --skip rendezvous --skip process
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --skip rendezvous:: --skip process::
 	@$(MAKE) --question $(VENV)/built || $(MAKE) --no-print-directory $(VENV)/built-debug
 	@$(MAKE) --no-print-directory check-python
 	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)

@@ -166,11 +166,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_N
 ballast = bytearray(int(sys.argv[1]) << 30)
 for page in range(0, len(ballast), 4096):
     ballast[page] = 1
-nursery = _lib.Nursery()
+spawner = _lib.Spawner()
 def ours():
-    end = nursery.open_end()
-    rank = nursery.start(b"/bin/true", [b"true"], [], [], -1, end)
-    nursery.close_end(end)
+    end = spawner.open_end()
+    rank = spawner.start(b"/bin/true", [b"true"], [], [], -1, end)
+    spawner.close_end(end)
     return rank.wait
 def preexec():
     return subprocess.Popen(["/bin/true"], preexec_fn=os.setsid).wait  # As Paddle's launcher starts ranks.

@@ -84,3 +84,7 @@ def __getattr__(name: str) -> "Any":
             globals()[name] = value = imported if name == module else getattr(imported, name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *__all__})

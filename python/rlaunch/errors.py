@@ -82,7 +82,7 @@ class NoResultError(EOFError):
 
 
 class ZygoteError(RuntimeError):
-    """There is no preload server to fork ranks from: it has ended, an import failed, or a fork would be unsafe."""
+    """No preload server to fork ranks from: it has ended, an import failed, or a fork would be unsafe."""
 
 
 class MissingRankError(RuntimeError):

@@ -140,9 +140,11 @@ pub fn platform_process(
     context: &LaunchContext,
 ) -> Result<Plan, SpecError> {
     let mut env = EnvDelta::new();
-    let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, role.log_prefix(), &mut ExportHashes::default())?;
+    let env_overflow =
+        base_env::complete(&mut env, vars, &context.log_dir, role.log_prefix(), &mut ExportHashes::default())?;
     let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
-    let one = RankPlan::with_log(ProcessLabel { role, number }, argv, env, format!("{}.0", role.log_prefix()), env_overflow);
+    let one =
+        RankPlan::with_log(ProcessLabel { role, number }, argv, env, format!("{}.0", role.log_prefix()), env_overflow);
     let pod = paddle_launch::PodInfo {
         name: context.pod_name.clone(),
         log_dir: context.log_dir.clone(),

@@ -49,7 +49,8 @@ impl CoordinatorLogic for Coordinator {
 
     fn shown_to_paddle(&self) -> Vec<(String, String)> {
         let is_own = |record: &NodeRecord| {
-            !record.info.is_paddle_launcher && matches!(record.status, NodeStatus::Ready { .. } | NodeStatus::Runs { .. })
+            !record.info.is_paddle_launcher
+                && matches!(record.status, NodeStatus::Ready { .. } | NodeStatus::Runs { .. })
         };
         let nodes = self.nodes().filter(|(_, record)| is_own(record));
         nodes.map(|(_, record)| paddle_entry(&record.info)).collect()

@@ -207,8 +207,10 @@ impl Coordinator {
         if self.takes_over {
             let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
             let awaiting_end = &self.state.to_receive_end;
-            let saw =
-                self.nodes.iter().filter(|(id, node)| !is_new(node) || members.contains(id) || awaiting_end.contains(*id));
+            let saw = self
+                .nodes
+                .iter()
+                .filter(|(id, node)| !is_new(node) || members.contains(id) || awaiting_end.contains(*id));
             self.to_notify = saw.map(|(id, _)| id.clone()).collect();
         }
         self.takes_over && self.to_notify.is_empty()
@@ -420,7 +422,8 @@ impl Coordinator {
             return self.begin_stop(why, end);
         }
         // Paddle's own launchers do not report how their ranks end.
-        let (done, reporting) = (self.count_done(), self.of_round().filter(|record| !record.info.is_paddle_launcher).count());
+        let (done, reporting) =
+            (self.count_done(), self.of_round().filter(|record| !record.info.is_paddle_launcher).count());
         if done == reporting && reporting > 0 {
             return self.end(JobEnd::Completed);
         }
@@ -465,7 +468,8 @@ impl Coordinator {
             let known = RoundStopCause::Failed { failure: known };
             (end, why, corrected) = (self.end_by(rules, &known), known, true);
         }
-        let has_stopped = |record: &NodeRecord| record.status.stopped_in() >= Some(round) || record.info.is_paddle_launcher;
+        let has_stopped =
+            |record: &NodeRecord| record.status.stopped_in() >= Some(round) || record.info.is_paddle_launcher;
         if !self.of_round().all(has_stopped) {
             self.state.phase = JobPhase::Stopping { why, end };
             return corrected;

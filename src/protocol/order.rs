@@ -27,7 +27,8 @@ pub fn order_round<'a>(ready: &[Candidate<'a>], max: usize, before: &[String]) -
     chosen.sort_by_key(|one| (was(one.id).is_none(), one.joined, one.id));
     chosen.truncate(max);
     // The records of Paddle's own launchers do not say which order.
-    let order = ready.iter().find(|one| !one.info.is_paddle_launcher).map_or(NodeOrder::Name, |one| one.info.rules.order);
+    let order =
+        ready.iter().find(|one| !one.info.is_paddle_launcher).map_or(NodeOrder::Name, |one| one.info.rules.order);
     let key = |info: &'a NodeInfo| sort_key(order, info);
     let mut places: Vec<Option<&'a str>> = vec![None; chosen.len()];
     // First those that the user has numbered. A node with a number that another has was refused before.

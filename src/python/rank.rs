@@ -72,7 +72,7 @@ impl Spawner {
             .name("rlaunch-spawner".into())
             .stack_size(256 * 1024)
             .spawn(move || spawner_thread(&inbox));
-        drop(held);
+        drop(blocked);
         started.map_err(os_error)?;
         Ok(Self { requests, lifeline, ranks: Mutex::default(), ends: Mutex::default() })
     }

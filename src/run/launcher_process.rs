@@ -112,7 +112,7 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
             tree::become_subreaper()?;
             signals.install_one(libc::SIGCONT);
             signals.renew()?;
-            drop(held);
+            drop(blocked);
             Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests: requested, status: report }))
         }
     }

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from rlaunch._spawn.plan.options import rename_old_options
 
 # Statement, and the end of its DeprecationWarning; "" for none.
 OLD = [
@@ -119,6 +121,44 @@ def test_an_old_name_works(statement: str, warning: str, answers: dict[str, list
         assert text.endswith(warning)
         # The line to change; importlib's functions are frames of their own.
         assert filename == "<old name>" or "importlib" in statement
+
+
+OLD_OPTIONS = """
+import os
+import rlaunch
+
+def variables(folder):
+    with open(f"{folder}/{os.environ['RANK']}", "w") as file:
+        file.write(os.environ.get("PADDLE_TRAINER_ID", "none"))
+
+if __name__ == "__main__":
+    import sys
+    rlaunch.spawn(variables, (sys.argv[1],), nprocs=2, dialect=sys.argv[2])
+"""
+
+
+def spawn_with_dialect(folder: Path, dialect: str) -> subprocess.CompletedProcess[str]:
+    (folder / "main.py").write_text(OLD_OPTIONS)
+    command = [sys.executable, "main.py", str(folder), dialect]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_spawn_sets_the_variables_that_dialect_asks_for(tmp_path: Path) -> None:
+    done = spawn_with_dialect(tmp_path, "torch")
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["none", "none"]
+
+
+def test_spawn_refuses_an_unknown_dialect(tmp_path: Path) -> None:
+    done = spawn_with_dialect(tmp_path, "nonsense")
+    assert done.returncode == 1
+    assert "nonsense" in done.stderr.splitlines()[-1]
+
+
+def test_an_old_option_of_spawn_sets_the_new_one_unless_that_is_set() -> None:
+    options = {"grace": 3.0, "dialect": "torch", "frameworks": "jax"}
+    rename_old_options(options)
+    assert options == {"grace_period": 3.0, "frameworks": "jax"}
 
 
 def test_an_old_argument_of_the_marker_works(pytester: pytest.Pytester) -> None:

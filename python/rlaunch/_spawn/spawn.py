@@ -65,11 +65,12 @@ def spawn(
             own ``__reduce__`` passes through.
         OSError: the system cannot start a rank. The ranks that were started before it have been ended.
     """
-    from .plan.options import check_option_names, list_log_files, read_grace_period
+    from .plan.options import check_option_names, list_log_files, read_grace_period, rename_old_options
 
     # A plain dictionary: the plan replaces "auto" by the backend in effect.
     settings: dict[str, Any] = {**options}
     check_option_names(settings)
+    rename_old_options(settings)
     start_method = settings.get("start_method")
     if start_method != "fork":
         from .main_guard import check_main_guard
@@ -113,10 +114,9 @@ def _prepare_zygote(start_method: str | None, settings: dict[str, Any]) -> tuple
         return start_method, None
     from .._preload.registry import get_zygote, parse_preload
     from ..errors import ZygoteError
-    from .plan.options import read_frameworks
     from .plan.ranks import log_warnings
 
-    framework = str(read_frameworks(settings) or "paddle").partition(",")[0].strip().lower()
+    framework = str(settings.get("frameworks") or "paddle").partition(",")[0].strip().lower()
     modules, is_optional = parse_preload(preload, framework)
     try:
         return "zygote", get_zygote(modules)

@@ -24,6 +24,9 @@ pub const STORE_LOST: i32 = 74;
 /// Another node of the job was lost.
 pub const NODE_LOST: i32 = 75;
 
+/// Every failure under torchrun, except for a command line that cannot be used.
+const TORCHRUN_FAILED: i32 = 1;
+
 /// The table that `--help` shows.
 pub const HELP: &str = "\
 Exit status:
@@ -48,13 +51,16 @@ pub fn of_error(error: &CliError) -> i32 {
         CliError::Rendezvous(_) => RENDEZVOUS,
         CliError::SupervisorNotStarted(_) => START_FAILED,
         CliError::SignalHandlers(_) | CliError::SupervisorWatch(_) | CliError::EventLoop(_) => INTERNAL,
-        CliError::AsTorchrun(error) => as_torchrun(of_error(error)),
+        CliError::AsTorchrun(error) => match of_error(error) {
+            USAGE => USAGE,
+            _ => TORCHRUN_FAILED,
+        },
     }
 }
 
-/// torchrun's exit status for one of ours: 1, except for success and a command line that cannot be used.
+/// torchrun's exit status for a job that ended with this one.
 pub fn as_torchrun(status: i32) -> i32 {
-    if matches!(status, OK | USAGE) { status } else { 1 }
+    if status == OK { OK } else { TORCHRUN_FAILED }
 }
 
 /// The exit status of a job with this outcome; `report`: that of this node's ranks.

@@ -385,7 +385,7 @@ fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, Rendezvou
     let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
     let endpoints: Vec<String> = text("endpoints").ok_or_else(bad)?.split(',').map(str::to_owned).collect();
     let address = endpoints.first().and_then(|first| Endpoint::parse(first)).ok_or_else(bad)?.host;
-    let offer = NodeInfo {
+    let info = NodeInfo {
         name: text("name").unwrap_or_default(),
         host: address.clone(),
         address,
@@ -395,5 +395,5 @@ fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, Rendezvou
         is_paddle_launcher: true,
         ..NodeInfo::default()
     };
-    Ok(RoundMember { id: key.to_owned(), info: offer })
+    Ok(RoundMember { id: key.to_owned(), info })
 }

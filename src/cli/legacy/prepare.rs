@@ -98,7 +98,8 @@ pub(crate) fn build_legacy_plan(
         mapping: mapping_path()?,
         args: args.iter().map(|arg| arg.to_string_lossy()).collect::<Vec<_>>().join(" "),
     };
-    let plan = legacy::plan(spec, options, vars, context, (&layout, &backend, &launcher)).map_err(CliError::Preflight)?;
+    let plan =
+        legacy::plan(spec, options, vars, context, (&layout, &backend, &launcher)).map_err(CliError::Preflight)?;
     if is_mapping_pass(&plan) && spec.dry_run.is_none() {
         run::prepare::legacy_files::set_aside(&launcher.mapping).map_err(CliError::Preflight)?;
     }

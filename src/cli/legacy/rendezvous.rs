@@ -76,8 +76,8 @@ impl LegacyRendezvous<'_> {
     fn rules(&self) -> JobRules {
         let elastic = self.elastic;
         JobRules {
-            frontend: "paddle, older".into(),
-            at_once: Some(elastic.usual),
+            frontend: "paddle, legacy".into(),
+            no_last_call_at: Some(elastic.usual),
             again: Some(RESTART_REQUEST),
             on_failure: OnFailure::Hold,
             on_loss: OnNodeLoss::Regroup,

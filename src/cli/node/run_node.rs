@@ -8,7 +8,7 @@ use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::cli::elastic::rounds;
 use crate::cli::node::build_failure_report::print_unkillable;
 use crate::cli::node::frontend::{EngineListener, Frontend};
-use crate::cli::node::job_record::{open_journal, record_end, decide_exit_status};
+use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end};
 use crate::model::Exit;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::failure_report;

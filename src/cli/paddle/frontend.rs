@@ -274,7 +274,16 @@ fn launch_on_this_node(
         && let (Some(elastic), Some(advertised)) = (&asked.elastic, &advertised)
     {
         let (advertised, launch_context) = (advertised.clone(), &launch_context);
-        let rounds = LegacyRendezvous { spec, legacy: asked, elastic, vars, context: launch_context, own, advertised, host: name };
+        let rounds = LegacyRendezvous {
+            spec,
+            legacy: asked,
+            elastic,
+            vars,
+            context: launch_context,
+            own,
+            advertised,
+            host: name,
+        };
         let legacy_frontend = LegacyElasticFrontend { inner: &frontend, elastic };
         return run_node::run_node(
             &launch,

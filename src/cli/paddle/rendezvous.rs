@@ -133,8 +133,8 @@ impl RoundFrontend for PaddleRendezvous<'_> {
         let nodes: Vec<ClusterNode> = round.members.iter().map(cluster_node).collect::<Result<_, _>>()?;
         let mut cluster = Cluster::new(nodes, round.own);
         let first = round.members.first().map(|member| &member.info);
-        let at = |name: &str| first.and_then(|offer| Endpoint::parse(offer.more.get(name)?));
-        cluster.master = first.and_then(|offer| Endpoint::parse(&offer.master));
+        let at = |name: &str| first.and_then(|info| Endpoint::parse(info.more.get(name)?));
+        cluster.master = first.and_then(|info| Endpoint::parse(&info.master));
         let asked = |framework| self.spec.frameworks.contains(&framework);
         cluster.servers.torch = at("torch").filter(|_| asked(Framework::Torch));
         cluster.servers.jax = at("jax").filter(|_| asked(Framework::Jax));

@@ -72,8 +72,12 @@ impl StaticPeers {
         let watch = StoreWatch { prefix, events: sender, events_ready: Arc::clone(&events_ready) };
         let server = StoreServer::start_with(listeners, limits, Some(watch))?;
         let client = StoreClient::connect(&at.ip().to_string(), at.port(), left)?;
-        let host =
-            StoreHost { server: Some(ServedStore::Running(server)), events, events_ready, registry: NodeRegistry::new(nnodes) };
+        let host = StoreHost {
+            server: Some(ServedStore::Running(server)),
+            events,
+            events_ready,
+            registry: NodeRegistry::new(nnodes),
+        };
         let mut nodes = Self { node: 0, nnodes, run_id: run_id.to_owned(), client, host: Some(host) };
         nodes.publish_missing(left)?;
         Ok(nodes)

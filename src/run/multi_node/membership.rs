@@ -43,7 +43,7 @@ pub struct Membership {
     /// The address of the rendezvous backend as text.
     address: String,
     node_state: NodeState,
-    offer: NodeInfo,
+    info: NodeInfo,
     state: Option<JobState>,
     members: Vec<RoundMember>,
     refused: Option<String>,
@@ -57,8 +57,8 @@ pub struct Membership {
 
 impl Membership {
     /// The record of a node as text.
-    pub fn record(offer: &NodeInfo, standing: &NodeStatus) -> String {
-        let record = NodeRecord { format: FORMAT, info: offer.clone(), status: standing.clone() };
+    pub fn record(info: &NodeInfo, status: &NodeStatus) -> String {
+        let record = NodeRecord { format: FORMAT, info: info.clone(), status: status.clone() };
         // Serialization of these types cannot fail.
         serde_json::to_string(&record).unwrap_or_default()
     }
@@ -68,7 +68,7 @@ impl Membership {
         (backend, server): (Box<dyn RendezvousBackend>, Option<MasterServer>),
         address: String,
         id: &str,
-        offer: NodeInfo,
+        info: NodeInfo,
         (kind, lease): (BackendKind, Duration),
     ) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Membership {
             server,
             address,
             node_state: NodeState::new(id),
-            offer,
+            info,
             state: None,
             members: Vec::new(),
             refused: None,
@@ -94,13 +94,13 @@ impl Membership {
 
     /// What this node offers.
     pub fn info(&self) -> &NodeInfo {
-        &self.offer
+        &self.info
     }
 
     /// Publishes the status of this node.
-    pub fn publish(&mut self, standing: NodeStatus) {
-        self.node_state.status = standing;
-        self.backend.put(&Self::record(&self.offer, &self.node_state.status));
+    pub fn publish(&mut self, status: NodeStatus) {
+        self.node_state.status = status;
+        self.backend.put(&Self::record(&self.info, &self.node_state.status));
     }
 
     /// Publishes why its ranks stop, if they run.
@@ -113,10 +113,10 @@ impl Membership {
     /// Receives events, once the descriptor is readable. Returns the participants if they have changed.
     pub fn receive(&mut self) -> Option<Participants> {
         let mut participants = None;
-        for news in self.backend.take_events() {
-            match news {
+        for event in self.backend.take_events() {
+            match event {
                 BackendEvent::State { state, members } => {
-                    participants = self.heard(&state, members.as_deref()).or(participants)
+                    participants = self.apply_state(&state, members.as_deref()).or(participants)
                 }
                 BackendEvent::Lost { why } if self.lost.is_none() => {
                     if matches!(self.node_state.status, NodeStatus::Runs { .. }) {
@@ -152,7 +152,7 @@ impl Membership {
         participants
     }
 
-    fn heard(&mut self, state: &str, members: Option<&str>) -> Option<Participants> {
+    fn apply_state(&mut self, state: &str, members: Option<&str>) -> Option<Participants> {
         let state: JobState = match serde_json::from_str(state) {
             Ok(state) => state,
             Err(error) => {
@@ -208,7 +208,7 @@ impl Membership {
     pub fn lost_contact(&mut self) -> Option<(String, Option<Duration>)> {
         let lost = self.lost.as_mut()?;
         let now = clock::now();
-        let others = self.members.iter().filter(|member| member.info.address != self.offer.address);
+        let others = self.members.iter().filter(|member| member.info.address != self.info.address);
         let others: Vec<(String, u16)> =
             others.filter_map(|member| probe_address(&member.info)).map(|at| (at.host, at.port)).collect();
         let decision = lost.decide(now, &self.kind, self.lease, &others);
@@ -237,7 +237,7 @@ impl Membership {
     /// Whether this node may take part again once contact is restored: the job continues on other nodes, and its state is not
     /// kept by one of them.
     pub fn may_rejoin(&self) -> bool {
-        matches!(self.kind, BackendKind::Etcd(..)) && self.offer.rules.on_loss == OnNodeLoss::Regroup
+        matches!(self.kind, BackendKind::Etcd(..)) && self.info.rules.on_loss == OnNodeLoss::Regroup
     }
 
     /// The error while there is no contact.
@@ -291,8 +291,8 @@ impl Membership {
 }
 
 /// An address on which a node can be probed.
-fn probe_address(offer: &NodeInfo) -> Option<Endpoint> {
-    let known = [Some(&offer.master), offer.endpoints.first()];
+fn probe_address(info: &NodeInfo) -> Option<Endpoint> {
+    let known = [Some(&info.master), info.endpoints.first()];
     known.into_iter().flatten().find_map(|text| Endpoint::parse(text))
 }
 

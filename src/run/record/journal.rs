@@ -153,8 +153,8 @@ pub struct Journal {
 impl Journal {
     /// Creates the folder in `log_dir` and a new file of events.
     pub fn open(log_dir: &Path) -> Result<Self, SpecError> {
-        let folder =
-            log_files::records_folder(log_dir).map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
+        let folder = log_files::records_folder(log_dir)
+            .map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
         let path = folder.join("events.jsonl");
         let events = log_files::open(&path, true).map_err(|e| log_files::unusable(&path, &e))?;
         Ok(Self { events: Some(events), length: 0, sequence: 0 })

@@ -51,7 +51,7 @@ pub fn takes_processes(cgroup: RawFd) -> bool {
     // SAFETY: `exit_at_once` only calls _exit. CLONE_VFORK suspends this thread, so the stack outlives the child. All signals
     // are blocked, so no signal handler runs in the child.
     let started = unsafe { start_in(cgroup, &mut stack, exit_at_once, std::ptr::null_mut(), 0) };
-    drop(held);
+    drop(blocked);
     let Some((_, pidfd)) = started else { return false };
     // SAFETY: the kernel has just created this descriptor; it has no other owner.
     let child = unsafe { OwnedFd::from_raw_fd(pidfd) };

@@ -189,7 +189,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
         }
         pid
     };
-    drop(held);
+    drop(blocked);
     // SAFETY: the kernel stored a new descriptor without another owner (clone(2), CLONE_PIDFD).
     let child = unsafe { OwnedFd::from_raw_fd(pidfd_slot) };
     // The child wrote through a raw pointer, which the compiler does not see: read the fields through one too.

@@ -230,7 +230,7 @@ impl Agreed {
 
 fn rules() -> JobRules {
     JobRules {
-        frontend: "paddle, older".into(),
+        frontend: "paddle, legacy".into(),
         min: 1,
         max: 4,
         last_call_ms: 120_000,

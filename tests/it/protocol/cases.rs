@@ -174,8 +174,12 @@ fn new_launchers_that_find_an_earlier_job_begin_anew() {
 #[test]
 fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
     let rules = rules(2, 2, OnFailure::End, OnNodeLoss::End);
-    let offer =
-        |name: &str, is_paddle_launcher| NodeInfo { name: name.into(), rules: rules.clone(), is_paddle_launcher, ..NodeInfo::default() };
+    let offer = |name: &str, is_paddle_launcher| NodeInfo {
+        name: name.into(),
+        rules: rules.clone(),
+        is_paddle_launcher,
+        ..NodeInfo::default()
+    };
     let record = |offer: &NodeInfo, standing| NodeRecord { format: FORMAT, info: offer.clone(), status: standing };
     let (own, theirs) = (offer("aaaaaa", false), NodeInfo { rules: JobRules::default(), ..offer("b", true) });
     let begun = || {

@@ -57,7 +57,10 @@ def test_an_import_that_fails_is_shown(folder: Path) -> None:
     [
         ("import sys; sys.exit(3)", "no preload server: import tried: SystemExit: 3"),
         ("import os; os._exit(3)", "no preload server: importing tried: it ended with 3"),
-        ("import os; os.kill(os.getpid(), 9)", "no preload server: importing tried: it was killed by signal 9"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "no preload server: importing tried: it was killed by signal 9",
+        ),
         ("import nowhere", "no preload server: import tried: ModuleNotFoundError: No module named 'nowhere'"),
         ("raise KeyboardInterrupt", "no preload server: import tried: KeyboardInterrupt"),
     ],
@@ -83,7 +86,8 @@ def test_threads_are_named(folder: Path) -> None:
     text = "import threading, time\nfor i in (1, 2):\n    threading.Thread(target=time.sleep, args=(600,), "
     error = refused(folder, text + "daemon=True, name=f'worker-{i}').start()")
     assert str(error) == (
-        "no preload server: importing tried left 2 threads running (worker-1, worker-2), which a fork would lose"
+        "no preload server: importing tried left 2 threads running (worker-1, worker-2), "
+        "which a fork would lose"
     )
 
 

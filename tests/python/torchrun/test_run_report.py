@@ -364,6 +364,8 @@ def test_github_is_told_where_it_failed(place: TorchPlace) -> None:
         ([], "sys.exit(255)", 255),
         ([], "os.kill(os.getpid(), signal.SIGKILL)", 137),
         (["--exit-code-compat"], "sys.exit(7)", 1),
+        (["--exit-code-compat"], "sys.exit(2)", 1),
+        (["--exit-code-compat", "--nproc-per-node=0"], "pass", 2),
         (["--exit-code-compat"], "os.kill(os.getpid(), signal.SIGKILL)", 1),
         (["--exit-code-compat"], "pass", 0),
         ([], "raise KeyboardInterrupt", 130),

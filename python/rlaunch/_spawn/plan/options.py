@@ -69,13 +69,23 @@ def check_option_names(options: dict[str, Any]) -> None:
             )
 
 
+def rename_old_options(options: dict[str, Any]) -> None:
+    """Gives the values of deprecated options to those that replace them, unless these have a value."""
+    for key in list(options):
+        new_name = _lib.renamed_option(key)
+        if new_name is not None:
+            value = options.pop(key)
+            if options.get(new_name) is None:
+                options[new_name] = value
+
+
 def read_grace_period(options: dict[str, Any]) -> float:
     """Returns the option ``grace_period`` in seconds.
 
     Raises:
         ValueError: it is no number of seconds.
     """
-    grace_period = _get_renamed(options, "grace_period", "grace")
+    grace_period = options.get("grace_period")
     if grace_period is None:
         return 10.0
     try:
@@ -85,16 +95,6 @@ def read_grace_period(options: dict[str, Any]) -> float:
     if not 0 <= seconds < 1e9:
         raise ValueError(f"grace_period must be a number of seconds, 0 or more, but got {grace_period!r}")
     return seconds
-
-
-def read_frameworks(options: dict[str, Any]) -> Any:
-    """Returns the option ``frameworks``; None for the default."""
-    return _get_renamed(options, "frameworks", "dialect")
-
-
-def _get_renamed(options: dict[str, Any], name: str, old_name: str) -> Any:
-    value = options.get(name)
-    return options.get(old_name) if value is None else value
 
 
 def list_log_files(options: dict[str, Any], ranks: int) -> list[str | None]:

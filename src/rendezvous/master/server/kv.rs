@@ -255,7 +255,7 @@ fn parse_record(name: &str, rank: &str, payload: &str) -> Option<String> {
     let master = text("candidate")?;
     let address = master.rsplit_once(':')?.0.to_owned();
     let endpoints = text("endpoints")?.split(',').filter(|one| !one.is_empty()).map(str::to_owned).collect();
-    let offer = NodeInfo {
+    let info = NodeInfo {
         name: name.to_owned(),
         rank: rank.parse().ok(),
         host: address.clone(),
@@ -270,7 +270,7 @@ fn parse_record(name: &str, rank: &str, payload: &str) -> Option<String> {
         is_paddle_launcher: true,
         ..NodeInfo::default()
     };
-    let record = NodeRecord { format: FORMAT, info: offer, status: NodeStatus::Ready { seen: 0 } };
+    let record = NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } };
     serde_json::to_string(&record).ok()
 }
 
@@ -327,10 +327,9 @@ mod tests {
 
     fn own(name: &str, rank: Option<usize>, max: usize) -> String {
         let rules = JobRules { min: max, max, join_ms: 60_000, ..JobRules::default() };
-        let offer =
+        let info =
             NodeInfo { name: name.into(), rank, master: "10.0.0.2:1".into(), ranks: 1, rules, ..NodeInfo::default() };
-        serde_json::to_string(&NodeRecord { format: FORMAT, info: offer, status: NodeStatus::Ready { seen: 0 } })
-            .unwrap()
+        serde_json::to_string(&NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } }).unwrap()
     }
 
     /// The key-value store, and the coordinator behind it.

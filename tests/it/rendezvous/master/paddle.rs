@@ -30,7 +30,10 @@ fn a_round_has_nodes_of_both_kinds_in_one_order() {
     until(&mut [&mut us], "it runs", |nodes| nodes[0].runs());
     assert_eq!(us.ids(), ["paddle:abc", "mmm", "paddle:xyz"]);
     let is_paddle_launcher = &us.members[0].info;
-    assert_eq!((is_paddle_launcher.ranks, is_paddle_launcher.endpoints.len(), is_paddle_launcher.master.as_str()), (2, 2, "127.0.0.1:5"));
+    assert_eq!(
+        (is_paddle_launcher.ranks, is_paddle_launcher.endpoints.len(), is_paddle_launcher.master.as_str()),
+        (2, 2, "127.0.0.1:5")
+    );
     for (thread, place) in threads.into_iter().zip([0, 2]) {
         let peers = thread.join().unwrap().unwrap();
         let keys: Vec<&str> = peers.all.iter().map(|(key, _)| key.as_str()).collect();

@@ -166,7 +166,8 @@ fn who_goes_is_named_and_which_keys_he_has_touched() {
     let listeners = listen::loopback(0).unwrap();
     let port = listeners[0].local_addr().unwrap().port();
     let (news, told) = unbounded();
-    let watch = StoreWatch { prefix: b"/none/node/".to_vec(), events: news, bell: Arc::new(EventFd::new().unwrap()) };
+    let watch =
+        StoreWatch { prefix: b"/none/node/".to_vec(), events: news, events_ready: Arc::new(EventFd::new().unwrap()) };
     let server = StoreServer::start_with(listeners, StoreLimits::default(), Some(watch)).unwrap();
     let time = &mut within(PATIENCE);
     let (mut one, mut two) = (client(port), client(port));
