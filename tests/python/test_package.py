@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -114,6 +115,29 @@ def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
     library = zipfile.ZipFile(wheel).read("rlaunch/_lib.abi3.so")
     assert b"PyInit__lib" in library
     assert b"_test_hooks" not in library, "the wheel has the tests' hooks"
+
+
+@pytest.mark.parametrize(
+    ("module", "seed"),
+    [
+        ("_process/signal_mask.py", ""),
+        ("_process/signal_mask.py", "from .._spawn import results"),
+        ("_spawn/results.py", "from . import worker"),
+    ],
+)
+def test_import_linter_finds_seeded_faults(tmp_path: Path, module: str, seed: str) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    bare = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "python", tmp_path / "python", ignore=bare)
+    with (tmp_path / "python/rlaunch" / module).open("a") as file:
+        file.write(f"{seed}\n")
+    linter = Path(sys.executable).parent / "lint-imports"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "python")}
+    done = subprocess.run(
+        [linter, "--no-cache"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == (1 if seed else 0), done.stdout
+    assert ("BROKEN" in done.stdout) == bool(seed)
 
 
 @pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run", "rlaunch.torch"])
