@@ -109,7 +109,7 @@ def measure_first_line(session: Session) -> None:
     def once(launcher: Launcher, ranks: int) -> float:
         start = time.monotonic()
         with Run(launcher, session.folder, FIRST_LINE, ranks=ranks) as run:
-            return (max(run.await_told("line")) - start) * 1000
+            return (max(run.await_values("line")) - start) * 1000
 
     for ranks in (2, 8):
         turns = {it.name: session.amount(10, 3) if it.ours else session.amount(4, 1) for it in present()}
@@ -166,11 +166,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_N
 ballast = bytearray(int(sys.argv[1]) << 30)
 for page in range(0, len(ballast), 4096):
     ballast[page] = 1
-nursery = _lib.Nursery()
+spawner = _lib.Spawner()
 def ours():
-    end = nursery.open_end()
-    rank = nursery.start(b"/bin/true", [b"true"], [], [], -1, end)
-    nursery.close_end(end)
+    end = spawner.open_end()
+    rank = spawner.start(b"/bin/true", [b"true"], [], [], -1, end)
+    spawner.close_end(end)
     return rank.wait
 def preexec():
     return subprocess.Popen(["/bin/true"], preexec_fn=os.setsid).wait  # As Paddle's launcher starts ranks.

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.ranks(2)
 
 
-def test_all_ranks_are_told_who_they_are(rank):
+def test_all_ranks_know_their_identity(rank):
     assert rank.gather(rank.rank) == [0, 1]
     assert int(os.environ["RANK"]) == int(os.environ["PADDLE_TRAINER_ID"]) == rank.rank
     assert rank.gather(os.environ["MASTER_PORT"]) == [os.environ["MASTER_PORT"]] * 2
