@@ -41,7 +41,7 @@ pub enum Happening {
 #[derive(Clone, Copy, Debug)]
 pub struct Net {
     pub delay: u64,
-    /// Of 100, how many are lost (and told again within `again`) and doubled.
+    /// Of 100, how many are lost (and sent again within `again`) and doubled.
     pub lost: u32,
     pub doubled: u32,
     pub again: u64,

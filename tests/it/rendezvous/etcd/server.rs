@@ -28,7 +28,7 @@ fn program(name: &str) -> PathBuf {
     )
 }
 
-/// Ports that nobody listens on, below those that the system gives to whoever connects.
+/// Ports without a listener, below those that the system gives to outgoing connections.
 pub fn ports(count: usize) -> Vec<u16> {
     let free = || loop {
         let port = fastrand::u16(15000..32000);
