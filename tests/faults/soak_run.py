@@ -29,8 +29,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 SLACK = 2.0  # Seconds beyond the grace that a stop may take.
 CROWDED = 10.0  # The most seconds that are allowed for a machine that has more to do than it can.
 COMING = 30.0  # Seconds that ranks are waited for before the first shot; their absence is no fault here.
-# Of the launcher itself; what ranks wrote stands behind a bar in its verdict. A Ctrl-C while the interpreter
-# starts has a traceback of Python's own.
+# Of the launcher itself; output of ranks stands behind a bar in its failure report. A Ctrl-C while the
+# interpreter starts has a traceback of Python's own.
 CRASH = re.compile(
     r"panicked at|PanicException|^  File \"[^\"]*/rlaunch/\w+\.py\"|^Fatal Python error", re.MULTILINE
 )
@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass
 class Hold:
-    """Somebody was stopped by the soak, from when until when."""
+    """A time during which the soak held a process stopped."""
 
     pid: int
     launcher: bool
@@ -69,7 +69,7 @@ def no_core() -> None:
 
 
 class Crowd:
-    """How long somebody has waited for a processor, as the kernel counts it (PSI): all is late then."""
+    """How long any process has waited for a processor, as the kernel counts it (PSI): all is late then."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, float]] = []
@@ -99,7 +99,7 @@ class Run:
         self.crowd = Crowd()
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.turn = 0
-        self.asked: float | None = None  # When the launcher was first told to stop, or killed.
+        self.asked: float | None = None  # When the launcher was first asked to stop, or killed.
         self.killed: int | None = None  # Which of its processes was.
         self.ended = math.inf
 
@@ -123,7 +123,7 @@ class Run:
                 self.seen.survivors = self.survivors()
                 self.seen.faults += self.check()
             else:
-                self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was told to stop")
+                self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was asked to stop")
         return self.seen
 
     def survivors(self) -> list[marked.Member]:
@@ -166,7 +166,7 @@ class Run:
         return all((self.folder / f"start.0.{rank}").exists() for rank in range(len(self.plan.ranks)))
 
     def targets(self, shot: Shot) -> list[tuple[int, bool]]:
-        """Whom it is for, by pid, and whether that is one of the launcher's processes."""
+        """The pid that it is for, and whether that is one of the launcher's processes."""
         front = self.job.process.pid
         if shot.member == "front":
             return [(front, True)]
@@ -222,7 +222,7 @@ class Run:
     # --- What is promised. ---
 
     def held(self, since: float, *, launcher: bool) -> float:
-        """Seconds since then in which somebody (or, of the launcher's processes, one) was stopped by us."""
+        """Seconds since then in which the soak held any process (or one of the launcher's) stopped."""
         now, total, last = time.monotonic(), 0.0, since
         for hold in sorted(self.holds, key=lambda hold: hold.since):
             if hold.launcher or not launcher:

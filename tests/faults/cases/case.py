@@ -69,7 +69,7 @@ def case(name: str, group: Group, title: str, ideal: str, *, quick: bool = True)
 
 
 def ended(job: Job, wanted: int | None, limit: float, *notes: str, ok: bool = True) -> Observation:
-    """Waits for the end of a job: is its status the wanted one (None: any but 0), and is nobody left?"""
+    """Waits for the end of a job: is its status the wanted one (None: any but 0), and is no process left?"""
     in_time = job.wait(limit)
     if not in_time:
         alive = f"{len(members(job.mark))} processes alive"

@@ -1,4 +1,4 @@
-"""What ranks leave behind when they end, or are ended: who sweeps it?"""
+"""Processes that ranks leave behind when they end, or are ended: are they swept?"""
 
 from __future__ import annotations
 
