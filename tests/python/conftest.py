@@ -18,7 +18,7 @@ from launching import Place, marked
 from oracle import SEED, Oracle
 
 # A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
-# test of a stop would find anybody who listens.
+# test of a stop would find any process that listens.
 LISTENED_TO = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,

@@ -106,12 +106,12 @@ class Side:
         text = re.sub(rf"_{DRAWN}(?=/attempt_)", "_X", text)
         return re.sub(rf"\b{self.port}\b", "PORT", text)
 
-    def told(self) -> dict[str, Any]:
-        """All that was seen, by what and of whom."""
-        told: dict[str, Any] = {"status": self.status, **self.workers(), **self.events(), **self.error_file()}
+    def outcome(self) -> dict[str, Any]:
+        """All that was seen, by kind and rank."""
+        seen: dict[str, Any] = {"status": self.status, **self.workers(), **self.events(), **self.error_file()}
         for stream in ("out", "err"):
             lines = Counter(re.findall(r".*say (?:out|err) \d.*", self.plain(self.text(stream))))
-            told.update({f"{stream}: {line}": count for line, count in lines.items()})
+            seen.update({f"{stream}: {line}": count for line, count in lines.items()})
         for path in self.folder.rglob("attempt_*/**/*"):
             within = path.relative_to(self.folder)
             if "rlaunch" in within.parts:
@@ -122,11 +122,11 @@ class Side:
             elif path.name.startswith("filtered"):
                 # Whose line is first is chance.
                 content = "\n".join(sorted(content.split("\n")))
-            told[f"log {self.plain(str(within))}"] = content
-        return told
+            seen[f"log {self.plain(str(within))}"] = content
+        return seen
 
     def workers(self) -> dict[str, Any]:
-        """What each worker has told of itself, by attempt and rank."""
+        """The variables that each worker has written, by attempt and rank."""
         workers = {}
         for path in self.folder.glob("seen.*.json"):
             about = json.loads(path.read_text())
@@ -256,7 +256,7 @@ def test_only_documented_differences(name: str, sides: Sides) -> None:
 
 def complaints(line: Line, theirs: Side, ours: Side) -> list[Any]:
     """What is not as it is documented."""
-    found = unlike(theirs.told(), ours.told())
+    found = unlike(theirs.outcome(), ours.outcome())
     reasons = {key: explained(key, pair, line) for key, pair in found.items()}
     wrong: list[Any] = [(key, *found[key]) for key in sorted(found) if reasons[key] is None]
     expected = {(name, number) for name in line.differs for number in range(len(DIFFERENCES[name].seen))}
@@ -279,7 +279,7 @@ def complaints(line: Line, theirs: Side, ours: Side) -> list[Any]:
 def test_the_forked_torchrun_is_torchrun(name: str, sides: Sides) -> None:
     forked, plain = sides["theirs"][name], sides["plain"][name]
     assert forked is not plain
-    assert unlike(plain.told(), forked.told()) == {}
+    assert unlike(plain.outcome(), forked.outcome()) == {}
 
 
 def test_each_option_is_in_a_line_in_each_spelling() -> None:
@@ -301,10 +301,10 @@ def test_each_difference_is_in_the_docs_and_in_a_line() -> None:
         assert difference.everywhere or any(name in line.differs for line in LINES.values()), name
 
 
-def test_what_any_line_may_show_is_shown_by_some(sides: Sides) -> None:
+def test_every_difference_that_any_line_may_show_is_shown_by_some(sides: Sides) -> None:
     shown = set()
     for name, ours in sides["ours"].items():
-        found = unlike(sides["theirs"][name].told(), ours.told())
+        found = unlike(sides["theirs"][name].outcome(), ours.outcome())
         shown |= {explained(key, pair, LINES[name]) for key, pair in found.items()}
     everywhere = {name for name, difference in DIFFERENCES.items() if difference.everywhere}
     # Machines with few CPUs, or with a name that is localhost, do not show these.

@@ -114,7 +114,7 @@ DIFFERENCES = {
         anything,
         lambda seen, line: seen is None and (line.status == 0 or bool(line.says)),
     ),
-    "last words": often(
+    "last lines": often(
         "the report of a failure",
         r"err:   (traceback : )?say err \d.*",
         NOTHING,

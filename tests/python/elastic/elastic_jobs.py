@@ -118,7 +118,7 @@ BACKENDS: dict[str, Backend] = {"master": AtMaster}
 
 
 def joining(module: str, seconds: float, lease: float = 10) -> list[str]:
-    """How long nodes wait for others, in the words of either launcher."""
+    """How long nodes wait for others, as options of either launcher."""
     if module == TORCH:
         return [
             f"--rdzv-conf=join_timeout={seconds:.0f},last_call_timeout=1,keep_alive_interval={lease / 2:.0f},"
@@ -136,7 +136,7 @@ class Node:
     def said(self) -> str:
         return (self.folder / f"err.{self.label}").read_text(errors="replace")
 
-    def await_said(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
+    def await_message(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
         """What it says that is like this."""
 
         def found() -> re.Match[str] | None:
@@ -258,7 +258,7 @@ class Job:
         return [self.node(on, *args, **options) for on in range(count or len(self.on))]
 
     def await_files(self, *names: str) -> None:
-        """Waits until ranks have told these."""
+        """Waits until ranks have written these."""
         for name in names:
             until(lambda name=name: (self.folder / name).exists(), name)
 
@@ -274,7 +274,7 @@ class Job:
         """Lets ranks that wait for it end."""
         (self.folder / "finish").touch()
 
-    def end_well(self, *nodes: Node) -> None:
+    def end_successfully(self, *nodes: Node) -> None:
         for node in nodes or self.nodes:
             ended = node.end()
             assert ended.status == 0, (node.label, ended.stderr, ended.stdout.decode(errors="replace"))

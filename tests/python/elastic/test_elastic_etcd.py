@@ -90,7 +90,7 @@ def test_two_become_four_and_two_again(
         for node in nodes:
             node.await_round(2)
         open_gate(job, 60)
-        job.end_well(*nodes)
+        job.end_successfully(*nodes)
         worlds = list(job.check_one_world().values())
         assert (worlds[0], max(worlds), worlds[-1]) == (2, 4, 2)
         learned = (tmp_path / "learned.0").read_text()
@@ -108,7 +108,7 @@ def uninterrupted() -> str:
     return str(loss)
 
 
-def test_jobs_whose_names_begin_alike_do_not_meet(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+def test_jobs_with_a_common_prefix_do_not_rendezvous(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
     with contextlib.ExitStack() as stack:
         jobs = []
         for name in ("ex7", "ex7e", "ex"):
@@ -122,13 +122,13 @@ def test_jobs_whose_names_begin_alike_do_not_meet(tmp_path: Path, made: MultiHos
             await_ranks(job, job.nodes)
         one, other, third = jobs
         one.finish()
-        one.end_well()
+        one.end_successfully()
         assert etcd.keys("/rlaunch/ex7/") == []
         third.nodes[1].kill()
         assert third.nodes[0].end().status == NODE_LOST
         assert len([key for key in etcd.keys("/rlaunch/ex7e/") if "/nodes/" in key]) == 2
         other.finish()
-        other.end_well()
+        other.end_successfully()
         assert etcd.keys("/rlaunch/ex7e/") == []
         for job in (one, other):
             assert job.check_one_world() == {1: 2}
@@ -176,7 +176,7 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
         assert took < LEASE + 4
         print(f"begun again after {took:.2f} s, of which the lease was {LEASE} s")
         job.finish()
-        job.end_well(*new)
+        job.end_successfully(*new)
         lines = [line for path in tmp_path.glob("life.[01].0.*") for line in path.read_text().splitlines()]
         ends = [float(line.split()[0]) for line in lines]
         begins = [float(path.read_text().split()[0]) for path in tmp_path.glob("life.[23].0.*")]
@@ -201,10 +201,10 @@ def check_start(folder: Path, made: MultiHost, etcd: Etcd, on: list[Host], turn:
         start_at_once(
             job, (0, turn % 2), *joining(PADDLE, 30, LEASE), job.script('tell(f"began.{node}", world)')
         )
-        job.end_well()
-        told = {path.name: path.read_text() for path in job.folder.glob("began.*")}
-        assert sorted(told) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"]), told
-        assert set(told.values()) == {"2"}
+        job.end_successfully()
+        written = {path.name: path.read_text() for path in job.folder.glob("began.*")}
+        assert sorted(written) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"]), written
+        assert set(written.values()) == {"2"}
         assert job.check_one_world() == {1: 2}
 
 
@@ -269,7 +269,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 def refused(place: Place, module: str, master: str, options: dict[str, str], **variables: str) -> Ended:
-    """How a launcher ends that meets nobody there. `options`: Paddle's `--etcd_...`, without that."""
+    """How a launcher ends that finds no server there. `options`: Paddle's `--etcd_...`, without that."""
     script = place.script("")
     if module == PADDLE:
         words = [f"--etcd_{name}={value}" for name, value in options.items()]
@@ -336,7 +336,7 @@ def test_files_that_are_not_there_or_no_certificates_are_named(place: Place, mod
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_a_wrong_password_is_refused_and_shown_to_nobody(place: Place, named: Etcd, module: str) -> None:
+def test_a_wrong_password_is_refused_and_never_shown(place: Place, named: Etcd, module: str) -> None:
     at = f"etcd://{named.address}"
     end = refused(place, module, at, {"user": "me:hunter2"})
     check_words(end, NOT_MET, named.address, "user", "password")
@@ -360,7 +360,7 @@ def test_the_right_password_and_certificate_are_let_in(place: Place, named: Etcd
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_what_is_not_etcd_or_too_old_is_named(place: Place, module: str) -> None:
+def test_servers_that_are_no_etcd_or_too_old_are_named(place: Place, module: str) -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), OldEtcd)) as old:
         check_words(refused(place, module, f"etcd://{old}", {}), NOT_MET, old, "v2 API only", "3.4")
     with serving(ThreadingTCPServer(("127.0.0.1", 0), Garbage)) as garbage:
@@ -368,7 +368,7 @@ def test_what_is_not_etcd_or_too_old_is_named(place: Place, module: str) -> None
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_nobody_there_is_said_in_time(place: Place, module: str) -> None:
+def test_a_missing_server_is_an_error_in_time(place: Place, module: str) -> None:
     port = free_ports(1)
     began = time.monotonic()
     end = refused(place, module, f"etcd://127.0.0.1:{port}", {})

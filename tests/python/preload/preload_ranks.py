@@ -71,7 +71,7 @@ def status(*names: str) -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """All that a rank can say of itself, but for what differs from process to process."""
+    """All that a rank can report about its process, but for values that differ between processes."""
     main = sys.modules["__main__"]
     process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""``--preload``: restarts, leftovers, and who is killed."""
+"""``--preload``: restarts, leftovers, and killed processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_restarts_reuse_it(job: Job, mark: str) -> None:
     assert job.result()["restarts"] == 2
 
 
-def test_the_verdict_is_as_ever(job: Job, mark: str) -> None:
+def test_the_failure_report_is_that_of_a_started_rank(job: Job, mark: str) -> None:
     job.script("""
         tell("ready", os.getpid())
         if rank == 1:
@@ -59,7 +59,7 @@ def test_the_verdict_is_as_ever(job: Job, mark: str) -> None:
         assert "no such shape" in ended.stderr
         result = job.result()
         results.append([(rank["rank"], rank["exit"], rank["told"]) for rank in result["ranks"]])
-        if job.door == TORCH:
+        if job.frontend == TORCH:
             job.run_folder().rename(job.folder / f"run.{len(results)}")
         for path in job.folder.glob("ready.*"):
             path.unlink()
@@ -131,7 +131,7 @@ def test_one_that_was_stopped_goes_on_for_the_next_attempt(job: Job, mark: str) 
 
 
 @pytest.mark.parametrize("auto", ["", ",auto"], ids=["asked for", "auto"])
-def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
+def test_a_zygote_that_cannot_be_restarted_is_reported(job: Job, auto: str) -> None:
     """Another is tried, once, and does not get through its imports."""
     job.module(
         "once",
@@ -162,7 +162,7 @@ def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
     assert "SIGKILL" in line
 
 
-def test_a_killed_rank_is_told_of_as_ever(job: Job) -> None:
+def test_a_killed_rank_is_reported_like_a_started_one(job: Job) -> None:
     job.script("tell('ready', os.getpid())\nsleep()")
     with job.start(*job.options("counted"), "train.py") as launcher:
         job.ready(2)[1].kill()
@@ -190,7 +190,7 @@ def test_a_stop_reaches_the_ranks_and_they_have_their_grace(job: Job) -> None:
     assert {"ended.0", "ended.1"} <= job.names()
 
 
-def test_what_a_rank_forks_and_leaves_is_known_as_its_own(job: Job, mark: str) -> None:
+def test_processes_that_a_rank_forks_and_leaves_are_known_as_its_own(job: Job, mark: str) -> None:
     """It has a session of its own, and its environment shows what the zygote was started with."""
     job.script(
         ESCAPED + "escape(f'escaped.{attempt}')\ntell('ready', os.getpid())\nawait_file(f'end.{rank}')"
@@ -225,7 +225,7 @@ def test_rounds_reuse_it(job: Job, mark: str) -> None:
     meet = (
         ["--nnodes=1:2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=job",
          "--rdzv-conf=join_timeout=20,last_call_timeout=1"]
-        if job.door == TORCH
+        if job.frontend == TORCH
         else ["--nnodes=1:2", f"--master=127.0.0.1:{port}", "--elastic_timeout=0", "--elastic_level=1"]
     )  # fmt: skip
     job.script("""
@@ -234,7 +234,7 @@ def test_rounds_reuse_it(job: Job, mark: str) -> None:
         await_file(f"ready.{attempt}.{1 - rank}")
         sys.exit(3 if attempt == 0 and rank == 0 else 0)
     """)
-    options = job.options("counted", restarts=1 if job.door == TORCH else 0)
+    options = job.options("counted", restarts=1 if job.frontend == TORCH else 0)
     ended = job.run(*options, *meet, "train.py", env=job.environment(MARK=mark))
     assert ended.status == 0, ended.stderr
     assert (job.imports(), marked(mark)) == (1, [])

@@ -215,7 +215,7 @@ def test_killed_between_two_calls_the_next_has_another(folder: Path) -> None:
     assert imports(folder) == 2
 
 
-def test_killed_while_ranks_live_they_die_and_it_is_told(folder: Path, tmp_path: Path) -> None:
+def test_ranks_die_with_a_killed_zygote_and_the_error_says_so(folder: Path, tmp_path: Path) -> None:
     context = start(ranks.sleep, n=2, join=False)
     processes = [psutil.Process(p.pid) for p in context.processes]
     only_zygote().kill()
@@ -268,10 +268,10 @@ def test_at_a_programs_end_it_is_gone_and_no_leftover(folder: Path) -> None:
 def interrupted(folder: Path, body: str, ready: Path) -> str:
     with Program(folder, body, start_new_session=True) as program:
         until(ready.exists, "the ranks, or the import")
-        everybody = [program.process, *psutil.Process(program.process.pid).children(recursive=True)]
+        processes = [program.process, *psutil.Process(program.process.pid).children(recursive=True)]
         os.killpg(program.process.pid, signal.SIGINT)  # As a terminal does.
         _, err = program.process.communicate(timeout=60)
-        until(lambda: all(gone(p) for p in everybody[1:]), "the end of all")  # type: ignore[arg-type]
+        until(lambda: all(gone(p) for p in processes[1:]), "the end of all")  # type: ignore[arg-type]
         return str(err)
 
 

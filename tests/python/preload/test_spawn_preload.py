@@ -66,7 +66,7 @@ def output_of(folder: Path, body: str, **environ: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_rank_sees_what_one_of_its_own_sees(
+def test_a_forked_rank_sees_the_same_as_a_spawned_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     if again:  # The zygote is there when all this changes, and another test runner's files with it.
@@ -83,7 +83,7 @@ def test_a_rank_sees_what_one_of_its_own_sees(
     own, forked = both(preload_ranks.about)
     expected = own[0]
     if again:
-        # The import has had its say before the rank was told; a module of its own would have taken it out.
+        # The import changed it before the rank received its variables; a spawned rank would have removed it.
         assert forked[0]["environ"].pop("TAKEN_BY_IMPORT") == "1"
         expected["environ of C"] += 1
     assert forked[0] == expected
@@ -131,7 +131,7 @@ def test_main_is_the_programs_own(folder: Path) -> None:
     assert "__mp_main__" in said["spawn"]
 
 
-def test_the_import_sees_no_words_that_are_the_zygotes(folder: Path) -> None:
+def test_the_import_sees_no_arguments_of_the_zygote(folder: Path) -> None:
     assert results(start("zygote", preload_ranks.seen_by_import))[0][0] == []
 
 
@@ -189,7 +189,7 @@ def test_a_rank_starts_processes_of_its_own(folder: Path) -> None:
 IMPORT = ["err of the import", "out of the import"]
 
 
-def test_each_rank_says_once_what_the_import_said(folder: Path, tmp_path: Path) -> None:
+def test_each_rank_prints_the_output_of_the_import_once(folder: Path, tmp_path: Path) -> None:
     for _ in range(2):
         start("zygote", preload_ranks.log_a_line, n=2, log_dir=tmp_path / "log")
     for rank in range(2):
@@ -242,7 +242,7 @@ def test_it_fails_as_one_of_its_own(folder: Path, how: str) -> None:
         ("atexit", ["atexit of the rank", "atexit of the import", "finalized"]),
     ],
 )
-def test_what_is_registered_for_the_end_runs_once_in_each_rank_and_not_in_the_zygote(
+def test_exit_functions_run_once_in_each_rank_and_not_in_the_zygote(
     folder: Path, how: str, said: list[str]
 ) -> None:
     body = (
@@ -255,7 +255,7 @@ def test_what_is_registered_for_the_end_runs_once_in_each_rank_and_not_in_the_zy
     assert done.stdout.splitlines() == ["out of the import", *said]
 
 
-def test_files_that_nobody_flushed(folder: Path) -> None:
+def test_unflushed_files_of_the_import(folder: Path) -> None:
     names = {"KEPT_FILE": str(folder / "kept"), "OPEN_FILE": str(folder / "open")}
     body = "rlaunch.spawn(preload_ranks.leaving, ('file',), 2, start_method='zygote', preload='preloaded')"
     done = output_of(folder, body, **names)

@@ -113,7 +113,7 @@ def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: 
     ]
 
 
-def test_what_pytest_gives_works_in_each_rank(suite: Suite) -> None:
+def test_fixtures_of_pytest_work_in_each_rank(suite: Suite) -> None:
     done = suite(
         """
         import logging, sys, warnings

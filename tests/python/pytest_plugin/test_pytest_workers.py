@@ -28,7 +28,7 @@ def address_of(endpoint):
 
 
 def meet(rank, name):
-    '''Listens at each port that this rank was told of, and hears this test's ranks there, and no other's.'''
+    '''Listens at each port of this rank, and hears this test's ranks there, and no other's.'''
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     own = [os.environ["PADDLE_CURRENT_ENDPOINT"]] + [master] * (rank.rank == 0)
     servers = [socket.create_server(address_of(endpoint)) for endpoint in own]
@@ -60,7 +60,7 @@ def test_devices(rank, number):
     device = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[rank.local_rank]
     assert len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) == rank.world_size
     held = NOTES / f"device-{device}"
-    os.close(os.open(held, os.O_CREAT | os.O_EXCL))  # Nobody has it.
+    os.close(os.open(held, os.O_CREAT | os.O_EXCL))  # No process has it.
     try:
         (NOTES / f"used-{device}-by-{os.environ['PYTEST_XDIST_WORKER']}").touch()
         meet(rank, f"devices-{number}")

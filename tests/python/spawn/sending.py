@@ -57,7 +57,7 @@ class Stateful:
 
 
 class Deep:
-    """Points back to who holds it."""
+    """Points back to its owner."""
 
     def __init__(self, parent: Any) -> None:
         self.parent = parent

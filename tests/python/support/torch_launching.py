@@ -96,7 +96,7 @@ class TorchPlace(Place):
         return ended
 
     def tell(self, *args: str | bytes, **options: Any) -> list[dict[str, Any]]:
-        """Runs TELL, which has to end well, and returns what the ranks told."""
+        """Runs TELL, which has to exit successfully, and returns the values that the ranks wrote."""
         (self.folder / "tell.py").write_text(TELL)
         self.well(*args, "tell.py", **options)
         return self.seen()

@@ -1,4 +1,4 @@
-"""The command line of ``python -m rlaunch.run`` against torchrun's, and the namespaces of its Python door."""
+"""The command line of ``python -m rlaunch.run`` against torchrun's, and the namespaces of its Python API."""
 
 from __future__ import annotations
 
@@ -198,13 +198,13 @@ def test_a_flags_variable_may_be_a_word(monkeypatch: pytest.MonkeyPatch) -> None
         run.get_args_parser()
 
 
-def test_a_namespace_comes_back_from_its_words() -> None:
+def test_a_namespace_comes_back_from_its_command_line() -> None:
     dice = random.Random(SEED)
     came_back = 0
     for _ in range(200):
         args, _ = some_case(dice)
         namespace = ours(args, {})
-        # Which comma is whose cannot be told.
+        # The commas are ambiguous.
         if isinstance(namespace, str) or ",,c" in " ".join(args) or namespace["training_script"] == "":
             continue
         del namespace["dry_run"], namespace["print_completion"]

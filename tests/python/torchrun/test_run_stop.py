@@ -232,7 +232,7 @@ sleep()
 
 
 @pytest.mark.parametrize("ends", ["saved", "late", "second"])
-def test_what_a_shell_script_runs_has_the_time_that_the_script_has(
+def test_programs_of_a_shell_script_have_the_grace_of_the_script(
     place: TorchPlace, mark: str, ends: str
 ) -> None:
     """A shell dies of SIGTERM at once."""
@@ -291,7 +291,7 @@ def test_nothing_outlives_a_launcher_that_is_killed_with_another_inside_it(
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(6)", "os.kill(os.getpid(), signal.SIGSEGV)"])
-def test_what_a_rank_leaves_is_swept_and_named(place: TorchPlace, mark: str, end: str) -> None:
+def test_processes_that_a_rank_leaves_are_swept_and_named(place: TorchPlace, mark: str, end: str) -> None:
     place.script(
         ESCAPED
         + f"""
@@ -397,7 +397,7 @@ def test_a_plan_starts_nothing_and_leaves_nothing(place: TorchPlace, form: str) 
         assert word in text
 
 
-def test_a_plan_tells_what_differs_by_rank(place: TorchPlace) -> None:
+def test_a_plan_shows_the_differences_between_ranks(place: TorchPlace) -> None:
     options = ["--nproc-per-node=2", "--numa-binding=node", "--pass-local-rank", "-r3"]
     table = place.well(*options, "--dry-run", place.script("pass"), "at-${local_rank}").stdout.decode()
     allowed = sorted(os.sched_getaffinity(0))

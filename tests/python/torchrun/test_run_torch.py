@@ -112,7 +112,7 @@ accelerator.end_training()
 
 def test_accelerate_runs_on_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(head("torch") + ACCELERATED)
-    told = [
+    options = [
         "--multi_gpu",
         "--num_processes=2",
         "--num_machines=1",
@@ -120,7 +120,9 @@ def test_accelerate_runs_on_it(tmp_path: Path) -> None:
         "--dynamo_backend=no",
     ]
     home = str(tmp_path / "home")
-    done = ran("-m", "rlaunch.torch", "accelerate", "launch", *told, "train.py", cwd=tmp_path, HF_HOME=home)
+    done = ran(
+        "-m", "rlaunch.torch", "accelerate", "launch", *options, "train.py", cwd=tmp_path, HF_HOME=home
+    )
     assert done.stdout.count("trained on 2\n") == 2
 
 

@@ -34,10 +34,10 @@ def server() -> Iterator[native_hooks.TorchStore]:
 @pytest.mark.parametrize(
     "case",
     [
-        "torchs_clients_get_what_they_get_of_torchs_own_server",
+        "torchs_clients_get_the_answers_of_torchs_own_server",
         "a_new_attempt_sees_nothing_of_the_old_one",
         "clients_work_among_strangers",
-        "what_is_held_has_a_limit",
+        "stored_values_have_a_limit",
     ],
 )
 def test_torchs_clients(case: str) -> None:
@@ -151,7 +151,7 @@ os._exit(0)
 
 
 def test_a_group_of_processes_meets_in_it_in_every_attempt(server: native_hooks.TorchStore) -> None:
-    told = {
+    variables = {
         **os.environ,
         **IMPATIENT,
         "MASTER_ADDR": "127.0.0.1",
@@ -165,7 +165,7 @@ def test_a_group_of_processes_meets_in_it_in_every_attempt(server: native_hooks.
             stack.enter_context(
                 subprocess.Popen(
                     [*python("torch"), "-c", RANK],
-                    env={**told, "RANK": str(rank)},
+                    env={**variables, "RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

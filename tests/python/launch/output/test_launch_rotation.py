@@ -57,7 +57,7 @@ def test_no_byte_is_lost_doubled_or_moved(where: Place) -> None:
     assert not [name for name in where.names("log") if name.endswith(".new")]
 
 
-def test_what_is_shown_is_all_of_it(place: Place) -> None:
+def test_all_output_is_shown(place: Place) -> None:
     """The console follows a log whose beginning goes away."""
     # It writes on only once the console has caught up, which a slow machine's need not; and no more at a time
     # than is shown at one go: what is taken out before is in the log alone.
@@ -109,7 +109,7 @@ def test_an_older_job_s_parts_go_when_logs_are_overwritten(place: Place) -> None
     assert place.log() == b"short\n"
 
 
-def test_a_failure_is_explained_by_what_is_left(where: Place) -> None:
+def test_a_failure_is_explained_by_the_remaining_parts(where: Place) -> None:
     where.script(WRITER + "raise RuntimeError('in the end')\n")
     ended = where.run("--nproc_per_node=1", "--console_ranks=none", SHORT, "train.py")
     assert ended.status == 1
@@ -130,10 +130,10 @@ def test_each_attempt_keeps_its_own_parts(where: Place) -> None:
         assert b"".join(found) == NUMBERED
 
 
-def test_a_console_that_is_too_slow_is_told_what_it_missed(place: Place) -> None:
+def test_a_console_that_is_too_slow_shows_how_much_it_missed(place: Place) -> None:
     place.script(WRITER + "tell('written')\nawait_file('go')\n")
     with place.start("--nproc_per_node=1", SHORT, "--log_backups=1", "train.py") as launcher:
-        until((place.folder / "written.0").exists, "the rank, which waits for nobody")
+        until((place.folder / "written.0").exists, "the rank, which waits for no reader")
         until(lambda: len(parts(place)[-1]) < 2 * MB, "its log being short")
         (place.folder / "go").touch()
         ended = place.wait(launcher)
@@ -145,7 +145,7 @@ def test_a_console_that_is_too_slow_is_told_what_it_missed(place: Place) -> None
     assert numbers == sorted(set(numbers))
 
 
-def test_idle_logs_wake_nobody(place: Place) -> None:
+def test_idle_logs_cause_no_wakeups(place: Place) -> None:
     place.script("print('hello', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n")
     with place.start("--nproc_per_node=2", SHORT, "train.py") as launcher:
         place.ready(2)

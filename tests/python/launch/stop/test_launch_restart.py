@@ -48,7 +48,7 @@ def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
 # --- What another attempt gets. --------------------------------------------------------------------------
 
 
-def test_a_failed_job_is_started_again_until_it_ends_well(place: Place) -> None:
+def test_a_failed_job_is_restarted_until_it_succeeds(place: Place) -> None:
     place.script(
         ATTEMPT
         + """
@@ -101,11 +101,11 @@ sys.exit(3 + attempt)
     ended = place.run("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "train.py")
     assert ended.status == 4
     assert said(ended)[-1] == "no restart: there have been 1 already"
-    verdict = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
-    assert ", attempt 1, lived " in " ".join(verdict.split())
-    assert "  | words of rank 1 in attempt 1\n" in verdict
-    assert "attempt 0" not in verdict
-    assert verdict.endswith("\nexit status 4 after 1 restart\n")
+    failure_report = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
+    assert ", attempt 1, lived " in " ".join(failure_report.split())
+    assert "  | words of rank 1 in attempt 1\n" in failure_report
+    assert "attempt 0" not in failure_report
+    assert failure_report.endswith("\nexit status 4 after 1 restart\n")
     result = place.result()
     assert (result["outcome"], result["culprit"], result["exit_status"], result["restarts"]) == (
         "failed",
@@ -263,7 +263,7 @@ if rank == 0:
     await_file("attempt-0.1")
     os._exit(3)
 def note(*_):
-    tell("told")
+    tell("signalled")
 signal.signal(signal.SIGTERM, note)
 sleep()
 """
@@ -271,7 +271,7 @@ sleep()
     with place.start(
         "--nproc_per_node=2", "--max_restart=9", AT_ONCE, "--grace_period=600", "train.py"
     ) as launcher:
-        until((place.folder / "told.1").exists, "the SIGTERM of rank 1")
+        until((place.folder / "signalled.1").exists, "the SIGTERM of rank 1")
         launcher.terminate()
         await_line(launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 1")
         launcher.terminate()

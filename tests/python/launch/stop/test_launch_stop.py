@@ -1,4 +1,4 @@
-"""How a stop is asked for, and how long it may take, when not everybody plays along."""
+"""Stop requests, and how long a stop may take, when not all processes cooperate."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_supervisor_that_does_not_stop_is_killed(
     assert (place.result()["outcome"], place.result()["exit_status"]) == ("supervisor_lost", 72)
 
 
-def test_a_console_that_nobody_reads_does_not_hold_up_a_stop(place: Place) -> None:
+def test_an_unread_console_does_not_hold_up_a_stop(place: Place) -> None:
     place.script(
         """
         print("x" * 300_000, flush=True)
@@ -165,7 +165,7 @@ def test_a_console_that_nobody_reads_does_not_hold_up_a_stop(place: Place) -> No
     assert took < 4.5
 
 
-def test_a_stray_without_an_environment_holds_up_nobody(place: Place, mark: str) -> None:
+def test_a_stray_without_an_environment_holds_up_no_stop(place: Place, mark: str) -> None:
     """It may be in the middle of execve, which is waited for: once, and not for each rank."""
     place.script(
         """

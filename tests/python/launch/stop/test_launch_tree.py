@@ -45,7 +45,7 @@ def said(ended: Ended) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["exit 0", "exit 7", "signal 11"])
-def test_what_a_rank_leaves_is_swept_and_named(place: Place, mark: str, how: str) -> None:
+def test_processes_that_a_rank_leaves_are_swept_and_named(place: Place, mark: str, how: str) -> None:
     word, number = how.split()
     end = f"os._exit({number})" if word == "exit" else f"os.kill(os.getpid(), {number})"
     place.script(LEAVE + f"leave()\ntell('ready', os.getpid())\nawait_file('end')\n{end}")
@@ -105,7 +105,7 @@ def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_whichever_process_of_the_launcher_is_killed_nothing_is_left(
+def test_nothing_is_left_when_any_process_of_the_launcher_is_killed(
     place: Place, mark: str, victim: str
 ) -> None:
     place.script(LEAVE + "leave()\ntell('ready', os.getpid())\nsleep()")
@@ -179,7 +179,7 @@ def test_both_killed_at_once_leave_no_rank_and_nothing_in_its_session(place: Pla
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_what_was_there_before_the_launcher_is_let_alone(place: Place, mark: str, victim: str) -> None:
+def test_processes_from_before_the_launcher_are_left_alone(place: Place, mark: str, victim: str) -> None:
     """`sleep & exec python -m rlaunch` makes the launcher the parent of a stranger."""
     place.script("tell('ready', os.getpid())\nsleep()")
     line = 'sleep 600 & echo $! > elder; exec "$@"'

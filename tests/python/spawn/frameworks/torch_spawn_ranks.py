@@ -30,7 +30,7 @@ def environment(i: int, queue: Any) -> None:
     queue.put({name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"})
 
 
-def leaves_somebody(i: int, queue: Any) -> None:
+def leaves_a_process(i: int, queue: Any) -> None:
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
     queue.put(left.pid)
 

@@ -117,7 +117,7 @@ ROBBED = {
 
 
 def robbed(method: str, how: str) -> None:
-    """A parent in which somebody else collects every child."""
+    """A parent in which another thread collects every child."""
     stop = threading.Event()
 
     def reap_all() -> None:

@@ -243,7 +243,7 @@ class EtcdCluster:
             found = dict(line.replace('"', "").split(" : ") for line in fields.splitlines() if " : " in line)
             if found["MemberID"] == found["Leader"]:
                 return member
-        raise AssertionError("nobody leads")
+        raise AssertionError("no member leads")
 
     def move_leader(self) -> Etcd:
         """Has another member lead; returns that."""

@@ -132,8 +132,8 @@ def launched(asked: Question) -> Answer:
         except (ValueError, IndexError) as error:
             return {"error": [type(error).__name__, str(error)]}
         inherited = asked["environ"]
-        told = [dict(rank._env) for rank in controller.pod.containers]
-        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in told]}
+        variables = [dict(rank._env) for rank in controller.pod.containers]
+        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in variables]}
 
 
 class Oracle:
@@ -176,10 +176,10 @@ def serve() -> None:
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
             asked_of = {"launch": launched, "legacy": oracle_legacy.launched, **ORACLES}
-            told = [
+            variables = [
                 asked_of[it](asked) if it in asked_of else ask(modules[it], asked) for it in asked["whom"]
             ]
-        print(json.dumps(told), file=answers, flush=True)
+        print(json.dumps(variables), file=answers, flush=True)
 
 
 def paddle_with(count: int, device: str) -> types.ModuleType:

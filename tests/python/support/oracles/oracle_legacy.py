@@ -18,7 +18,7 @@ OWN_ADDRESS = "198.51.100.77"
 
 
 def etcd3(hosts: list[str]) -> types.ModuleType:
-    """The module of that name, for a server that shows these nodes to everybody, and no events to anybody."""
+    """The module of that name, for a server that shows these nodes to all clients, and events to none."""
     kept = {"/nodes/": [(host.encode(), None) for host in hosts]}
     server = mock.Mock(get_prefix=lambda prefix: kept["/nodes/"], get=lambda key: (b"0", None))
     module = types.ModuleType("etcd3")

@@ -60,7 +60,7 @@ def test_a_closure_needs_cloudpickle_and_has_it_here() -> None:
     assert elastic_launch(config(), lambda more: number + more)(1) == {0: 21, 1: 21}
 
 
-def test_what_a_rank_raises_is_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_a_rank_is_the_report(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_on_rank_1)("no such luck")
     rank, failure = caught.value.get_first_failure()
@@ -72,13 +72,13 @@ def test_what_a_rank_raises_is_the_report(capfd: pytest.CaptureFixture[str]) -> 
     assert "fails_on_rank_1 FAILED" in capfd.readouterr().err
 
 
-def test_what_ends_a_rank_without_a_word_is_in_the_report() -> None:
+def test_a_silent_end_of_a_rank_is_in_the_report() -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_on_rank_1)(7)
     assert caught.value.failures[1].exitcode == 7
 
 
-def test_who_failed_first_is_the_root_cause_though_it_was_stopped() -> None:
+def test_the_first_failure_is_the_root_cause_though_its_rank_was_stopped() -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_and_is_slow_to_end)()
     rank, failure = caught.value.get_first_failure()
@@ -122,7 +122,7 @@ def test_nodes_of_a_static_rendezvous_meet() -> None:
     assert seen == [{rank: ("a", str(rank), "2", "0", "default_role", "job")} for rank in (0, 1)]
 
 
-def test_names_are_those_that_torch_gives() -> None:
+def test_names_match_torchs() -> None:
     assert get_entrypoint_name(who, ["x"]) == "who"
     assert get_entrypoint_name(Holder.method, []) == "method"
     assert get_entrypoint_name("echo", ["x"]) == "echo"
@@ -152,7 +152,7 @@ def test_ranks_are_restarted_together() -> None:
     assert elastic_launch(config(max_restarts=2), succeeds_at_last)() == {0: "2", 1: "2"}
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_invalid_settings_are_errors() -> None:
     with pytest.raises(LaunchError, match="--nproc-per-node"):
         elastic_launch(config(0), who)("a")
     with pytest.raises(LaunchError, match="--rdzv-conf"):
