@@ -1,9 +1,10 @@
 """Makes PyTorch's wheel import without the CUDA libraries, of which a machine without a driver calls none.
 
-PyPI's wheels for Linux are linked against 3 GB of them. With ``pip install --no-deps`` they are left out, and
-each library that torch's own need and that is missing gets a stand-in in ``torch/lib``, where torch looks
-last, so that real ones win. A stand-in defines what is looked for in it; each of its functions returns 1, which is an
-error in all of these libraries. Needs ``cc`` and ``readelf``. Called again, it makes them anew.
+PyPI's wheels for Linux are linked against 3 GB of them. With ``pip install --no-deps`` they are left out,
+and each library that torch's own need and that is missing gets a stand-in in ``torch/lib``, where torch
+looks last, so that real ones win. A stand-in defines what is looked for in it; each of its functions
+returns 1, which is an error in all of these libraries. Needs ``cc`` and ``readelf``. Called again, it makes
+them anew.
 """
 
 from __future__ import annotations
