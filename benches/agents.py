@@ -114,7 +114,7 @@ def panel(left: int, title: str, points: list[Point], value: object) -> str:
 
 
 def broken(points: list[Point]) -> list[str]:
-    """What is promised and not kept."""
+    """The broken promises."""
     found = []
     for backend in BACKENDS:
         *_, before, last = sorted(

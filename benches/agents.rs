@@ -1,5 +1,5 @@
-//! Rendezvous of many nodes: so many backends in one process, at a real etcd or a real embedded master, until each node has
-//! received the first round and its members. Prints one line of JSON; `agents.py` runs it and draws the table.
+//! Rendezvous of many nodes: so many backends in one process, at a real etcd or a real embedded master, until each
+//! node has received the first round and its members. Prints one line of JSON; `agents.py` runs it and draws the table.
 //!
 //! `cargo bench --bench agents -- master 1000`, `cargo bench --bench agents -- etcd 1000 http://127.0.0.1:2379`.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench fails by panicking.
@@ -68,7 +68,7 @@ fn offer(number: usize, nodes: usize) -> NodeInfo {
     }
 }
 
-/// The message that was parsed last: all nodes receive the same one, and each node of a real job has a machine to parse it.
+/// The message that was parsed last: all nodes receive the same one, and real nodes parse it on a machine each.
 #[derive(Default)]
 struct Reader {
     state: Option<(String, JobState)>,

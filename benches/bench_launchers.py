@@ -51,7 +51,7 @@ class Launcher:
 
 
 def environment() -> dict[str, str]:
-    """What launchers are started with: torchrun warns if OMP_NUM_THREADS is not set."""
+    """The environment of launchers: torchrun warns if OMP_NUM_THREADS is not set."""
     env = {name: value for name, value in os.environ.items() if not STEERING.match(name)}
     # As installed by pip: with its bytecode, which some machines are configured not to write.
     env.pop("PYTHONDONTWRITEBYTECODE", None)

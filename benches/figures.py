@@ -1,4 +1,4 @@
-"""What was measured: rows of figures side by side, what is promised of them, and the page made of them."""
+"""Measurements: rows of figures side by side, the promises about them, and the page made of them."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Figures:
         return [text for row in self.rows for text in row.broken()]
 
     def tables(self, titles: Mapping[str, str]) -> str:
-        """All rows in Markdown, a table a section. `titles`: what stands above the table of a section."""
+        """All rows in Markdown, a table a section. `titles`: the text above the table of a section."""
         lines = []
         for section, title in titles.items():
             rows = [row for row in self.rows if row.section == section]

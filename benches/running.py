@@ -1,4 +1,4 @@
-"""One run of a launcher with ranks that tell what they do, and what /proc says of the launcher."""
+"""One run of a launcher with ranks that report their steps, and measurements of the launcher from /proc."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def tasks(pids: Iterable[int]) -> list[Path]:
 
 
 def pss(pids: Iterable[int]) -> float:
-    """Memory of these processes, what they share with others divided among all, MB."""
+    """Memory of these processes in MB; shared pages are divided among all that have them."""
     sizes = [field(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in pids]
     return sum(sizes) / 1024
 

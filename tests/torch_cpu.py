@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What `import torch` loads; the others hang from these.
+# The libraries that `import torch` loads; the others are linked against these.
 ROOTS = ("libtorch_global_deps.so", "libtorch_python.so")
 # Libraries of CUDA, but for the driver's: no program may believe that a driver is here.
 OF_CUDA = re.compile(r"lib(cu|nv|nccl)(?!da\.so)")

@@ -1,4 +1,4 @@
-"""What ranks' output costs: the launcher's CPU, ranks that wait for a console, lines on a console."""
+"""The cost of ranks' output: the launcher's CPU, ranks that wait for a console, lines on a console."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Console:
             self.reader, self.writer = pty.openpty()
             tty.setraw(self.writer)
             if not read:
-                termios.tcflow(self.writer, termios.TCOOFF)  # What Ctrl-S does.
+                termios.tcflow(self.writer, termios.TCOOFF)  # As Ctrl-S does.
         self.thread = threading.Thread(target=self.drain) if read else None
         if self.thread:
             self.thread.start()
@@ -163,7 +163,7 @@ def measure_stall(session: Session) -> None:
                 run.process.kill()  # Asked to end, it would wait for the console.
 
     def ratio(launcher: Launcher, kind: str) -> Cell:
-        """Of the best times: what else runs here only adds to them."""
+        """Of the best times: other programs on this machine only add to them."""
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(turns):
             for read in times:
@@ -225,5 +225,5 @@ def measure_lines(session: Session) -> None:
     many = {it.name: session.amount(4_000_000, 1_000_000) if it.ours else 400_000 for it in present()}
     blocks = each(lambda it: rate(it, "blocks", many[it.name]))
     session.row("lines, 400 a write", blocks, "/s", Promise("V6", least=1e6))
-    # What the ranks can write bounds this, not the launcher alone.
+    # The write rate of the ranks bounds this, not the launcher alone.
     session.row("lines, each a write", each(lambda it: rate(it, "lines", 400_000)), "/s")

@@ -1,4 +1,4 @@
-"""What ranks that are forked off a zygote cost: the time until all are past an import, and memory."""
+"""The cost of ranks that are forked from a zygote: the time until all are past an import, and memory."""
 
 from __future__ import annotations
 

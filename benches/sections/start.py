@@ -1,4 +1,4 @@
-"""What it costs to start ranks: `import`, the command line, `spawn`, and one rank in a big parent."""
+"""The cost of starting ranks: `import`, the command line, `spawn`, and one rank in a big parent."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ print(json.dumps(figures))
 
 
 def measure_start(session: Session) -> None:
-    """What starting one rank costs its parent. Of rivals: their way to start a process, and nothing else."""
+    """The cost of starting one rank for its parent. Of rivals: only their way to start a process."""
     script = written(session.folder, "start.py", START)
     for gib in (0, 4):
         figures = answer([RLAUNCH.python, str(script), str(gib)])

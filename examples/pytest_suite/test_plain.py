@@ -1,4 +1,4 @@
-"""Without a framework: what ranks know of each other, and where fixtures run."""
+"""Without a framework: messages between ranks, and where fixtures run."""
 
 import os
 import socket
@@ -68,5 +68,5 @@ class TestOfAClass:
 
 @pytest.mark.ranks(2, start_method="spawn")
 def test_in_a_new_interpreter(rank):
-    """What ``start_method`` asks for is not forked from the process that ``ranks_preload`` is imported in."""
+    """Ranks with a ``start_method`` are not forked from the process that ``ranks_preload`` is imported in."""
     assert "torch" not in __import__("sys").modules

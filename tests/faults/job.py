@@ -186,7 +186,7 @@ class Job:
 
     @property
     def code(self) -> int | None:
-        """What a shell would say in `$?`."""
+        """The value that a shell would have in `$?`."""
         code: int | None = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
 
@@ -204,5 +204,5 @@ class Job:
         return marked.stat_of(self.await_files("ready")[0])[1]
 
     def errors(self) -> str:
-        """What the launcher and the ranks said on stderr."""
+        """The stderr of the launcher and the ranks."""
         return (self.folder / "err").read_text(errors="replace")

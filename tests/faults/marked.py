@@ -25,7 +25,7 @@ class Member:
 
 
 def kind_of(command: list[str]) -> str:
-    """What a process is, by its command line: those that ranks leave say it in their last word."""
+    """The kind of a process, by its command line: leftovers of ranks have it as their last argument."""
     words = command[1:]
     if any(word.endswith("/shell.py") for word in words[:2]):
         return "shell"

@@ -36,7 +36,7 @@ PROGRESS = 20.0  # Seconds between two lines of it.
 
 
 class Figures:
-    """What all runs together showed."""
+    """The results of all runs together."""
 
     def __init__(self, seed: int, launcher: Launcher) -> None:
         self.seed, self.launcher = seed, launcher

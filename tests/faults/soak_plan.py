@@ -77,7 +77,7 @@ end(how, number)
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank does: when asked to stop, and by itself."""
+    """The behaviour of a rank: when asked to stop, and by itself."""
 
     asked: str  # obeys (the default action), deaf, or answers: exits with `answer` after `pause` seconds.
     pause: float

@@ -38,7 +38,7 @@ CRASH = re.compile(
 
 @dataclass
 class Seen:
-    """What a run showed."""
+    """The result of a run."""
 
     faults: list[str] = field(default_factory=list)
     status: str = ""
@@ -131,7 +131,7 @@ class Run:
             return []
         return marked.survivors(self.job.mark, self.crowd.between(self.ended, time.monotonic()))
 
-    # --- What is done to it. ---
+    # --- Signals to it. ---
 
     def later(self, at: float, act: Callable[[], None]) -> None:
         self.turn += 1
@@ -219,7 +219,7 @@ class Run:
         for pid in {hold.pid for hold in self.holds if hold.until is None}:
             self.release(pid)
 
-    # --- What is promised. ---
+    # --- Promises. ---
 
     def held(self, since: float, *, launcher: bool) -> float:
         """Seconds since then in which the soak held any process (or one of the launcher's) stopped."""
@@ -277,7 +277,7 @@ class Run:
                 yield f"(b) exit 0, but result.json says {result['outcome']}, and ranks {wrong} not well"
 
     def ends(self) -> dict[int, tuple[str, float]]:
-        """What the ranks of the last attempt meant to end with, and when."""
+        """The intended ends of the ranks of the last attempt, and their times."""
         attempts = [int(path.name.split(".")[1]) for path in self.folder.glob("start.*.*")]
         found = {}
         for rank in range(len(self.plan.ranks)):

@@ -1,4 +1,4 @@
-"""A terminal with a job at it: what is pressed, and what is to be seen."""
+"""A terminal with a job at it: keys to press, and the output to expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What most tests of the launcher begin with."""
+"""Fixtures of most tests of the launcher."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """What the processes of a test carry in their environment; those that it left are ended."""
+    """A mark in the environment of the processes of a test; leftovers of the test are killed."""
     mark = uuid.uuid4().hex
     yield mark
     for pid in marked(mark):

@@ -53,7 +53,7 @@ def killed(who: str, what: str, launcher: Launcher, folder: Path) -> Observation
         left = job.survivors()
         if not job.wait(2):
             return Observation(f"launcher does not end, {describe(left)}", False)
-        # What left both its session and its parents, while both die, only a PID namespace could reach.
+        # Only a PID namespace could reach a process that left its session and its parents, while both die.
         free = who == "both" and what in ("setsid", "daemon")
         allowed = {what} if free else set()
         return Observation(describe(left), {member.kind for member in left} <= allowed)

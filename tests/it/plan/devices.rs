@@ -326,7 +326,7 @@ fn list() -> impl Strategy<Value = String> {
     prop::collection::vec(element(), 0..6).prop_map(|elements| elements.join(","))
 }
 
-/// What CUDA's driver makes of a list, after `torch.cuda._parse_visible_devices`.
+/// The devices that CUDA's driver reads from a list, after `torch.cuda._parse_visible_devices`.
 fn as_the_driver_does(list: &str) -> Vec<String> {
     let named = ["GPU-", "MIG-"].into_iter().find(|prefix| list.starts_with(prefix));
     let mut found: Vec<String> = Vec::new();

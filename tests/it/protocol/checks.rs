@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Default)]
 pub struct Judge {
-    /// What was published.
+    /// The published states.
     pub states: Vec<JobState>,
     /// The members of each round.
     pub lists: BTreeMap<u64, Vec<RoundMember>>,

@@ -150,7 +150,7 @@ impl World<'_> {
         }
     }
 
-    /// What the board holds now.
+    /// The contents of the board now.
     fn read(&mut self, node: usize) {
         if let Some(state) = self.board.state.clone() {
             let members = self.board.members.clone();
@@ -175,7 +175,7 @@ impl World<'_> {
         self.send(node, Some(record));
     }
 
-    /// What a node writes arrives in order.
+    /// The writes of a node arrive in order.
     fn send(&mut self, node: usize, record: Option<NodeRecord>) {
         let at = (self.now + self.delay()).max(self.nodes[node].last_write);
         self.nodes[node].last_write = at;

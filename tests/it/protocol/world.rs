@@ -16,7 +16,7 @@ const MOST_EVENTS: usize = 200_000;
 pub enum Event {
     Happens(usize),
     Comes(usize),
-    /// What the board holds reaches a node; `fresh`: what it holds then.
+    /// The contents of the board reach a node; `fresh`: its contents then.
     Hears {
         node: usize,
         message: Option<(JobState, Option<Vec<RoundMember>>)>,
@@ -53,7 +53,7 @@ pub enum Event {
     LosesPatience {
         node: usize,
     },
-    /// What the board holds of a node reaches a coordinator; `what`: at the time it was sent.
+    /// A node's record on the board reaches a coordinator; `what`: the record when it was sent.
     Feeds {
         leader: usize,
         id: String,
@@ -76,7 +76,7 @@ pub enum Event {
     TakesOver,
 }
 
-/// What all share.
+/// The state that all share.
 #[derive(Default)]
 pub struct Board {
     pub state: Option<JobState>,
@@ -95,7 +95,7 @@ pub struct Leader {
     seen: BTreeMap<String, u64>,
     /// In the order in which it received them.
     pub arrived: Vec<String>,
-    /// What it has published arrives in order.
+    /// Its publications arrive in order.
     last_arrival: u64,
     under_way: usize,
     /// The round after which it gathers, and since when nodes have been here of which none runs.
@@ -375,7 +375,7 @@ impl<'a> World<'a> {
             leader.alive = false;
             return;
         }
-        // Where it has died since, what it had sent arrives all the same.
+        // Where it has died since, its earlier messages arrive all the same.
         self.judge.published(self.story, &self.nodes, &self.board, &state, members.as_deref());
         self.board.state = Some(state.clone());
         if let Some(members) = &members {

@@ -17,7 +17,7 @@ from effort import cases
 from launching import LIMIT, environment, free_ports
 from oracle import SEED, Oracle
 
-# What is not the job's: folders, names drawn at random, what only one of the two writes.
+# Values that are not the job's: folders, random names, variables that only one of the two writes.
 APART = {
     "PADDLE_LOG_DIR", "POD_NAME", "PADDLE_GLOO_FS_PATH", "PADDLE_BACKUP_ENV_PATH",
     "RLAUNCH_EXPORTED", "RLAUNCH_OUTER_LOGS",
@@ -228,7 +228,7 @@ def test_the_platform_s_process_runs_once_with_its_inherited_environment(
     ((_, theirs),) = real["rows"]
     ours = ask_rlaunch(tmp_path, ["--worker_num=2", "--server_num=2"], environ)
     ((log, variables),) = ours
-    # Beside it, what launchers inside it go by.
+    # Beside it, variables for launchers inside it.
     assert log == "workerlog.0"
     assert {name: value for name, value in variables.items() if not name.startswith("RLAUNCH_")} == environ
     assert {name: theirs[name] for name in environ} == environ

@@ -94,7 +94,7 @@ def drawn(rng: random.Random) -> Asked:
     environ = {name: value for name, value in variables.items() if value is not None}
     argv = [f"--{name}={value}" for name, value in options.items() if value is not None]
     rng.shuffle(argv)
-    # What CUDA would show of four.
+    # The devices that CUDA would show of four.
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     count = 4 if listed is None else len([device for device in listed.split(",") if device])
     return {
@@ -106,7 +106,7 @@ def drawn(rng: random.Random) -> Asked:
 
 
 def by_rlaunch(asked: Asked, machine: dict[str, str]) -> dict[str, Any]:
-    """What rlaunch would start, or why not. A port that another program has is free again before long."""
+    """The processes that rlaunch would start, or the error. A port of another program is free again soon."""
     command = [sys.executable, "-m", "rlaunch", "--legacy=1", "--dry_run=json", *asked["argv"], __file__]
     deadline = time.monotonic() + 30
     while True:
@@ -187,7 +187,7 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
 
 
 def agree(oracle: Oracle, machine: dict[str, str], asked: Asked) -> str:
-    """Checks that both do the same, or differ as is written down; what it was."""
+    """Checks that both do the same, or differ as documented; returns the kind of outcome."""
     asked_of_real = dict(asked)
     # There --host has the default that its help speaks of, and variables override options.
     if (pod_ip := asked["environ"].get("POD_IP")) and not several(asked):
@@ -320,7 +320,7 @@ def mapped(rng: random.Random, folder: Path) -> Asked:
 def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: Path) -> None:
     rng = random.Random(f"{SEED}/mapping")
     gpus = {**environment(), "LD_LIBRARY_PATH": four_gpus["LD_LIBRARY_PATH"]}
-    # What rlaunch says differently, and what has the command line in it.
+    # Texts that differ in rlaunch, and those that contain the command line.
     apart = ("PADDLE_ENABLE_ELASTIC", "PADDLE_ORIGINAL_CMD_ARGS")
     passes = set()
     for _ in range(cases(30, 80)):

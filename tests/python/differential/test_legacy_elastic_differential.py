@@ -39,7 +39,7 @@ def by_paddle(
 
 
 def normal(env: dict[str, str]) -> dict[str, str]:
-    """What a launcher tells, without ports and the name of the job's folder."""
+    """The variables that a launcher sets, without ports and the name of the job's folder."""
     variables = {name: value for name, value in env.items() if re.match("PADDLE|FLAGS|DISTRIBUTED", name)}
     variables = {name: value for name, value in variables.items() if not name.startswith("PADDLE_ELASTIC_")}
     variables["PADDLE_GLOO_FS_PATH"] = "FOLDER"

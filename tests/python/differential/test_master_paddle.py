@@ -161,7 +161,7 @@ def test_connections_are_kept(ours: native_hooks.Master) -> None:
 
 @contextlib.contextmanager
 def paddle_s(port: int, sort_ip: bool = False) -> Iterator[Any]:
-    """What of Paddle's launcher meets the others; its host is elsewhere, so that it serves nothing itself."""
+    """The rendezvous part of Paddle's launcher; its host is elsewhere, so that it serves nothing itself."""
     ctx = types.SimpleNamespace(
         args=types.SimpleNamespace(master=f"localhost:{port}", rank=-1, sort_ip=sort_ip),
         node=types.SimpleNamespace(ip="10.9.8.7"),

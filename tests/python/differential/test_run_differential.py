@@ -36,7 +36,7 @@ PASSED_ON = re.compile(
 )
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 TIMESTAMP = re.compile(r'\\?"timestamp\\?": ?\\?"?\d+\\?"?')
-# What a folder of one run has in its name.
+# The part of a folder's name that belongs to one run.
 DRAWN = "[a-z0-9_]{8}"
 
 
@@ -120,7 +120,7 @@ class Side:
             if path.name == "error.json":
                 content = TIMESTAMP.sub("T", content)
             elif path.name.startswith("filtered"):
-                # Whose line is first is chance.
+                # The order of the lines is chance.
                 content = "\n".join(sorted(content.split("\n")))
             seen[f"log {self.plain(str(within))}"] = content
         return seen
@@ -140,7 +140,7 @@ class Side:
         return workers
 
     def events(self) -> dict[str, Any]:
-        """What happened, by state, worker and attempt."""
+        """The events, by state, worker and attempt."""
         events: dict[str, Any] = {}
         for line in self.text("err").splitlines():
             if re.match(r'\{"name": ?"torchelastic', line) is None:
@@ -211,7 +211,7 @@ def sides_of(names: list[str], folder: Path) -> Sides:
 
 
 def unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What the two differ in; None: it is not there. Of what is on one side alone, only that."""
+    """The differences of the two; None: no value. Of entries on one side alone, only those."""
     ran = [any(key.startswith("worker ") for key in side) for side in (theirs, ours)]
     if ran in ([True, False], [False, True]):
         of_workers = ("out: ", "err: ", "log ", "event ")
@@ -255,7 +255,7 @@ def test_only_documented_differences(name: str, sides: Sides) -> None:
 
 
 def complaints(line: Line, theirs: Side, ours: Side) -> list[Any]:
-    """What is not as it is documented."""
+    """The differences that are not documented."""
     found = unlike(theirs.outcome(), ours.outcome())
     reasons = {key: explained(key, pair, line) for key, pair in found.items()}
     wrong: list[Any] = [(key, *found[key]) for key in sorted(found) if reasons[key] is None]

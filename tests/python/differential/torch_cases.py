@@ -14,7 +14,7 @@ import sys
 from multiprocessing import set_forkserver_preload
 from typing import Any
 
-# --- What ranks do: rank 1 ends, rank 0 would stay -------------------------------------------------------
+# --- Ranks: rank 1 ends, rank 0 would stay ----------------------------------------------------------------
 
 
 def _stay(i: int) -> None:
@@ -153,7 +153,7 @@ def fails_beside_the_deaf(i: int, read: int, write: int) -> None:
     os._exit(4)
 
 
-# --- What is made of it ----------------------------------------------------------------------------------
+# --- The reports of both ----------------------------------------------------------------------------------
 
 FRAME = re.compile(
     r'  File "[^"]*/(torch/multiprocessing/spawn|rlaunch/_spawn/start_processes)\.py", line \d+, in \w+\n'

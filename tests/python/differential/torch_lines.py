@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from effort import FULL
 
-# What the workers run. Words of its own among its arguments: `do:exit:RANK:CODE`, `do:kill:RANK:SIGNAL`,
+# The script of the workers. Commands to it among its arguments: `do:exit:RANK:CODE`, `do:kill:RANK:SIGNAL`,
 # `do:record:RANK:TEXT`, `do:signal:RANK:SIGNAL` (to the launcher), each with `:ATTEMPT` behind it (0), by
 # which a job ends once all workers have written their variables; and `do:bytes`.
 JOB = r"""
@@ -80,7 +80,7 @@ class Line:
     env: Mapping[str, str] = field(default_factory=dict)
     # Our exit status where both are not 0; torchrun's is 1 for all but what argparse refuses.
     status: int = 0
-    # What both say of it, or torchrun and we.
+    # The text of both, or of torchrun and of rlaunch.
     says: str | tuple[str, str] = ""
     # The names of differences that it shows, beside those that most lines show.
     differs: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Jobs whose nodes find each other, on hosts of their own: started, watched, cut off."""
+"""Jobs of nodes that rendezvous, on hosts of their own: started, watched, cut off."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Node:
         return (self.folder / f"err.{self.label}").read_text(errors="replace")
 
     def await_message(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
-        """What it says that is like this."""
+        """The messages that match this."""
 
         def found() -> re.Match[str] | None:
             # It may have said it last.
@@ -154,7 +154,7 @@ class Node:
         return found[0] if found else None
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What it has written down, or what of it has this name."""
+        """Its events, or those of this name."""
         own = self.own_folder()
         text = (own / "events.jsonl").read_text() if own else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

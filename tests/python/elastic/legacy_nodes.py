@@ -28,7 +28,7 @@ while True:
 
 
 class Node(Place):
-    """A node, whose ranks do what files in its folder say."""
+    """A node, whose ranks follow files in its folder."""
 
     def __init__(self, folder: Path, etcd: Etcd, job: str, host: str) -> None:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Jobs whose nodes meet at a real etcd: training, growing, names, leftovers, and etcds of no use."""
+"""Jobs whose nodes rendezvous at a real etcd: training, growing, names, leftovers, and unusable servers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_become_four_and_two_again(
 
 
 def uninterrupted() -> str:
-    """What one process learns that is never interrupted."""
+    """The result of one process that is never interrupted."""
     points, a, b, loss = [(x, 5 * x + 11) for x in range(8)], 0, 0, 0
     for _ in range(60):
         errors = [(x, (a * x + b >> 16) - y) for x, y in points]
@@ -154,7 +154,7 @@ def test_nothing_is_left_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd, en
         statuses = {node.end().status for node in nodes}
         expected = {"well": 0, "failed": 1, "stopped": 128 + signal.SIGTERM, "one killed": NODE_LOST}
         assert statuses == {expected.get(end, NOT_MET)}, [node.said() for node in nodes]
-        # What a killed launcher had goes with its lease, which etcd ends up to a second late.
+        # The keys of a killed launcher go with its lease, which etcd ends up to a second late.
         took = await_nothing_below(etcd, job, LEASE + 2 if end == "one killed" else 0.5)
         print(f"{end}: nothing left after {took:.2f} s")
 
@@ -182,7 +182,7 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
         begins = [float(path.read_text().split()[0]) for path in tmp_path.glob("life.[23].0.*")]
         assert len(begins) == 2
         assert max(ends) < min(begins)
-        # What only the older job's end clears goes with its lease.
+        # Keys that only the older job's end clears go with its lease.
         print(f"nothing left after {await_nothing_below(etcd, job, 60):.2f} s")
 
 
@@ -208,7 +208,7 @@ def check_start(folder: Path, made: MultiHost, etcd: Etcd, on: list[Host], turn:
         assert job.check_one_world() == {1: 2}
 
 
-# An etcd that is of no use, and what is said of it.
+# An unusable etcd, and the errors about it.
 
 
 class OldEtcd(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What befalls etcd, launchers and hosts while ranks run, in jobs whose nodes meet at etcd."""
+"""Faults of etcd, launchers and hosts while ranks run, in jobs whose nodes rendezvous at etcd."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def elastic(module: str) -> list[str]:
 def uninterrupted(
     tmp_path: Path, on: list[Host], backend: Backend, module: str, body: str, framework: str | None = None
 ) -> Iterator[Callable[[], str]]:
-    """One round of these hosts, beside what else goes on: what it learns, once it has ended."""
+    """One round of these hosts, beside other jobs: the result of its training, once it has ended."""
     (tmp_path / "whole").mkdir()
     with Job(tmp_path / "whole", on, backend, str(len(on))) as job:
         open_gate(job, 60)

@@ -1,4 +1,4 @@
-"""What ``python -m rlaunch`` tells its ranks, against the facts and against the real launcher."""
+"""The environment of ranks of ``python -m rlaunch``, against the facts and against the real launcher."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_ranks_have_the_environment_of_the_real_launcher(
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
-        # Written only when it is needed; and what importing paddle into the launcher leaves behind.
+        # Written only when it is needed; and a leftover of importing paddle into the launcher.
         for name in ("PADDLE_BACKUP_ENV_PATH", "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS"):
             assert name in their_env
             del their_env[name]
@@ -342,7 +342,7 @@ def test_ranks_have_the_environment_of_the_real_launcher(
         for same in ("argv", "cwd", "package", "umask"):
             assert mine[same] == theirs[same]
         assert (mine["session"], theirs["session"]) == (mine["pid"], theirs["pid"])
-    # What is said of overridden options is the same to the letter.
+    # The text about overridden options is the same to the letter.
     again = place.run(*options, "--log_dir=ours", "tell.py", env=environment(**variables))
     assert again.stdout == real_run.stdout
 

@@ -1,4 +1,4 @@
-"""``rlaunch.launch``: what it is asked, what it returns and raises, and where output goes."""
+"""``rlaunch.launch``: its arguments, its results and exceptions, and where output goes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_older_result_is_not_taken_for_this_ones(place: Host) -> None:
         rlaunch.launch("nope.py")
 
 
-# --- What is asked. ---------------------------------------------------------------------------------------
+# --- Arguments. -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What cannot be done is refused before any rank starts: one line, the way out, a documented status."""
+"""Impossible requests are refused before any rank starts: one line, a solution, a documented status."""
 
 from __future__ import annotations
 

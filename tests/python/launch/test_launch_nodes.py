@@ -1,4 +1,4 @@
-"""Several nodes that all know of each other: real training, and what is said when the list is wrong."""
+"""Several nodes of a fixed list: real training, and the errors about a wrong list."""
 
 from __future__ import annotations
 

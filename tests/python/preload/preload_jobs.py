@@ -81,7 +81,7 @@ class Job(TorchPlace):
         return result
 
     def said(self, rank: int = 0, attempt: int = 0) -> str:
-        """What a rank has written, both streams."""
+        """The output of a rank, both streams."""
         if self.frontend == PADDLE:
             return self.log(rank).decode()
         folder = self.run_folder() / f"attempt_{attempt}" / str(rank)

@@ -1,4 +1,4 @@
-"""What ranks of a zygote are asked about themselves, and the modules that the zygote imports before them."""
+"""Reports of ranks of a zygote about their process, and the modules that the zygote imports before them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lines(path: str) -> list[str]:
 
 
 def kind(fd: int) -> str:
-    """What a descriptor is, without its number."""
+    """The target of a descriptor, without its number."""
     return os.readlink(f"/proc/self/fd/{fd}").partition("[")[0]
 
 

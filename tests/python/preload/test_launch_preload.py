@@ -108,7 +108,7 @@ def test_modules_in_the_working_folder_are_not_in_the_way(job: Job) -> None:
     assert ended.status == 0, ended.stderr
 
 
-# What a program ends with, and whether it is the same as of one that was started by itself.
+# The end of a program, and whether it is the same as of one that was started by itself.
 ENDS = {
     "well": "print('out'); print('err', file=sys.stderr)",
     "a number": "sys.exit(3)",

@@ -70,7 +70,7 @@ def hanging(folder: Path) -> Path:
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def ring(*_: object) -> None:
@@ -78,7 +78,7 @@ def ring(*_: object) -> None:
 
 
 class Program:
-    """A program that starts ranks, and what it has said."""
+    """A program that starts ranks, and its output."""
 
     def __init__(self, folder: Path, body: str, **options: Any) -> None:
         main = folder / "main.py"
@@ -306,7 +306,7 @@ def test_a_slow_zygote_can_be_waited_for_and_interrupted(folder: Path) -> None:
         signal.signal(signal.SIGALRM, before)
         hang.unlink()
     zygote.suspend()
-    # What was owed is not taken for the next one's answer; and a stopped one goes on.
+    # A late reply is not mistaken for the next one's; and a stopped one goes on.
     assert {parent for _, parent in results(start(preload_ranks.pids, n=3, preload="hanging"))} == {
         zygote.pid
     }

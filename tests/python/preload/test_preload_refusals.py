@@ -1,4 +1,4 @@
-"""What a zygote may not have begun, what it cannot import, and how that is said."""
+"""States in which a zygote must not fork, modules that it cannot import, and the errors about them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_output_before_a_failure_is_shown(folder: Path, capfd: pytest.CaptureFix
     assert "said before" in capfd.readouterr().out
 
 
-# --- What a fork would cut in two --------------------------------------------------------------------------
+# --- States that a fork would break -------------------------------------------------------------------------
 
 
 def test_threads_are_named(folder: Path) -> None:

@@ -62,7 +62,7 @@ def output_of(folder: Path, body: str, **environ: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, main], capture_output=True, text=True, timeout=120, env=env)
 
 
-# --- What a rank sees -------------------------------------------------------------------------------------
+# --- State of a rank --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -149,7 +149,7 @@ def test_random_numbers_differ_between_ranks_and_calls(folder: Path) -> None:
     assert [len(set(column)) for column in zip(*rows, strict=True)] == [6, 6, 6]
 
 
-# --- What it is given, and what it gives -----------------------------------------------------------------
+# --- Arguments and results -------------------------------------------------------------------------------
 
 
 def test_everything_of_multiprocessings_passes(folder: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_rank_starts_processes_of_its_own(folder: Path) -> None:
     assert results(start("zygote", preload_ranks.child_of_rank)) == [0]
 
 
-# --- What it writes ---------------------------------------------------------------------------------------
+# --- Output of a rank -------------------------------------------------------------------------------------
 
 IMPORT = ["err of the import", "out of the import"]
 

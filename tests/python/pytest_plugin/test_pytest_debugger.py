@@ -55,7 +55,7 @@ class Session:
             )
 
     def until(self, word: str) -> str:
-        """What is shown up to this word, which is not shown again."""
+        """The output up to this word, which is not returned again."""
         limit = time.monotonic() + 60
         while word.encode() not in self._said:
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))

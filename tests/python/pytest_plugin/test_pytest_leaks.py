@@ -1,4 +1,4 @@
-"""Tests on ranks: what is left behind, which devices they get, what is imported once."""
+"""Tests on ranks: leftovers, devices, and modules that are imported once."""
 
 from __future__ import annotations
 

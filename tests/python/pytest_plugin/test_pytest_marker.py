@@ -1,4 +1,4 @@
-"""What the marker may say; and stacks as people read_marker them."""
+"""The arguments of the marker, and readable stacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that run on ranks: what they may be, what they have, where their fixtures run."""
+"""Tests that run on ranks: kinds of tests, their arguments, and where their fixtures run."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Session:
             self.cases.setdefault(case.get("name", ""), []).append(case)
 
     def ending(self, test: str) -> tuple[str, str, str]:
-        """How a test has ended, by its XML: what it is, its line, its text."""
+        """How a test has ended, by its XML: the kind, its line, its text."""
         found = [part for case in self.cases[test] for part in case if part.tag != "properties"]
         found = [part for part in found if not part.tag.startswith("system-")]
         if not found:
@@ -60,7 +60,7 @@ class Session:
         return part.tag, part.get("message", ""), part.text or ""
 
     def screen(self, test: str) -> str:
-        """What the terminal shows of a test that has not passed."""
+        """The terminal's output about a test that has not passed."""
         (block,) = re.findall(
             rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+\n(.*?)(?=^[_=]+ [^\n]+ [_=]+$|\Z)",
             self.text,

@@ -108,7 +108,7 @@ def test_fifty_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, 
     for folder in (notes, temporary):
         folder.mkdir()
     (tmp_path / "test_it.py").write_text(SUITE + FRAMEWORKS if FULL else SUITE)
-    # What is not a framework's is forked from a process that has imported next to nothing.
+    # Ranks without a framework are forked from a process that has imported next to nothing.
     (tmp_path / "pytest.ini").write_text("[pytest]\nranks_preload = json\n")
     words = ["-n2", "--dist=loadgroup", "-q", "-p", "no:cacheprovider", "--timeout=300", "test_it.py"]
     # The folder of locks is this run's own: others on this machine play with devices 0 and 1, too.

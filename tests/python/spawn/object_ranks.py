@@ -1,4 +1,4 @@
-"""What ranks, and parents in processes of their own, do with objects that they share. Imports no pytest."""
+"""Ranks, and parents in processes of their own, that share objects. Imports no pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be sent to ranks and back: by value what no rank can look up, and a name for what cannot."""
+"""Objects that can be sent to ranks and back: functions by value, and errors that name other objects."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_without_cloudpickle_functions_that_ranks_cannot_find_are_refused_before
     ]
 
 
-# --- What cannot be sent --------------------------------------------------------------------------------
+# --- Unpicklable objects --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", sending.SHAPES)

@@ -54,7 +54,7 @@ def on_cloud(asked: dict[str, Any]) -> bool:
 
 
 def refused(rows: list[list[list[str]]], asked: dict[str, Any]) -> str | None:
-    """What is wrong with what Paddle hands out: a part of what rlaunch says of it."""
+    """The fault in the endpoints that Paddle hands out: a part of rlaunch's error text."""
     endpoints = dict(rows[0])["PADDLE_TRAINER_ENDPOINTS"].split(",")
     environ = asked["environ"] if on_cloud(asked) else {}
     if int(environ.get("PADDLE_TRAINER_ID", 0)) < 0:
@@ -100,7 +100,7 @@ def as_rlaunch_has_it(real: Answer, asked: dict[str, Any]) -> Answer:
     return real
 
 
-# What rlaunch adds to Paddle's text, or has for none.
+# The text that rlaunch adds to Paddle's, or has where Paddle has none.
 MORE = {
     "": r"DISTRIBUTED_TRAINER_ENDPOINTS has \d+ endpoints; .*",
     "list index out of range": r"list index out of range: PADDLE_TRAINER_ID is .*, of \d+ nodes",
@@ -327,7 +327,7 @@ LIST = "10.0.0.1,10.0.0.2,fd00::3"
     ("here", "rank"),
     [
         (["10.0.0.2"], 1),
-        # What the name says beats the interfaces, as with Paddle.
+        # The name beats the interfaces, as with Paddle.
         (["10.0.0.2", "10.0.0.1", "127.0.0.1"], 1),
         (["127.0.1.1", "10.9.9.9", "10.0.0.2", "127.0.0.1", "::1"], 1),
         (["127.0.0.1", "fd00:0:0::3"], 2),

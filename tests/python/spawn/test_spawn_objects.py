@@ -1,4 +1,4 @@
-"""What ranks and their parent share: multiprocessing's objects as arguments, the processes as
+"""Objects that ranks and their parent share: multiprocessing's objects as arguments, the processes as
 multiprocessing processes, daemons, spawns inside a rank, and the ports that ranks are given."""
 
 from __future__ import annotations

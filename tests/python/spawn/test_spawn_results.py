@@ -1,4 +1,4 @@
-"""``context.results()``: what the ranks returned, all at once."""
+"""``context.results()``: the return values of all ranks at once."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ about = {
 Path(f"seen.{rank}.json").write_text(json.dumps(about))
 """
 
-# What processes use to talk with a test, each by its `rank`. No more imports than needed: they cost time.
+# Helpers of processes that talk with a test, each by its `rank`. No more imports than needed: they cost time.
 TALKING = """
 def tell(name, text=""):
     with open(f"{name}.{rank}.tmp", "w") as file:
@@ -189,7 +189,7 @@ def signals_in(pid: int, name: str) -> set[int]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a launcher left behind. Never a traceback of its own."""
+    """The output and status of a launcher. Never a traceback of its own."""
 
     status: int
     stdout: bytes
@@ -283,12 +283,12 @@ class Place:
         return (self.folder / folder / f"workerlog.{rank}").read_bytes()
 
     def result(self) -> dict[str, Any]:
-        """What the launcher wrote down about the end."""
+        """The launcher's result.json."""
         result: dict[str, Any] = json.loads(self.text("log/rlaunch/result.json"))
         return result
 
     def events(self) -> list[dict[str, Any]]:
-        """What it wrote down on the way."""
+        """The launcher's events.jsonl."""
         return [json.loads(line) for line in self.text("log/rlaunch/events.jsonl").splitlines()]
 
     def names(self, folder: str = ".") -> set[str]:

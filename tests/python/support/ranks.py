@@ -1,4 +1,4 @@
-"""What the ranks of the spawn tests do: found again by import, whatever the start method."""
+"""Functions of the ranks of the spawn tests: found again by import, with any start method."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def meet() -> tuple[int, list[int]]:
 
 
 def endpoints_of_paddle() -> tuple[list[str], str, int, int]:
-    """What Paddle itself reads, in a process that can still start programs."""
+    """The values that Paddle itself reads, in a process that can still start programs."""
     subprocess.run(["true"], check=True)
     import paddle.distributed
 

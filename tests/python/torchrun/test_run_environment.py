@@ -1,4 +1,4 @@
-"""What `python -m rlaunch.run` tells its ranks. The tables were captured from torchrun, of torch 2.15."""
+"""The environment of ranks of `python -m rlaunch.run`. The tables were captured from torchrun 2.15."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def place(tmp_path: Path) -> TorchPlace:
 
 
 def new(place: TorchPlace, about: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
-    """What a rank has that the launcher was not given, without rlaunch's own; it has all else."""
+    """The variables of a rank that the launcher did not have, without rlaunch's own; it has all others."""
     has = about["env"]
     assert all(name in has for name in env)
     return {n: v for n, v in has.items() if env.get(n) != v and not n.startswith("RLAUNCH_")}

@@ -20,7 +20,7 @@ from rlaunch import run
 Case = tuple[list[str], dict[str, str]]
 Parser = Callable[[Case], dict[str, Any] | str]
 
-# What is said of each option: values that are fine, and some that are not.
+# Values of each option: valid ones, and some invalid ones.
 NUMBERS = ["0", "3", "-1", "+2", " 4", "1_0", "x", "1.5", ""]
 MAPS = ["0", "3", "0:1,1:2", "4"]
 TEXTS = ["", "a", "a b", "-1", "-.5", "a=b", "=", "a,b,,c", "é", "-"]

@@ -1,4 +1,4 @@
-"""Several nodes that meet at node 0's store: their numbers, and what is said of those missing or lost."""
+"""Several nodes that rendezvous at node 0's store: their numbers, and messages about lost nodes."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ def test_nodes_of_different_launchers_train_together(
             tune = {"GLOO_SOCKET_IFNAME": "wire"} if module == TORCHS else {}
             job.node(number, f"--nproc-per-node={number + 1}", script, module=module, **tune)
         ends = job.end_successfully()
-    # What torchrun says when a store goes too early.
+    # The text of torchrun when a store goes too early.
     assert not [end.stderr for end in ends if "exit barrier" in end.stderr]
     assert [place.text(f"reduced.{rank}") for rank in range(3)] == ["3 6.0"] * 3
     # Real torchrun's variables are ours, but for one of ours that helps.

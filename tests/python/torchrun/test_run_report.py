@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> TorchPlace:
 
 
 def report(stderr: str) -> tuple[str, str, str, str]:
-    """Title, other failures, root cause and what follows it of the last block on stderr."""
+    """Title, other failures, root cause and the rest of the last block on stderr."""
     found = re.search(
         r"\n(=+)\n(.*)\n(-+)\nFailures:\n(.*)\n\3\n"
         r"Root Cause \(first observed failure\):\n(.*?)\n\3\n(.*)\1\n$",

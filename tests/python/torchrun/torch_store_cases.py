@@ -36,10 +36,10 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 def operations(a: Any, b: Any, late: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """What two clients ask, one thing after another; `late` asks in a thread while another thing is asked."""
+    """Requests of two clients, one after another; `late` asks in a thread while another request is made."""
     yield lambda: a.set("k", "v")
     yield lambda: b.get("k")
-    # What has no answer may reach the server after what another client asks: `a` asks something first.
+    # A request without an answer may reach the server after another client's: `a` asks something first.
     yield lambda: (a.set("k", ""), a.get("k"), b.get("k"))
     yield lambda: (a.add("n", 5), b.add("n", -7), a.get("n"))
     yield lambda: (a.set("text", "12abc"), b.add("text", 1), b.get("text"))

@@ -194,7 +194,7 @@ fn garbage_and_missing_answers_are_named() {
     assert!(why.contains("no answer within"), "{why}");
 }
 
-/// What the next test runs in a process of its own.
+/// The next test runs this one in a process of its own.
 #[test]
 fn a_node_alone_leaves_no_thread() {
     let etcd = Etcd::start();

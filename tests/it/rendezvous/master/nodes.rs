@@ -46,7 +46,7 @@ impl Bare {
         self.say(&FromNode::Hello { version: String::new(), job: job.into(), id: id.into(), record });
     }
 
-    /// What it hears next; `None`: nothing more.
+    /// The next message; `None`: no more.
     pub fn hear(&mut self) -> Option<FromMaster> {
         let mut chunk = [0; 4096];
         loop {

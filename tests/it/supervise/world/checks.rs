@@ -241,7 +241,7 @@ impl World<'_> {
         self.wake();
     }
 
-    /// What has to hold between any two events.
+    /// The invariants between any two events.
     fn check(&self) {
         if self.report.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! A history before it is lived: a job, the manners of its children, what befalls it.
+//! A history before it is simulated: a job, the manners of its children, its happenings.
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{Lifecycle, SupervisionPolicy};
@@ -53,7 +53,7 @@ pub struct Job {
     pub manners: Vec<Vec<Manners>>,
     /// In order of time.
     pub happenings: Vec<(u64, Happening)>,
-    /// What happens comes before the ends of the same moment, not after them.
+    /// Happenings come before the ends of the same moment, not after them.
     pub happens_first: bool,
     /// Mixes the ends that are seen together, and puts among them what is no news.
     pub mix: u64,

@@ -143,7 +143,7 @@ class TestInitParallelEnv:
 
 
 def run(script: str, framework: str | None = None, **variables: str) -> Any:
-    """What the script prints as its last line of JSON, in a process with no launcher's variables.
+    """The last line of JSON that the script prints, in a process with no launcher's variables.
 
     `framework`: one that is imported there already.
     """

@@ -1,4 +1,4 @@
-"""``--frameworks``: the variables of several frameworks, and what the real frameworks make of them."""
+"""``--frameworks``: the variables of several frameworks, read by the real frameworks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_a_visible_list_is_trusted_and_an_empty_one_hides_all(four_gpus: dict[st
 
 
 def device_variables(environ: dict[str, str], *options: str) -> list[tuple[str | None, str | None]]:
-    """What each rank sees of CUDA_VISIBLE_DEVICES, if that is changed, and its place in it."""
+    """CUDA_VISIBLE_DEVICES of each rank, if it is changed, and the rank's place in it."""
     done = run(environ, "-m", "rlaunch", "--dry_run=json", *options, __file__)
     assert done.returncode == 0, done.stderr
     ranks = [rank["env"] for rank in json.loads(done.stdout)["ranks"]]

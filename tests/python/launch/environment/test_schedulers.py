@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md and docs/slurm.md tell people to write is what rlaunch reads and how it ends."""
+"""The examples of docs/kubernetes.md and docs/slurm.md match rlaunch's variables and exit statuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def help_of(module: str) -> str:
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-    """What is applied, by kind."""
+    """The applied objects, by kind."""
     return {one["kind"]: one for one in yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0])}
 
 

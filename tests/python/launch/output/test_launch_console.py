@@ -26,7 +26,7 @@ MEBI = 1 << 20
 
 
 def read_until(fd: int, mark: bytes | None = None) -> bytes:
-    """What comes from a descriptor until it ends, or until a mark has come."""
+    """The bytes from a descriptor until it ends, or until a mark has come."""
     data = b""
     deadline = time.monotonic() + LIMIT
     while mark is None or mark not in data:

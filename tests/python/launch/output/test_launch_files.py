@@ -1,4 +1,4 @@
-"""What a launch leaves in its log folder, and ``--dry_run``, which leaves nothing."""
+"""The files of a launch in its log folder, and ``--dry_run``, which leaves none."""
 
 from __future__ import annotations
 

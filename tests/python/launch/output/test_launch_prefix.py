@@ -1,4 +1,4 @@
-"""A console that several ranks share: whose lines it shows, what stands before them, that each is whole."""
+"""A console that several ranks share: the ranks that it shows, the prefix of their lines, whole lines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_lines_of_ranks_that_write_at_once_never_mix(place: Place) -> None:
 
 
 def shown_by(place: Place, payload: bytes, *args: str, env: dict[str, str] | None = None) -> bytes:
-    """What a shared console shows of rank 0, whose log has it all; rank 1 has a line of its own."""
+    """The lines of rank 0 on a shared console; its log has all of them, and rank 1 has a line of its own."""
     (place.folder / "payload").write_bytes(payload)
     place.script("""
         if rank == 0:

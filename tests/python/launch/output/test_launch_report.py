@@ -1,4 +1,4 @@
-"""What a job leaves for programs: events.jsonl and result.json, as their schemas say and as it was."""
+"""The reports of a job for programs: events.jsonl and result.json match their schemas and the job."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_only_so_many_older_parts_are_kept(where: Place) -> None:
         assert NUMBERED.endswith(left)
         assert len(left) < len(NUMBERED) / 2
         for number in range(1, backups + 1):
-            # What a later job without so many would otherwise leave between its own.
+            # Parts that a later job without so many would otherwise leave between its own.
             (where.folder / f"log/workerlog.0.{number}").unlink()
 
 
@@ -139,7 +139,7 @@ def test_a_console_that_is_too_slow_shows_how_much_it_missed(place: Place) -> No
         ended = place.wait(launcher)
     assert ended.status == 0
     assert "bytes of output are only in the logs" in ended.stderr
-    # What it was shown is a beginning and an end, in order.
+    # It shows a beginning and an end, in order.
     assert ended.stdout.endswith(NUMBERED[-1000:])
     numbers = [int(line[:9]) for line in ended.stdout.splitlines() if len(line) == 100]
     assert numbers == sorted(set(numbers))

@@ -84,5 +84,5 @@ def script(place: Place, body: str, name: str = "train.py", framework: str | Non
 
 
 def lines(place: Place, log: str) -> list[str]:
-    """What a process wrote, in some order."""
+    """The output of a process, in some order."""
     return sorted(place.text(f"log/{log}").splitlines())

@@ -137,7 +137,7 @@ def test_the_folder_goes_with_a_launcher_that_is_killed(place: Place, who: str) 
         until(lambda: not folder.exists(), "the end of the folder")
 
 
-# --- What cannot be, and what can all the same. ----------------------------------------------------------
+# --- Impossible jobs, and unusual possible ones. ---------------------------------------------------------
 
 
 def test_a_port_in_use_is_refused_by_its_endpoint(place: Place) -> None:

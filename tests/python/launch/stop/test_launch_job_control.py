@@ -49,7 +49,7 @@ class Shell:
         self.press(line.encode() + b"\n")
 
     def await_text(self, mark: bytes) -> bytes:
-        """What stands on the screen before a mark; the next call looks behind it."""
+        """The screen before a mark; the next call looks behind it."""
         deadline = time.monotonic() + LIMIT
         while mark not in self.screen:
             assert select.select([self.keyboard], [], [], deadline - time.monotonic())[0], self.screen
@@ -97,7 +97,7 @@ class Shell:
         return int(self.await_text(b"."))
 
     def await_end(self, status: int) -> None:
-        """The launcher's last word, and what the shell makes of it."""
+        """The launcher's last line, and the status that the shell reports."""
         self.await_text(f"Exit code {status}".encode())
         assert self.status() == status
 

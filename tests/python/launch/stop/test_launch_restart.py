@@ -1,4 +1,4 @@
-"""Restarts on one node: what another attempt gets, what is left of the one before, what ends the waiting."""
+"""Restarts on one node: the environment of an attempt, cleanup of the one before, the end of the delay."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
         for attempt in (0, 1):
             words = place.log(0, f"{folder}/attempt-{attempt}").decode().splitlines()
             assert words[-1] == f"job {job} attempt {attempt}"
-    # What the last attempt of a job wrote is appended to by the next one.
+    # The next job appends to the log of the last attempt.
     assert place.log(0, "log/rlaunch/attempt-0") == b"job 2 attempt 2\njob 3 attempt 0\n"
     assert place.log() == b"job 3 attempt 2\n"
     assert place.modes("log/rlaunch")["earlier-1"] == 0o700
@@ -45,7 +45,7 @@ def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
     assert place.names("log/rlaunch") == kept
 
 
-# --- What another attempt gets. --------------------------------------------------------------------------
+# --- Environment of an attempt. --------------------------------------------------------------------------
 
 
 def test_a_failed_job_is_restarted_until_it_succeeds(place: Place) -> None:
@@ -180,7 +180,7 @@ def test_a_rank_that_cannot_be_started_is_not_tried_again(place: Place) -> None:
     assert (result["outcome"], result["restarts"]) == ("not_started", 1)
 
 
-# --- What is left of the attempt before. -----------------------------------------------------------------
+# --- Cleanup of the attempt before. ----------------------------------------------------------------------
 
 
 def test_nothing_of_an_attempt_lives_when_the_next_begins(place: Place, mark: str) -> None:
@@ -222,7 +222,7 @@ tell("count", len(pids))
     assert marked(mark) == []
 
 
-# --- What ends the waiting. ------------------------------------------------------------------------------
+# --- The end of the delay. -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])

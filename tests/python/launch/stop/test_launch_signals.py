@@ -1,4 +1,4 @@
-"""Exit status and signals of ``python -m rlaunch``, and what becomes of the process tree."""
+"""Exit status and signals of ``python -m rlaunch``, and the end of the process tree."""
 
 from __future__ import annotations
 
@@ -417,7 +417,7 @@ def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) 
 
 def test_an_environment_that_is_too_long_is_named(place: Place) -> None:
     place.script("sleep()")
-    limit = 128 * 1024  # What execve takes in all with a stack of 512 KiB (execve(2)).
+    limit = 128 * 1024  # The limit of execve in all with a stack of 512 KiB (execve(2)).
     size = limit
     while True:
         size -= 400

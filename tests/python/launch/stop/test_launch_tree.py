@@ -1,4 +1,4 @@
-"""Nothing of a job outlives it: what ranks leave behind, and what is left when a launcher is killed."""
+"""Nothing of a job outlives it: leftovers of ranks, and processes of a launcher that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of a test leave behind."""
+"""Leftovers of the ranks of a test."""
 
 from __future__ import annotations
 

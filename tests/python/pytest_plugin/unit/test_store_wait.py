@@ -24,7 +24,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleType:
-    """A Paddle whose store is what a connection at once comes to."""
+    """A Paddle whose store is the outcome of a connection at once."""
     core = types.ModuleType("paddle.base.core")
 
     def create() -> int:

@@ -300,7 +300,7 @@ def test_the_module_is_light_to_import() -> None:
 
 
 def run_interrupted(monkeypatch: pytest.MonkeyPatch, parents: list[int]) -> list[object]:
-    """What a rank hands over whose parent's number is these, one after another."""
+    """The error that a rank hands over, if its parent's pid is each of these in turn."""
     handed: list[object] = []
     outbox: Any = types.SimpleNamespace(put=lambda kind, write: handed.append(kind))
     monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda lifeline, env: None)

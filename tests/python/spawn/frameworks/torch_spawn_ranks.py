@@ -1,4 +1,4 @@
-"""What ranks of rlaunch.torch, and parents in processes of their own, do. Imports no pytest."""
+"""Ranks of rlaunch.torch, and parents in processes of their own. Imports no pytest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def imported(i: int, queue: Any) -> None:
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def parent_in_join(method: str) -> None:

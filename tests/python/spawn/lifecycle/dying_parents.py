@@ -27,7 +27,7 @@ RANKS = 3
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def ring(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What the stress tests of spawn share: ranks that misbehave, parents in processes of their own, and
+"""Helpers of the stress tests of spawn: ranks that misbehave, parents in processes of their own, and
 measures of what a spawn leaves behind. Imported by every rank, so it imports little."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spawn(func: Callable[..., Any], method: str, nprocs: int, args: Any = (), **
 
 
 def context_of(method: str) -> Any:
-    """What makes the locks and queues for ranks of this start method."""
+    """The context that makes locks and queues for ranks of this start method."""
     return multiprocessing.get_context("spawn" if method == "zygote" else method)
 
 
@@ -86,7 +86,7 @@ def threads() -> set[str]:
 
 
 class Footprint:
-    """What this process holds: descriptors, threads, processes."""
+    """The resources of this process: descriptors, threads, processes."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -216,7 +216,7 @@ class Parent:
         return json.loads(line)
 
     def complaints(self) -> str:
-        """What is on its stderr, which has to be closed at the other end by now."""
+        """Its stderr, which has to be closed at the other end by now."""
         return self.process.stderr.read().decode() if self.process.stderr else ""
 
     def ranks(self, count: int) -> dict[int, int]:
@@ -266,6 +266,6 @@ def in_thread(body: Callable[[], object]) -> Iterator[threading.Thread]:
 
 
 def plain_bind(port: int) -> None:
-    """What a stranger does: binds without any option."""
+    """Binds without any option, as another program does."""
     with contextlib.closing(socket.socket()) as stranger:
         stranger.bind(("127.0.0.1", port))

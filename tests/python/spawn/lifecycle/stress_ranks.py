@@ -1,4 +1,4 @@
-"""What ranks and parents do in the stress tests. Imports no pytest, which would cost each rank 0.2 s."""
+"""Ranks and parents of the stress tests. Imports no pytest, which would cost each rank 0.2 s."""
 
 from __future__ import annotations
 

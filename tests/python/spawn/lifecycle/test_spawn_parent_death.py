@@ -132,7 +132,7 @@ def terminal_fixture() -> Iterator[list[int]]:
 
 
 def shown(master: int, words: bytes) -> bytes:
-    """What the terminal shows, up to some words."""
+    """The output of the terminal, up to some words."""
     text, deadline = b"", time.monotonic() + PATIENCE
     while words not in text:
         assert select.select([master], [], [], deadline - time.monotonic())[0], text

@@ -1,4 +1,4 @@
-"""What ranks of ``rlaunch.spawn`` start is ended with the job, and when the parent is killed."""
+"""Processes that ranks of ``rlaunch.spawn`` start end with the job, and when the parent is killed."""
 
 from __future__ import annotations
 

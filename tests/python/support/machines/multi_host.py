@@ -1,4 +1,4 @@
-"""Hosts, an etcd on another one, and jobs whose nodes meet there."""
+"""Hosts, an etcd on another one, and jobs whose nodes rendezvous there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AtEtcd:
 
 
 def onto(host: Host) -> list[str]:
-    """What is put before a command that is to run there."""
+    """The prefix of a command that is to run there."""
     return ["nsenter", f"--target={host.pid}", "--net", *INTO_USER, "--"]
 
 

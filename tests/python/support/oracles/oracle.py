@@ -80,7 +80,7 @@ def ask(module: Any, asked: Question) -> Answer:
 
 @contextlib.contextmanager
 def logged_warnings() -> Iterator[list[str]]:
-    """What reaches the root logger meanwhile: Paddle's own, or rlaunch's in the end."""
+    """The records that reach the root logger meanwhile: Paddle's own, or rlaunch's in the end."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -106,7 +106,7 @@ def believing_to_be(here: list[str | None] | None) -> Iterator[None]:
 
 
 def launched(asked: Question) -> Answer:
-    """What Paddle's launcher would tell each rank; ``argv`` has its options, and more nodes if there are."""
+    """The variables that Paddle's launcher would set; ``argv``: its options, and more nodes if any."""
     from paddle.distributed.launch.context import Context, device
     from paddle.distributed.launch.controllers.collective import CollectiveController
 
@@ -202,7 +202,7 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def imported(paddle: types.ModuleType | None) -> Iterator[None]:
-    """What this process has imported as Paddle; None: nothing, and the machine has no GPU."""
+    """The Paddle that this process has imported; None: none, and the machine has no GPU."""
     no_gpu = mock.patch.object(rlaunch._lib, "devices_seen", return_value=("gpu", 0))
     with mock.patch.dict(sys.modules), no_gpu:
         sys.modules.pop("paddle", None)

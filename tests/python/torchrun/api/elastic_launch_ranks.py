@@ -1,4 +1,4 @@
-"""What ranks of elastic_launch do. Imports no pytest."""
+"""Ranks of elastic_launch. Imports no pytest."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def config(ranks: int = 2, **more: object) -> LaunchConfig:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where logs go, and what is left of them."""
+    """The folder of logs, and the remaining ones."""
     for name in [name for name in os.environ if name not in environment()]:
         monkeypatch.delenv(name)
     folder = tmp_path / "temporary"

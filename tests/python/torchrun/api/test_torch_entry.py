@@ -19,7 +19,7 @@ from rlaunch._elastic import function_worker
 from rlaunch.errors import NoResultError
 from rlaunch.torch import LaunchConfig
 
-# A program that sends functions of its own; FUNCTION is an expression, and what it gives is called with ARGS.
+# A program that sends functions of its own; FUNCTION is an expression, and its value is called with ARGS.
 PROGRAM = """
 import os, subprocess, sys
 from rlaunch._elastic import function_worker
