@@ -57,7 +57,7 @@ fn ended(child: &Child) -> Exit {
     child.wait(Some(Duration::from_secs(20))).unwrap().unwrap()
 }
 
-fn said(script: &str) -> (String, Exit) {
+fn output_of(script: &str) -> (String, Exit) {
     let (mut read, write) = pipe();
     let child = start(&shell(script, &write, None));
     drop(write);
@@ -68,13 +68,13 @@ fn said(script: &str) -> (String, Exit) {
 
 #[test]
 fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
-    let (text, exit) = said("echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; exit 7");
+    let (text, exit) = output_of("echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; exit 7");
     assert_eq!(exit, Exit::Code(7));
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[..2], ["42", "77"]);
     assert_eq!(lines[2], lines[3], "process group and session are its own");
     // Of a program that takes the shell's place: a shell changes its own mask as it goes.
-    let (text, _) = said("exec grep -E 'SigBlk|SigIgn' /proc/self/status");
+    let (text, _) = output_of("exec grep -E 'SigBlk|SigIgn' /proc/self/status");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "SigBlk:\t0000000000000000");
     // Rust ignores SIGPIPE in its programs; the child has it back. What else is ignored stays so.
@@ -83,7 +83,7 @@ fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
     let ours = u64::from_str_radix(ours, 16).unwrap() & !(1 << (libc::SIGPIPE - 1));
     assert_eq!(lines[1], format!("SigIgn:\t{ours:016x}"));
     // 3 is the folder that ls reads.
-    assert_eq!(said("exec ls /proc/self/fd").0, "0\n1\n2\n3\n", "nothing but 0, 1 and 2 is inherited");
+    assert_eq!(output_of("exec ls /proc/self/fd").0, "0\n1\n2\n3\n", "nothing but 0, 1 and 2 is inherited");
 }
 
 #[test]

@@ -212,7 +212,7 @@ impl Agreed {
         Self { coordinator: Coordinator::new(Duration::ZERO), rules }
     }
 
-    fn says(&mut self, id: &str, standing: NodeStatus, at: u64) {
+    fn record(&mut self, id: &str, standing: NodeStatus, at: u64) {
         let offer = NodeInfo { name: id.into(), rules: self.rules.clone(), ..NodeInfo::default() };
         self.coordinator.record(
             id,
@@ -245,18 +245,18 @@ fn rules() -> JobRules {
 #[test]
 fn as_many_as_are_usual_wait_for_no_more() {
     let mut job = Agreed::new(rules());
-    job.says("a", NodeStatus::Ready { seen: 0 }, 0);
+    job.record("a", NodeStatus::Ready { seen: 0 }, 0);
     assert_eq!(job.turn(0), (0, JobPhase::Gathering));
-    job.says("b", NodeStatus::Ready { seen: 0 }, 1);
+    job.record("b", NodeStatus::Ready { seen: 0 }, 1);
     assert_eq!(job.turn(1), (1, JobPhase::Running));
     for id in ["a", "b"] {
-        job.says(id, NodeStatus::Runs { round: 1 }, 2);
+        job.record(id, NodeStatus::Runs { round: 1 }, 2);
     }
     job.coordinator.gone("b", Duration::ZERO, Duration::from_secs(3));
     assert!(matches!(job.turn(3), (1, JobPhase::Stopping { .. })));
-    job.says("a", NodeStatus::Ready { seen: 1 }, 4);
+    job.record("a", NodeStatus::Ready { seen: 1 }, 4);
     assert_eq!(job.turn(4), (1, JobPhase::Gathering), "fewer than before wait");
-    job.says("c", NodeStatus::Ready { seen: 1 }, 5);
+    job.record("c", NodeStatus::Ready { seen: 1 }, 5);
     assert_eq!(job.turn(5), (2, JobPhase::Running), "one came in its place");
 }
 
@@ -265,16 +265,16 @@ fn a_relaunch_request_uses_up_no_restart_and_removes_no_node() {
     for on_failure in [OnFailure::Hold, OnFailure::Restart, OnFailure::End] {
         let mut job = Agreed::new(JobRules { on_failure, restarts: 0, ..rules() });
         for id in ["a", "b"] {
-            job.says(id, NodeStatus::Ready { seen: 0 }, 0);
+            job.record(id, NodeStatus::Ready { seen: 0 }, 0);
         }
         for round in 1..=3 {
             assert_eq!(job.turn(round), (round, JobPhase::Running), "{on_failure:?}");
-            job.says("b", NodeStatus::Runs { round }, round);
+            job.record("b", NodeStatus::Runs { round }, round);
             let failure = RankFailure { again: true, status: 101, ..RankFailure::default() };
-            job.says("a", NodeStatus::Failed { round, failure }, round);
+            job.record("a", NodeStatus::Failed { round, failure }, round);
             assert!(matches!(job.turn(round), (_, JobPhase::Stopping { end: None, .. })));
             for id in ["a", "b"] {
-                job.says(id, NodeStatus::Ready { seen: round }, round);
+                job.record(id, NodeStatus::Ready { seen: round }, round);
             }
         }
         job.turn(4);
@@ -282,11 +282,11 @@ fn a_relaunch_request_uses_up_no_restart_and_removes_no_node() {
     }
     let mut job = Agreed::new(JobRules { on_failure: OnFailure::End, ..rules() });
     for id in ["a", "b"] {
-        job.says(id, NodeStatus::Ready { seen: 0 }, 0);
+        job.record(id, NodeStatus::Ready { seen: 0 }, 0);
     }
     job.turn(0);
-    job.says("a", NodeStatus::Failed { round: 1, failure: RankFailure::default() }, 1);
-    job.says("b", NodeStatus::Ready { seen: 1 }, 1);
+    job.record("a", NodeStatus::Failed { round: 1, failure: RankFailure::default() }, 1);
+    job.record("b", NodeStatus::Ready { seen: 1 }, 1);
     assert!(matches!(job.turn(1), (1, JobPhase::Ended { end: JobEnd::Failed { .. } })), "a failure ends it");
     assert_eq!([AfterFailure::AwaitRestart, AfterFailure::GoOnWithout].map(AfterFailure::status), [101, 3]);
 }

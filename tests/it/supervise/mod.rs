@@ -196,7 +196,7 @@ fn the_histories_cover_all_cases() {
         let asked = notes.iter().any(|n| matches!(n, ProgressNote::Stopping { living, .. } if !living.is_empty()));
         note("a signal that is passed on", asked && job.policy.forwards);
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
-        note("someone who cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
+        note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();
         note("several restarts", report.restarts > 1);
         let ends: Vec<_> = report.attempts.iter().map(|a| (a.culprit, a.exit)).collect();

@@ -68,7 +68,7 @@ def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
     """Free ports by the order in which they appear, numbers by the place in the list, if they are not so."""
     names: dict[str, str] = {}
 
-    def named(port: str) -> str:
+    def port_name(port: str) -> str:
         return port if port in given else names.setdefault(port, f"p{len(names)}")
 
     normal = []
@@ -82,9 +82,9 @@ def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
             env["PADDLE_TRAINER_ID"] = number
         for name in sorted(env):
             if name == "PADDLE_PORT":
-                env[name] = named(env[name])
+                env[name] = port_name(env[name])
             elif re.search("LIST|ENDPOINT", name):
-                env[name] = re.sub(r"(?<=:)\d+", lambda m: named(m[0]), env[name])
+                env[name] = re.sub(r"(?<=:)\d+", lambda m: port_name(m[0]), env[name])
         normal.append((log, env))
     return normal
 

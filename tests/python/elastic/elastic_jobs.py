@@ -133,7 +133,7 @@ class Node:
     def __init__(self, folder: Path, label: int, process: subprocess.Popen[bytes]) -> None:
         self.folder, self.label, self.process = folder, label, process
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return (self.folder / f"err.{self.label}").read_text(errors="replace")
 
     def await_message(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
@@ -142,8 +142,8 @@ class Node:
         def found() -> re.Match[str] | None:
             # It may have said it last.
             ended = self.process.poll() is not None
-            match = re.search(pattern, self.said())
-            assert match or not ended, f"{pattern}: the launcher ended first: {self.said()}"
+            match = re.search(pattern, self.stderr())
+            assert match or not ended, f"{pattern}: the launcher ended first: {self.stderr()}"
             return match
 
         match: re.Match[str] = until(found, f"{pattern} of node {self.label}", limit)
@@ -164,7 +164,7 @@ class Node:
         """The round that runs here, once all its ranks here have started; and it is this one."""
 
         def found() -> dict[str, Any] | None:
-            assert self.process.poll() is None, f"the launcher ended first: {self.said()}"
+            assert self.process.poll() is None, f"the launcher ended first: {self.stderr()}"
             rounds = self.events("round_started")
             if not rounds or len(self.events("round_ended")) == len(rounds):
                 return None
@@ -184,7 +184,7 @@ class Node:
 
     def end(self, limit: float = LIMIT) -> Ended:
         self.process.wait(limit)
-        return Ended(self.process.returncode, (self.folder / f"out.{self.label}").read_bytes(), self.said())
+        return Ended(self.process.returncode, (self.folder / f"out.{self.label}").read_bytes(), self.stderr())
 
     def ranks(self) -> list[psutil.Process]:
         """Its ranks that live."""

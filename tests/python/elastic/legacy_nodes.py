@@ -42,7 +42,7 @@ class Node(Place):
         with (self.folder / "stdout").open("ab") as out, (self.folder / "stderr").open("ab") as err:
             return self.popen(*args, env=env, stdout=out, stderr=err)
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return (self.folder / "stderr").read_text()
 
     def rounds(self) -> list[dict[str, str]]:
@@ -55,10 +55,10 @@ class Node(Place):
         assert self.launcher is not None
 
         def is_written() -> bool:
-            assert path.exists() or self.launcher is None or self.launcher.poll() is None, self.said()
+            assert path.exists() or self.launcher is None or self.launcher.poll() is None, self.stderr()
             return path.exists()
 
-        until(is_written, f"{path}: {self.said()}")
+        until(is_written, f"{path}: {self.stderr()}")
         variables: dict[str, str] = json.loads(path.read_text())
         return variables
 
@@ -71,7 +71,7 @@ class Node(Place):
     def ended(self) -> Ended:
         assert self.launcher is not None
         self.launcher.wait(timeout=60)
-        return Ended(self.launcher.returncode, b"", self.said())
+        return Ended(self.launcher.returncode, b"", self.stderr())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         assert self.launcher is not None

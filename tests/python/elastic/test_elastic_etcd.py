@@ -153,7 +153,7 @@ def test_nothing_is_left_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd, en
             nodes = nodes[1:]
         statuses = {node.end().status for node in nodes}
         expected = {"well": 0, "failed": 1, "stopped": 128 + signal.SIGTERM, "one killed": NODE_LOST}
-        assert statuses == {expected.get(end, NOT_MET)}, [node.said() for node in nodes]
+        assert statuses == {expected.get(end, NOT_MET)}, [node.stderr() for node in nodes]
         # The keys of a killed launcher go with its lease, which etcd ends up to a second late.
         took = await_nothing_below(etcd, job, LEASE + 2 if end == "one killed" else 0.5)
         print(f"{end}: nothing left after {took:.2f} s")
@@ -261,7 +261,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+def with_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One that lets `me:secret` in."""
     with Etcd(tmp_path_factory.mktemp("named")) as etcd:
         etcd.ask_for_users("me", "secret")
@@ -336,15 +336,15 @@ def test_files_that_are_not_there_or_no_certificates_are_named(place: Place, mod
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_a_wrong_password_is_refused_and_never_shown(place: Place, named: Etcd, module: str) -> None:
-    at = f"etcd://{named.address}"
+def test_a_wrong_password_is_refused_and_never_shown(place: Place, with_users: Etcd, module: str) -> None:
+    at = f"etcd://{with_users.address}"
     end = refused(place, module, at, {"user": "me:hunter2"})
-    check_words(end, NOT_MET, named.address, "user", "password")
+    check_words(end, NOT_MET, with_users.address, "user", "password")
     assert "hunter2" not in end.stderr
-    check_words(refused(place, module, at, {}), NOT_MET, named.address, "name a user")
+    check_words(refused(place, module, at, {}), NOT_MET, with_users.address, "name a user")
 
 
-def test_the_right_password_and_certificate_are_let_in(place: Place, named: Etcd, secured: Etcd) -> None:
+def test_the_right_password_and_certificate_are_let_in(place: Place, with_users: Etcd, secured: Etcd) -> None:
     right = secured.certificates
     assert right is not None
     files = {"ca": right.ca, "cert": right.client_cert, "key": right.client_key}
@@ -354,7 +354,7 @@ def test_the_right_password_and_certificate_are_let_in(place: Place, named: Etcd
     end = place.run(f"--master=etcds://{secured.address}", *words, *common)
     assert end.status == 0, end.stderr
     end = place.run(
-        f"--master=etcd://{named.address}", *common, env=environment(RLAUNCH_ETCD_USER="me:secret")
+        f"--master=etcd://{with_users.address}", *common, env=environment(RLAUNCH_ETCD_USER="me:secret")
     )
     assert end.status == 0, end.stderr
 

@@ -68,7 +68,7 @@ def check_goes_on(job: Job, nodes: list[Node]) -> None:
     now = time.monotonic()
     # Whatever follows from what has been would have come by then.
     pass_by(LEASE + 1, now)
-    assert [rounds_of(node) for node in nodes] == [[1]] * len(nodes), [node.said() for node in nodes]
+    assert [rounds_of(node) for node in nodes] == [[1]] * len(nodes), [node.stderr() for node in nodes]
     job.finish()
     job.end_successfully()
     assert job.check_one_world() == {1: 2}
@@ -162,13 +162,13 @@ def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
         # However deaf they are: before the lease has lapsed, not because the others waited.
         ended = ended_after(one, cut, "round_ended")
         assert ended < LEASE + 0.3
-        assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its last heartbeat came", zero.said()), (
-            zero.said()
+        assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its last heartbeat came", zero.stderr()), (
+            zero.stderr()
         )
-        assert "this node is cut off: neither etcd at" in one.said()
+        assert "this node is cut off: neither etcd at" in one.stderr()
         # It takes part again, or has ended by name.
         if one.process.poll() is not None or one.events("job_ended"):
-            assert one.end().status == STORE_LOST, one.said()
+            assert one.end().status == STORE_LOST, one.stderr()
             one = job.node(1, *joining(module, 30, LEASE), *args, "train.py", module=module)
         one.await_round(2, 3)
         zero.await_round(2, 3)

@@ -51,7 +51,7 @@ def test_a_failure_stops_all_and_has_one_name(
         script = job.script(FAIL)
         nodes = job.start(script, module=module, FAILS='["the sea is out"]', OTHERS="0")
         check_one_name(nodes, 1, "ValueError: the sea is out")
-        assert "rank 1 on node 1 (" in nodes[0].said()
+        assert "rank 1 on node 1 (" in nodes[0].stderr()
         assert job.check_one_world() == {1: 2}
 
 
@@ -71,8 +71,8 @@ def test_all_begin_again_together(
         job.end_successfully()
         assert job.check_one_world() == {1: 2, 2: 2, 3: 2, 4: 2}
         for node, number in itertools.product(nodes, (1, 2, 3)):
-            assert re.search(rf"rank 1 on node 1 .*: ValueError: no {number};.*start", node.said()), (
-                node.said()
+            assert re.search(rf"rank 1 on node 1 .*: ValueError: no {number};.*start", node.stderr()), (
+                node.stderr()
             )
 
 
@@ -92,8 +92,8 @@ def test_used_up_restarts_are_reported(
         nodes = job.start(*options, script, module=module, FAILS='["no 1", "no 2"]', OTHERS="0")
         check_one_name(nodes, 1, "ValueError: no 2")
         for node in nodes:
-            assert re.search(r"(no restart|not started again): there have been 1 already", node.said()), (
-                node.said()
+            assert re.search(r"(no restart|not started again): there have been 1 already", node.stderr()), (
+                node.stderr()
             )
         assert job.check_one_world() == {1: 2, 2: 2}
 

@@ -185,7 +185,7 @@ def test_a_stop_of_one_stops_all(
         zero, one = both(job, module)
         one.process.send_signal(number)
         assert [node.end().status for node in (one, zero)] == [128 + number] * 2
-        assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.said()), (
-            zero.said()
+        assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.stderr()), (
+            zero.stderr()
         )
         assert not zero.ranks()

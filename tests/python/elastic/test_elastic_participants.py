@@ -183,7 +183,7 @@ for number in range(200):
         zero = job.node(0, script)
         assert isinstance(job.backend, AtMaster)
         where = [job.backend.host, str(job.backend.port)]
-        until(lambda: "waiting for other nodes" in zero.said() or "are here" in zero.said(), "the master")
+        until(lambda: "waiting for other nodes" in zero.stderr() or "are here" in zero.stderr(), "the master")
         with three[1].run([sys.executable, "-c", garbage, *where]) as guest:
             assert guest.wait() == 0
         job.end_successfully(zero, job.node(2, script))

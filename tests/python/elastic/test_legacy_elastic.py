@@ -89,7 +89,7 @@ def test_background_processes_of_a_hook_live_as_long_as_the_job(nodes: Nodes) ->
     assert process.is_running()
     node.leave(0)
     assert node.ended().status == 0
-    assert "pre_hook exec result: done\n" in node.said()
+    assert "pre_hook exec result: done\n" in node.stderr()
     await_gone(process)
 
 
@@ -108,8 +108,8 @@ def test_102_launches_all_again_as_often_as_it_comes(nodes: Nodes) -> None:
         assert len(node.rounds()) == 5
         assert "ABORT" not in ended.stderr
     asks = "requested a restart of all ranks by exit code 102"
-    assert two.said().count(f"{asks}; restarting all ranks of all nodes\n") == 4
-    assert one.said().count(asks) == 4
+    assert two.stderr().count(f"{asks}; restarting all ranks of all nodes\n") == 4
+    assert one.stderr().count(asks) == 4
 
 
 def test_102_of_fewer_than_the_most_nodes_waits_for_no_more(nodes: Nodes) -> None:
@@ -135,7 +135,7 @@ def test_a_failed_node_of_fault_tolerance_is_started_again_from_outside(nodes: N
     assert "ERROR rank 0 error with exit code 7, check log for detail." in ended.stderr
     assert one.launcher is not None
     assert one.launcher.poll() is None
-    until(lambda: "not ready for np 2" in one.said(), "the other node waits")
+    until(lambda: "not ready for np 2" in one.stderr(), "the other node waits")
     replacement = nodes.node(3)
     replacement.begin("--np", "2", PADDLE_TRAINER_ID="0")
     assert numbers(one.round(1)) == ("1", "127.0.0.3,127.0.0.1")
@@ -224,7 +224,7 @@ def test_a_job_whose_name_begins_like_another_s_is_not_touched_by_it(nodes: Node
 
 def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
     (node,) = nodes.begin(range(1, 2), "--np", "2")
-    until(lambda: "not ready for np 2" in node.said(), "the wait")
+    until(lambda: "not ready for np 2" in node.stderr(), "the wait")
     node.stop(signal.SIGINT)
     assert node.ended().status == 130
     assert not etcd.keys("/rlaunch/job/")
@@ -233,4 +233,4 @@ def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
 def test_too_few_nodes_have_an_end(nodes: Nodes) -> None:
     (node,) = nodes.begin(range(1, 2), "--np", "2", "--join_timeout", "1")
     assert node.ended().status == 73
-    assert "1 of 2 nodes are here" in node.said()
+    assert "1 of 2 nodes are here" in node.stderr()

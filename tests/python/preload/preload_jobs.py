@@ -80,7 +80,7 @@ class Job(TorchPlace):
         result: dict[str, Any] = json.loads((self.own_folder() / "result.json").read_text())
         return result
 
-    def said(self, rank: int = 0, attempt: int = 0) -> str:
+    def output(self, rank: int = 0, attempt: int = 0) -> str:
         """The output of a rank, both streams."""
         if self.frontend == PADDLE:
             return self.log(rank).decode()

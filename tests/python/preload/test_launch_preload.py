@@ -136,7 +136,7 @@ def test_it_ends_as_one_that_was_started(job: Job, end: str) -> None:
     said = []
     for zygote in (None, "counted"):
         ended = job.run(*job.options(zygote, ranks=1), *what)
-        text = re.sub(r"0x[0-9a-f]+", "ADDRESS", job.said())
+        text = re.sub(r"0x[0-9a-f]+", "ADDRESS", job.output())
         outcome = job.result()["ranks"][0]["exit"]
         said.append((ended.status, text, outcome))
         for path in (job.folder / "log").rglob("*"):
@@ -169,7 +169,7 @@ def test_output_of_imports_is_in_the_log_of_every_rank(job: Job) -> None:
     ended = job.run(*job.options("noisy"), "train.py")
     assert ended.status == 0
     for rank in range(2):
-        assert sorted(job.said(rank).split()) == ["err", "out", "program"]
+        assert sorted(job.output(rank).split()) == ["err", "out", "program"]
     assert b"out\n" not in ended.stdout
 
 

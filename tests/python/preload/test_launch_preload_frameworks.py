@@ -51,7 +51,7 @@ def test_ranks_of_one_import_reduce_together(tmp_path: Path, frontend: str) -> N
     with job.start(*job.options("auto"), "train.py") as launcher:
         out, err = launcher.communicate(timeout=240)
     ended = Ended(launcher.returncode, out, err.decode())
-    assert ended.status == 0, ended.stderr + job.said(0) + job.said(1)
+    assert ended.status == 0, ended.stderr + job.output(0) + job.output(1)
     assert not [line for line in lines_of(ended) if "no zygote" in line], ended.stderr
     (ready,) = job.events("zygote_ready")
     assert ready["modules"] == [FRAMEWORKS[frontend]]

@@ -94,7 +94,7 @@ class Program:
         self.process.kill()
         self.process.communicate()
 
-    def said(self) -> list[psutil.Process]:
+    def read_processes(self) -> list[psutil.Process]:
         """The processes that it names in a line."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -230,7 +230,7 @@ def test_nothing_is_left_of_a_program_that_was_killed(
 ) -> None:
     monkeypatch.setenv("GO", str(folder / "never"))
     with Program(folder, RANKS_THAT_WAIT + "time.sleep(600)") as program:
-        processes = program.said()
+        processes = program.read_processes()
         assert len(processes) == 3
         program.process.send_signal(number)
         program.process.wait(30)
@@ -242,7 +242,7 @@ def test_a_programs_end_waits_for_ranks_that_are_no_daemons(
 ) -> None:
     monkeypatch.setenv("GO", str(folder / "go"))
     with Program(folder, RANKS_THAT_WAIT) as program:
-        zygote, *two = program.said()
+        zygote, *two = program.read_processes()
         # It has come to its end; its ranks have not.
         with pytest.raises(subprocess.TimeoutExpired):
             program.process.wait(0.5)

@@ -70,7 +70,7 @@ def some_case(dice: random.Random) -> Case:
     args: list[str] = []
     names = dice.sample([*VALUES, *FLAGS], dice.choice([0, 1, 1, 2, 3, 4]))
     for name in names:
-        args += said(dice, name)
+        args += option_words(dice, name)
     if dice.random() < 0.1:
         args += ["--role", "first", dice.choice(["--role=second", "--rol=second"])]
     if dice.random() < 0.15:
@@ -90,7 +90,7 @@ def some_case(dice: random.Random) -> Case:
     return args, environ
 
 
-def said(dice: random.Random, name: str) -> list[str]:
+def option_words(dice: random.Random, name: str) -> list[str]:
     """An option, in one of its forms."""
     word = f"--{name if dice.random() < 0.5 else name.replace('-', '_')}"
     if dice.random() < 0.3:

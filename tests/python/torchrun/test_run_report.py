@@ -303,24 +303,24 @@ def test_the_launchers_own_error_file_of_a_rank_that_wrote_none(place: TorchPlac
 def test_a_failure_of_the_launcher_itself_is_in_its_own_error_file(place: TorchPlace) -> None:
     env = place.environment(TORCHELASTIC_ERROR_FILE=str(place.folder / "own.json"))
 
-    def said() -> str:
+    def message_text() -> str:
         message = json.loads(place.text("own.json"))["message"]
         assert message["extraInfo"].keys() == {"py_callstack", "timestamp"}
         assert "errorCode" not in message
         return str(message["message"])
 
     assert place.run("none.py", env=env).status == 66
-    assert "none.py" in said()
+    assert "none.py" in message_text()
     place.script("#!/no/such/interpreter", "broken.sh")
     (place.folder / "broken.sh").chmod(0o755)
     assert place.run("--no-python", "./broken.sh", env=env).status == 71
-    assert "cannot start rank 0" in said()
+    assert "cannot start rank 0" in message_text()
     place.script("tell('ready', os.getpid()); sleep()")
     with place.start("train.py", env=env) as launcher:
         place.ready(1)
         launcher.terminate()
         assert place.wait(launcher).status == 143
-    assert said() == f"SignalException: Process {launcher.pid} got signal: 15"
+    assert message_text() == f"SignalException: Process {launcher.pid} got signal: 15"
 
 
 def test_the_launchers_own_error_file_is_left_alone_by_a_good_end(place: TorchPlace) -> None:

@@ -149,7 +149,7 @@ def test_idle_logs_cause_no_wakeups(place: Place) -> None:
     place.script("print('hello', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n")
     with place.start("--nproc_per_node=2", SHORT, "train.py") as launcher:
         place.ready(2)
-        thread = until(lambda: named(supervisor_of(launcher).pid, "rotation"), "its thread")
+        thread = until(lambda: thread_named(supervisor_of(launcher).pid, "rotation"), "its thread")
         seen = (0, 0.0)
 
         def asleep() -> bool:
@@ -165,7 +165,7 @@ def test_idle_logs_cause_no_wakeups(place: Place) -> None:
         assert place.wait(launcher).status == 0
 
 
-def named(pid: int, name: str) -> Path | None:
+def thread_named(pid: int, name: str) -> Path | None:
     """A thread of a process, by its name."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return next((task for task in tasks if (task / "comm").read_text().strip() == name), None)

@@ -14,7 +14,7 @@ AT_ONCE = "--restart_delay=0"
 IN_TEN_MINUTES = ("--max_restart=3", "--restart_delay=1200", "--restart_delay_max=1200")
 
 
-def said(ended: Ended) -> list[str]:
+def messages(ended: Ended) -> list[str]:
     return [
         line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")
     ]
@@ -64,7 +64,7 @@ if attempt < 2:
     )
     ended = place.run("--nproc_per_node=2", "--max_restart=5", AT_ONCE, "--console_ranks=all", "train.py")
     assert ended.status == 0, ended.stderr
-    assert said(ended) == [
+    assert messages(ended) == [
         f"rank 1 ended first, with exit code {3 + n}; restart {n + 1} (at most 5) at once" for n in (0, 1)
     ]
     lines = ended.stdout.decode().splitlines()
@@ -100,7 +100,7 @@ sys.exit(3 + attempt)
     )
     ended = place.run("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "train.py")
     assert ended.status == 4
-    assert said(ended)[-1] == "no restart: there have been 1 already"
+    assert messages(ended)[-1] == "no restart: there have been 1 already"
     failure_report = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
     assert ", attempt 1, lived " in " ".join(failure_report.split())
     assert "  | words of rank 1 in attempt 1\n" in failure_report
@@ -121,7 +121,7 @@ sys.exit(3 + attempt)
 def test_without_the_option_nothing_is_started_again(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit(3)")
     ended = place.run("train.py")
-    assert (ended.status, attempts(place), said(ended)) == (3, {0}, [])
+    assert (ended.status, attempts(place), messages(ended)) == (3, {0}, [])
     assert ended.stderr.endswith("\nexit status 3\n")
 
 
@@ -145,14 +145,14 @@ def test_the_lists_choose_the_failures(place: Place, option: str, end: str, why:
     ended = place.run("--max_restart=1", AT_ONCE, option, "train.py")
     assert ended.status == (137 if end == "9" else int(end))
     assert attempts(place) == ({0} if why else {0, 1})
-    assert said(ended)[-1] == f"no restart: {why or 'there have been 1 already'}"
+    assert messages(ended)[-1] == f"no restart: {why or 'there have been 1 already'}"
 
 
 def test_the_same_failure_again_and_again_is_given_up(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit(3)")
     ended = place.run("--max_restart=99", AT_ONCE, "--same_failure_limit=3", "train.py")
     assert (ended.status, attempts(place)) == (3, {0, 1, 2})
-    assert said(ended)[-1] == "no restart: the same rank has failed in the same way 3 time(s) in a row"
+    assert messages(ended)[-1] == "no restart: the same rank has failed in the same way 3 time(s) in a row"
 
 
 def test_failures_that_differ_are_not(place: Place) -> None:
@@ -213,7 +213,7 @@ tell("count", len(pids))
     args = ("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "--grace_period=0.2", "train.py")
     ended = place.run(*args, env=environment(MARK=mark))
     assert ended.status == 0, ended.stderr
-    assert "sending SIGKILL to rank(s) 1" in said(ended)
+    assert "sending SIGKILL to rank(s) 1" in messages(ended)
     # The shells, their sleeps, and the two that hide their environment: these are of no rank in particular.
     swept = [(rank["rank"], rank["swept"]) for rank in place.result()["ranks"]]
     assert (swept, place.result()["swept"]) == ([(0, 2), (1, 2)], 2)
@@ -233,7 +233,7 @@ def test_a_stop_signal_ends_the_waiting_at_once(place: Place, name: str) -> None
         launcher.send_signal(signal.Signals[name])
         ended = Place.wait(launcher)
     assert ended.status == 128 + signal.Signals[name]
-    assert said(ended) == [f"{name}: nothing runs", "no restart: the job was asked to stop"]
+    assert messages(ended) == [f"{name}: nothing runs", "no restart: the job was asked to stop"]
     assert attempts(place) == {0}
     assert place.log() == b"words of the failure\n"
     result = place.result()
@@ -277,5 +277,5 @@ sleep()
         launcher.terminate()
         ended = Place.wait(launcher)
     assert (ended.status, attempts(place)) == (3, {0})
-    assert said(ended)[-1] == "no restart: the job was asked to stop"
+    assert messages(ended)[-1] == "no restart: the job was asked to stop"
     assert "rank 0 failed: exit code 3" in ended.stderr

@@ -57,7 +57,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
     with place.start("train.py") as launcher:
         (rank,) = place.ready(1)
         launcher.send_signal(signal.SIGTERM)
-        until(lambda: said_in(place, "stopping"), "the first")
+        until(lambda: has_event(place, "stopping"), "the first")
         supervisor_of(launcher).send_signal(signal.SIGTERM)
         launcher.send_signal(signal.SIGTERM)
         ended = Place.wait(launcher)
@@ -66,7 +66,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
     assert "second signal: killing rank(s) 0" in ended.stderr
 
 
-def said_in(place: Place, event: str) -> bool:
+def has_event(place: Place, event: str) -> bool:
     return any(line["event"] == event for line in place.events())
 
 

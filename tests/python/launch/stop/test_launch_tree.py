@@ -40,7 +40,7 @@ def leave():
 LEFT = 6
 
 
-def said(ended: Ended) -> list[str]:
+def sweep_messages(ended: Ended) -> list[str]:
     return [line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if "swept" in line]
 
 
@@ -56,7 +56,7 @@ def test_processes_that_a_rank_leaves_are_swept_and_named(place: Place, mark: st
         ended = Place.wait(launcher)
     assert marked(mark) == []
     assert ended.status == int(number) + (128 if word == "signal" else 0)
-    assert said(ended) == ["swept 6 leftover processes of rank 0 (sleep, sh)"]
+    assert sweep_messages(ended) == ["swept 6 leftover processes of rank 0 (sleep, sh)"]
 
 
 def test_a_rank_is_swept_while_the_others_go_on(place: Place, mark: str) -> None:
@@ -72,7 +72,9 @@ def test_a_rank_is_swept_while_the_others_go_on(place: Place, mark: str) -> None
         (place.folder / "end.1").touch()
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (0, [])
-    assert said(ended) == [f"swept 6 leftover processes of rank {rank} (sleep, sh)" for rank in (0, 1)]
+    assert sweep_messages(ended) == [
+        f"swept 6 leftover processes of rank {rank} (sleep, sh)" for rank in (0, 1)
+    ]
 
 
 def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, mark: str) -> None:
@@ -82,7 +84,7 @@ def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, m
     """)
     ended = place.run("train.py", env=environment(MARK=mark))
     assert ended.status == 0
-    assert said(ended) == ["swept 1 leftover process of the job (sleep)"]
+    assert sweep_messages(ended) == ["swept 1 leftover process of the job (sleep)"]
     assert not runs(int(place.text("ready.0")), "sleep")
 
 
@@ -92,13 +94,13 @@ def test_a_resource_tracker_cleans_up_before_it_goes(place: Place, code: int) ->
     place.script(LEFT_TO_A_TRACKER + f"sys.stdout.flush()\nos._exit({code})\n")
     ended = place.run("train.py")
     assert ended.status == code
-    assert said(ended) == []
+    assert sweep_messages(ended) == []
     assert not Path("/dev/shm", place.text("ready.0")).exists()
 
 
 def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
     place.script("import subprocess; subprocess.run(['sleep', '0'])")
-    assert said(place.run("--nproc_per_node=2", "train.py")) == []
+    assert sweep_messages(place.run("--nproc_per_node=2", "train.py")) == []
 
 
 # --- Launchers that are killed. --------------------------------------------------------------------------
@@ -153,7 +155,8 @@ def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> N
     assert (ended.status, marked(mark)) == (70, [])
     # Another launcher that starts beside it just now may end them first, by their cgroup.
     assert all(
-        re.fullmatch(r"swept \d leftover process(es)? of the job \(.*\)", line) for line in said(ended)
+        re.fullmatch(r"swept \d leftover process(es)? of the job \(.*\)", line)
+        for line in sweep_messages(ended)
     ), ended
     why = "the launcher's supervisor process had to give up, exit code 70, and the job with it"
     assert why in ended.error_lines()[-1]
@@ -251,4 +254,4 @@ sleep()
         front.terminate()
         ended = Place.wait(launcher)
     assert ended.status == 143
-    assert said(ended) == ["swept 1 leftover process of rank 0 (sleep)"]
+    assert sweep_messages(ended) == ["swept 1 leftover process of rank 0 (sleep)"]

@@ -16,8 +16,8 @@ from elastic_launch_ranks import (
     ends_without_a_result,
     fails_and_is_slow_to_end,
     fails_on_rank_1,
+    identity,
     succeeds_at_last,
-    who,
 )
 from launching import environment, free_ports
 from paths import ROOT
@@ -45,7 +45,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_function_returns_what_each_rank_returns(temporary: Path) -> None:
-    seen = elastic_launch(config(role="trainer", run_id="job"), who)("a")
+    seen = elastic_launch(config(role="trainer", run_id="job"), identity)("a")
     assert seen == {rank: ("a", str(rank), "2", str(rank), "trainer", "job") for rank in (0, 1)}
     assert list(temporary.iterdir()) == []
 
@@ -93,7 +93,7 @@ def test_a_rank_that_ends_without_returning_has_no_result() -> None:
 
 
 def test_each_job_without_a_name_gets_its_own() -> None:
-    names = {elastic_launch(config(1), who)("a")[0][-1] for _ in range(2)}
+    names = {elastic_launch(config(1), identity)("a")[0][-1] for _ in range(2)}
     assert len(names) == 2
     assert all(name.isdecimal() and int(name) < 1 << 128 for name in names)
 
@@ -115,7 +115,7 @@ def test_nodes_of_a_static_rendezvous_meet() -> None:
     def node(number: int) -> dict[int, object]:
         said = {"rdzv_configs": {"rank": number, "timeout": 60}, "rdzv_endpoint": endpoint, "run_id": "job"}
         settings = LaunchConfig(2, 2, 1, rdzv_backend="static", max_restarts=0, **said)  # type: ignore[arg-type]
-        return elastic_launch(settings, who)("a")
+        return elastic_launch(settings, identity)("a")
 
     with ThreadPoolExecutor(2) as pool:
         seen = list(pool.map(node, (0, 1)))
@@ -123,7 +123,7 @@ def test_nodes_of_a_static_rendezvous_meet() -> None:
 
 
 def test_names_match_torchs() -> None:
-    assert get_entrypoint_name(who, ["x"]) == "who"
+    assert get_entrypoint_name(identity, ["x"]) == "identity"
     assert get_entrypoint_name(Holder.method, []) == "method"
     assert get_entrypoint_name("echo", ["x"]) == "echo"
     assert get_entrypoint_name(sys.executable, ["-u", "-m", "package.train", "--lr"]) == "package.train"
@@ -144,7 +144,7 @@ def test_a_dollar_in_the_temporary_folders_name_is_one(
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert elastic_launch(config(run_id="job"), who)("a")[1][:2] == ("a", "1")
+    assert elastic_launch(config(run_id="job"), identity)("a")[1][:2] == ("a", "1")
     assert list(folder.iterdir()) == []
 
 
@@ -154,9 +154,9 @@ def test_ranks_are_restarted_together() -> None:
 
 def test_invalid_settings_are_errors() -> None:
     with pytest.raises(LaunchError, match="--nproc-per-node"):
-        elastic_launch(config(0), who)("a")
+        elastic_launch(config(0), identity)("a")
     with pytest.raises(LaunchError, match="--rdzv-conf"):
-        elastic_launch(config(rdzv_configs={"": 1}), who)("a")
+        elastic_launch(config(rdzv_configs={"": 1}), identity)("a")
 
 
 def test_torchs_objects_for_logs_are_read(tmp_path: Path) -> None:
