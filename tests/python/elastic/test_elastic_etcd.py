@@ -344,7 +344,9 @@ def test_a_wrong_password_is_refused_and_never_shown(place: Place, with_users: E
     check_words(refused(place, module, at, {}), NOT_MET, with_users.address, "name a user")
 
 
-def test_the_right_password_and_certificate_are_let_in(place: Place, with_users: Etcd, secured: Etcd) -> None:
+def test_the_right_password_and_certificate_are_accepted(
+    place: Place, with_users: Etcd, secured: Etcd
+) -> None:
     right = secured.certificates
     assert right is not None
     files = {"ca": right.ca, "cert": right.client_cert, "key": right.client_key}

@@ -44,7 +44,7 @@ def check_one_name(nodes: list[Node], status: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_a_failure_stops_all_and_has_one_name(
+def test_a_failure_stops_all_nodes_with_one_culprit(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend) as job:

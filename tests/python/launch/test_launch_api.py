@@ -131,7 +131,7 @@ def test_nodes_that_do_not_come_are_no_failure_of_a_rank(place: Host) -> None:
     assert caught.value.status == 73
 
 
-def test_an_older_result_is_not_taken_for_this_ones(place: Host) -> None:
+def test_an_older_result_is_not_mistaken_for_this_jobs(place: Host) -> None:
     place.script("")
     rlaunch.launch("train.py")
     with pytest.raises(rlaunch.LaunchError):

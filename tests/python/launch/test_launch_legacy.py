@@ -320,7 +320,7 @@ def test_a_stop_of_the_mapper_is_the_end(mapped: Place) -> None:
     assert not (mapped.folder / "trainer.0").exists()
 
 
-def test_a_file_that_is_none_is_not_waited_for(mapped: Place) -> None:
+def test_a_fifo_as_topology_is_refused_without_a_wait(mapped: Place) -> None:
     (mapped.folder / "topology.json").unlink()
     os.mkfifo(mapped.folder / "topology.json")
     ended = mapped.run(*MAPPED, "0", env=environment(**GPUS))

@@ -124,7 +124,7 @@ def test_another_spelling_of_the_outer_folder_is_that_folder(place: Place) -> No
         assert place.result()["ranks"][0]["log"].endswith("log/workerlog.0")
 
 
-def test_a_rank_of_paddles_own_launcher_is_one_too(place: Place) -> None:
+def test_a_launch_inside_a_rank_of_paddles_launcher_is_nested_too(place: Place) -> None:
     (place.folder / "tell.py").write_text(TELL)
     place.script(NESTED.format(new={}, args=[]), "outer.py")
     real = [

@@ -148,7 +148,7 @@ tell("met", len(names))
 """
 
 
-def test_ranks_meet_by_ipv6(place: Place, two: list[Host]) -> None:
+def test_ranks_rendezvous_by_ipv6(place: Place, two: list[Host]) -> None:
     place.script(MEET)
     args = ["--ips=" + ",".join(host.ipv6 for host in two), "--nproc_per_node=2", "train.py"]
     ends = ended(place, [launch(place, host, *args) for host in two])

@@ -130,7 +130,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_it_ends_as_one_that_was_started(job: Job, end: str) -> None:
+def test_a_forked_rank_ends_like_a_started_one(job: Job, end: str) -> None:
     job.script(ENDS[end])
     what = ["-m", "train"] if end == "as a module" else ["train.py"]
     said = []
@@ -212,7 +212,7 @@ def test_an_import_that_fails_ends_the_job_before_any_rank(job: Job, mark: str) 
     ],
     ids=["thread", "exit", "crash"],
 )
-def test_where_it_is_unsafe_it_is_refused_or_given_up_as_asked(job: Job, body: str, why: str) -> None:
+def test_an_unsafe_preload_is_refused_or_given_up_as_requested(job: Job, body: str, why: str) -> None:
     job.module(
         "unsafe",
         f"import os\nif os.path.exists('armed'):\n    os.rename('armed', 'fired')\n    exec({body!r})",
@@ -260,7 +260,7 @@ def test_a_name_that_no_import_could_have_is_refused(job: Job) -> None:
     )
 
 
-def test_the_plan_names_it(job: Job) -> None:
+def test_the_plan_names_the_preloaded_module(job: Job) -> None:
     job.script("")
     dry = "--dry-run" if job.frontend == TORCH else "--dry_run"
     made = json.loads(job.run(*job.options("counted"), f"{dry}=json", "train.py").stdout)

@@ -23,7 +23,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
 
-def test_restarts_reuse_it(job: Job, mark: str) -> None:
+def test_restarts_reuse_the_zygote(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -79,7 +79,7 @@ def test_nothing_is_left_when_a_launcher_is_killed(job: Job, mark: str, whom: st
     await_none_marked(mark)
 
 
-def test_it_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None:
+def test_the_zygote_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None:
     job.module("endless", "import os, time\nopen('importing', 'w').close()\nwhile True: time.sleep(600)")
     job.script("")
     with job.start(*job.options("endless"), "train.py", env=job.environment(MARK=mark)) as launcher:
@@ -91,7 +91,7 @@ def test_it_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None
     assert marked(mark) == []
 
 
-def test_ranks_go_on_without_it_and_the_next_attempt_has_another(job: Job, mark: str) -> None:
+def test_ranks_outlive_a_lost_zygote_and_the_next_attempt_has_another(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -114,7 +114,7 @@ def test_ranks_go_on_without_it_and_the_next_attempt_has_another(job: Job, mark:
     assert len({event["pid"] for event in job.events("zygote_ready")}) == 2
 
 
-def test_one_that_was_stopped_goes_on_for_the_next_attempt(job: Job, mark: str) -> None:
+def test_a_suspended_zygote_is_continued_for_the_next_attempt(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -210,7 +210,7 @@ def test_processes_that_a_rank_forks_and_leaves_are_known_as_its_own(job: Job, m
     assert [event["swept"] for event in job.events("rank_ended")] == [1, 1]
 
 
-def test_servers_and_workers_of_one_script_have_one(tmp_path: Path) -> None:
+def test_servers_and_workers_of_one_script_share_a_zygote(tmp_path: Path) -> None:
     job = Job(tmp_path, PADDLE)
     (tmp_path / "role.py").write_text(
         "import os, counted\nopen('role.' + os.environ['TRAINING_ROLE'], 'w').write(str(os.getppid()))"
@@ -220,7 +220,7 @@ def test_servers_and_workers_of_one_script_have_one(tmp_path: Path) -> None:
     assert job.text("role.PSERVER") == job.text("role.TRAINER")
 
 
-def test_rounds_reuse_it(job: Job, mark: str) -> None:
+def test_rounds_reuse_the_zygote(job: Job, mark: str) -> None:
     port = free_ports(1)
     meet = (
         ["--nnodes=1:2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=job",

@@ -113,13 +113,13 @@ print(*[z.pid for z in registry._zygotes.values()], *[p.pid for p in context.pro
 # --- Used again ------------------------------------------------------------------------------------------
 
 
-def test_it_imports_once_for_all_calls(folder: Path) -> None:
+def test_the_zygote_imports_once_for_all_calls(folder: Path) -> None:
     parents = [results(start(preload_ranks.pids, n=2)) for _ in range(3)]
     assert {parent for call in parents for _, parent in call} == {only_zygote().pid}
     assert imports(folder) == 1
 
 
-def test_another_one_where_imports_would_read_something_else(
+def test_another_zygote_where_imports_would_read_other_values(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(os.getpid)
@@ -130,7 +130,7 @@ def test_another_one_where_imports_would_read_something_else(
     assert imports(folder) == 2
 
 
-def test_no_more_than_a_few_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_zygotes_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for threads in ("1", "2", "3", "4", "1", "5"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         start(os.getpid)
@@ -141,7 +141,7 @@ def test_no_more_than_a_few_are_kept(folder: Path, monkeypatch: pytest.MonkeyPat
     assert imports(folder) == 5
 
 
-def test_torchs_start_processes_has_it_too(folder: Path) -> None:
+def test_torchs_start_processes_uses_the_zygote_too(folder: Path) -> None:
     module(folder, "torch", PRELOADED)
     queue = multiprocessing.get_context("spawn").SimpleQueue()
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_a_child_that_the_program_forks_does_not_disturb(folder: Path) -> None:
 # --- Killed ----------------------------------------------------------------------------------------------
 
 
-def test_killed_between_two_calls_the_next_has_another(folder: Path) -> None:
+def test_a_zygote_killed_between_two_calls_is_replaced(folder: Path) -> None:
     start(os.getpid)
     zygote = only_zygote()
     zygote.kill()
@@ -253,7 +253,7 @@ def test_a_programs_end_waits_for_ranks_that_are_no_daemons(
         until(lambda: gone(zygote), "the zygote's end")
 
 
-def test_at_a_programs_end_it_is_gone_and_no_leftover(folder: Path) -> None:
+def test_at_a_programs_end_the_zygote_is_gone_and_no_leftover(folder: Path) -> None:
     body = "rlaunch.spawn(os.getpid, (), 2, start_method='zygote', preload='decimal')\n"
     body += "from rlaunch._preload import registry\nprint(*[z.pid for z in registry._zygotes.values()])"
     with Program(folder, body) as program:
@@ -358,7 +358,7 @@ def test_no_descriptors_left_in_the_program(folder: Path) -> None:
     assert (zygotes, same) == ("1", "True"), err
 
 
-def test_one_that_was_stopped_goes_on_for_the_next_start(folder: Path) -> None:
+def test_a_suspended_zygote_is_continued_for_the_next_start(folder: Path) -> None:
     start(ranks.give_none)
     stopped = only_zygote()
     stopped.send_signal(signal.SIGSTOP)
@@ -366,9 +366,7 @@ def test_one_that_was_stopped_goes_on_for_the_next_start(folder: Path) -> None:
     assert (only_zygote(), imports(folder)) == (stopped, 1)
 
 
-def test_one_that_does_not_answer_is_ended_and_another_is_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zygote_that_does_not_answer_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = hanging(folder)
     start(ranks.give_none, preload="hanging")
     zygote = only_zygote()

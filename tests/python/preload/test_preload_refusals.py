@@ -62,7 +62,7 @@ def test_an_import_that_fails_is_shown(folder: Path) -> None:
         ("raise KeyboardInterrupt", "no zygote: import tried: KeyboardInterrupt"),
     ],
 )
-def test_how_an_import_may_end(folder: Path, text: str, said: str) -> None:
+def test_ends_of_a_failing_import(folder: Path, text: str, said: str) -> None:
     assert str(refused(folder, text)) == said
 
 
@@ -87,14 +87,14 @@ def test_threads_are_named(folder: Path) -> None:
     )
 
 
-def test_a_thread_that_has_ended_is_none(folder: Path) -> None:
+def test_an_ended_thread_is_no_obstacle(folder: Path) -> None:
     module(
         folder, "tried", "import threading\nt = threading.Thread(target=len, args=('',)); t.start(); t.join()"
     )
     start(os.getpid)
 
 
-def test_a_child_process_is_named_and_a_lock_is_none(folder: Path) -> None:
+def test_a_child_process_is_an_obstacle_and_a_lock_is_not(folder: Path) -> None:
     text = "import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({!r}, 'w').write(str(p.pid))"
     error = refused(folder, text.format(str(folder / "pid")))
     pid = int((folder / "pid").read_text())
@@ -175,7 +175,7 @@ def test_preload_without_a_zygote_is_refused(method: str | None) -> None:
     ("preload", "named"),
     [("", ""), ("a,,b", ""), ("a b", "a b"), ("a;b", "a;b"), (["a", ""], ""), ("../a", "../a"), ("a.", "a.")],
 )
-def test_names_that_are_none_are_refused(preload: Any, named: str) -> None:
+def test_invalid_module_names_are_refused(preload: Any, named: str) -> None:
     with pytest.raises(
         ValueError, match=f"^preload: '{re.escape(named)}' is not the name of a module; give modules"
     ):

@@ -199,7 +199,9 @@ def test_each_rank_prints_the_output_of_the_import_once(folder: Path, tmp_path: 
         assert text.index(IMPORT[1]) < text.index(f"a line of rank {rank}") < text.index(end[0])
 
 
-def test_it_writes_where_the_program_writes_now(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_forked_rank_writes_to_the_current_streams_of_the_program(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     start("zygote", os.getpid)
     capfd.readouterr()
     copy = os.dup(1)
@@ -225,7 +227,7 @@ def test_an_import_that_writes_2_mb(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"])
-def test_it_fails_as_one_of_its_own(folder: Path, how: str) -> None:
+def test_a_forked_rank_fails_like_a_spawned_one(folder: Path, how: str) -> None:
     seen = []
     for method in BOTH:
         with pytest.raises(RankError) as caught:

@@ -94,7 +94,7 @@ def test_a_master_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(env) == ["PADDLE_BACKUP_ENV_PATH"]
 
 
-def test_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
+def test_ranks_of_two_nodes_rendezvous(tmp_path: Path) -> None:
     """Two programs, as on two machines: the platform gives them ports of their own."""
     script = tmp_path / "train.py"
     script.write_text(

@@ -176,7 +176,7 @@ def program_text(method: str, guard: bool) -> str:
 
 
 @pytest.mark.parametrize("place", ["-c", "stdin", "no guard"])
-def test_with_fork_it_works_everywhere(place: str, tmp_path: Path) -> None:
+def test_spawn_with_fork_works_everywhere(place: str, tmp_path: Path) -> None:
     text = program_text("fork", guard=False)
     if place == "-c":
         done = run("-c", text)

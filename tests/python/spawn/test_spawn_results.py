@@ -31,7 +31,7 @@ def test_each_call_has_objects_of_its_own() -> None:
 
 
 @each_method
-def test_it_waits_for_the_ranks(method: str, start: Any, tmp_path: Any) -> None:
+def test_results_wait_for_the_ranks(method: str, start: Any, tmp_path: Any) -> None:
     flag = tmp_path / "flag"
     context = start(ranks.by_rank, ("wait_then", str(flag), "my_rank"), ("my_rank",), n=2, method=method)
     assert context.return_queues[1].get() == 1

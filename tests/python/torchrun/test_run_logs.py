@@ -338,7 +338,7 @@ def test_lines_that_no_console_took_are_kept(place: TorchPlace) -> None:
     assert kept.read_bytes() == b"line\n" * 100000
 
 
-def test_a_rank_that_is_not_shown_is_explained_all_the_same(place: TorchPlace) -> None:
+def test_a_failure_of_a_rank_that_is_not_shown_is_explained(place: TorchPlace) -> None:
     place.script("""
         print("not shown", file=sys.stderr)
         if rank == 1:

@@ -349,7 +349,7 @@ def test_the_result_is_written_down_for_programs(place: TorchPlace) -> None:
     assert names >= {"result.json", "events.jsonl"}
 
 
-def test_github_gets_an_annotation_at_the_failed_line(place: TorchPlace) -> None:
+def test_github_annotation_is_at_the_failed_line(place: TorchPlace) -> None:
     place.script("raise ValueError('x')")
     ended = place.run("train.py", env=place.environment(GITHUB_ACTIONS="true"))
     assert re.search(

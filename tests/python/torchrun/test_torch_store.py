@@ -69,7 +69,7 @@ with ThreadPoolExecutor(256) as threads:
 """
 
 
-def test_256_clients_meet(server: native_hooks.TorchStore) -> None:
+def test_256_clients_rendezvous(server: native_hooks.TorchStore) -> None:
     done = subprocess.run(
         [*python("torch"), "-c", MANY, str(server.port)],
         env={**os.environ, **IMPATIENT},
@@ -80,7 +80,7 @@ def test_256_clients_meet(server: native_hooks.TorchStore) -> None:
     assert done.stdout == f"{sum(range(256))}\n", done.stderr
 
 
-def test_it_listens_on_loopback_alone(server: native_hooks.TorchStore) -> None:
+def test_the_store_listens_on_loopback_alone(server: native_hooks.TorchStore) -> None:
     for address in _lib.addresses():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as bare:
@@ -150,7 +150,7 @@ os._exit(0)
 """
 
 
-def test_a_group_of_processes_meets_in_it_in_every_attempt(server: native_hooks.TorchStore) -> None:
+def test_a_process_group_rendezvous_in_it_in_every_attempt(server: native_hooks.TorchStore) -> None:
     variables = {
         **os.environ,
         **IMPATIENT,

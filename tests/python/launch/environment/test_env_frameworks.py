@@ -196,7 +196,7 @@ except ValueError as error:
             "environment variable PADDLE_TRAINER_ID is needed, but not set."
         )
 
-    def test_its_groups_are_understood(self) -> None:
+    def test_paddle_groups_are_understood(self) -> None:
         got = run(
             """
 import json, paddle, rlaunch.env

@@ -67,7 +67,7 @@ def test_a_uuid_that_is_not_exactly_one_device_is_refused(four_gpus: dict[str, s
     )
 
 
-def test_all_is_no_word_of_cudas_and_is_taken_away(four_gpus: dict[str, str]) -> None:
+def test_the_device_list_all_is_removed_for_cuda(four_gpus: dict[str, str]) -> None:
     listed = {**four_gpus, "CUDA_VISIBLE_DEVICES": "all"}
     done = run(listed, "-m", "rlaunch", "--dry_run=json", __file__)
     assert [rank["unset"] for rank in json.loads(done.stdout)["ranks"]] == [["CUDA_VISIBLE_DEVICES"]] * 4

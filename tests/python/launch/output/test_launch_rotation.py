@@ -184,7 +184,7 @@ def wakeups(task: Path) -> int:
         ("-5M", "is not a size"),
     ],
 )
-def test_a_size_that_is_none_is_refused(place: Place, value: str, why: str) -> None:
+def test_an_invalid_size_is_refused(place: Place, value: str, why: str) -> None:
     place.script("")
     ended = place.run(f"--log_max_size={value}", "train.py")
     assert ended.status == 2
@@ -192,7 +192,7 @@ def test_a_size_that_is_none_is_refused(place: Place, value: str, why: str) -> N
     assert not (place.folder / "log").exists()
 
 
-def test_a_number_of_parts_that_is_none_is_refused(place: Place) -> None:
+def test_an_invalid_number_of_parts_is_refused(place: Place) -> None:
     place.script("")
     ended = place.run("--log_backups=-1", "train.py")
     assert (ended.status, "--log_backups -1: is not a number of files" in ended.stderr) == (2, True)

@@ -138,7 +138,7 @@ def test_the_cgroup_can_be_turned_off(place: Place, how: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_it_goes_with_whichever_process_of_the_launcher_is_killed(
+def test_the_cgroup_goes_with_any_killed_process_of_the_launcher(
     place: Place, mark: str, victim: str
 ) -> None:
     """With cgroups that ranks have made below it, and processes that are hidden from everything else."""
@@ -281,7 +281,7 @@ exec "$@"
 """
 
 
-def test_where_none_can_be_made_all_is_as_ever(place: Place, mark: str) -> None:
+def test_without_a_writable_cgroup_jobs_run_unchanged(place: Place, mark: str) -> None:
     place.script(
         WHERE
         + """

@@ -155,7 +155,7 @@ def test_the_same_failure_again_and_again_is_given_up(place: Place) -> None:
     assert messages(ended)[-1] == "no restart: the same rank has failed in the same way 3 time(s) in a row"
 
 
-def test_failures_that_differ_are_not(place: Place) -> None:
+def test_different_failures_are_not_given_up(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit([3, 4, 3, 4, 0][attempt])")
     ended = place.run("--max_restart=99", AT_ONCE, "--same_failure_limit=2", "train.py")
     assert (ended.status, attempts(place)) == (0, {0, 1, 2, 3, 4})

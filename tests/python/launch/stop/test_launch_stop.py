@@ -33,7 +33,7 @@ def saved(place: Place, ranks: int = 2) -> bool:
 
 @pytest.mark.parametrize("number", STOPS)
 @pytest.mark.parametrize("order", ["front first", "supervisor first", "ranks too"])
-def test_one_stop_for_every_process_is_one_stop(place: Place, number: signal.Signals, order: str) -> None:
+def test_a_stop_signal_to_every_process_counts_once(place: Place, number: signal.Signals, order: str) -> None:
     """As systemd stops a unit, or `pkill` a program."""
     place.script(SAVE)
     with place.start("--nproc_per_node=2", "train.py") as launcher:
@@ -202,14 +202,14 @@ def test_the_result_of_an_earlier_job_does_not_outlive_a_refusal(place: Place) -
     assert "result.json" not in place.names("log/rlaunch")
 
 
-def test_a_record_descriptor_that_is_none_is_ignored(place: Place) -> None:
+def test_an_invalid_record_descriptor_is_ignored(place: Place) -> None:
     place.script("assert 'RLAUNCH_RECORD_FD' not in os.environ")
     for value in ("x", "-5", ""):
         assert place.run("train.py", env=environment(RLAUNCH_RECORD_FD=value)).status == 0
 
 
 @pytest.mark.parametrize("delay", range(0, 40, 8))
-def test_an_early_ctrl_c_shows_no_line_of_ours(place: Place, delay: int) -> None:
+def test_an_early_ctrl_c_shows_no_traceback_of_rlaunch(place: Place, delay: int) -> None:
     """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site)."""
     place.script("")
     with place.start("train.py") as launcher:

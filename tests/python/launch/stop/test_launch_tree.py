@@ -214,7 +214,7 @@ def test_the_supervisor_takes_no_signal_of_the_terminal(place: Place) -> None:
 # --- As the first process of a container. ----------------------------------------------------------------
 
 
-def test_as_pid_1_it_stops_and_collects_orphans(place: Place) -> None:
+def test_as_pid_1_the_launcher_stops_and_collects_orphans(place: Place) -> None:
     (place.folder / "train.py").write_text(
         RANK
         + """

@@ -36,7 +36,7 @@ def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleTy
     return core
 
 
-def test_it_looks_once_a_server_listens(
+def test_the_store_client_connects_once_a_server_listens(
     core: types.ModuleType, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, listens, seen = threading.Event(), store_wait.has_listener, []
@@ -64,7 +64,7 @@ def test_it_looks_once_a_server_listens(
 @pytest.mark.parametrize(
     ("variable", "value"), [("PADDLE_TRAINER_ID", "0"), ("PADDLE_MASTER", "none"), (None, None)]
 )
-def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
+def test_the_store_client_does_not_wait_where_no_server_is_expected(
     variable: str | None, value: str, core: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if variable is None:  # No rank comes.

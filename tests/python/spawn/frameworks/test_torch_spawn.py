@@ -58,7 +58,7 @@ each_method = pytest.mark.parametrize("method", TORCHS_METHODS)
 
 
 @each_method
-def test_deaf_ranks_die_with_a_parent_that_is_killed(method: str) -> None:
+def test_ranks_that_ignore_signals_die_with_a_killed_parent(method: str) -> None:
     with Parent(parent_in_join, method) as parent:
         ranks = parent.ranks(2)
         parent.process.kill()

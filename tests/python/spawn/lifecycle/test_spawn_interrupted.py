@@ -13,7 +13,7 @@ from stress import Parent
     ("method", "nprocs", "after_torch", "first"),
     [("spawn", 1, False, 0), ("fork", 2, False, 1), ("forkserver", 1, False, 2), ("fork", 2, True, 0)],
 )
-def test_no_line_is_a_bad_one_for_an_interrupt(
+def test_an_interrupt_at_any_line_leaves_no_process(
     method: str, nprocs: int, after_torch: bool, first: int
 ) -> None:
     with Parent(interrupted_at_each_line, method, nprocs, after_torch, first) as parent:

@@ -151,7 +151,7 @@ def test_ctrl_c(method: str, terminal: list[int]) -> None:
 
 
 @each_method
-def test_ctrl_c_with_deaf_ranks(method: str, terminal: list[int]) -> None:
+def test_ctrl_c_with_ranks_that_ignore_signals(method: str, terminal: list[int]) -> None:
     master, slave = terminal
     with joined_parent(method, "all", 0.5, terminal=slave) as parent:
         parent.ranks(RANKS)

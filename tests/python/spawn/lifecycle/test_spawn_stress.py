@@ -186,7 +186,7 @@ def hides(kind: str) -> bool:
 
 @each_method
 @pytest.mark.parametrize("kind", ["fork", "popen"])
-def test_a_killed_rank_with_such_a_grandchild_fails_at_once(method: str, kind: str) -> None:
+def test_a_killed_rank_with_a_lingering_grandchild_fails_at_once(method: str, kind: str) -> None:
     said = context_of(method).SimpleQueue()
     with pytest.raises(RankError, match="Process 0 terminated with signal SIGKILL"):
         spawn(have_a_grandchild, method, 1, (kind, said))

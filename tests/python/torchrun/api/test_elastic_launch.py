@@ -109,7 +109,7 @@ def test_a_static_rendezvous_has_its_nodes_number_among_its_settings() -> None:
     assert not [word for word in words if word.startswith("--node-rank")]
 
 
-def test_nodes_of_a_static_rendezvous_meet() -> None:
+def test_nodes_join_a_static_rendezvous() -> None:
     endpoint = f"127.0.0.1:{free_ports(1)}"
 
     def node(number: int) -> dict[int, object]:

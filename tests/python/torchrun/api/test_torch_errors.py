@@ -382,7 +382,7 @@ def test_a_root_cause_has_to_be_a_failure() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_file_that_is_none_is_taken_for_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_error_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(content)
     failure = ProcessFailure(0, 22, -signal.SIGSEGV, str(path))
