@@ -3,7 +3,7 @@
     make agents                                     10 to 1,000 nodes, and writes docs/agents.md and .svg
     .venv/bin/python benches/agents.py 10 100       these numbers, and nothing written
 
-All nodes are ties of one process on this machine, and so is whoever they meet at: they share its cores.
+All nodes are backends in one process on this machine, and so is the etcd or master: they share its cores.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def panel(left: int, title: str, points: list[Point], value: object) -> str:
 
 
 def broken(points: list[Point]) -> list[str]:
-    """What is promised and not kept."""
+    """The broken promises."""
     found = []
     for backend in BACKENDS:
         *_, before, last = sorted(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Steers a launcher: not inherited from whoever runs the bench.
+# Steers a launcher: not inherited from the shell that runs the bench.
 STEERING = re.compile(r"(R?LAUNCH_|PADDLE_|PET_|TORCH|MASTER_|SLURM_)|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)$")
 
 
@@ -51,9 +51,9 @@ class Launcher:
 
 
 def environment() -> dict[str, str]:
-    """What launchers are started with: torchrun warns if OMP_NUM_THREADS is not set."""
+    """The environment of launchers: torchrun warns if OMP_NUM_THREADS is not set."""
     env = {name: value for name, value in os.environ.items() if not STEERING.match(name)}
-    # As installed by pip: with its bytecode, which some machines are told not to write.
+    # As installed by pip: with its bytecode, which some machines are configured not to write.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     return env | {"OMP_NUM_THREADS": "1"}
 

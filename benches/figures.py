@@ -1,4 +1,4 @@
-"""What was measured: rows of figures side by side, what is promised of them, and the page made of them."""
+"""Measurements: rows of figures side by side, the promises about them, and the page made of them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Row:
         return texts
 
     @property
-    def verdict(self) -> str:
+    def promise_text(self) -> str:
         if self.promise is None:
             return ""
         return f"{self.promise} {'BROKEN' if any(self.broken()) else 'kept'}"
@@ -115,13 +115,16 @@ class Figures:
         if row.bare is not None:
             named.append(f"bare {amount(row.bare, row.unit)}")
         head = f"{row.section}: {row.what}"
-        print(f"{head:<64} {' | '.join(named)}" + (f"   [{row.verdict}]" if row.verdict else ""), flush=True)
+        print(
+            f"{head:<64} {' | '.join(named)}" + (f"   [{row.promise_text}]" if row.promise_text else ""),
+            flush=True,
+        )
 
     def broken(self) -> list[str]:
         return [text for row in self.rows for text in row.broken()]
 
     def tables(self, titles: Mapping[str, str]) -> str:
-        """All rows in Markdown, a table a section. `titles`: what stands above the table of a section."""
+        """All rows in Markdown, a table a section. `titles`: the text above the table of a section."""
         lines = []
         for section, title in titles.items():
             rows = [row for row in self.rows if row.section == section]
@@ -132,7 +135,7 @@ class Figures:
             lines.append(line("---", *("---:" for _ in LAUNCHERS), "---:", "---"))
             for row in rows:
                 bare = "" if row.bare is None else amount(row.bare, row.unit)
-                lines.append(line(row.what, *row.texts(), bare, row.verdict))
+                lines.append(line(row.what, *row.texts(), bare, row.promise_text))
         return "\n".join(lines) + "\n"
 
 

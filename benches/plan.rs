@@ -1,4 +1,4 @@
-//! Planning a large job, all nodes of it: how long it takes, and what it keeps in memory. One JSON object on stdout,
+//! Planning a large job, all nodes of it: its time and memory. One JSON object on stdout,
 //! which `bench.py plan` reads.
 #![allow(clippy::expect_used)] // A bench fails by panicking.
 #![allow(clippy::disallowed_methods)] // It measures time by itself.

@@ -1,4 +1,4 @@
-"""One run of a launcher with ranks that tell what they do, and what /proc says of the launcher."""
+"""One run of a launcher with ranks that report their steps, and measurements of the launcher from /proc."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.meet(self.told("pid"))
+        self.track(self.values("pid"))
         self.process.terminate()
         try:
             self.process.wait(10)
@@ -97,27 +97,29 @@ class Run:
             os.close(pidfd)
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def told(self, name: str) -> dict[int, str]:
-        """What ranks have told under this name so far."""
+    def values(self, name: str) -> dict[int, str]:
+        """The values that ranks have written under this name so far."""
         paths = {rank: self.folder / f"{name}.{rank}" for rank in range(self.ranks)}
         return {rank: path.read_text() for rank, path in paths.items() if path.exists()}
 
-    def await_told(self, name: str, ranks: Iterable[int] | None = None, limit: float = 90) -> list[float]:
-        """The numbers that these ranks (default: all) tell under this name."""
+    def await_values(self, name: str, ranks: Iterable[int] | None = None, limit: float = 90) -> list[float]:
+        """The numbers that these ranks (default: all) write under this name."""
         wanted = list(range(self.ranks) if ranks is None else ranks)
         deadline = time.monotonic() + limit
-        while not set(wanted) <= (told := self.told(name)).keys():
-            if self.process.poll() is not None and not set(wanted) <= self.told(name).keys():
-                raise Late(f"{self.launcher.title} ended ({self.process.returncode}) before {name} was told")
+        while not set(wanted) <= (written := self.values(name)).keys():
+            if self.process.poll() is not None and not set(wanted) <= self.values(name).keys():
+                raise Late(
+                    f"{self.launcher.title} ended ({self.process.returncode}) before {name} was written"
+                )
             if time.monotonic() > deadline:
                 raise Late(f"{self.launcher.title}: no {name} within {limit:g} s")
             time.sleep(0.01)
         if name == "pid":
-            self.meet(told)
-        return [float(told[rank]) for rank in wanted]
+            self.track(written)
+        return [float(written[rank]) for rank in wanted]
 
-    def meet(self, pids: dict[int, str]) -> None:
-        """Holds on to ranks, so that no stranger is taken for one that has ended."""
+    def track(self, pids: dict[int, str]) -> None:
+        """Opens a pidfd of each rank, so that no other process that gets its pid is mistaken for it."""
         for pid in map(int, pids.values()):
             if pid in self.pidfds:
                 continue
@@ -132,8 +134,8 @@ class Run:
         (self.folder / name).touch()
 
     def launcher_processes(self) -> list[int]:
-        """The launcher and its children that are no ranks. All ranks have told their pid."""
-        self.await_told("pid")
+        """The launcher and its children that are no ranks. Waits until all ranks have written their pid."""
+        self.await_values("pid")
         found = [self.process.pid]
         for pid in found:
             for task in tasks([pid]):
@@ -148,7 +150,7 @@ def tasks(pids: Iterable[int]) -> list[Path]:
 
 
 def pss(pids: Iterable[int]) -> float:
-    """Memory of these processes, what they share with others divided among all, MB."""
+    """Memory of these processes in MB; shared pages are divided among all that have them."""
     sizes = [field(Path(f"/proc/{pid}/smaps_rollup"), "Pss") for pid in pids]
     return sum(sizes) / 1024
 
@@ -189,7 +191,7 @@ def scheduled(pids: Iterable[int]) -> float:
 
 
 def succeed(command: list[str]) -> None:
-    """Runs a command to its good end; a figure of something that failed is no figure."""
+    """Runs a command that has to exit successfully; a figure of a failed command is no figure."""
     null = subprocess.DEVNULL
     done = subprocess.run(command, stdin=null, stdout=null, stderr=null, env=environment(), check=False)
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""What a section of the bench is given: a folder, how thorough to be, and where figures go."""
+"""The arguments of a bench section: a folder, the thoroughness, and the sink of figures."""
 
 from __future__ import annotations
 

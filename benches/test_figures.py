@@ -41,9 +41,7 @@ def test_a_limit_that_is_just_reached_is_kept(
         ),
     ],
 )
-def test_a_limit_that_is_passed_is_named(
-    ours: Cell, promise: Promise, rivals: dict[str, Cell], words: str
-) -> None:
+def test_a_broken_limit_is_named(ours: Cell, promise: Promise, rivals: dict[str, Cell], words: str) -> None:
     assert list(row(ours, promise, **rivals).broken()) == [words]
 
 
@@ -64,7 +62,7 @@ def test_a_rival_has_a_ratio_only_where_both_have_a_figure() -> None:
     assert row(0.0, None, run=3.0, paddle=5.0, torchrun=1.0).texts() == ["0 ms", "3 ms", "5 ms", "1 ms"]
 
 
-def test_a_rival_that_is_not_there_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_rival_is_reported_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PADDLE.__dict__, "version", None)
     monkeypatch.setitem(TORCHRUN.__dict__, "version", "2.0")
     assert row(2.0, None, run=2.0).texts() == ["2 ms", "2 ms", "not installed", "-"]

@@ -1,9 +1,10 @@
 """Makes PyTorch's wheel import without the CUDA libraries, of which a machine without a driver calls none.
 
-PyPI's wheels for Linux are linked against 3 GB of them. With ``pip install --no-deps`` they are left out, and
-each library that torch's own need and nobody has gets a stand-in in ``torch/lib``, where torch looks last, so
-that real ones win. A stand-in defines what is looked for in it; each of its functions returns 1, which is an
-error in all of these libraries. Needs ``cc`` and ``readelf``. Called again, it makes them anew.
+PyPI's wheels for Linux are linked against 3 GB of them. With ``pip install --no-deps`` they are left out,
+and each library that torch's own need and that is missing gets a stand-in in ``torch/lib``, where torch
+looks last, so that real ones win. A stand-in defines what is looked for in it; each of its functions
+returns 1, which is an error in all of these libraries. Needs ``cc`` and ``readelf``. Called again, it makes
+them anew.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What `import torch` loads; the others hang from these.
+# The libraries that `import torch` loads; the others are linked against these.
 ROOTS = ("libtorch_global_deps.so", "libtorch_python.so")
-# What comes with CUDA, but for the driver's library, which nobody may believe to be here.
+# Libraries of CUDA, but for the driver's: no program may believe that a driver is here.
 OF_CUDA = re.compile(r"lib(cu|nv|nccl)(?!da\.so)")
 ITS_SYMBOLS = re.compile(r"cu|nv|nccl")
 
@@ -84,7 +85,7 @@ def make(path: Path, symbols: dict[str, set[str]], folder: Path) -> None:
     versions.write_text("\n".join([*nodes, ""]))
     script = [f"-Wl,--version-script={versions}"] if nodes else []
     command = ["cc", "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{path.name}", *script]
-    # Put in place whole: nobody loads half of it.
+    # Put in place whole: no process loads half of it.
     subprocess.run([*command, "-o", str(folder / path.name), str(code)], check=True)
     shutil.move(folder / path.name, path)
 

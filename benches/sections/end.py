@@ -1,4 +1,4 @@
-"""How soon a launcher is gone when a rank has died, and what it takes while nothing happens."""
+"""How soon a launcher is gone when a rank has died, and its cost while it is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks' output costs: the launcher's CPU, ranks that wait for a console, lines on a console."""
+"""The cost of ranks' output: the launcher's CPU, ranks that wait for a console, lines on a console."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def measure_output(session: Session) -> None:
             time.sleep(1)  # Whatever the start has left to do.
             start, before = time.monotonic(), (scheduled(pids), ticks(pids))
             run.open_gate("gate")
-            (rate,) = run.await_told("rate", [rank], limit=6 * seconds)
+            (rate,) = run.await_values("rate", [rank], limit=6 * seconds)
             shown = os.fstat(stdout).st_size if stdout >= 0 else 0
             used = scheduled(pids) - before[0], ticks(pids) - before[1]
             took = time.monotonic() - start
@@ -124,7 +124,7 @@ class Console:
             self.reader, self.writer = pty.openpty()
             tty.setraw(self.writer)
             if not read:
-                termios.tcflow(self.writer, termios.TCOOFF)  # What Ctrl-S does.
+                termios.tcflow(self.writer, termios.TCOOFF)  # As Ctrl-S does.
         self.thread = threading.Thread(target=self.drain) if read else None
         if self.thread:
             self.thread.start()
@@ -145,7 +145,7 @@ class Console:
 
 
 def measure_stall(session: Session) -> None:
-    """How much longer a rank takes to write when nobody reads the console that its output goes to."""
+    """How much longer a rank takes to write while no process reads the console that its output goes to."""
     mebibytes, patience, turns = 64, 10, session.amount(5, 2)
 
     def once(launcher: Launcher, kind: str, read: bool) -> float | None:
@@ -153,17 +153,17 @@ def measure_stall(session: Session) -> None:
             Console(kind, read) as console,
             Run(launcher, session.folder, FLOOD, str(mebibytes), stdout=console.writer) as run,
         ):
-            run.await_told("pid")
+            run.await_values("pid")
             run.open_gate("gate")
             try:
-                return run.await_told("took", [0], limit=patience)[0]
+                return run.await_values("took", [0], limit=patience)[0]
             except Late:
                 return None
             finally:
                 run.process.kill()  # Asked to end, it would wait for the console.
 
     def ratio(launcher: Launcher, kind: str) -> Cell:
-        """Of the best times: what else runs here only adds to them."""
+        """Of the best times: other programs on this machine only add to them."""
         times: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(turns):
             for read in times:
@@ -174,7 +174,7 @@ def measure_stall(session: Session) -> None:
         return min(times[False]) / min(times[True])
 
     plain = dataclasses.replace(TORCHRUN, options=lambda ranks, logs: TORCHRUN.options(ranks, logs)[:4])
-    for kind, what in (("pipe", "a pipe nobody reads"), ("pty", "a terminal stopped by Ctrl-S")):
+    for kind, what in (("pipe", "a pipe that is not read"), ("pty", "a terminal stopped by Ctrl-S")):
         cells = each(lambda it, k=kind: ratio(it, k))  # type: ignore[misc]
         session.row(
             f"{what}, {mebibytes} MiB: time over a console that is read", cells, "x", Promise("V6", most=1.5)
@@ -211,7 +211,7 @@ def measure_lines(session: Session) -> None:
             Run(launcher, session.folder, LINES, *arguments, options=options, stdout=writer) as run,
         ):
             os.close(writer)
-            run.await_told("pid")
+            run.await_values("pid")
             run.open_gate("gate")
             left = 2 * count
             while left > 0:
@@ -220,10 +220,10 @@ def measure_lines(session: Session) -> None:
                     raise Late(f"{launcher.title} closed its console {left} lines early")
                 left -= read.count(b"\n")
             end = time.monotonic()
-            return 2 * count / (end - min(run.await_told("start")))
+            return 2 * count / (end - min(run.await_values("start")))
 
     many = {it.name: session.amount(4_000_000, 1_000_000) if it.ours else 400_000 for it in present()}
     blocks = each(lambda it: rate(it, "blocks", many[it.name]))
     session.row("lines, 400 a write", blocks, "/s", Promise("V6", least=1e6))
-    # What the ranks can write bounds this, not the launcher alone.
+    # The write rate of the ranks bounds this, not the launcher alone.
     session.row("lines, each a write", each(lambda it: rate(it, "lines", 400_000)), "/s")

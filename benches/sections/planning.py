@@ -27,7 +27,7 @@ print(json.dumps(statistics.median(times)))
 
 
 def measure_plan(session: Session) -> None:
-    """Who runs where with which variables: 10,000 ranks on 1,250 nodes named by --ips. Nothing is started."""
+    """Rank placement and variables: 10,000 ranks on 1,250 nodes named by --ips. Nothing is started."""
     ours = answer(["cargo", "bench", "--quiet", "--locked", "--bench", "plan"])
     theirs: Cell = NOT_INSTALLED
     if PADDLE.version:

@@ -1,4 +1,4 @@
-"""What ranks that are forked off a zygote cost: the time until all are past an import, and memory."""
+"""The cost of ranks that are forked from a zygote: the time until all are past an import, and memory."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def main(module, ranks, method, turns, benches):
     os.mkfifo(gate)
     starts = []
     for _ in range(turns):
-        told, tell = multiprocessing.Pipe(duplex=False)
+        receiver, tell = multiprocessing.Pipe(duplex=False)
         begin = time.monotonic()
         context = rlaunch.spawn(idle, (module, tell, gate), ranks, join=False, **options)
         tell.close()
         come = 0
         while come < ranks:
-            said = os.read(told.fileno(), ranks)
+            said = os.read(receiver.fileno(), ranks)
             come += len(said) or context.results()
         starts.append({"seconds": time.monotonic() - begin, "memory": pss(below(os.getpid()))})
         with open(gate, "w"):

@@ -21,7 +21,7 @@ from running import HEAD, Late
 from session import Session
 
 NODES = 2
-# Tells when a rank runs, in which life of its node; the first to be told to fail does.
+# Writes when a rank runs, with the life of its node. Rank 1 fails in its first life once `fail` exists.
 BODY = """
 life = len([name for name in os.listdir(here) if name.startswith("up.") and name.endswith(f".{rank}")])
 tell(f"up.{life}", time.monotonic())
@@ -107,8 +107,8 @@ class Job:
             command, cwd=self.folder, env=env, stdin=sink, stdout=sink, stderr=sink, start_new_session=True
         )
 
-    def told(self, name: str, ranks: int = NODES, limit: float = 90) -> list[float]:
-        """When each of these ranks has told this."""
+    def times(self, name: str, ranks: int = NODES, limit: float = 90) -> list[float]:
+        """When each of these ranks has written the file of this name."""
         deadline = time.monotonic() + limit
         paths = [self.folder / f"{name}.{rank}" for rank in range(ranks)]
         while not all(path.exists() for path in paths):
@@ -133,7 +133,7 @@ class Job:
 
 def both_up(launcher: Launcher, folder: Path, etcd: int | None) -> float:
     with Job(launcher, folder, etcd, []) as job:
-        return (max(job.told("up.0")) - job.began) * 1000
+        return (max(job.times("up.0")) - job.began) * 1000
 
 
 def restarted(launcher: Launcher, folder: Path, etcd: int | None) -> float:
@@ -143,15 +143,15 @@ def restarted(launcher: Launcher, folder: Path, etcd: int | None) -> float:
     if launcher is RLAUNCH:
         options += ["--restart_delay", "0"]
     with Job(launcher, folder, etcd, options) as job:
-        job.told("up.0")
+        job.times("up.0")
         (job.folder / "fail").touch()
-        return (max(job.told("up.1")) - float((job.folder / "failed.1").read_text())) * 1000
+        return (max(job.times("up.1")) - float((job.folder / "failed.1").read_text())) * 1000
 
 
 def noticed(launcher: Launcher, folder: Path, etcd: int | None) -> float:
     """From SIGKILL to the launcher of one node to the end of the other's."""
     with Job(launcher, folder, etcd, []) as job:
-        job.told("up.0")
+        job.times("up.0")
         # Not the one that serves the master.
         server = 0 if (job.folder / "log0").exists() else 1
         killed = time.monotonic()
@@ -180,16 +180,16 @@ def measure_rendezvous(session: Session) -> None:
                 cells[launcher.name] = statistics.median(times)
         return cells
 
-    everybody = [RLAUNCH, RUN, PADDLE, TORCHRUN]
+    all_launchers = [RLAUNCH, RUN, PADDLE, TORCHRUN]
     with etcd_server(session.folder) as port:
         for where, etcd in (("the master", None), ("etcd", port)):
             session.row(
                 f"both launchers started to all ranks running, at {where}",
-                of(both_up, etcd, everybody),
+                of(both_up, etcd, all_launchers),
                 "ms",
                 Promise("start", most=500),
             )
-            again = everybody if etcd else [RLAUNCH, RUN, TORCHRUN]
+            again = all_launchers if etcd else [RLAUNCH, RUN, TORCHRUN]
             session.row(
                 f"a rank fails to all ranks running again, at {where}",
                 of(restarted, etcd, again),
@@ -198,7 +198,7 @@ def measure_rendezvous(session: Session) -> None:
             )
     session.row(
         f"a launcher killed to the other's end, at the master ({NOT_NOTICED:.0f} s: not noticed)",
-        of(noticed, None, everybody),
+        of(noticed, None, all_launchers),
         "ms",
         Promise("loss", most=1000),
     )

@@ -43,8 +43,8 @@ def measure_restart(session: Session) -> None:
 
     def again(launcher: Launcher) -> float:
         with Run(launcher, session.folder, RESTARTED, options=["--max-restarts", "1"]) as run:
-            all_there = max(run.await_told("again"))
-            return (all_there - run.await_told("death", [1])[0]) * 1000
+            all_there = max(run.await_values("again"))
+            return (all_there - run.await_values("death", [1])[0]) * 1000
 
     turns = session.amount(10, 2)
     session.row(

@@ -1,4 +1,4 @@
-"""What it costs to start ranks: `import`, the command line, `spawn`, and one rank in a big parent."""
+"""The cost of starting ranks: `import`, the command line, `spawn`, and one rank in a big parent."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def measure_first_line(session: Session) -> None:
     def once(launcher: Launcher, ranks: int) -> float:
         start = time.monotonic()
         with Run(launcher, session.folder, FIRST_LINE, ranks=ranks) as run:
-            return (max(run.await_told("line")) - start) * 1000
+            return (max(run.await_values("line")) - start) * 1000
 
     for ranks in (2, 8):
         turns = {it.name: session.amount(10, 3) if it.ours else session.amount(4, 1) for it in present()}
@@ -190,7 +190,7 @@ print(json.dumps(figures))
 
 
 def measure_start(session: Session) -> None:
-    """What starting one rank costs its parent. Of rivals: their way to start a process, and nothing else."""
+    """The cost of starting one rank for its parent. Of rivals: only their way to start a process."""
     script = written(session.folder, "start.py", START)
     for gib in (0, 4):
         figures = answer([RLAUNCH.python, str(script), str(gib)])

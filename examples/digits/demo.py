@@ -64,7 +64,7 @@ def spawn(folder: Path) -> list[float]:
 
 
 def read(folder: Path) -> Report:
-    """What each rank of a run reported, checked: the ranks agree and the network has learnt."""
+    """The checked reports of the ranks of a run: the ranks agree and the network has learnt."""
     paths = [folder / f"rank{rank}.json" for rank in range(RANKS)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:

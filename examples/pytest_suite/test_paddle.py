@@ -36,7 +36,7 @@ def test_broadcast(dist, rank, source):
 def test_a_step_of_data_parallel_training_is_equal_on_all_ranks(dist, rank):
     import paddle
 
-    paddle.seed(rank.rank)  # Different at first: rank 0's weights are everybody's.
+    paddle.seed(rank.rank)  # Different at first: all ranks get rank 0's weights.
     layer = paddle.nn.Linear(3, 1)
     model = paddle.DataParallel(layer)
     optimizer = paddle.optimizer.SGD(learning_rate=0.1, parameters=model.parameters())

@@ -1,4 +1,4 @@
-"""Without a framework: what ranks know of each other, and where fixtures run."""
+"""Without a framework: messages between ranks, and where fixtures run."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.ranks(2)
 
 
-def test_all_ranks_are_told_who_they_are(rank):
+def test_all_ranks_know_their_identity(rank):
     assert rank.gather(rank.rank) == [0, 1]
     assert int(os.environ["RANK"]) == int(os.environ["PADDLE_TRAINER_ID"]) == rank.rank
     assert rank.gather(os.environ["MASTER_PORT"]) == [os.environ["MASTER_PORT"]] * 2
@@ -68,5 +68,5 @@ class TestOfAClass:
 
 @pytest.mark.ranks(2, start_method="spawn")
 def test_in_a_new_interpreter(rank):
-    """What ``start_method`` asks for is not forked from the process that ``ranks_preload`` is imported in."""
+    """Ranks with a ``start_method`` are not forked from the process that ``ranks_preload`` is imported in."""
     assert "torch" not in __import__("sys").modules

@@ -39,7 +39,7 @@ def test_a_step_of_data_parallel_training_is_equal_on_all_ranks(dist, rank):
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.manual_seed(rank.rank)  # Different at first: rank 0's weights are everybody's.
+    torch.manual_seed(rank.rank)  # Different at first: all ranks get rank 0's weights.
     model = DistributedDataParallel(torch.nn.Linear(3, 1))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

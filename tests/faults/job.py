@@ -18,7 +18,7 @@ from typing import Any
 import marked
 from launchers import Launcher
 
-# Steers a launcher, or tells ranks apart: not inherited from whoever runs the matrix.
+# Steers a launcher, or tells ranks apart: not inherited from the shell that runs the matrix.
 STEERING = re.compile(
     r"(R?LAUNCH|PADDLE|FLAGS|POD|PET_|TORCH|NCCL|GLOO|OMP_|SLURM|MASTER_|(LOCAL_|GROUP_|ROLE_)?(RANK$|WORLD_SIZE$))"
     r"|^(\w+_VISIBLE_DEVICES|TRAINING_ROLE|DISTRIBUTED_\w+|PYTEST\w*|COLUMNS|NOTIFY_SOCKET)$"
@@ -98,7 +98,7 @@ def namespaces(*flags: str) -> list[str]:
 
 
 def mounted(*arguments: str | Path) -> list[str]:
-    """`mount` with these arguments, seen by nobody but what follows."""
+    """`mount` with these arguments, seen only by the command that follows."""
     words = " ".join(shlex.quote(str(word)) for word in ("mount", *arguments))
     return [*namespaces("--mount"), "sh", "-c", f'{words} && exec "$0" "$@"']
 
@@ -124,7 +124,7 @@ class Job:
         (folder / "train.py").write_text(HEAD + body)
         with contextlib.suppress(FileExistsError):
             os.mkfifo(folder / "gate")
-        # Opened for both, so that nobody waits for the other end.
+        # Opened for both, so that no open waits for the other end.
         self.gate: int | None = os.open(folder / "gate", os.O_RDWR)
         self.mark = uuid.uuid4().hex
         env = {name: value for name, value in os.environ.items() if not STEERING.match(name)}
@@ -186,7 +186,7 @@ class Job:
 
     @property
     def code(self) -> int | None:
-        """What a shell would say in `$?`."""
+        """The value that a shell would have in `$?`."""
         code: int | None = self.process.returncode
         return code if code is None or code >= 0 else 128 - code
 
@@ -204,5 +204,5 @@ class Job:
         return marked.stat_of(self.await_files("ready")[0])[1]
 
     def errors(self) -> str:
-        """What the launcher and the ranks said on stderr."""
+        """The stderr of the launcher and the ranks."""
         return (self.folder / "err").read_text(errors="replace")

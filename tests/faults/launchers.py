@@ -24,7 +24,7 @@ class Launcher:
     options: Callable[[int, Path], list[str]]
     # A pattern below the log folder, of the file that rank {rank} writes its output to.
     log_pattern: str
-    # Seconds between asking ranks to stop and killing them, as told or as built in.
+    # Seconds between asking ranks to stop and killing them, as configured or as built in.
     grace: float
     ours: bool = False
     # Whether a process of its own is to stand between it and the ranks.

@@ -1,4 +1,4 @@
-"""Who belongs to a case: all that carry its mark in their environment, wherever they hide."""
+"""The processes of a case: all that carry its mark in their environment, wherever they hide."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Member:
 
 
 def kind_of(command: list[str]) -> str:
-    """What a process is, by its command line: those that ranks leave say it in their last word."""
+    """The kind of a process, by its command line: leftovers of ranks have it as their last argument."""
     words = command[1:]
     if any(word.endswith("/shell.py") for word in words[:2]):
         return "shell"
@@ -71,10 +71,10 @@ def zombies_of(parents: set[int]) -> int:
 
 
 def survivors(mark: str, settle: float = SETTLE) -> list[Member]:
-    """Who still lives after `settle` seconds, or nobody as soon as nobody does."""
+    """The processes that still live after `settle` seconds; returns early as soon as none does."""
     deadline = time.monotonic() + settle
     while True:
-        # Twice: who forks while /proc is read may be missed once.
+        # Twice: a process that forks while /proc is read may be missed once.
         if not members(mark) and not members(mark):
             return []
         if time.monotonic() >= deadline:

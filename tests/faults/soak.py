@@ -4,12 +4,12 @@
     python tests/faults/soak.py --seed 7 --only 123          # one run of those again
     python tests/faults/soak.py --runs 5 --launcher paddle   # a rival, to see that the checks can fail
 
-What a run does is drawn from the seed and its number alone; the instants are the machine's. Checked after
-each: (a) nobody of the job lives 2 s after the launcher's end; (b) no exit 0 with a failed rank; (c) no stop
-longer than grace + 2 s, from the first signal that stops or from the first failed rank of the last attempt,
-without the time in which the soak itself held somebody stopped; (d) an exit status that has a reason; (e) no
-traceback and no panic of the launcher; (f) events.jsonl and result.json as their schemas say. Where processes
-have to wait for a processor, (a) and (c) allow for as long as that, 10 s at most.
+The actions of a run are drawn from the seed and its number alone; the instants are the machine's. Checked
+after each: (a) no process of the job lives 2 s after the launcher's end; (b) no exit 0 with a failed rank;
+(c) no stop longer than grace + 2 s, from the first signal that stops or from the first failed rank of the
+last attempt, without the time in which the soak itself held a process stopped; (d) an exit status that has
+a reason; (e) no traceback and no panic of the launcher; (f) events.jsonl and result.json match their
+schemas. Where processes have to wait for a processor, (a) and (c) allow for as long as that, 10 s at most.
 
 Exit status 1 if something was broken, 2 if the launcher is not there.
 """
@@ -36,7 +36,7 @@ PROGRESS = 20.0  # Seconds between two lines of it.
 
 
 class Figures:
-    """What all runs together showed."""
+    """The results of all runs together."""
 
     def __init__(self, seed: int, launcher: Launcher) -> None:
         self.seed, self.launcher = seed, launcher

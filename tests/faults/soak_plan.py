@@ -1,4 +1,4 @@
-"""What one run of the soak does, drawn from its seed: ranks, options, and signals to whom and when."""
+"""The plan of one run of the soak, drawn from its seed: ranks, options, signals, their targets and times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from signal import Signals
 from launchers import Launcher
 
 STOP = {Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGABRT")}
-# End whoever does not handle them; the launcher can not, or does not.
+# End each process that does not handle them; the launcher cannot, or does not.
 DEADLY = {Signals[name] for name in ("SIGKILL", "SIGSEGV", "SIGALRM")}
-# The soak itself continues whoever it has sent one of these.
+# The soak itself continues each process that it has sent one of these.
 HOLDING = {signal.SIGSTOP, signal.SIGTSTP}
 SENT = sorted(
     STOP
@@ -77,12 +77,12 @@ end(how, number)
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank does: when asked to stop, and of itself."""
+    """The behaviour of a rank: when asked to stop, and by itself."""
 
     asked: str  # obeys (the default action), deaf, or answers: exits with `answer` after `pause` seconds.
     pause: float
     answer: int
-    after: float | None  # Seconds until it ends of itself; None: never.
+    after: float | None  # Seconds until it ends by itself; None: never.
     end: tuple[str, int]  # ("code", 3) or ("signal", 11), and that only in the first `fails` attempts.
     fails: int
     leaves: tuple[str, ...]

@@ -29,8 +29,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 SLACK = 2.0  # Seconds beyond the grace that a stop may take.
 CROWDED = 10.0  # The most seconds that are allowed for a machine that has more to do than it can.
 COMING = 30.0  # Seconds that ranks are waited for before the first shot; their absence is no fault here.
-# Of the launcher itself; what ranks wrote stands behind a bar in its verdict. A Ctrl-C while the interpreter
-# starts has a traceback of Python's own.
+# Of the launcher itself; output of ranks stands behind a bar in its failure report. A Ctrl-C while the
+# interpreter starts has a traceback of Python's own.
 CRASH = re.compile(
     r"panicked at|PanicException|^  File \"[^\"]*/rlaunch/\w+\.py\"|^Fatal Python error", re.MULTILINE
 )
@@ -38,7 +38,7 @@ CRASH = re.compile(
 
 @dataclass
 class Seen:
-    """What a run showed."""
+    """The result of a run."""
 
     faults: list[str] = field(default_factory=list)
     status: str = ""
@@ -51,7 +51,7 @@ class Seen:
 
 @dataclass
 class Hold:
-    """Somebody was stopped by the soak, from when until when."""
+    """A time during which the soak held a process stopped."""
 
     pid: int
     launcher: bool
@@ -69,7 +69,7 @@ def no_core() -> None:
 
 
 class Crowd:
-    """How long somebody has waited for a processor, as the kernel counts it (PSI): all is late then."""
+    """How long any process has waited for a processor, as the kernel counts it (PSI): all is late then."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, float]] = []
@@ -99,7 +99,7 @@ class Run:
         self.crowd = Crowd()
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self.turn = 0
-        self.asked: float | None = None  # When the launcher was first told to stop, or killed.
+        self.asked: float | None = None  # When the launcher was first asked to stop, or killed.
         self.killed: int | None = None  # Which of its processes was.
         self.ended = math.inf
 
@@ -123,7 +123,7 @@ class Run:
                 self.seen.survivors = self.survivors()
                 self.seen.faults += self.check()
             else:
-                self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was told to stop")
+                self.seen.faults.append(f"(c) no end {self.seen.stop:.1f} s after it was asked to stop")
         return self.seen
 
     def survivors(self) -> list[marked.Member]:
@@ -131,7 +131,7 @@ class Run:
             return []
         return marked.survivors(self.job.mark, self.crowd.between(self.ended, time.monotonic()))
 
-    # --- What is done to it. ---
+    # --- Signals to it. ---
 
     def later(self, at: float, act: Callable[[], None]) -> None:
         self.turn += 1
@@ -166,7 +166,7 @@ class Run:
         return all((self.folder / f"start.0.{rank}").exists() for rank in range(len(self.plan.ranks)))
 
     def targets(self, shot: Shot) -> list[tuple[int, bool]]:
-        """Whom it is for, by pid, and whether that is one of the launcher's processes."""
+        """The pid that it is for, and whether that is one of the launcher's processes."""
         front = self.job.process.pid
         if shot.member == "front":
             return [(front, True)]
@@ -219,10 +219,10 @@ class Run:
         for pid in {hold.pid for hold in self.holds if hold.until is None}:
             self.release(pid)
 
-    # --- What is promised. ---
+    # --- Promises. ---
 
     def held(self, since: float, *, launcher: bool) -> float:
-        """Seconds since then in which somebody (or, of the launcher's processes, one) was stopped by us."""
+        """Seconds since then in which the soak held any process (or one of the launcher's) stopped."""
         now, total, last = time.monotonic(), 0.0, since
         for hold in sorted(self.holds, key=lambda hold: hold.since):
             if hold.launcher or not launcher:
@@ -277,7 +277,7 @@ class Run:
                 yield f"(b) exit 0, but result.json says {result['outcome']}, and ranks {wrong} not well"
 
     def ends(self) -> dict[int, tuple[str, float]]:
-        """What the ranks of the last attempt meant to end with, and when."""
+        """The intended ends of the ranks of the last attempt, and their times."""
         attempts = [int(path.name.split(".")[1]) for path in self.folder.glob("start.*.*")]
         found = {}
         for rank in range(len(self.plan.ranks)):

@@ -1,4 +1,4 @@
-"""A terminal with a job at it: what is pressed, and what is to be seen."""
+"""A terminal with a job at it: keys to press, and the output to expect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Terminal:
                 return
             try:
                 data = os.read(self.ours, 65536)
-            except OSError:  # EIO: nobody has the other end open.
+            except OSError:  # EIO: no process has the other end open.
                 return
             self.screen += data
 
@@ -58,7 +58,7 @@ def set_size(terminal: int, rows: int, columns: int) -> None:
 def at_terminal(
     launcher: Launcher, folder: Path, body: str, *args: str, size: tuple[int, int] = (0, 0), **options: Any
 ) -> Iterator[tuple[Job, Terminal]]:
-    """A job whose session has a terminal of its own, of so many rows and columns (0 where nobody says)."""
+    """A job whose session has a terminal of its own, of so many rows and columns (0 where no size is set)."""
     ours, theirs = pty.openpty()
     set_size(theirs, *size)
     job = Job(

@@ -42,27 +42,27 @@ class Careless(Launcher):
 
 
 WELL = Rank("obeys", 0.0, 0, None, ("code", 0), 1, (), 0)
-TOLD = Plan(1, 0, (WELL, WELL), 0.2, (), frozenset(), 0, False, (), 0.1)
-FAILS = dataclasses.replace(TOLD, ranks=(dataclasses.replace(WELL, after=0.0, end=("code", 3)),), last=9.0)
-ENDS = dataclasses.replace(TOLD, ranks=(dataclasses.replace(WELL, after=0.0),), last=9.0)
+STOPPED = Plan(1, 0, (WELL, WELL), 0.2, (), frozenset(), 0, False, (), 0.1)
+FAILS = dataclasses.replace(STOPPED, ranks=(dataclasses.replace(WELL, after=0.0, end=("code", 3)),), last=9.0)
+ENDS = dataclasses.replace(STOPPED, ranks=(dataclasses.replace(WELL, after=0.0),), last=9.0)
 RECORDS = "cd log; mkdir rlaunch; cd rlaunch"
 
 
 @pytest.mark.parametrize(
     ("shell", "plan", "fault"),
     [
-        ("START; wait", TOLD, "(a) 2 survivors (2 rank)"),
+        ("START; wait", STOPPED, "(a) 2 survivors (2 rank)"),
         ("START; wait", FAILS, "(b) exit 0, but rank 0 ended with code 3"),
-        ("trap '' INT; START; wait", TOLD, "(c) no end "),
+        ("trap '' INT; START; wait", STOPPED, "(c) no end "),
         ("START; wait; sleep 2.5; exit 3", FAILS, "(c) ended "),
-        ("trap 'kill $(jobs -p); exit 66' INT; START; wait", TOLD, "(d) exit 66 is none"),
+        ("trap 'kill $(jobs -p); exit 66' INT; START; wait", STOPPED, "(d) exit 66 is none"),
         ("START; wait; echo thread main panicked at here >&2", ENDS, "(e) its stderr has 'panicked at'"),
         (f"START; wait; {RECORDS}; echo '{{}}' > events.jsonl", ENDS, "(f) ValidationError"),
         (f"START; wait; {RECORDS}; > events.jsonl", ENDS, "(f) FileNotFoundError"),
     ],
     ids=["orphans", "exit 0", "deaf", "slow", "odd status", "panic", "bad record", "no result"],
 )
-def test_a_careless_launcher_is_found_out(
+def test_faults_of_a_careless_launcher_are_found(
     shell: str, plan: Plan, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak_run, "CROWDED", 0.0)
@@ -71,7 +71,7 @@ def test_a_careless_launcher_is_found_out(
     assert [text for text in seen if text.startswith(fault)], seen
 
 
-def test_the_page_has_figures_and_what_was_broken() -> None:
+def test_the_page_has_figures_and_broken_promises() -> None:
     figures = soak.Figures(SEED, LAUNCHERS["rlaunch"])
     seen = soak.one(SEED, 0, LAUNCHERS["rlaunch"])
     figures.add(0, dataclasses.replace(seen, faults=["(a) 1 survivor"]))

@@ -42,7 +42,7 @@ class Bash(Launcher):
 
 
 class Session:
-    """What is typed, and what is to be seen before the next is."""
+    """A key sequence, and the output that is waited for before the next one."""
 
     def __init__(self, job: Job, terminal: Terminal) -> None:
         self.job, self.terminal = job, terminal
@@ -233,8 +233,8 @@ def record(scene: Scene) -> str:
             return normal(there.terminal.screen.decode(), folder)
 
 
-# What differs from run to run, and what stands for it. A sentence that is wrapped at 80 columns is wrapped
-# elsewhere when a pid or a host's name is longer, so each is matched as a whole.
+# Values that differ from run to run, and their placeholders. A sentence that is wrapped at 80 columns is
+# wrapped elsewhere when a pid or a host's name is longer, so each is matched as a whole.
 FIXED = [
     (r"\x1b\[[0-9;]*m", ""),
     (r"^(LAUNCH \w+) \S+ \S+ ", r"\1 2026-01-01 12:00:00,000 "),

@@ -1,4 +1,4 @@
-//! Real children: what the kernel is asked to do for them, and that nobody else is ever hit.
+//! Real child processes: their environment, signals, cgroups and exit statuses; no other process is ever signalled.
 
 use rlaunch::model::{CpuSet, Exit};
 use rlaunch::run::engine::{Engine, RankHost, StartError};
@@ -57,7 +57,7 @@ fn ended(child: &Child) -> Exit {
     child.wait(Some(Duration::from_secs(20))).unwrap().unwrap()
 }
 
-fn said(script: &str) -> (String, Exit) {
+fn output_of(script: &str) -> (String, Exit) {
     let (mut read, write) = pipe();
     let child = start(&shell(script, &write, None));
     drop(write);
@@ -68,13 +68,13 @@ fn said(script: &str) -> (String, Exit) {
 
 #[test]
 fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
-    let (text, exit) = said("echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; exit 7");
+    let (text, exit) = output_of("echo $ANSWER; ulimit -n; cut -d' ' -f5-6 /proc/$$/stat; echo $$ $$; exit 7");
     assert_eq!(exit, Exit::Code(7));
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[..2], ["42", "77"]);
     assert_eq!(lines[2], lines[3], "process group and session are its own");
     // Of a program that takes the shell's place: a shell changes its own mask as it goes.
-    let (text, _) = said("exec grep -E 'SigBlk|SigIgn' /proc/self/status");
+    let (text, _) = output_of("exec grep -E 'SigBlk|SigIgn' /proc/self/status");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "SigBlk:\t0000000000000000");
     // Rust ignores SIGPIPE in its programs; the child has it back. What else is ignored stays so.
@@ -83,7 +83,7 @@ fn a_child_gets_its_environment_its_session_and_a_clean_signal_state() {
     let ours = u64::from_str_radix(ours, 16).unwrap() & !(1 << (libc::SIGPIPE - 1));
     assert_eq!(lines[1], format!("SigIgn:\t{ours:016x}"));
     // 3 is the folder that ls reads.
-    assert_eq!(said("exec ls /proc/self/fd").0, "0\n1\n2\n3\n", "nothing but 0, 1 and 2 is inherited");
+    assert_eq!(output_of("exec ls /proc/self/fd").0, "0\n1\n2\n3\n", "nothing but 0, 1 and 2 is inherited");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_program_that_cannot_run_names_the_step_and_the_errno() {
     assert_eq!((error.step, error.errno), ("dup2", libc::EBADF));
 }
 
-/// The CPUs that a child bound to these may run on, by its own words.
+/// The CPUs that a child bound to these may run on, as the child reports them.
 fn allowed(cpus: Option<&CpuSet>, change: impl FnOnce(&mut SpawnCommand)) -> String {
     let (mut read, write) = pipe();
     let mut wanted = shell("exec grep Cpus_allowed_list /proc/self/status", &write, None);
@@ -156,7 +156,7 @@ fn the_whole_group_dies_when_the_lifeline_closes() {
 }
 
 #[test]
-fn what_a_child_leaves_in_its_group_is_swept_when_it_is_reaped() {
+fn processes_left_in_a_childs_group_are_swept_when_it_is_reaped() {
     let (mut read, write) = pipe();
     let child = start(&shell("sleep 1000 & exit 5", &write, None));
     drop(write);
@@ -175,7 +175,7 @@ fn a_reaped_child_is_never_signalled_again() {
 }
 
 #[test]
-fn a_status_that_somebody_else_collected_is_found_all_the_same() {
+fn a_status_that_another_thread_collected_is_still_found() {
     let (_, write) = pipe();
     let started = spawn::start(&shell("exit 9", &write, None)).unwrap();
     let elsewhere = pidfd::open(started.pid).unwrap();
@@ -224,7 +224,7 @@ const THREE: &str = "tail -n 1 /proc/self/cgroup; sleep 1000 & setsid sleep 1000
 const ALONE: &str = "tail -n 1 /proc/self/cgroup";
 
 #[test]
-fn whoever_starts_in_a_cgroup_ends_by_one_write() {
+fn one_write_kills_all_processes_of_a_cgroup() {
     let group = cgroup("write");
     let (mut read, write) = pipe();
     let mut wanted = shell(if group.is_some() { THREE } else { ALONE }, &write, None);
@@ -268,7 +268,7 @@ fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
 }
 
 #[test]
-fn a_cgroup_that_takes_nobody_hinders_nobody() {
+fn children_start_without_a_cgroup_that_cannot_be_joined() {
     let no_cgroup = File::open("/dev/null").unwrap();
     let (mut read, write) = pipe();
     let mut wanted = shell("echo $ANSWER; exit 7", &write, None);
@@ -357,21 +357,21 @@ fn a_rank_that_cannot_start_ends_those_before_it() {
     let (report, _) = run(&[SLEEPER, "fail", SLEEPER], Duration::from_secs(60), 0);
     assert_eq!(report.outcome, NodeOutcome::NotStarted { local_rank: 1 });
     assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGTERM)));
-    assert_eq!(report.ranks[2].exit, None, "nobody was started after the failure");
+    assert_eq!(report.ranks[2].exit, None, "no rank was started after the failure");
 }
 
 #[test]
-fn servers_are_ended_once_the_others_have_ended_well() {
+fn servers_are_stopped_once_the_others_have_exited_successfully() {
     let parts = [Lifecycle::Server, Lifecycle::Main, Lifecycle::Server, Lifecycle::Main];
     let (report, notes) = play(&parts, &[SLEEPER, "exit 0", SLEEPER, "exit 0"], Duration::from_secs(60), 0);
     assert_eq!(report.outcome, NodeOutcome::Completed);
-    let told: Vec<_> = report.ranks.iter().map(|rank| rank.signalled).collect();
-    assert_eq!((told, notes), (vec![true, false, true, false], 1));
+    let signalled: Vec<_> = report.ranks.iter().map(|rank| rank.signalled).collect();
+    assert_eq!((signalled, notes), (vec![true, false, true, false], 1));
     assert_eq!(report.ranks[2].exit, Some(Exit::Signal(libc::SIGTERM)));
 }
 
 #[test]
-fn nobody_is_started_before_the_end_of_what_runs_first() {
+fn no_rank_starts_before_the_first_process_has_exited() {
     let parts = [Lifecycle::Main, Lifecycle::First, Lifecycle::First];
     let (report, _) = play(&parts, &["exit 0"; 3], Duration::from_secs(60), 0);
     assert_eq!(report.outcome, NodeOutcome::Completed);
@@ -386,7 +386,7 @@ fn nobody_is_started_before_the_end_of_what_runs_first() {
 }
 
 #[test]
-fn an_engine_that_is_dropped_leaves_nobody() {
+fn a_dropped_engine_leaves_no_process() {
     let (mut read, output) = pipe();
     let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
     let mut engine = Engine::new(&[Lifecycle::Main], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
@@ -398,7 +398,7 @@ fn an_engine_that_is_dropped_leaves_nobody() {
 }
 
 #[test]
-fn what_a_rank_wrote_before_its_log_was_watched_is_shown() {
+fn output_written_before_its_log_was_watched_is_shown() {
     let path = std::env::temp_dir().join(format!("rlaunch-followed-{}", std::process::id()));
     std::fs::write(&path, "early\n").unwrap();
     let (mut shown, console) = pipe();
@@ -407,7 +407,7 @@ fn what_a_rank_wrote_before_its_log_was_watched_is_shown() {
     drop(console);
     assert!(!follower.has_more());
     follower.follow(&path, 0, None, None).unwrap();
-    // Nobody will ever say that the file has grown.
+    // No event will ever report that the file has grown.
     assert!(follower.has_more());
     follower.copy(&poll).unwrap();
     assert!(!follower.has_more());

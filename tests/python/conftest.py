@@ -1,4 +1,4 @@
-"""What most tests of the launcher begin with."""
+"""Fixtures of most tests of the launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launching import Place, marked
 from oracle import SEED, Oracle
 
 # A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
-# test of a stop would find anybody who listens.
+# test of a stop would find any process that listens.
 LISTENED_TO = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,
@@ -70,7 +70,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """What the processes of a test carry in their environment; those that it left are ended."""
+    """A mark in the environment of the processes of a test; leftovers of the test are killed."""
     mark = uuid.uuid4().hex
     yield mark
     for pid in marked(mark):

@@ -1,4 +1,4 @@
-"""What is shipped: how light it is to import, what the launcher loads, what the sdist and the wheel hold."""
+"""The package: the cost of its import, the modules that the launcher loads, its sdist and wheel."""
 
 from __future__ import annotations
 

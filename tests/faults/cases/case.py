@@ -1,4 +1,4 @@
-"""What is done to a launcher, under which heading, what is wanted, and what was seen."""
+"""The cases: an action on a launcher, its heading, the wanted outcome, and the observation."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CASES: dict[str, Case] = {}
 
 
 def case(name: str, group: Group, title: str, ideal: str, *, quick: bool = True) -> Callable[[Body], Body]:
-    """Registers a case; what it is called for takes a launcher and an empty folder."""
+    """Registers a case; its function takes a launcher and an empty folder."""
 
     def register(body: Body) -> Body:
         assert name not in CASES, name
@@ -69,7 +69,7 @@ def case(name: str, group: Group, title: str, ideal: str, *, quick: bool = True)
 
 
 def ended(job: Job, wanted: int | None, limit: float, *notes: str, ok: bool = True) -> Observation:
-    """Waits for the end of a job: is its status the wanted one (None: any but 0), and is nobody left?"""
+    """Waits for the end of a job: is its status the wanted one (None: any but 0), and is no process left?"""
     in_time = job.wait(limit)
     if not in_time:
         alive = f"{len(members(job.mark))} processes alive"

@@ -1,4 +1,4 @@
-"""SIGKILL to the launcher's own processes: who lives on?"""
+"""SIGKILL to the launcher's own processes: which processes of the job survive?"""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def killed(who: str, what: str, launcher: Launcher, folder: Path) -> Observation
         left = job.survivors()
         if not job.wait(2):
             return Observation(f"launcher does not end, {describe(left)}", False)
-        # What left both its session and its parents, while both die, only a PID namespace could reach.
+        # Only a PID namespace could reach a process that left its session and its parents, while both die.
         free = who == "both" and what in ("setsid", "daemon")
         allowed = {what} if free else set()
         return Observation(describe(left), {member.kind for member in left} <= allowed)
 
 
-NOBODY = "0 survivors"
+NO_SURVIVORS = "0 survivors"
 for who, words in {
     "launcher": "SIGKILL to the launcher",
     "supervisor": "SIGKILL to its supervisor",
     "both": "SIGKILL to both in the same instant",
 }.items():
-    case(f"kill-{who}", Group.KILL, words, NOBODY)(functools.partial(killed, who, ""))
-    case(f"kill-{who}-deaf", Group.KILL, f"{words}, ranks ignore TERM, INT and HUP", NOBODY)(
+    case(f"kill-{who}", Group.KILL, words, NO_SURVIVORS)(functools.partial(killed, who, ""))
+    case(f"kill-{who}-deaf", Group.KILL, f"{words}, ranks ignore TERM, INT and HUP", NO_SURVIVORS)(
         functools.partial(killed, who, "deaf")
     )
     for kind, noun in {
@@ -75,7 +75,7 @@ for who, words in {
         "daemon": "a double-forked daemon",
     }.items():
         free = who == "both" and kind != "child"
-        ideal = f"0 survivors but {kind}, which only a PID namespace could reach" if free else NOBODY
+        ideal = f"0 survivors but {kind}, which only a PID namespace could reach" if free else NO_SURVIVORS
         case(f"kill-{who}-{kind}", Group.KILL, f"{words}, each rank has {noun}", ideal)(
             functools.partial(killed, who, kind)
         )
@@ -89,7 +89,7 @@ if os.path.exists("orphaned"):
 
 
 def processes_of(job: Job, who: str) -> list[int]:
-    """Whom a kill of `who` hits just now: a supervisor is not there from the first instant to the last."""
+    """The pids that a kill of `who` hits now; a supervisor does not exist at every instant."""
     front = job.process.pid
     try:
         children = [int(pid) for pid in Path(f"/proc/{front}/task/{front}/children").read_text().split()]
@@ -137,7 +137,7 @@ def killed_at_any_instant(who: str, launcher: Launcher, folder: Path) -> Observa
             if pids:
                 (job.folder / "orphaned").touch()
             else:
-                # Nobody was killed: it ends by itself.
+                # No process was killed: it ends by itself.
                 job.wait(90)
             left[len(survivors(job.mark))] += 1
     bad = instants - left[0]
@@ -153,6 +153,6 @@ for who, words in {
     "both": "SIGKILL to both in the same instant",
 }.items():
     name = "kill-instants" if who == "launcher" else f"kill-instants-{who}"
-    case(name, Group.KILL, f"{words}, at random instants from start to end", NOBODY)(
+    case(name, Group.KILL, f"{words}, at random instants from start to end", NO_SURVIVORS)(
         functools.partial(killed_at_any_instant, who)
     )

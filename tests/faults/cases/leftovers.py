@@ -1,4 +1,4 @@
-"""What ranks leave behind when they end, or are ended: who sweeps it?"""
+"""Processes that ranks leave behind when they end, or are ended: are they swept?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if sys.argv[2] == "stopped":
 os._exit(0)
 """
 KINDS = {"child": "a child", "setsid": "a child in a session of its own", "daemon": "a double-forked daemon"}
-# How a rank comes to its end, and what the launcher's status is to be.
+# How a rank comes to its end, and the expected status of the launcher.
 ENDS = {
     "well": ("ranks end well", 0),
     "fails": ("rank 0 exits 7", 7),

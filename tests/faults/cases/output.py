@@ -71,7 +71,7 @@ def unread_stdout(launcher: Launcher, folder: Path) -> Observation:
         return ended(job, 0, 0.1, f"{done} of {job.ranks} ranks wrote all", ok=done == job.ranks)
 
 
-# No mark in its environment, and nobody's child: a stranger by all but its descriptors.
+# No mark in its environment, and no child of the job: only its descriptors belong to the job.
 STRANGER = """
 if os.fork() == 0:
     os.setsid()

@@ -36,5 +36,5 @@ def repeat(launcher: Launcher, folder: Path) -> Observation:
         "in /dev/shm": len(list(shared.iterdir())),
         "temporary files": len(list((where / "tmp").iterdir())),
     }
-    told = [f"{number} {what}" for what, number in counts.items() if number]
-    return Observation(f"{count} runs: {', '.join(told) or 'as before'}", not told)
+    differing = [f"{number} {what}" for what, number in counts.items() if number]
+    return Observation(f"{count} runs: {', '.join(differing) or 'as before'}", not differing)

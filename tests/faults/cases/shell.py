@@ -1,6 +1,6 @@
 """A shell with job control, as small as it gets: one job in the foreground of the terminal on its stdin.
 
-When the job stops there is a file `stopped`; when somebody has opened and closed the fifo `fg`, it goes on.
+When the job stops there is a file `stopped`; when a process has opened and closed the fifo `fg`, it goes on.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def full_disk(launcher: Launcher, folder: Path) -> Observation:
         return ended(job, 0, 0.1, f"{done} of {job.ranks} ranks exited successfully", ok=done == job.ranks)
 
 
-def said(job: Job, pattern: str, limit: float) -> Observation:
-    """A start that fails for want of something: no rank is left, and it is said what is wanting."""
+def refused_start(job: Job, pattern: str, limit: float) -> Observation:
+    """A start that fails for want of a resource: no rank is left, and the error names the resource."""
     in_time = job.wait(limit)
     if in_time and job.code == 0:
         left = job.survivors()
@@ -61,7 +61,7 @@ def few_descriptors(launcher: Launcher, folder: Path) -> Observation:
         resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
 
     with Job(launcher, folder, WAIT, ranks=64, before_exec=limit) as job:
-        return said(job, "open files|EMFILE", launcher.grace + 60)
+        return refused_start(job, "open files|EMFILE", launcher.grace + 60)
 
 
 def threads_of_mine() -> int:
@@ -93,4 +93,4 @@ def few_processes(count: int) -> None:
 @case("processes", Group.SHORTAGE, "EAGAIN: room for 24 threads, 32 ranks", "says why, leaves none")
 def no_processes(launcher: Launcher, folder: Path) -> Observation:
     with Job(launcher, folder, WAIT, ranks=32, before_exec=lambda: few_processes(24)) as job:
-        return said(job, "Resource temporarily unavailable|EAGAIN", launcher.grace + 60)
+        return refused_start(job, "Resource temporarily unavailable|EAGAIN", launcher.grace + 60)

@@ -54,7 +54,7 @@ def try_all(
     launcher: Launcher,
     folder: Path,
 ) -> Observation:
-    """Runs a job for each number; tells those whose status is another."""
+    """Runs a job for each number; reports those whose status is another."""
 
     def one(number: int) -> tuple[int, int | None, str]:
         with Job(launcher, folder / str(number), LEAVE, who, how, str(number), ranks=RANKS) as job:

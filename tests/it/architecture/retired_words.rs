@@ -50,13 +50,17 @@ const ALLOWED: [&str; 7] =
     ["--dialect", "RLAUNCH_DIALECT", "GitHub", "\"dialect\"", "\"meeting\"", "\"told\"", "\"verdict\""];
 
 /// Files that may contain a word, because it is a public name there: an attribute of a report, an old option.
-const PUBLIC_NAMES: [(&str, &str); 6] = [
+const PUBLIC_NAMES: [(&str, &str); 10] = [
     ("rlaunch/report.py", "told"),
     ("rlaunch/report.py", "verdict"),
     ("rlaunch/_launch/outcome.py", "verdict"),
     ("rlaunch/_pytest/marker.py", "dialect"),
     ("rlaunch/_pytest/hooks.py", "dialect"),
     ("rlaunch/_spawn/plan/options.py", "dialect"),
+    ("python/launch/test_launch_api.py", "told"),
+    ("python/launch/test_launch_api.py", "verdict"),
+    ("python/launch/test_old_options.py", "dialect"),
+    ("python/test_old_python_names.py", "dialect"),
 ];
 
 /// The words of a text, in lower case: identifiers are split at `_` and at capital letters.
@@ -110,6 +114,16 @@ fn the_python_package_has_no_retired_words() {
 #[test]
 fn the_docs_have_no_retired_words() {
     assert_none(&violations("docs", &read("docs", &["md"])));
+}
+
+#[test]
+fn the_tests_and_benches_have_no_retired_words() {
+    for folder in ["tests", "benches", "examples"] {
+        let mut sources = read(folder, &["rs", "py"]);
+        assert!(!sources.is_empty(), "no source was found in {folder}");
+        sources.retain(|source| !source.path.ends_with("architecture/retired_words.rs"));
+        assert_none(&violations(folder, &sources));
+    }
 }
 
 #[test]

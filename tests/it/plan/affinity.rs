@@ -125,7 +125,7 @@ fn a_mask_leaves_a_part() {
 }
 
 #[test]
-fn what_the_kernel_does_not_say_is_said() {
+fn missing_kernel_topology_is_reported() {
     let mut unknown = SMALL.facts(&[]);
     unknown.cpus.values_mut().for_each(|cpu| *cpu = CpuTopology::default());
     let mut lost = TWO_SOCKETS.facts(&[0, 0]);
@@ -153,7 +153,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
 
 proptest! {
     #[test]
-    fn nobody_is_bound_to_nothing_or_beyond_the_mask(
+    fn no_rank_is_bound_to_no_cpu_or_beyond_the_mask(
         shape in shapes(),
         devices in prop::collection::vec(0..6u32, 0..9),
         mask in prop::collection::btree_set(0..96u16, 0..96),

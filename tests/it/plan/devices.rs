@@ -1,4 +1,4 @@
-//! Devices: how visible lists are read, who gets what, and what is refused. Tables are snapshots.
+//! Devices: how visible lists are parsed, the devices of each rank, and refused lists. Tables are snapshots.
 
 use proptest::prelude::*;
 use rlaunch::plan::LaunchContext;
@@ -36,8 +36,8 @@ fn with_migs() -> MachineDevices {
     machine
 }
 
-/// What the ranks are told of their devices, a line each, or the error; then the warnings.
-fn told(machine: &MachineDevices, options: &[(&'static str, &str)], list: &[(&str, &str)]) -> String {
+/// The device variables of each rank, a line each, or the error; then the warnings.
+fn device_table(machine: &MachineDevices, options: &[(&'static str, &str)], list: &[(&str, &str)]) -> String {
     let (spec, vars) = (spec(options), vars(list));
     let ask = || machine;
     let shares = assign::visible(&vars, &ask).and_then(|visible| assign::share(&spec, &visible, &ask));
@@ -70,7 +70,7 @@ fn table(machine: &MachineDevices, cases: &[Case<'_>]) -> String {
         pairs.iter().map(|(n, v)| format!(" {dashes}{n}={v}")).collect::<String>()
     };
     let case = |(options, list): &Case<'_>| {
-        format!("${}{}\n{}", words(list, ""), words(options, "--"), told(machine, options, list))
+        format!("${}{}\n{}", words(list, ""), words(options, "--"), device_table(machine, options, list))
     };
     cases.iter().map(case).collect::<Vec<_>>().join("\n")
 }
@@ -173,7 +173,7 @@ fn no_driver() {
 }
 
 #[test]
-fn what_the_driver_would_not_read_as_it_was_meant_is_refused() {
+fn lists_that_the_driver_would_misread_are_refused() {
     let lists = [
         "x",
         "0,x,2",
@@ -208,7 +208,7 @@ fn what_the_driver_would_not_read_as_it_was_meant_is_refused() {
 }
 
 #[test]
-fn what_the_driver_reads_as_it_was_meant_works() {
+fn lists_that_the_driver_reads_as_intended_are_accepted() {
     let read = |list: &str| match of_cuda(LIST, list) {
         Ok(VisibleList::These(devices)) => devices.iter().map(Device::to_string).collect::<Vec<_>>().join(" "),
         other => format!("{other:?}"),
@@ -256,7 +256,7 @@ fn a_list_is_trusted_without_asking_the_machine() {
 }
 
 #[test]
-fn a_program_sees_what_the_machine_has_and_its_list_shows() {
+fn a_program_sees_the_devices_of_the_machine_that_its_list_shows() {
     let npus = MachineDevices { custom: Some(("npu", 4)), xpus: 2, ..nvidia(1) };
     let xpus = MachineDevices { xpus: 2, ..nvidia(1) };
     for (machine, list, seen) in [
@@ -326,7 +326,7 @@ fn list() -> impl Strategy<Value = String> {
     prop::collection::vec(element(), 0..6).prop_map(|elements| elements.join(","))
 }
 
-/// What CUDA's driver makes of a list, after `torch.cuda._parse_visible_devices`.
+/// The devices that CUDA's driver reads from a list, after `torch.cuda._parse_visible_devices`.
 fn as_the_driver_does(list: &str) -> Vec<String> {
     let named = ["GPU-", "MIG-"].into_iter().find(|prefix| list.starts_with(prefix));
     let mut found: Vec<String> = Vec::new();

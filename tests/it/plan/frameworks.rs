@@ -1,4 +1,4 @@
-//! Variables of each framework: what is written is read back, only declared variables are written, the docs match the table.
+//! Variables of each framework: values are read back as written, only declared variables are written, the docs match.
 
 use proptest::prelude::*;
 use rlaunch::framework::paddle_ps::{GlooRendezvous, HeterStage, HeterStages, PsIdentity, PsVariant};
@@ -44,7 +44,7 @@ fn endpoints(least: usize) -> impl Strategy<Value = Vec<Endpoint>> {
     hosts.prop_map(|all| all.into_iter().map(|(host, port)| Endpoint::new(host, port)).collect())
 }
 
-/// A process of a parameter-server job, as far as one is told of it.
+/// A process of a parameter-server job, as far as its environment describes it.
 fn of_servers() -> impl Strategy<Value = PsIdentity> {
     let role = prop::sample::select(vec![Role::Server, Role::Trainer, Role::Coordinator, Role::HeterWorker]);
     let lists = (endpoints(1), endpoints(1), endpoints(1), endpoints(0), endpoints(0));
@@ -91,14 +91,14 @@ fn lookup(env: &EnvDelta) -> impl Fn(&str) -> Option<String> + '_ {
 
 proptest! {
     #[test]
-    fn spawn_reads_what_it_writes(who in identity()) {
+    fn spawn_environment_round_trips(who in identity()) {
         let env = paddle_spawn::write(&who);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_spawn::read(&lookup(&env)), Some(RankIdentity { master: None, ..who }));
     }
 
     #[test]
-    fn launch_reads_what_it_writes(who in identity(), auto_cluster: bool, name in "[a-z]{6}") {
+    fn launch_environment_round_trips(who in identity(), auto_cluster: bool, name in "[a-z]{6}") {
         let pod = paddle_launch::PodInfo { name, log_dir: "/tmp/log".into(), auto_cluster };
         let mut env = EnvDelta::new();
         let alike = paddle_launch::NodeEnv::of(&who, &pod, &Endpoint::join(&who.endpoints).into());
@@ -110,14 +110,14 @@ proptest! {
 
 proptest! {
     #[test]
-    fn processes_of_servers_read_what_is_written(who in of_servers()) {
+    fn parameter_server_environment_round_trips(who in of_servers()) {
         let env = paddle_ps::write(&who, &paddle_ps::EndpointLists::of(&who));
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name)));
         prop_assert_eq!(paddle_ps::read(&lookup(&env)), Some(who));
     }
 
     #[test]
-    fn rpc_reads_what_it_writes(who in identity()) {
+    fn rpc_environment_round_trips(who in identity()) {
         let who = RankIdentity { master: Some(who.endpoints[0].clone()), ..who };
         let pod = paddle_launch::PodInfo { name: "abcdef".into(), log_dir: "/log".into(), auto_cluster: false };
         let env = paddle_rpc::write(&who, &pod);
@@ -152,7 +152,7 @@ fn worker() -> impl Strategy<Value = (TorchWorker, WorkerGroup)> {
 
 proptest! {
     #[test]
-    fn torch_reads_what_it_writes((worker, group) in worker()) {
+    fn torch_environment_round_trips((worker, group) in worker()) {
         let mut env = EnvDelta::new();
         torch::write(&worker, &group, &mut env);
         torch::write_attempt(1, "/log/attempt_1/0/error.json", &mut env);
@@ -183,7 +183,7 @@ fn frameworks() -> impl Strategy<Value = BTreeSet<Framework>> {
 
 proptest! {
     #[test]
-    fn jax_reads_what_it_writes(who in process()) {
+    fn jax_environment_round_trips(who in process()) {
         let mut env = EnvDelta::new();
         jax::write(&who, &mut env);
         prop_assert!(env.vars().iter().all(|(name, _)| is_declared(name) && !is_paddle_variable(name)));
@@ -260,7 +260,7 @@ proptest! {
 }
 
 #[test]
-fn what_the_user_has_set_for_jax_stays() {
+fn jax_variables_of_the_user_stay() {
     let names = ["JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS"];
     let vars: EnvVars = names.iter().map(|name| (name.to_string(), "own".to_owned())).collect();
     let who = RankIdentity {
@@ -273,20 +273,20 @@ fn what_the_user_has_set_for_jax_stays() {
         binding: Binding::Selected { kind: "gpu".into(), indices: "3".into() },
     };
     let servers = FrameworkServers::at(&[Framework::Jax].into(), "127.0.0.1", [1, 2]);
-    let told = |vars: &EnvVars, who: &RankIdentity| {
+    let written = |vars: &EnvVars, who: &RankIdentity| {
         let mut env = EnvDelta::new();
         servers.write(who, 0, ("job", 0), vars, &mut env);
         names.map(|name| env.get(name).map(str::to_owned))
     };
-    assert_eq!(told(&vars, &who), [None, None]);
-    assert_eq!(told(&EnvVars::new(), &who), [Some("127.0.0.1:2".into()), Some("3".into())]);
+    assert_eq!(written(&vars, &who), [None, None]);
+    assert_eq!(written(&EnvVars::new(), &who), [Some("127.0.0.1:2".into()), Some("3".into())]);
     // Where others have to reach it, it listens on all addresses.
     let of_two = RankIdentity { nnodes: 2, ..who };
-    assert_eq!(told(&EnvVars::new(), &of_two)[0], None);
+    assert_eq!(written(&EnvVars::new(), &of_two)[0], None);
 }
 
 #[test]
-fn it_is_said_where_torchs_scripts_would_take_another_gpu() {
+fn a_warning_says_where_torch_scripts_would_take_another_gpu() {
     let share = |indices: &str| DeviceShare {
         binding: Binding::Selected { kind: "gpu".into(), indices: indices.into() },
         lists: EnvDelta::new(),

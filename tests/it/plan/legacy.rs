@@ -1,4 +1,4 @@
-//! The older launcher's collective jobs: who runs where, with which devices, told what. Tables are snapshots.
+//! The legacy launcher's collective jobs: the place, devices and variables of each rank. Tables are snapshots.
 
 mod requests;
 
@@ -44,14 +44,14 @@ fn planned(
 ) -> Result<(Plan, Vec<String>), SpecError> {
     let vars = vars(environ);
     let spec = spec(options, &vars)?;
-    let JobKind::Legacy(older) = &spec.job else { panic!("not the older launcher") };
+    let JobKind::Legacy(legacy) = &spec.job else { panic!("not the legacy launcher") };
     let machine = || machine;
-    let ground = select_backend(&spec, older, &vars, &machine)?;
+    let ground = select_backend(&spec, legacy, &vars, &machine)?;
     let addresses = LocalAddresses { own: &Vec::new, resolve: &|_| Vec::new(), interface: &|_| None };
     let asks = MachineQueries { machine: &machine, addresses, file: &|_| Ok(text.to_owned()) };
-    let (shares, mut said) = shares(&spec, older, &ground, &machine)?;
-    let mut site = rank_layout(&spec, older, &ground, &shares, &asks)?;
-    assert!(ranks(&spec, older, &ground).is_none_or(|ranks| ranks == site.own_ranks().len()));
+    let (shares, mut said) = shares(&spec, legacy, &ground, &machine)?;
+    let mut site = rank_layout(&spec, legacy, &ground, &shares, &asks)?;
+    assert!(ranks(&spec, legacy, &ground).is_none_or(|ranks| ranks == site.own_ranks().len()));
     let ports: Vec<u16> = (7000..)
         .zip(site.own_ranks())
         .map(|(free, m)| m.endpoint.port.max(free * u16::from(m.endpoint.port == 0)))
@@ -69,11 +69,16 @@ fn planned(
         args: "--legacy 1 train.py".into(),
     };
     said.extend(spec.warnings.iter().chain(&site.warnings).cloned());
-    Ok((plan(&spec, older, &vars, &facts, (&site, &ground, &itself))?, said))
+    Ok((plan(&spec, legacy, &vars, &facts, (&site, &ground, &itself))?, said))
 }
 
-/// What each rank is told: what is alike once.
-fn told(machine: &MachineDevices, options: &[(&'static str, &str)], environ: &[(&str, &str)], text: &str) -> String {
+/// The variables of each rank; those that all ranks share are listed once.
+fn variable_table(
+    machine: &MachineDevices,
+    options: &[(&'static str, &str)],
+    environ: &[(&str, &str)],
+    text: &str,
+) -> String {
     let (plan, said) = match planned(machine, options, environ, text) {
         Ok(planned) => planned,
         Err(error) => return format!("error: {error}\n"),
@@ -102,7 +107,12 @@ fn table(machine: &MachineDevices, cases: &[Case<'_>]) -> String {
     };
     let case = |(options, environ, text): &Case<'_>| {
         let file = if text.is_empty() { String::new() } else { format!("file {text}\n") };
-        format!("${}{}\n{file}{}", words(environ, ""), words(options, "--"), told(machine, options, environ, text))
+        format!(
+            "${}{}\n{file}{}",
+            words(environ, ""),
+            words(options, "--"),
+            variable_table(machine, options, environ, text)
+        )
     };
     cases.iter().map(case).collect::<Vec<_>>().join("\n")
 }
@@ -300,7 +310,7 @@ fn read_as_all(text: &str) -> [Result<(), SpecError>; 3] {
 }
 
 #[test]
-fn what_a_file_should_not_hold_is_named() {
+fn wrong_contents_of_rank_files_are_named() {
     let addr = |addr: &str| format!(r#"{{"machines": [{{"addr": "10.0.0.1"}}, {{"addr": {addr}}}]}}"#);
     let topologies = [
         "",
@@ -447,7 +457,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_read_what_they_are_told(
+    fn legacy_environment_round_trips(
         (rank, local_rank, port) in (0usize..99, 0usize..9, 1u16..),
         binding in any_binding(),
         others in prop::collection::vec(any_binding(), 0..4),
@@ -477,9 +487,9 @@ proptest! {
 
 /// Names and values as captured under the real launcher of 3.3.1, on CPU with two ranks.
 #[test]
-fn a_rank_is_told_what_was_captured() {
+fn a_rank_receives_the_captured_variables() {
     let (plan, _) = planned(&nvidia(0), &[("nproc_per_node", "2")], &[], "").unwrap();
-    let told: BTreeMap<&str, &str> = plan.ranks[1].env.vars().iter().map(|(n, v)| (&**n, &**v)).collect();
+    let variables: BTreeMap<&str, &str> = plan.ranks[1].env.vars().iter().map(|(n, v)| (&**n, &**v)).collect();
     let captured = [
         ("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:7001"),
         ("PADDLE_DISTRI_BACKEND", "gloo"),
@@ -493,6 +503,6 @@ fn a_rank_is_told_what_was_captured() {
         ("PADDLE_WITH_GLOO", "0"),
         ("PADDLE_WORLD_DEVICE_IDS", ","),
     ];
-    let own = told.into_iter().filter(|(name, _)| !name.starts_with("RLAUNCH_")).collect::<Vec<_>>();
+    let own = variables.into_iter().filter(|(name, _)| !name.starts_with("RLAUNCH_")).collect::<Vec<_>>();
     assert_eq!(own, captured);
 }

@@ -1,4 +1,4 @@
-//! Elastic jobs in the older launcher's words: what their options and variables come to, and what their ranks are told.
+//! Elastic jobs of the legacy launcher: their checked options and variables, and the variables of their ranks.
 
 use rlaunch::framework::{Binding, is_declared};
 use rlaunch::model::{Endpoint, EnvDelta};
@@ -29,8 +29,8 @@ fn checked(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> Result
 fn elastic(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> LegacyElasticSpec {
     let all = [[("elastic_server", "10.0.0.9:2379"), ("job_id", "j")].as_slice(), options].concat();
     let spec = checked(&all, environ).unwrap();
-    let JobKind::Legacy(older) = spec.job else { panic!("not the older launcher") };
-    let elastic = older.elastic.expect("an elastic job");
+    let JobKind::Legacy(legacy) = spec.job else { panic!("not the legacy launcher") };
+    let elastic = legacy.elastic.expect("an elastic job");
     assert_eq!(spec.rendezvous.as_ref(), Some(&elastic.rendezvous));
     elastic
 }
@@ -46,7 +46,7 @@ const ON: [(&str, &str); 3] =
 fn a_job_is_elastic_by_its_server_name_and_number_of_nodes() {
     let is_elastic = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
         let legacy = [[("legacy", "1")].as_slice(), options].concat();
-        matches!(checked(&legacy, environ).unwrap().job, JobKind::Legacy(older) if older.elastic.is_some())
+        matches!(checked(&legacy, environ).unwrap().job, JobKind::Legacy(legacy) if legacy.elastic.is_some())
     };
     assert!(is_elastic(&[], &ON));
     for missing in ON {
@@ -56,7 +56,7 @@ fn a_job_is_elastic_by_its_server_name_and_number_of_nodes() {
     assert!(is_elastic(&[("np", "2")], &ON[..2]));
     let service = [("PADDLE_ELASTIC_ETCD_SERVICE_HOST", "s"), ("PADDLE_ELASTIC_ETCD_SERVICE_PORT", "23"), ON[1], ON[2]];
     assert!(is_elastic(&[], &service));
-    assert_eq!(checked(&[], &ON).unwrap().job, JobKind::Collective, "they are the older launcher's variables");
+    assert_eq!(checked(&[], &ON).unwrap().job, JobKind::Collective, "they are the legacy launcher's variables");
     assert!(refused(&[("np", "2")], &[]).contains("needs --elastic_server, --job_id and --np"));
 }
 
@@ -64,9 +64,9 @@ fn a_job_is_elastic_by_its_server_name_and_number_of_nodes() {
 fn the_command_line_beats_the_variables() {
     let spec = checked(&[("elastic_server", "a:1"), ("job_id", "mine"), ("np", "3:4")], &ON).unwrap();
     assert_eq!(spec.job_id, "mine");
-    let meeting = spec.rendezvous.unwrap();
-    assert_eq!((meeting.job_name.as_str(), meeting.nodes), ("mine", (3, 4)));
-    let BackendSpec::Etcd(etcd) = meeting.backend else { panic!("no etcd") };
+    let rendezvous = spec.rendezvous.unwrap();
+    assert_eq!((rendezvous.job_name.as_str(), rendezvous.nodes), ("mine", (3, 4)));
+    let BackendSpec::Etcd(etcd) = rendezvous.backend else { panic!("no etcd") };
     assert_eq!((etcd.endpoints, etcd.tls), (vec![Endpoint::new("a", 1)], false));
     let spec = checked(&[("legacy", "1")], &ON).unwrap();
     assert_eq!((spec.job_id.as_str(), spec.rendezvous.unwrap().nodes), ("j", (2, 2)));
@@ -117,8 +117,8 @@ fn a_list_counts_nodes_and_places_them() {
 #[test]
 fn times_are_as_they_were() {
     let times = |environ: &[(&str, &str)]| {
-        let meeting = elastic(&[("np", "1:2")], environ).rendezvous;
-        [meeting.last_call, meeting.join_timeout, meeting.heartbeat_timeout].map(|time| time.as_secs())
+        let rendezvous = elastic(&[("np", "1:2")], environ).rendezvous;
+        [rendezvous.last_call, rendezvous.join_timeout, rendezvous.heartbeat_timeout].map(|time| time.as_secs())
     };
     assert_eq!(times(&[]), [120, 1200, 60]);
     assert_eq!(times(&[("PADDLE_ELASTIC_TIMEOUT", "5"), ("PADDLE_ELASTIC_TTL", "6")]), [5, 120, 6]);
@@ -131,15 +131,15 @@ fn times_are_as_they_were() {
 #[test]
 fn this_node_is_laid_out_alone() {
     let spec = checked(&[("elastic_server", "a:1"), ("job_id", "j"), ("np", "2"), ("host", "b")], &[]).unwrap();
-    let JobKind::Legacy(older) = spec.job else { panic!("not the older launcher") };
-    let NodeSource::Nodes(list, start) = older.node_source else { panic!("no list") };
+    let JobKind::Legacy(legacy) = spec.job else { panic!("not the legacy launcher") };
+    let NodeSource::Nodes(list, start) = legacy.node_source else { panic!("no list") };
     assert_eq!((list.hosts.len(), list.hosts[0].name.as_str(), start), (1, "b", StartPort::Free));
     let fixed = elastic(&[("np", "2")], &[("FLAGS_START_PORT", "6100"), ("PADDLE_PORT", "7000")]);
     assert_eq!(fixed.ports, Some((6100, "FLAGS_START_PORT")), "the other one is the platform's");
 }
 
 #[test]
-fn what_has_no_effect_is_said_and_what_cannot_be_is_refused() {
+fn options_without_effect_warn_and_contradictions_are_refused() {
     let said = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
         let all = [[("elastic_server", "a:1"), ("job_id", "j"), ("np", "2")].as_slice(), options].concat();
         checked(&all, environ).unwrap().warnings.join("\n")
@@ -162,9 +162,9 @@ fn what_has_no_effect_is_said_and_what_cannot_be_is_refused() {
 }
 
 #[test]
-fn ranks_are_told_of_nodes_with_their_own_numbers_of_ranks() {
+fn ranks_see_nodes_with_different_numbers_of_ranks() {
     let spec = checked(&[("elastic_server", "a:1"), ("job_id", "j"), ("np", "2"), ("host", "b")], &[]).unwrap();
-    let JobKind::Legacy(older) = &spec.job else { panic!("not the older launcher") };
+    let JobKind::Legacy(legacy) = &spec.job else { panic!("not the legacy launcher") };
     let share = |indices: &str| DeviceShare {
         binding: Binding::Selected { kind: "gpu".into(), indices: indices.into() },
         lists: EnvDelta::new(),
@@ -182,7 +182,7 @@ fn ranks_are_told_of_nodes_with_their_own_numbers_of_ranks() {
         gloo_tmpdir: "/tmp/x".into(),
     };
     let itself = LauncherInfo { gloo_dir: "/tmp/own".into(), mapping: "/m.json".into(), args: String::new() };
-    let plan = plan(&spec, older, &EnvVars::new(), &facts, (&site, &ground, &itself)).unwrap();
+    let plan = plan(&spec, legacy, &EnvVars::new(), &facts, (&site, &ground, &itself)).unwrap();
     assert_eq!((plan.nnodes, plan.world_size, plan.ranks.len()), (2, 3, 2));
     let env = |local: usize, name: &str| plan.ranks[local].env.get(name).map(str::to_owned).unwrap_or_default();
     assert_eq!([env(0, "PADDLE_TRAINER_ID"), env(1, "PADDLE_TRAINER_ID")], ["1", "2"]);
@@ -212,7 +212,7 @@ impl Agreed {
         Self { coordinator: Coordinator::new(Duration::ZERO), rules }
     }
 
-    fn says(&mut self, id: &str, standing: NodeStatus, at: u64) {
+    fn record(&mut self, id: &str, standing: NodeStatus, at: u64) {
         let offer = NodeInfo { name: id.into(), rules: self.rules.clone(), ..NodeInfo::default() };
         self.coordinator.record(
             id,
@@ -245,36 +245,36 @@ fn rules() -> JobRules {
 #[test]
 fn as_many_as_are_usual_wait_for_no_more() {
     let mut job = Agreed::new(rules());
-    job.says("a", NodeStatus::Ready { seen: 0 }, 0);
+    job.record("a", NodeStatus::Ready { seen: 0 }, 0);
     assert_eq!(job.turn(0), (0, JobPhase::Gathering));
-    job.says("b", NodeStatus::Ready { seen: 0 }, 1);
+    job.record("b", NodeStatus::Ready { seen: 0 }, 1);
     assert_eq!(job.turn(1), (1, JobPhase::Running));
     for id in ["a", "b"] {
-        job.says(id, NodeStatus::Runs { round: 1 }, 2);
+        job.record(id, NodeStatus::Runs { round: 1 }, 2);
     }
     job.coordinator.gone("b", Duration::ZERO, Duration::from_secs(3));
     assert!(matches!(job.turn(3), (1, JobPhase::Stopping { .. })));
-    job.says("a", NodeStatus::Ready { seen: 1 }, 4);
+    job.record("a", NodeStatus::Ready { seen: 1 }, 4);
     assert_eq!(job.turn(4), (1, JobPhase::Gathering), "fewer than before wait");
-    job.says("c", NodeStatus::Ready { seen: 1 }, 5);
+    job.record("c", NodeStatus::Ready { seen: 1 }, 5);
     assert_eq!(job.turn(5), (2, JobPhase::Running), "one came in its place");
 }
 
 #[test]
-fn a_wish_to_launch_again_uses_nothing_up_and_sends_nobody_away() {
+fn a_relaunch_request_uses_up_no_restart_and_removes_no_node() {
     for on_failure in [OnFailure::Hold, OnFailure::Restart, OnFailure::End] {
         let mut job = Agreed::new(JobRules { on_failure, restarts: 0, ..rules() });
         for id in ["a", "b"] {
-            job.says(id, NodeStatus::Ready { seen: 0 }, 0);
+            job.record(id, NodeStatus::Ready { seen: 0 }, 0);
         }
         for round in 1..=3 {
             assert_eq!(job.turn(round), (round, JobPhase::Running), "{on_failure:?}");
-            job.says("b", NodeStatus::Runs { round }, round);
+            job.record("b", NodeStatus::Runs { round }, round);
             let failure = RankFailure { again: true, status: 101, ..RankFailure::default() };
-            job.says("a", NodeStatus::Failed { round, failure }, round);
+            job.record("a", NodeStatus::Failed { round, failure }, round);
             assert!(matches!(job.turn(round), (_, JobPhase::Stopping { end: None, .. })));
             for id in ["a", "b"] {
-                job.says(id, NodeStatus::Ready { seen: round }, round);
+                job.record(id, NodeStatus::Ready { seen: round }, round);
             }
         }
         job.turn(4);
@@ -282,11 +282,11 @@ fn a_wish_to_launch_again_uses_nothing_up_and_sends_nobody_away() {
     }
     let mut job = Agreed::new(JobRules { on_failure: OnFailure::End, ..rules() });
     for id in ["a", "b"] {
-        job.says(id, NodeStatus::Ready { seen: 0 }, 0);
+        job.record(id, NodeStatus::Ready { seen: 0 }, 0);
     }
     job.turn(0);
-    job.says("a", NodeStatus::Failed { round: 1, failure: RankFailure::default() }, 1);
-    job.says("b", NodeStatus::Ready { seen: 1 }, 1);
+    job.record("a", NodeStatus::Failed { round: 1, failure: RankFailure::default() }, 1);
+    job.record("b", NodeStatus::Ready { seen: 1 }, 1);
     assert!(matches!(job.turn(1), (1, JobPhase::Ended { end: JobEnd::Failed { .. } })), "a failure ends it");
     assert_eq!([AfterFailure::AwaitRestart, AfterFailure::GoOnWithout].map(AfterFailure::status), [101, 3]);
 }

@@ -1,4 +1,4 @@
-//! What is planned for each kind of job, against tables that are kept as snapshots.
+//! The plan of each kind of job, against tables that are kept as snapshots.
 
 mod affinity;
 mod devices;

@@ -1,4 +1,4 @@
-//! Several fixed nodes: which one this is, who runs where, and what is refused. Tables are snapshots.
+//! Several fixed nodes: which node this one is, rank placement, and refused lists. Tables are snapshots.
 
 use proptest::prelude::*;
 use rlaunch::plan::LaunchContext;
@@ -35,8 +35,8 @@ fn cluster(spec: &LaunchSpec, ranks: usize, own: &[&str]) -> Result<Cluster, Spe
     cluster::from_node_list(list, ranks, &LocalAddresses { own: &|| own.clone(), resolve: &of, interface: &interface })
 }
 
-/// What each of a node's ranks is told, a line each, or the error.
-fn told(options: &[(&'static str, &str)], variables: Pairs<'_>, own: &[&str]) -> String {
+/// The variables of each rank of a node, a line each, or the error.
+fn rank_table(options: &[(&'static str, &str)], variables: Pairs<'_>, own: &[&str]) -> String {
     let gpus = vec![GpuDevice::default(); 4];
     let machine = MachineDevices { gpus, ..MachineDevices::default() };
     let ask = || &machine;
@@ -65,7 +65,7 @@ fn told(options: &[(&'static str, &str)], variables: Pairs<'_>, own: &[&str]) ->
 #[test]
 fn two_nodes_with_four_gpus_each() {
     let ips: &[(&'static str, &str)] = &[("ips", "10.0.0.1,10.0.0.2")];
-    let table = [["10.0.0.1", "127.0.0.1"], ["10.0.0.2", "127.0.0.1"]].map(|own| told(ips, &[], &own));
+    let table = [["10.0.0.1", "127.0.0.1"], ["10.0.0.2", "127.0.0.1"]].map(|own| rank_table(ips, &[], &own));
     insta::assert_snapshot!(table.join("\n"));
 }
 
@@ -81,7 +81,7 @@ fn every_way_to_name_the_nodes() {
     ];
     let two: (&'static str, &str) = ("nproc_per_node", "2");
     let by = |options: &[(&'static str, &str)], variables: Pairs<'_>| {
-        let ranks = told(options, variables, &["10.0.0.2", "fd00::2"]);
+        let ranks = rank_table(options, variables, &["10.0.0.2", "fd00::2"]);
         let line = ranks.lines().last().unwrap();
         let words = line.split(' ').filter(|w| {
             ["PADDLE_TRAINER_ENDPOINTS", "PADDLE_GLOBAL_RANK", "PADDLE_MASTER", "GLOO", "error"]

@@ -1,4 +1,4 @@
-//! Parameter-server and RPC jobs: what processes there are and what each is told, against what Paddle's launchers tell.
+//! Parameter-server and RPC jobs: the processes and the variables of each, as Paddle's launchers set them.
 
 use proptest::prelude::*;
 use rlaunch::framework::Binding;
@@ -77,10 +77,10 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
     }
 }
 
-/// What all of them are told alike, then each of them.
+/// The variables that all processes share, then those of each process.
 fn table(words: &str) -> String {
     let plan = planned(words).unwrap();
-    let told = |name: &str| !name.starts_with("RLAUNCH_");
+    let of_framework = |name: &str| !name.starts_with("RLAUNCH_");
     let alike = |name: &str, value: &str| plan.ranks.iter().all(|r| r.env.get(name) == Some(value));
     let mut text = format!("{} on {} node(s), {} worker(s)\n", plan.mode, plan.nnodes, plan.world_size);
     let lines = |r: &rlaunch::plan::RankPlan, shared: bool| -> String {
@@ -88,7 +88,7 @@ fn table(words: &str) -> String {
             .env
             .vars()
             .iter()
-            .filter(|(name, value)| told(name) && alike(name, value) == shared)
+            .filter(|(name, value)| of_framework(name) && alike(name, value) == shared)
             .map(|(name, value)| format!("  {name}={value}\n"))
             .collect();
         lines.sort();
@@ -112,7 +112,7 @@ fn by_counts() {
 }
 
 #[test]
-fn one_of_each_unless_it_is_said() {
+fn one_server_and_one_worker_by_default() {
     let plan = planned("--run_mode ps").unwrap();
     assert_eq!(plan.ranks.iter().map(|r| r.label().to_string()).collect::<Vec<_>>(), ["server 0", "rank 0"]);
     assert_eq!(planned("--trainer_num 3").unwrap().ranks.len(), 4);
@@ -143,7 +143,7 @@ fn by_endpoints_seen_from_the_second_node() {
 }
 
 #[test]
-fn in_the_older_words() {
+fn by_legacy_options() {
     insta::assert_snapshot!(table("--server_num 2 --worker_num 2"));
 }
 
@@ -173,7 +173,7 @@ fn three_stages_on_two_nodes_with_devices() {
 const CLOUD: &str = "PADDLE_TRAINERS=10.0.0.9,10.0.0.10 POD_IP=10.0.0.9 PADDLE_TRAINER_ID=0 TRAINER_PORTS_NUM=2";
 
 #[test]
-fn on_the_platform_a_process_runs_once_as_it_was_told() {
+fn on_the_platform_a_process_runs_once_in_its_given_role() {
     let words = format!(
         "{CLOUD} --worker_num 2 TRAINING_ROLE=PSERVER PADDLE_PORT=7001 \
                          PADDLE_PSERVERS_IP_PORT_LIST=10.0.0.9:7000,10.0.0.9:7001 PADDLE_NNODES=2"
@@ -182,8 +182,8 @@ fn on_the_platform_a_process_runs_once_as_it_was_told() {
     let [one] = &plan.ranks[..] else { panic!("{plan:?}") };
     assert_eq!((one.role, one.rank, one.log().as_str()), (Role::Server, 1, "serverlog.0"));
     // Nothing, but for launchers inside it.
-    let told: Vec<&str> = one.env.vars().iter().map(|(name, _)| &**name).collect();
-    assert_eq!(told, ["RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
+    let set: Vec<&str> = one.env.vars().iter().map(|(name, _)| &**name).collect();
+    assert_eq!(set, ["RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
     let plan = planned(&format!("{CLOUD} --worker_num 2 --legacy true")).unwrap();
     assert_eq!(plan.ranks[0].label().to_string(), "rank 0");
 }
@@ -213,8 +213,8 @@ fn ipv6_addresses_of_this_node_may_have_brackets() {
     }
     let older = "--servers [fd00::1]:7000,[fd00::2]:7000 --workers [fd00::1]:7001 --host [fd00::1]";
     assert_eq!(endpoints(older), ["[fd00::1]:7000", "[fd00::1]:7001"]);
-    let told = CLOUD.replace("10.0.0.9 ", "[fd00::1] ");
-    let words = format!("{told} --worker_num 2 TRAINING_ROLE=PSERVER PADDLE_PORT=7001");
+    let trainers = CLOUD.replace("10.0.0.9 ", "[fd00::1] ");
+    let words = format!("{trainers} --worker_num 2 TRAINING_ROLE=PSERVER PADDLE_PORT=7001");
     let plan = planned(&format!("{words} PADDLE_PSERVERS_IP_PORT_LIST=[fd00::1]:7000,[fd00::1]:7001")).unwrap();
     assert_eq!(plan.ranks[0].label().to_string(), "server 1");
 }
@@ -233,7 +233,7 @@ fn localhost_is_the_one_loopback_address_beside_it() {
     // Addresses of loopback are nodes apart.
     let apart = "--servers 127.0.0.1:7000 --trainers 127.0.0.2:7001 --host 127.0.0.2";
     assert_eq!(endpoints(apart), ["127.0.0.2:7001"]);
-    // Else it would be left out by whichever launcher is told another name of its node.
+    // Else it would be left out by each launcher that has another name of its node.
     for words in [
         "--servers localhost:7000 --trainers 127.0.0.1:7001,127.0.0.2:7001 --host localhost",
         "--servers localhost:7000 --trainers 10.0.0.9:7001 --host 10.0.0.9",
@@ -254,7 +254,7 @@ fn too_many_workers_of_later_stages_are_refused_before_they_are_laid_out() {
 }
 
 #[test]
-fn what_has_no_effect_is_said_where_it_is_given_as_an_option() {
+fn options_without_effect_warn_but_variables_do_not() {
     let idle = |words: &str| -> Vec<String> {
         let said = ask(words).0.expect(words).warnings;
         said.iter()
@@ -272,7 +272,7 @@ fn what_has_no_effect_is_said_where_it_is_given_as_an_option() {
 }
 
 #[test]
-fn an_address_that_is_not_used_is_not_said_to_be() {
+fn an_unused_address_is_not_reported_as_used() {
     for (words, said) in [
         ("--server_num 1 --trainer_num 1 --host 10.0.0.5", true),
         ("--servers 10.0.0.5:1 --workers 10.0.0.5:2 --host 10.0.0.5", true),
@@ -295,7 +295,7 @@ fn rpc_on_the_second_of_two_nodes() {
 }
 
 #[test]
-fn what_cannot_be_laid_out_is_refused() {
+fn impossible_layouts_are_refused() {
     for (words, said) in [
         (
             "--run_mode ps --worker_num 1",
@@ -389,7 +389,7 @@ fn word() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn whatever_is_asked_is_laid_out_or_refused_by_name(
+    fn any_request_is_laid_out_or_refused_by_name(
         options in prop::collection::vec((
             prop::sample::select(vec![
                 "servers", "trainers", "server_num", "trainer_num", "workers", "worker_num", "coordinators",

@@ -1,4 +1,4 @@
-//! What `python -m rlaunch.run` makes of a command line: how its words are read, and each rule of the checked request.
+//! The command line of `python -m rlaunch.run`: how its options are parsed, and each rule of the checked request.
 
 use proptest::prelude::*;
 use rlaunch::cli::torchrun::parse::{TorchrunArgs, parse};
@@ -99,7 +99,7 @@ fn everything_after_the_script_is_the_scripts() {
 }
 
 #[test]
-fn what_cannot_be_read_is_refused_in_one_line() {
+fn unreadable_command_lines_are_refused_in_one_line() {
     assert_eq!(
         refused("--rdzv=2 t.py"),
         "ambiguous option: --rdzv could match --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf"
@@ -181,7 +181,7 @@ fn the_command_line_beats_a_variable() {
 }
 
 #[test]
-fn nothing_asked_for_is_one_rank_on_this_node_alone() {
+fn the_default_is_one_rank_on_this_node_alone() {
     let made = spec("");
     assert_eq!(
         (made.script, made.args.len(), made.nodes, made.nproc),
@@ -197,7 +197,7 @@ fn nothing_asked_for_is_one_rank_on_this_node_alone() {
 }
 
 #[test]
-fn what_runs() {
+fn commands_of_ranks() {
     let script = |line: &str| asked(line, &[]).unwrap().script;
     assert_eq!(script("-m a.b"), TorchScript::Module("a.b".into()));
     assert_eq!(script("--no-python ls"), TorchScript::Program("ls".into()));
@@ -242,7 +242,7 @@ fn counts_of_ranks() {
 }
 
 #[test]
-fn one_node_meets_itself() {
+fn one_node_has_its_own_rendezvous() {
     let alone = |line: &str| {
         let made = spec(line);
         assert_eq!(made.rendezvous, TorchrunBackend::Alone, "{line}");
@@ -261,18 +261,18 @@ fn one_node_meets_itself() {
 }
 
 #[test]
-fn nodes_meet_at_the_first() {
-    let meeting = |line: &str| match spec(line).rendezvous {
+fn nodes_rendezvous_at_the_first_node() {
+    let rendezvous = |line: &str| match spec(line).rendezvous {
         TorchrunBackend::Static { host, port, node_rank, timeout } => (host, port, node_rank, timeout.as_secs()),
         TorchrunBackend::Alone | TorchrunBackend::Dynamic(_) => panic!("{line}"),
     };
-    assert_eq!(meeting("--master-port 1234"), ("127.0.0.1".into(), 1234, 0, 900));
-    assert_eq!(meeting("--nnodes 2 --node-rank 1 --master-addr a.b"), ("a.b".into(), 29500, 1, 900));
+    assert_eq!(rendezvous("--master-port 1234"), ("127.0.0.1".into(), 1234, 0, 900));
+    assert_eq!(rendezvous("--nnodes 2 --node-rank 1 --master-addr a.b"), ("a.b".into(), 29500, 1, 900));
     assert_eq!(
-        meeting("--nnodes 2:2 --rdzv-endpoint [::1]:5 --master-port 6 --rdzv-conf x=y,timeout=3"),
+        rendezvous("--nnodes 2:2 --rdzv-endpoint [::1]:5 --master-port 6 --rdzv-conf x=y,timeout=3"),
         ("::1".into(), 5, 0, 3)
     );
-    assert_eq!(meeting("--rdzv-endpoint localhost:0"), ("localhost".into(), 0, 0, 900));
+    assert_eq!(rendezvous("--rdzv-endpoint localhost:0"), ("localhost".into(), 0, 0, 900));
     let made = spec("--nnodes 2");
     assert_eq!((made.nodes, made.run_id.as_deref(), made.backend.as_str()), ((2, 2), Some("none"), "static"));
     for (line, start) in [
@@ -310,24 +310,24 @@ fn nodes_meet_at_the_first() {
 }
 
 #[test]
-fn nodes_find_each_other() {
-    let meeting = |line: &str| match spec(line).rendezvous {
-        TorchrunBackend::Dynamic(meeting) => *meeting,
+fn nodes_rendezvous() {
+    let rendezvous = |line: &str| match spec(line).rendezvous {
+        TorchrunBackend::Dynamic(dynamic) => *dynamic,
         other => panic!("{line}: {other:?}"),
     };
     let seconds = |time: Duration| time.as_secs();
-    let made = meeting("--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a --rdzv-id job");
+    let made = rendezvous("--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint a --rdzv-id job");
     assert_eq!(
         (made.backend, made.job_name.as_str(), made.nodes),
         (BackendSpec::Master(Endpoint::new("a", 29400)), "job", (1, 2))
     );
     assert_eq!((seconds(made.last_call), seconds(made.join_timeout), seconds(made.heartbeat_timeout)), (30, 600, 15));
     let times = "last_call_timeout=1,join_timeout=2,keep_alive_interval=3,keep_alive_max_attempt=4";
-    let made = meeting(&format!("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:5 --rdzv-conf {times}"));
+    let made = rendezvous(&format!("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint a:5 --rdzv-conf {times}"));
     assert_eq!((seconds(made.last_call), seconds(made.join_timeout), seconds(made.heartbeat_timeout)), (1, 2, 12));
     for backend in ["etcd", "etcd-v2"] {
         let BackendSpec::Etcd(etcd) =
-            meeting(&format!("--nnodes 2 --rdzv-backend {backend} --rdzv-endpoint a,b:5")).backend
+            rendezvous(&format!("--nnodes 2 --rdzv-backend {backend} --rdzv-endpoint a,b:5")).backend
         else {
             panic!("{backend}");
         };

@@ -14,9 +14,8 @@ use std::time::Duration;
 const LONG: &[Life] = &[Well(100_000)];
 
 fn rules(min: usize, max: usize, on_failure: OnFailure, on_loss: OnNodeLoss) -> JobRules {
-    let door = "paddle".to_owned();
     JobRules {
-        frontend: door,
+        frontend: "paddle".to_owned(),
         min,
         max,
         last_call_ms: 2_000,
@@ -121,7 +120,7 @@ fn a_job_grows_from_2_to_4_and_shrinks_again() {
 }
 
 #[test]
-fn who_is_too_many_waits_and_is_told_the_end_or_steps_in() {
+fn a_surplus_node_waits_and_receives_the_end_or_replaces_a_lost_node() {
     let story = Story::calm(level_1(2, 2, 0), &[&[Well(9_000)][..]; 3]).comes(2, 1_000);
     let world = World::live(&story);
     assert_eq!(rounds(&world), [[0, 1]]);
@@ -134,7 +133,7 @@ fn who_is_too_many_waits_and_is_told_the_end_or_steps_in() {
 }
 
 #[test]
-fn who_comes_after_the_end_begins_another_job() {
+fn a_node_that_comes_after_the_end_begins_another_job() {
     let rules = rules(1, 1, OnFailure::End, OnNodeLoss::End);
     let story = Story::calm(rules, &[&[Fails(1_000)], &[Well(10)]]).comes(1, 9_000);
     let world = World::live(&story);
@@ -223,9 +222,9 @@ fn nothing_is_kept_of_strangers_that_have_gone() {
     assert!(!after.contains("stranger") && after.len() < before + 50, "{after}");
 }
 
-/// Another takes over in each phase, from one who knows it and from one who does not.
+/// Another coordinator takes over in each phase, from one that knows it and from one that does not.
 #[test]
-fn a_leader_s_end_changes_nothing_but_who_leads() {
+fn a_leader_s_end_changes_nothing_but_the_leader() {
     let lives: &[&[Life]] = &[&[Well(4_000)], &[Fails(2_000), Well(4_000)]];
     let calm = Story::calm(level_1(2, 2, 1), lives).comes(1, 1_000);
     let plain = World::live(&calm);
@@ -242,7 +241,7 @@ fn a_leader_s_end_changes_nothing_but_who_leads() {
 }
 
 #[test]
-fn who_is_cut_off_for_less_than_the_lease_is_not_missed() {
+fn a_node_cut_off_for_less_than_its_lease_is_not_lost() {
     let mut calm = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
     calm.plans.iter_mut().for_each(|plan| plan.feels = false);
     let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts });
@@ -281,14 +280,13 @@ fn one_that_is_stopped_stops_all_but_where_nodes_may_come_and_go() {
 }
 
 #[test]
-fn who_waited_too_long_is_told_who_was_there() {
+fn the_end_of_a_join_timeout_counts_the_participants() {
     let story = Story::calm(level_1(3, 3, 0), &[LONG, LONG]);
     let ended = ends(&World::live(&story));
-    assert!(
-        matches!(&ended[0], JobEnd::TooFew { participants: roll, waited_ms: 20_000 } if roll.ready == 2 && roll.min == 3)
-    );
+    assert!(matches!(&ended[0], JobEnd::TooFew { participants, waited_ms: 20_000 }
+        if participants.ready == 2 && participants.min == 3));
     assert_eq!(ended.len(), 2);
-    // Whoever comes to nobody is waited for as long.
+    // A node that comes when no other is here is waited for as long.
     let mut machine = Coordinator::new(time(0));
     machine.turn(time(0));
     let offer = story.plans[0].offer.clone();
@@ -302,7 +300,7 @@ fn who_waited_too_long_is_told_who_was_there() {
 }
 
 #[test]
-fn more_than_are_named_are_refused() {
+fn the_list_of_refused_nodes_is_bounded() {
     let rules = rules(2, 99, OnFailure::End, OnNodeLoss::End);
     let mut machine = Coordinator::new(time(0));
     for number in 0..80 {
@@ -324,9 +322,9 @@ fn more_than_are_named_are_refused() {
     );
 }
 
-/// Two with one number: who was let in stays so, also where another decides who hears of them the other way round.
+/// Of two nodes with one number the admitted one stays, also if a new coordinator hears of them in the other order.
 #[test]
-fn a_new_leader_refuses_nobody_who_was_let_in() {
+fn a_new_leader_refuses_no_admitted_node() {
     let rules = rules(1, 2, OnFailure::End, OnNodeLoss::End);
     let record = |standing| {
         let offer = NodeInfo { rank: Some(0), rules: rules.clone(), ..NodeInfo::default() };
@@ -343,9 +341,9 @@ fn a_new_leader_refuses_nobody_who_was_let_in() {
     assert_eq!(second.state().refused.keys().collect::<Vec<_>>(), ["b"]);
 }
 
-/// What was decided for who was heard first is decided again for who failed first.
+/// The decision for the failure that was heard first is made again for the failure that came first.
 #[test]
-fn what_follows_is_said_by_the_failure_that_is_to_blame() {
+fn the_culprits_failure_decides_about_a_restart() {
     let rules = level_1(2, 2, 5);
     let record = |standing| NodeRecord {
         format: FORMAT,
@@ -379,9 +377,9 @@ fn what_follows_is_said_by_the_failure_that_is_to_blame() {
     assert_eq!((state.round, state.phase), (2, JobPhase::Running));
 }
 
-/// Who is told first of, not whose ranks have ended first: ranks may take their time to go.
+/// The order of the reports counts, not the order in which ranks end: ranks may take their time to go.
 #[test]
-fn what_is_said_at_once_counts_though_its_ranks_still_go() {
+fn the_first_reported_stop_counts_though_its_ranks_still_run() {
     let rules = rules(2, 2, OnFailure::End, OnNodeLoss::End);
     let record = |standing| NodeRecord {
         format: FORMAT,
@@ -421,7 +419,7 @@ fn what_is_said_at_once_counts_though_its_ranks_still_go() {
 
 /// A connection may break where the node lives on: cut off, it ends what it runs within its lease.
 #[test]
-fn who_is_missed_at_once_may_still_run_for_a_while() {
+fn a_node_lost_at_once_may_still_run_until_its_lease_ends() {
     let rules = JobRules { lease_ms: 10_000, ..level_1(1, 2, 0) };
     let record = |standing| NodeRecord {
         format: FORMAT,
@@ -447,7 +445,7 @@ fn who_is_missed_at_once_may_still_run_for_a_while() {
 
 /// It was a member of a round that it may still begin, if it has not heard of a newer one.
 #[test]
-fn who_has_not_seen_the_round_is_not_ready_for_the_next() {
+fn a_node_that_has_not_seen_the_round_is_not_ready_for_the_next() {
     let rules = level_1(1, 2, 0);
     let record = |standing| NodeRecord {
         format: FORMAT,
@@ -467,7 +465,7 @@ fn who_has_not_seen_the_round_is_not_ready_for_the_next() {
 
 /// The others wait for one that they had given up, and that is back.
 #[test]
-fn who_is_back_and_still_runs_stops_before_the_next_round() {
+fn a_node_that_is_back_and_still_runs_stops_before_the_next_round() {
     let mut story = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
     story.plans.iter_mut().for_each(|plan| plan.feels = false);
     // It is given up at 7 s, its peer has stopped at 15 s and would go on alone at 17 s; it is back at 15.9 s, and its ranks
@@ -484,25 +482,25 @@ fn state(serial: u64, round: u64, phase: JobPhase) -> JobState {
 }
 
 #[test]
-fn what_is_overtaken_is_not_heard() {
-    let mut seat = NodeState::new("a");
+fn outdated_states_are_ignored() {
+    let mut node = NodeState::new("a");
     let member = [RoundMember { id: "a".into(), info: NodeInfo::default() }];
-    assert!(seat.note_state(&state(5, 2, JobPhase::Running), None));
+    assert!(node.note_state(&state(5, 2, JobPhase::Running), None));
     assert_eq!(
-        next_step(&seat, &state(5, 2, JobPhase::Running)),
+        next_step(&node, &state(5, 2, JobPhase::Running)),
         NodeStep::Wait,
-        "nobody has told it yet whether it takes part"
+        "it does not know yet whether it takes part"
     );
-    assert!(!seat.note_state(&state(4, 2, JobPhase::Running), Some(&member)));
+    assert!(!node.note_state(&state(4, 2, JobPhase::Running), Some(&member)));
     assert_eq!(
-        next_step(&seat, &state(5, 2, JobPhase::Running)),
+        next_step(&node, &state(5, 2, JobPhase::Running)),
         NodeStep::Start { round: 2 },
         "the list is still the round's"
     );
-    assert!(!seat.note_state(&state(3, 1, JobPhase::Gathering), Some(&[])));
-    assert!(seat.note_state(&state(6, 3, JobPhase::Running), Some(&[])));
+    assert!(!node.note_state(&state(3, 1, JobPhase::Gathering), Some(&[])));
+    assert!(node.note_state(&state(6, 3, JobPhase::Running), Some(&[])));
     assert_eq!(
-        next_step(&seat, &state(6, 3, JobPhase::Running)),
+        next_step(&node, &state(6, 3, JobPhase::Running)),
         NodeStep::ReportReady { seen: 3 },
         "it would take part in the next"
     );
@@ -510,11 +508,11 @@ fn what_is_overtaken_is_not_heard() {
 
 /// The job ended before it had heard anything of it.
 #[test]
-fn a_member_is_told_the_end_though_it_never_saw_the_job_open() {
-    let (mut seat, ended) = (NodeState::new("a"), state(5, 1, JobPhase::Ended { end: JobEnd::Completed }));
-    seat.note_state(&ended, Some(&[]));
-    assert_eq!(next_step(&seat, &ended), NodeStep::Wait, "that was an earlier job");
-    let (mut seat, members) = (NodeState::new("a"), [RoundMember { id: "a".into(), info: NodeInfo::default() }]);
-    seat.note_state(&ended, Some(&members));
-    assert_eq!(next_step(&seat, &ended), NodeStep::End(JobEnd::Completed));
+fn a_member_receives_the_end_though_it_never_saw_the_job_open() {
+    let (mut node, ended) = (NodeState::new("a"), state(5, 1, JobPhase::Ended { end: JobEnd::Completed }));
+    node.note_state(&ended, Some(&[]));
+    assert_eq!(next_step(&node, &ended), NodeStep::Wait, "that was an earlier job");
+    let (mut node, members) = (NodeState::new("a"), [RoundMember { id: "a".into(), info: NodeInfo::default() }]);
+    node.note_state(&ended, Some(&members));
+    assert_eq!(next_step(&node, &ended), NodeStep::End(JobEnd::Completed));
 }

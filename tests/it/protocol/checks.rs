@@ -1,4 +1,4 @@
-//! The laws, each checked as something is decided, published or begun.
+//! The invariants, each checked as something is decided, published or begun.
 
 use super::node::Sim;
 use super::scenario::Story;
@@ -11,11 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Default)]
 pub struct Judge {
-    /// What was published.
+    /// The published states.
     pub states: Vec<JobState>,
     /// The members of each round.
     pub lists: BTreeMap<u64, Vec<RoundMember>>,
-    /// Who began a round, in time.
+    /// The nodes that began a round, in time.
     pub starts: Vec<(usize, u64)>,
     /// How often a job began anew after another.
     pub anew: usize,
@@ -32,7 +32,7 @@ impl Judge {
         self.states.push(state.clone());
     }
 
-    /// Told the same again it has nothing to say; in its place another decides the same.
+    /// On the same input again it publishes nothing; a coordinator in its place decides the same.
     pub fn turned(&mut self, story: &Story, leader: &mut Leader, was: &JobPhase, now: u64) {
         gathers(story, leader, now);
         let machine = &leader.machine;
@@ -41,7 +41,7 @@ impl Judge {
         for (id, record) in machine.nodes() {
             again.record(id, record.clone(), time(now));
         }
-        assert_eq!(again.turn(time(now)), None, "told the same again it says something else");
+        assert_eq!(again.turn(time(now)), None, "on the same input again it publishes something else");
         assert_eq!(again.state(), state);
 
         let mut other = Coordinator::resume(state.clone(), machine.members().to_vec(), time(now));
@@ -58,21 +58,18 @@ impl Judge {
             let all = |state: &JobState| {
                 (state.round, state.failures, state.phase.clone(), state.refused.clone(), state.held_failure.clone())
             };
-            assert_eq!(all(own), all(its), "who takes over decides otherwise");
+            assert_eq!(all(own), all(its), "the new coordinator decides otherwise");
             self.compared += 1;
         }
         if forgets {
             let new = |record: &NodeStatus| matches!(record, NodeStatus::Ready { seen: 0 });
             let may = |id: &str, standing: &NodeStatus| new(standing) && !state.to_receive_end.contains(id);
-            assert!(
-                machine.nodes().all(|(id, record)| may(id, &record.status)),
-                "an end is forgotten that somebody saw"
-            );
+            assert!(machine.nodes().all(|(id, record)| may(id, &record.status)), "an end is forgotten that a node saw");
         }
 
         let begins = *was == JobPhase::Gathering && state.phase == JobPhase::Running;
         let runs = machine.nodes().any(|(_, record)| matches!(record.status, NodeStatus::Runs { .. }));
-        assert!(!(begins && runs), "a round begins, and somebody who is here runs another");
+        assert!(!(begins && runs), "a round begins, and a node that is here runs another");
 
         let JobPhase::Ended { end: JobEnd::Failed { failure, .. } } = &state.phase else { return };
         if matches!(was, JobPhase::Ended { .. }) || !failure.lost_peer {
@@ -84,7 +81,7 @@ impl Judge {
                 NodeStatus::Failed { round, failure } if *round == state.round && !failure.lost_peer);
             own && is_member(id)
         });
-        assert!(own.is_none(), "{failure:?} is blamed, and {own:?} had failed of itself");
+        assert!(own.is_none(), "{failure:?} is blamed, and {own:?} had failed by itself");
     }
 
     pub fn published(
@@ -122,13 +119,13 @@ impl Judge {
             let grew = new.round > before.round;
             if grew {
                 let ids = |members: &[RoundMember]| members.iter().map(|one| number(&one.id)).collect::<Vec<_>>();
-                let list = members.expect("who takes part is told with the round");
+                let list = members.expect("the members are published with the round");
                 round(story, &ids(&old.members), &ids(list));
             }
         }
         if let Some(members) = members.filter(|members| !members.is_empty()) {
-            let told = self.lists.entry(new.round).or_insert_with(|| members.to_vec());
-            assert_eq!(told, members, "round {} has other members now", new.round);
+            let known = self.lists.entry(new.round).or_insert_with(|| members.to_vec());
+            assert_eq!(known, members, "round {} has other members now", new.round);
         }
         let rules = self.rules(story, new.round);
         if let (Some(rules), true) = (rules, new.failures > 0) {
@@ -156,11 +153,11 @@ impl Judge {
         match end {
             JobEnd::Completed => {
                 let well = |sim: &Sim| sim.well.contains(&state.round);
-                assert!(!members.is_empty() && sims.all(well), "not all have ended well");
+                assert!(!members.is_empty() && sims.all(well), "not all have exited successfully");
             }
             JobEnd::Failed { failure, .. } => assert!(
                 sims.any(|sim| sim.failures.iter().any(|own: &RankFailure| own == failure)),
-                "nobody failed like that: {failure:?}"
+                "no rank failed like that: {failure:?}"
             ),
             JobEnd::Lost { lost } => {
                 let sim = sims.nth(lost.node).unwrap();
@@ -169,7 +166,9 @@ impl Judge {
             JobEnd::Stopped { host, .. } => {
                 assert!(sims.any(|sim| sim.is_signalled() && *host == format!("host{}", sim.number)));
             }
-            JobEnd::TooFew { participants: roll, .. } => assert!(roll.ready < roll.min, "enough were there: {roll:?}"),
+            JobEnd::TooFew { participants, .. } => {
+                assert!(participants.ready < participants.min, "enough were there: {participants:?}");
+            }
         }
     }
 
@@ -178,7 +177,7 @@ impl Judge {
         let own = &nodes[node];
         let list = own.lists.get(&round).expect("it knows its peers");
         assert_eq!(Some(list), self.lists.get(&round), "round {round} is another for node {node}");
-        assert!(list.iter().any(|member| member.id == own.seat.id));
+        assert!(list.iter().any(|member| member.id == own.state.id));
         assert!(!self.starts.contains(&(node, round)), "a round begins once");
         for other in nodes {
             let Some(ranks) = &other.ranks else { continue };
@@ -193,7 +192,7 @@ impl Judge {
     }
 }
 
-/// Nobody gathers for longer than it may take.
+/// No job gathers for longer than it may.
 fn gathers(story: &Story, leader: &mut Leader, now: u64) {
     let machine = &leader.machine;
     let runs = machine.nodes().any(|(_, record)| matches!(record.status, NodeStatus::Runs { .. }));
@@ -203,7 +202,7 @@ fn gathers(story: &Story, leader: &mut Leader, now: u64) {
     leader.gathers = waits.then(|| before.unwrap_or((round, now)));
     if let Some((_, since)) = leader.gathers {
         assert!(now - since < story.rules.join_ms, "they gather since {since}");
-        assert!(machine.next_deadline().is_some(), "nobody will ask again");
+        assert!(machine.next_deadline().is_some(), "no timer is set to ask again");
     }
 }
 
@@ -233,10 +232,10 @@ fn round(story: &Story, before: &[usize], list: &[usize]) {
     }
 }
 
-/// Whoever is refused differs from somebody who is here.
+/// A refused node differs from a node that is here.
 fn refused(story: &Story, board: &Board, node: usize, why: &str) {
     let plan = &story.plans[node];
-    // The board may be ahead of who decides: whoever was ever there counts.
+    // The board may be ahead of the coordinator: each node that was ever there counts.
     let known = |other: usize| other != node && board.revisions.contains_key(&format!("id{other}"));
     let others = (0..story.plans.len()).filter(|&other| known(other)).map(|other| &story.plans[other]);
     let true_reason = match why {

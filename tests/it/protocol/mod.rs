@@ -1,4 +1,4 @@
-//! The laws of the agreement of nodes, over random histories in virtual time, and by single cases.
+//! The invariants of the rendezvous protocol, over random histories in virtual time, and single cases.
 
 mod cases;
 mod checks;
@@ -23,7 +23,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// The laws themselves are in `agree/judge.rs`, where each thing is checked as it comes; that all end is in `World::live`.
+/// The invariants are in `checks.rs`, where each event is checked as it comes; that all nodes end is in `World::live`.
 #[test]
 fn every_history_obeys() {
     let mut failed = Vec::new();
@@ -37,9 +37,9 @@ fn every_history_obeys() {
     assert!(failed.is_empty(), "{} histories break a law: {failed:?}", failed.len());
 }
 
-/// A law that nothing puts to the test holds always.
+/// An invariant that no history exercises always holds.
 #[test]
-fn the_histories_hold_what_they_are_for() {
+fn the_histories_cover_all_cases() {
     let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
     for seed in 0..500 {
         let story = Story::random(seed);

@@ -1,4 +1,4 @@
-//! A node of the world: it does what `step` says, and its ranks do what the story says.
+//! A simulated node: it follows `next_step`, and its ranks follow the story.
 
 use super::scenario::Life;
 use super::world::{Event, World};
@@ -7,7 +7,7 @@ use rlaunch::protocol::{
 };
 use std::collections::BTreeMap;
 
-/// How long a node that was stopped waits to be told the end.
+/// How long a node that was stopped waits for the end of the job.
 const PATIENCE: u64 = 30_000;
 /// How long a node without contact waits for it.
 const MOST_ALONE: u64 = 60_000;
@@ -17,7 +17,7 @@ pub enum Exit {
     End(JobEnd),
     Refused(String),
     Killed,
-    /// It was stopped from outside, and nobody told it of an end.
+    /// It was stopped from outside, and received no end.
     Stopped,
     /// It had no contact for too long.
     Alone,
@@ -35,7 +35,7 @@ pub struct Ranks {
 #[derive(Debug)]
 pub struct Sim {
     pub number: usize,
-    pub seat: NodeState,
+    pub state: NodeState,
     pub latest: Option<JobState>,
     pub lists: BTreeMap<u64, Vec<RoundMember>>,
     pub here: bool,
@@ -49,7 +49,7 @@ pub struct Sim {
     lapsed_in: Option<u64>,
     signalled: bool,
     last_write: u64,
-    /// The rounds in which its ranks ended well, and its failures.
+    /// The rounds in which its ranks exited successfully, and its failures.
     pub well: Vec<u64>,
     pub failures: Vec<RankFailure>,
     pub whys: Vec<RoundStopCause>,
@@ -59,7 +59,7 @@ impl Sim {
     pub fn new(number: usize) -> Self {
         Self {
             number,
-            seat: NodeState::new(&format!("id{number}")),
+            state: NodeState::new(&format!("id{number}")),
             latest: None,
             lists: BTreeMap::new(),
             here: false,
@@ -96,13 +96,13 @@ impl World<'_> {
         match event {
             Event::Comes(node) if self.nodes[node].exit.is_none() => {
                 self.nodes[node].here = true;
-                // Who comes reads what there is, and then says that it is here.
+                // A node that comes reads the board, and then says that it is here.
                 self.read(node);
                 self.put(node);
                 self.act(node);
             }
-            Event::Hears { node, told } if self.nodes[node].here && !self.nodes[node].cut => {
-                match told {
+            Event::Hears { node, message } if self.nodes[node].here && !self.nodes[node].cut => {
+                match message {
                     Some((state, members)) => self.hear(node, state, members),
                     None => self.read(node),
                 }
@@ -150,7 +150,7 @@ impl World<'_> {
         }
     }
 
-    /// What the board holds now.
+    /// The contents of the board now.
     fn read(&mut self, node: usize) {
         if let Some(state) = self.board.state.clone() {
             let members = self.board.members.clone();
@@ -160,7 +160,7 @@ impl World<'_> {
 
     fn hear(&mut self, node: usize, state: JobState, members: Option<Vec<RoundMember>>) {
         let sim = &mut self.nodes[node];
-        if sim.seat.note_state(&state, members.as_deref()) {
+        if sim.state.note_state(&state, members.as_deref()) {
             sim.latest = Some(state.clone());
         }
         if let Some(members) = members {
@@ -170,12 +170,12 @@ impl World<'_> {
 
     pub fn put(&mut self, node: usize) {
         let plan = &self.story.plans[node];
-        let standing = self.nodes[node].seat.status.clone();
+        let standing = self.nodes[node].state.status.clone();
         let record = NodeRecord { format: plan.format, info: plan.offer.clone(), status: standing };
         self.send(node, Some(record));
     }
 
-    /// What a node writes arrives in order.
+    /// The writes of a node arrive in order.
     fn send(&mut self, node: usize, record: Option<NodeRecord>) {
         let at = (self.now + self.delay()).max(self.nodes[node].last_write);
         self.nodes[node].last_write = at;
@@ -183,7 +183,7 @@ impl World<'_> {
     }
 
     fn stand(&mut self, node: usize, standing: NodeStatus) {
-        self.nodes[node].seat.status = standing;
+        self.nodes[node].state.status = standing;
         self.put(node);
     }
 
@@ -191,7 +191,7 @@ impl World<'_> {
         for _ in 0..4 {
             let sim = &self.nodes[node];
             let Some(state) = sim.latest.as_ref().filter(|_| sim.here) else { return };
-            match next_step(&sim.seat, state) {
+            match next_step(&sim.state, state) {
                 NodeStep::Wait => return,
                 NodeStep::ReportReady { seen } => {
                     assert!(sim.ranks.is_none(), "ready, and its ranks run");
@@ -207,7 +207,7 @@ impl World<'_> {
                 NodeStep::Refused(why) => return self.leave(node, Exit::Refused(why)),
             }
         }
-        panic!("node {node} knows no end: {:?}", self.nodes[node].seat);
+        panic!("node {node} knows no end: {:?}", self.nodes[node].state);
     }
 
     fn start(&mut self, node: usize, round: u64) {
@@ -241,7 +241,7 @@ impl World<'_> {
     fn fails(&mut self, node: usize, run: u32, lost_peer: bool) {
         let sim = &mut self.nodes[node];
         let Some(ranks) = sim.ranks.as_mut().filter(|ranks| sim.run == run && !ranks.stopping) else { return };
-        let number = sim.lists[&ranks.round].iter().position(|member| member.id == sim.seat.id).unwrap();
+        let number = sim.lists[&ranks.round].iter().position(|member| member.id == sim.state.id).unwrap();
         let who = format!("rank of node {node}, round {}", ranks.round);
         let failure = RankFailure { node: number, process: who, lost_peer, status: 1, ..RankFailure::default() };
         ranks.failed = Some(failure.clone());

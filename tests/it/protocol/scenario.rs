@@ -1,10 +1,10 @@
-//! What a history is made of: nodes, what their ranks do, and what befalls them; and stories drawn at random.
+//! The parts of a history: nodes, the lives of their ranks, happenings; and stories drawn at random.
 
 use fastrand::Rng;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{JobRules, JobState, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
 
-/// What the ranks of a node do in one of its rounds; times in milliseconds.
+/// The life of a node's ranks in one of its rounds; times in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub enum Life {
     Well(u64),
@@ -41,7 +41,7 @@ pub enum Happening {
 #[derive(Clone, Copy, Debug)]
 pub struct Net {
     pub delay: u64,
-    /// Of 100, how many are lost (and told again within `again`) and doubled.
+    /// Of 100, how many are lost (and sent again within `again`) and doubled.
     pub lost: u32,
     pub doubled: u32,
     pub again: u64,
@@ -58,7 +58,7 @@ pub struct Story {
     pub grace: u64,
     pub plans: Vec<Plan>,
     pub happenings: Vec<(u64, Happening)>,
-    /// What an earlier job of the name has left behind.
+    /// The state that an earlier job of the name has left behind.
     pub left: Option<(JobState, Vec<RoundMember>)>,
 }
 

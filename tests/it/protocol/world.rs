@@ -1,5 +1,5 @@
 //! A world in virtual time: a board that keeps records and states as etcd does, nodes, coordinators, and a net that loses,
-//! delays, doubles and reorders what is said. `judge.rs` checks what is published and begun as it comes.
+//! delays, doubles and reorders messages. `checks.rs` checks each publication and each start of a round as it comes.
 
 use super::checks::Judge;
 use super::node::{Exit, Sim};
@@ -9,17 +9,17 @@ use rlaunch::protocol::{Coordinator, JobPhase, JobState, NodeRecord, RoundMember
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Later than this nothing new befalls anybody.
+/// Later than this no happening befalls any node.
 const MOST_EVENTS: usize = 200_000;
 
 #[derive(Clone, Debug)]
 pub enum Event {
     Happens(usize),
     Comes(usize),
-    /// What the board holds reaches a node; `fresh`: what it holds then.
+    /// The contents of the board reach a node; `fresh`: its contents then.
     Hears {
         node: usize,
-        told: Option<(JobState, Option<Vec<RoundMember>>)>,
+        message: Option<(JobState, Option<Vec<RoundMember>>)>,
     },
     /// A record reaches the board; `None`: it is taken away.
     Writes {
@@ -53,7 +53,7 @@ pub enum Event {
     LosesPatience {
         node: usize,
     },
-    /// What the board holds of a node reaches a coordinator; `what`: at the time it was sent.
+    /// A node's record on the board reaches a coordinator; `what`: the record when it was sent.
     Feeds {
         leader: usize,
         id: String,
@@ -76,7 +76,7 @@ pub enum Event {
     TakesOver,
 }
 
-/// What all share.
+/// The state that all share.
 #[derive(Default)]
 pub struct Board {
     pub state: Option<JobState>,
@@ -93,19 +93,19 @@ pub struct Leader {
     term: u64,
     alive: bool,
     seen: BTreeMap<String, u64>,
-    /// In the order in which it was told of them.
+    /// In the order in which it received them.
     pub arrived: Vec<String>,
-    /// What it has published arrives in order.
+    /// Its publications arrive in order.
     last_arrival: u64,
     under_way: usize,
-    /// The round after which it gathers, and since when somebody has been here of whom none runs.
+    /// The round after which it gathers, and since when nodes have been here of which none runs.
     pub gathers: Option<(u64, u64)>,
 }
 
 pub struct World<'a> {
     pub story: &'a Story,
     pub now: u64,
-    /// When the last launcher went of itself.
+    /// When the last launcher went by itself.
     pub over: u64,
     pub board: Board,
     pub nodes: Vec<Sim>,
@@ -161,7 +161,7 @@ impl<'a> World<'a> {
         let most = story.bound();
         assert!(world.over <= most, "it was over at {}, and not by {most}", world.over);
         for (number, node) in world.nodes.iter().enumerate() {
-            assert!(node.exit.is_some(), "node {number} waits for ever: {:?}, {:?}", node.seat, node.latest);
+            assert!(node.exit.is_some(), "node {number} waits for ever: {:?}, {:?}", node.state, node.latest);
         }
         world
     }
@@ -186,7 +186,7 @@ impl<'a> World<'a> {
         self.rng.u32(0..100) < of_100
     }
 
-    /// When something that is said now arrives, as many times as it does, and when it is told again.
+    /// When a message that is sent now arrives, as many times as it does, and when it is sent again.
     fn arrivals(&mut self) -> (Vec<u64>, Option<u64>) {
         let net = self.story.net;
         let mut times = Vec::new();
@@ -239,7 +239,7 @@ impl<'a> World<'a> {
 
     /// A node's record on the board is another now.
     pub fn write(&mut self, node: usize, record: Option<NodeRecord>, age: u64) {
-        let id = self.nodes[node].seat.id.clone();
+        let id = self.nodes[node].state.id.clone();
         let board = &mut self.board;
         let had = board.records.get(&id).map(|(record, created)| (record.clone(), *created));
         if had.as_ref().map(|(record, _)| record) == record.as_ref() {
@@ -271,7 +271,7 @@ impl<'a> World<'a> {
         self.wants_leader();
     }
 
-    /// Whoever is there campaigns, where nobody leads.
+    /// Each node that is there campaigns, where no node leads.
     pub fn wants_leader(&mut self) {
         let term = self.board.term;
         let leads = self.leaders.iter().any(|leader| leader.alive && leader.term == term);
@@ -313,7 +313,7 @@ impl<'a> World<'a> {
         let now = time(self.now);
         let leader = &mut self.leaders[number];
         let seen = leader.seen.entry(id.to_owned()).or_default();
-        // Whoever carries records hands them over in their order.
+        // The carrier of records hands them over in their order.
         if !leader.alive || revision < *seen {
             return;
         }
@@ -357,7 +357,7 @@ impl<'a> World<'a> {
         self.may_leave(number);
     }
 
-    /// A coordinator goes when nobody needs it any more.
+    /// A coordinator goes when no node needs it any more.
     fn may_leave(&mut self, number: usize) {
         let leader = &mut self.leaders[number];
         if leader.alive && leader.machine.is_over() && leader.under_way == 0 {
@@ -375,7 +375,7 @@ impl<'a> World<'a> {
             leader.alive = false;
             return;
         }
-        // Where it has died since, what it had sent arrives all the same.
+        // Where it has died since, its earlier messages arrive all the same.
         self.judge.published(self.story, &self.nodes, &self.board, &state, members.as_deref());
         self.board.state = Some(state.clone());
         if let Some(members) = &members {
@@ -384,10 +384,10 @@ impl<'a> World<'a> {
         for node in 0..self.nodes.len() {
             let (times, again) = self.arrivals();
             for at in times {
-                self.at(at, Event::Hears { node, told: Some((state.clone(), members.clone())) });
+                self.at(at, Event::Hears { node, message: Some((state.clone(), members.clone())) });
             }
             if let Some(at) = again {
-                self.at(at, Event::Hears { node, told: None });
+                self.at(at, Event::Hears { node, message: None });
             }
         }
         self.may_leave(number);

@@ -1,4 +1,4 @@
-//! Whom known texts blame. The Python ones are what 3.11 prints.
+//! The cause that is found in known texts. The Python texts are those of 3.11.
 
 use nix::time::{ClockId, clock_gettime};
 use rlaunch::model::Exit;
@@ -156,15 +156,15 @@ fn found(text: &str, exit: Exit) -> Blame {
     blame(text.as_bytes(), exit).unwrap_or_else(|| panic!("nothing found in {text}"))
 }
 
-/// The kind, the error, where, and what came first.
-fn told(text: &str, exit: Exit) -> (FaultKind, String, String, String) {
+/// The kind, the error, its place, and the root cause.
+fn explained(text: &str, exit: Exit) -> (FaultKind, String, String, String) {
     let Blame { kind, fault, root } = found(text, exit);
     let place = fault.place.as_ref().map(ToString::to_string).unwrap_or_default();
     (kind, fault.to_string(), place, root.map(|r| r.to_string()).unwrap_or_default())
 }
 
 fn expect(text: &str, exit: Exit, kind: FaultKind, fault: &str, place: &str, root: &str) {
-    let (k, f, p, r) = told(text, exit);
+    let (k, f, p, r) = explained(text, exit);
     assert_eq!((k, f.as_str(), p.as_str(), r.as_str()), (kind, fault, place, root), "of {text}");
 }
 
@@ -214,7 +214,7 @@ fn memory_and_assertions_of_gpus() {
 }
 
 #[test]
-fn what_is_no_python_exception() {
+fn text_that_is_no_python_exception() {
     let (segv, abort) = (Exit::Signal(11), Exit::Signal(6));
     let fatal = "Fatal Python error: Segmentation fault";
     expect(SEGFAULT, segv, FaultKind::Interpreter, fatal, "/w/seg.py:3 in step", "");
@@ -236,7 +236,7 @@ fn what_is_no_python_exception() {
 }
 
 #[test]
-fn words_of_shells_and_command_lines() {
+fn messages_of_shells_and_command_lines() {
     for (text, code) in [
         ("bash: nosuch: command not found", 127),
         ("sh: 1: nosuch: not found", 127),
@@ -272,7 +272,7 @@ fn a_traceback_that_breaks_off_gives_nothing_to_the_next() {
     expect(text, Exit::Code(1), FaultKind::Exception, "E: x", "/x/site-packages/a.py:2 in h", "");
 }
 
-/// What is printed behind an exception is not its text for ever, and what crashed later is told.
+/// Later output does not belong to the text of an exception, and a later crash is reported.
 #[test]
 fn a_text_ends_where_something_else_begins() {
     let long = format!("{CHAIN}{}", "and so on\n".repeat(50));
@@ -309,7 +309,7 @@ fn an_exception_in_passing_is_not_blamed_for_a_signal() {
 }
 
 #[test]
-fn a_lost_peer_is_told_by_each_library() {
+fn each_library_s_message_of_a_lost_peer_is_recognized() {
     for (text, who) in [
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1", LostPeer::Gloo),
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:1] Read error [::1]:2: Connection reset by peer", LostPeer::Gloo),

@@ -1,4 +1,4 @@
-//! The last block on stderr, as it is read.
+//! The failure report: the last block on stderr.
 
 use rlaunch::model::{Exit, ProcessLabel, Role};
 use rlaunch::report::cause::fault::{CodeLocation, FaultKind, RankFault};
@@ -58,8 +58,8 @@ fn failed(culprit: Culprit, victims: Vec<Victim>) -> FailureReport {
 }
 
 /// The block in plain style; the launcher's own sentences keep to 80 columns.
-fn plainly(verdict: &FailureReport) -> String {
-    let text = render(verdict, ReportStyle::default());
+fn plainly(report: &FailureReport) -> String {
+    let text = render(report, ReportStyle::default());
     let own = |l: &&str| !l.starts_with("  |") && !l.starts_with("  log:");
     assert!(text.lines().filter(own).all(|l| l.chars().count() <= 80), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
@@ -68,12 +68,12 @@ fn plainly(verdict: &FailureReport) -> String {
 
 #[test]
 fn an_exception_in_one_of_nine_ranks() {
-    let mut verdict = failed(
+    let mut report = failed(
         Culprit { blame: Some(nan()), tail: log(25), ..culprit(Exit::Code(1)) },
         [1, 2, 3, 4, 5, 6, 8].map(victim).into(),
     );
-    verdict.victims.push(Victim { exit: Exit::Code(1), signalled: false, lost_peer: true, ..victim(0) });
-    insta::assert_snapshot!(plainly(&verdict));
+    report.victims.push(Victim { exit: Exit::Code(1), signalled: false, lost_peer: true, ..victim(0) });
+    insta::assert_snapshot!(plainly(&report));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn a_gpu_assertion() {
 }
 
 #[test]
-fn a_culprit_whose_peer_died_elsewhere() {
+fn a_culprit_that_lost_a_peer() {
     let text = "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer";
     let blame = Blame { fault: fault("RuntimeError", text, None), ..nan() };
     let culprit = Culprit { blame: Some(blame), lost_peer: Some(LostPeer::Gloo), ..culprit(Exit::Code(1)) };
@@ -134,10 +134,10 @@ fn a_culprit_whose_peer_died_elsewhere() {
 }
 
 #[test]
-fn victims_of_every_kind_and_what_was_swept() {
+fn victims_of_every_kind_and_swept_processes() {
     let died = |rank, exit| Victim { exit, signalled: false, ..victim(rank) };
-    let mut verdict = failed(culprit(Exit::Code(137)), vec![victim(0), victim(1)]);
-    verdict.victims.extend([
+    let mut report = failed(culprit(Exit::Code(137)), vec![victim(0), victim(1)]);
+    report.victims.extend([
         Victim { signalled: false, lost_peer: true, exit: Exit::Code(1), ..victim(2) },
         Victim { lost_peer: true, lived: Duration::from_secs(75), ..victim(3) },
         died(4, Exit::Signal(6)),
@@ -145,7 +145,7 @@ fn victims_of_every_kind_and_what_was_swept() {
         died(6, Exit::Signal(6)),
         Victim { killed_after_grace: true, exit: Exit::Signal(9), lived: Duration::from_secs(102), ..victim(8) },
     ]);
-    verdict.swept = vec![
+    report.swept = vec![
         SweptProcesses {
             owner: Some(ProcessLabel::rank(3)),
             count: 4,
@@ -154,13 +154,13 @@ fn victims_of_every_kind_and_what_was_swept() {
         SweptProcesses { owner: None, count: 1, names: vec!["tb\x1b[2J".into()] },
         SweptProcesses { owner: Some(ProcessLabel::rank(4)), count: 0, names: vec![] },
     ];
-    insta::assert_snapshot!(plainly(&verdict));
+    insta::assert_snapshot!(plainly(&report));
 }
 
 #[test]
 fn a_thousand_ranks_stay_on_one_screen() {
-    let mut verdict = failed(Culprit { blame: Some(nan()), tail: log(25), ..culprit(Exit::Code(1)) }, vec![]);
-    verdict.victims = (0..1000)
+    let mut report = failed(Culprit { blame: Some(nan()), tail: log(25), ..culprit(Exit::Code(1)) }, vec![]);
+    report.victims = (0..1000)
         .filter(|rank| *rank != 7)
         .map(|rank| match rank % 3 {
             0 => Victim { signalled: false, exit: Exit::Code(rank as i32 % 99 + 1), ..victim(rank) },
@@ -168,28 +168,28 @@ fn a_thousand_ranks_stay_on_one_screen() {
             _ => victim(rank),
         })
         .collect();
-    verdict.swept = (0..1000)
+    report.swept = (0..1000)
         .map(|rank| SweptProcesses {
             owner: Some(ProcessLabel::rank(rank)),
             count: 2,
             names: vec![format!("worker-{rank}"), "sh".into()],
         })
         .collect();
-    let text = plainly(&verdict);
+    let text = plainly(&report);
     assert!(text.lines().count() <= 50, "{text}");
     insta::assert_snapshot!(text);
 }
 
 #[test]
-fn processes_that_are_no_ranks_are_called_what_they_are() {
+fn processes_that_are_no_ranks_are_named_by_role() {
     let of = |role, number| ProcessLabel { role, number };
-    let mut verdict = failed(Culprit { who: of(Role::Server, 1), local_rank: None, ..culprit(Exit::Code(3)) }, vec![]);
+    let mut report = failed(Culprit { who: of(Role::Server, 1), local_rank: None, ..culprit(Exit::Code(3)) }, vec![]);
     let heter = (0..2).map(|n| Victim { who: of(Role::HeterWorker, n), ..victim(0) });
     let first = Victim { who: of(Role::Server, 0), ..victim(0) };
-    verdict.victims = heter.chain([first]).chain((0..4).map(victim)).collect();
+    report.victims = heter.chain([first]).chain((0..4).map(victim)).collect();
     let names = vec!["sleep".to_owned()];
-    verdict.swept = vec![SweptProcesses { owner: Some(of(Role::Coordinator, 0)), count: 1, names }];
-    insta::assert_snapshot!(plainly(&verdict));
+    report.swept = vec![SweptProcesses { owner: Some(of(Role::Coordinator, 0)), count: 1, names }];
+    insta::assert_snapshot!(plainly(&report));
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn stopped_from_outside() {
 }
 
 #[test]
-fn hostile_words_stay_words() {
+fn hostile_text_stays_text() {
     let mut bad = culprit(Exit::Code(1));
     bad.host = "a\nrank 0 failed".into();
     bad.log = Some("log/\x1b[2Jworkerlog.7".into());
@@ -213,15 +213,15 @@ fn hostile_words_stay_words() {
 
 #[test]
 fn in_colour() {
-    let verdict = failed(Culprit { blame: Some(nan()), ..culprit(Exit::Signal(11)) }, vec![victim(0)]);
-    let text = render(&verdict, ReportStyle { color: true });
+    let report = failed(Culprit { blame: Some(nan()), ..culprit(Exit::Signal(11)) }, vec![victim(0)]);
+    let text = render(&report, ReportStyle { color: true });
     insta::assert_snapshot!(text.replace('\x1b', "ESC"));
     let bare = ["\x1b[1;31m", "\x1b[1m", "\x1b[0m"].iter().fold(text, |t, s| t.replace(s, ""));
-    assert_eq!(bare, plainly(&verdict));
+    assert_eq!(bare, plainly(&report));
 }
 
 #[test]
-fn the_annotation_escapes_what_github_would_read() {
+fn the_annotation_escapes_workflow_commands() {
     let text = "100% wrong\nat a: b, c\r";
     let blame = Blame { fault: fault("ValueError", text, Some(("a,b:c.py", 5))), ..nan() };
     let line = github_annotation(&failed(Culprit { blame: Some(blame), ..culprit(Exit::Code(1)) }, vec![]));

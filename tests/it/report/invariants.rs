@@ -1,4 +1,4 @@
-//! Laws of lines, prefixes, tails and blame over any bytes.
+//! Invariants of lines, prefixes, tails and causes over any bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -76,7 +76,7 @@ fn split<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     lines
 }
 
-/// The same, by the rules' words: what stands last between two `\r` is the line.
+/// The same, by the rule itself: the text that stands last between two `\r` is the line.
 fn split_plainly(bytes: &[u8]) -> Vec<Vec<u8>> {
     let last = |line: &[u8]| line.split(|b| *b == b'\r').rfind(|l| !l.is_empty()).unwrap_or_default().to_vec();
     let mut lines: Vec<Vec<u8>> = bytes.split(|b| *b == b'\n').map(last).collect();
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn how_a_stream_is_cut_changes_nothing(bytes in any_bytes(), sizes in vec(1..9usize, 1..9)) {
+    fn the_size_of_reads_changes_nothing(bytes in any_bytes(), sizes in vec(1..9usize, 1..9)) {
         let mut rest = &bytes[..];
         let mut pieces = Vec::new();
         for size in sizes.iter().cycle() {
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_taken_early_is_neither_lost_nor_doubled(
+    fn lines_taken_early_are_neither_lost_nor_doubled(
         text in "[aé漢🦀\n]{0,40}",
         sizes in vec((1..5usize, any::<bool>()), 1..9),
     ) {
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn what_reaches_a_terminal_is_text_tabs_and_closed_colours(bytes in any_bytes()) {
+    fn a_terminal_receives_only_text_tabs_and_closed_colours(bytes in any_bytes()) {
         let kept = cleaned(&bytes, ColorPolicy::Keep);
         let dropped = cleaned(&bytes, ColorPolicy::Drop);
         prop_assert_eq!(&without_colours(&kept), &dropped);
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn the_last_traceback_is_blamed_whatever_was_written_before(bytes in any_bytes(), text in "[a-z ]{1,9}") {
+    fn the_last_traceback_is_blamed_after_any_output(bytes in any_bytes(), text in "[a-z ]{1,9}") {
         let last = format!(
             "Traceback (most recent call last):\n  File \"last.py\", line 7, in f\n    g()\nLastError: {text}.\n"
         );

@@ -1,4 +1,4 @@
-//! What is seen of ranks: laws over any bytes, what known texts are blamed on, the verdict as it is read.
+//! Reports about ranks: invariants over any bytes, the causes of known texts, the failure report.
 
 mod blame;
 mod failure_report;

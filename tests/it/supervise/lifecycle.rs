@@ -1,4 +1,4 @@
-//! Children that are not alike: what the random histories hold of them, and single histories.
+//! Children of different roles: the cases of them that random histories cover, and single histories.
 
 use super::world::{GOOD, Happening, Job, Manners, World};
 use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
@@ -7,7 +7,8 @@ use rlaunch::supervise::Lifecycle::{First, Main, Server};
 use rlaunch::supervise::{KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, ProgressNote};
 use std::time::Duration;
 
-/// All but the servers end well; these live on, and those that cannot start are slow to say so. How long it takes until the work is done.
+/// All but the servers exit successfully; the servers live on, and children that cannot start are slow to fail.
+/// Returns how long the work takes.
 pub fn smooth(parts: &[Lifecycle], ranks: &mut [Manners]) -> u64 {
     let (mut first, mut main, mut starts) = (0, 0, 0);
     for (part, manners) in parts.iter().zip(ranks) {
@@ -31,8 +32,8 @@ pub fn smooth(parts: &[Lifecycle], ranks: &mut [Manners]) -> u64 {
     first + main
 }
 
-/// Counts what a history holds.
-pub fn what_it_holds(job: &Job, world: &World<'_>, note: &mut dyn FnMut(&'static str, bool)) {
+/// Notes which cases a history covers.
+pub fn note_cases(job: &Job, world: &World<'_>, note: &mut dyn FnMut(&'static str, bool)) {
     let report = world.report.as_ref().unwrap();
     let (completed, alone) = (report.outcome == NodeOutcome::Completed, !job.parts.contains(&Main));
     let any = |part: Lifecycle, what: &dyn Fn(usize) -> bool| {
@@ -54,7 +55,7 @@ pub fn what_it_holds(job: &Job, world: &World<'_>, note: &mut dyn FnMut(&'static
         completed && any(Server, &|rank| ranks[rank].exit.is_some() && !ranks[rank].signalled),
     );
     note(
-        "a Server that ends badly when told",
+        "a Server that ends badly when signalled",
         completed && any(Server, &|rank| ranks[rank].signalled && !ranks[rank].killed),
     );
     note("a Server that is killed", completed && any(Server, &|rank| ranks[rank].killed));
@@ -79,7 +80,7 @@ fn with(parts: &[Lifecycle], job: Job) -> Job {
 const OBLIGING: Manners = Manners { lives: None, ..GOOD };
 
 #[test]
-fn servers_are_told_when_the_work_is_done_and_their_end_is_no_failure() {
+fn servers_are_signalled_when_the_work_is_done_and_their_end_is_no_failure() {
     let job = with(&[Server, Main, Server, Main], plain(&[&[OBLIGING, GOOD, STUBBORN, GOOD]], &[]));
     let world = World::live(&job);
     let report = world.report.unwrap();
@@ -122,7 +123,7 @@ fn servers_alone_are_waited_for() {
 }
 
 #[test]
-fn a_done_job_stays_done_whatever_comes_while_its_servers_end() {
+fn a_done_job_stays_done_on_any_event_while_its_servers_end() {
     let twice = [(1_000, Happening::Stop), (2_000, Happening::Stop)];
     let lost = [(1_000, Happening::HostLost)];
     for (comes, at, said) in [
@@ -157,14 +158,14 @@ fn the_first_run_alone_and_in_order() {
 }
 
 #[test]
-fn a_first_that_fails_is_to_blame_and_nobody_else_was_started() {
+fn a_first_process_that_fails_is_to_blame_and_no_rank_was_started() {
     let report = run(&with(&[First, First, Main], plain(&[&[GOOD, FAILS, GOOD]], &[])));
     assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
     assert_eq!((report.ranks[2].started_at, report.victims()), (None, vec![]));
 }
 
 #[test]
-fn a_restart_runs_no_first_again_that_has_ended_well() {
+fn a_restart_skips_a_first_process_that_has_exited_successfully() {
     let attempts = [&[GOOD, FAILS, GOOD][..], &[FAILS, GOOD, FAILS], &[FAILS, FAILS, GOOD]];
     let report = run(&restarting(with(&[First, First, Main], plain(&attempts, &[]))));
     assert_eq!((report.outcome, report.restarts), (NodeOutcome::Completed, 2));

@@ -1,4 +1,4 @@
-//! The laws of supervision, over random histories in virtual time.
+//! The invariants of supervision, over random histories in virtual time.
 
 mod lifecycle;
 mod world;
@@ -138,7 +138,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// The laws themselves are in `laws/judge.rs`, where each effect is checked as it comes.
+    /// The invariants are in `world/checks.rs`, where each effect is checked as it comes.
     #[test]
     fn every_history_obeys(job in job()) {
         let world = World::live(&job);
@@ -153,7 +153,7 @@ proptest! {
         prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost);
         if let NodeOutcome::Failed { culprit, exit } = report.outcome {
             prop_assert_eq!(report.ranks[culprit].exit, Some(exit));
-            prop_assert!(!report.ranks[culprit].signalled, "a rank that was told is never the culprit");
+            prop_assert!(!report.ranks[culprit].signalled, "a rank that was signalled is never the culprit");
         }
     }
 
@@ -168,9 +168,9 @@ proptest! {
     }
 }
 
-/// A law that nothing puts to the test holds always.
+/// An invariant that no history exercises always holds.
 #[test]
-fn the_histories_hold_what_they_are_for() {
+fn the_histories_cover_all_cases() {
     use proptest::strategy::ValueTree;
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = std::collections::BTreeMap::new();
@@ -178,14 +178,14 @@ fn the_histories_hold_what_they_are_for() {
     for _ in 0..3000 {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
-        lifecycle::what_it_holds(&job, &world, &mut note);
+        lifecycle::note_cases(&job, &world, &mut note);
         let World { together, notes, report, waits_asleep, .. } = world;
         let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
         note("several ends", any(&|t| t.ended > 1));
         note("several failures", any(&|t| t.failed > 1));
         note("codes and signals", any(&|t| t.failed > t.by_signal && t.by_signal > 0));
-        note("failures and good ends", any(&|t| t.failed > 0 && t.ended > t.failed + t.told));
-        note("several that were told", any(&|t| t.told > 1));
+        note("failures and good ends", any(&|t| t.failed > 0 && t.ended > t.failed + t.signalled));
+        note("several that were signalled", any(&|t| t.signalled > 1));
         note("failures among old news", any(&|t| t.failed > 1 && t.no_news > 0));
         note("failures among those of older attempts", any(&|t| t.failed > 1 && t.no_news > 0 && t.again));
         let stops = |at| job.happenings.contains(&(at, Happening::Stop));
@@ -196,7 +196,7 @@ fn the_histories_hold_what_they_are_for() {
         let asked = notes.iter().any(|n| matches!(n, ProgressNote::Stopping { living, .. } if !living.is_empty()));
         note("a signal that is passed on", asked && job.policy.repeats_signal);
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
-        note("someone who cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
+        note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();
         note("several restarts", report.restarts > 1);
         let ends: Vec<_> = report.attempts.iter().map(|a| (a.culprit, a.exit)).collect();
@@ -258,7 +258,7 @@ fn a_failure_stops_the_others_and_is_the_culprit_even_if_a_signal_follows() {
 }
 
 #[test]
-fn a_rank_that_ends_well_when_told_is_no_victim() {
+fn a_rank_that_exits_successfully_when_signalled_is_no_victim() {
     let obliging = Manners { lives: None, on_term: Some((1, Exit::Code(0))), ..GOOD };
     let report = run(&plain(&[&[obliging, FAILS, GOOD]], &[]));
     assert_eq!(report.victims(), [2]);
@@ -271,7 +271,7 @@ fn no_ranks_is_done_at_once() {
 }
 
 #[test]
-fn a_failed_job_is_tried_again_until_it_goes_well() {
+fn a_failed_job_is_restarted_until_it_succeeds() {
     let report = run(&restarting(plain(&[&[GOOD, FAILS], &[FAILS, GOOD], &[GOOD, GOOD]], &[])));
     assert_eq!((report.outcome, report.restarts, report.no_restart), (NodeOutcome::Completed, 2, None));
     assert_eq!(report.attempts.iter().map(|a| a.culprit).collect::<Vec<_>>(), [1, 0]);
@@ -304,7 +304,7 @@ fn a_stop_while_a_failure_is_cleaned_up_or_killed_cancels_the_restart() {
 }
 
 #[test]
-fn what_cannot_be_killed_is_named_and_left_and_nothing_is_tried_again() {
+fn a_rank_that_cannot_be_killed_is_named_and_left_and_the_job_is_not_restarted() {
     let job = restarting(plain(&[&[UNKILLABLE, FAILS]], &[]));
     let world = World::live(&job);
     let report = world.report.unwrap();
@@ -315,7 +315,7 @@ fn what_cannot_be_killed_is_named_and_left_and_nothing_is_tried_again() {
 }
 
 #[test]
-fn timers_go_on_with_what_they_had_left() {
+fn timers_go_on_with_their_remaining_time() {
     let (suspend, resume) = (Happening::Suspend, Happening::Resume);
     // The grace: 5 s before and after.
     let night = [(1_000, Happening::Stop), (6_000, suspend), (606_000, resume)];
@@ -327,7 +327,7 @@ fn timers_go_on_with_what_they_had_left() {
     let calm = run(&restarting(plain(&[&[FAILS]], &[])));
     let night = run(&restarting(plain(&[&[FAILS]], &[(100, suspend), (50_100, resume)])));
     assert_eq!(night.at, calm.at + 50_000 * MS);
-    // One that begins while all sleep: the last of those that were told is killed by somebody else.
+    // One that begins while all sleep: the last of the signalled ranks is killed by another process.
     let restless = Manners { dies_frozen: Some(Exit::Signal(9)), ..STUBBORN };
     let job = restarting(plain(&[&[restless, FAILS], &[GOOD, GOOD]], &[(1_000, suspend), (50_000, resume)]));
     let wait = job.policy.restart.backoff.delay(1, 1);
@@ -360,13 +360,13 @@ fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
 }
 
 #[test]
-fn of_those_that_ended_together_the_first_that_failed_is_to_blame_and_none_is_told() {
+fn of_ranks_that_ended_together_the_first_failure_is_the_culprit_and_none_is_signalled() {
     let id = |local_rank| ChildId { attempt: 0, local_rank };
     let mut machine = Supervisor::adopting(4, SupervisionPolicy::with_grace(Duration::from_secs(1)), Duration::ZERO);
     let mut effects = Vec::new();
     let ended = vec![(id(0), Exit::Code(0)), (id(2), Exit::Signal(9)), (id(1), Exit::Code(1))];
     machine.handle(Duration::from_secs(1), SupervisorEvent::Exited(ended), &mut effects);
-    // The one that lives, and nobody else, is told.
+    // Only the rank that lives is signalled.
     assert_eq!(effects, [Effect::Kill { child: id(3), signal: libc::SIGTERM }]);
     effects.clear();
     machine.handle(Duration::from_secs(2), SupervisorEvent::Exited(vec![(id(3), Exit::Signal(15))]), &mut effects);
@@ -380,7 +380,7 @@ fn of_those_that_ended_together_the_first_that_failed_is_to_blame_and_none_is_to
 }
 
 #[test]
-fn no_news_while_a_restart_is_waited_for_changes_nothing() {
+fn outdated_events_during_a_restart_delay_change_nothing() {
     let restart = RestartPolicy { max_restart: 5, ..RestartPolicy::default() };
     let backoff = RestartBackoff { base: Duration::from_secs(9), max: Duration::from_secs(9), seed: 0 };
     let policy = SupervisionPolicy {

@@ -1,5 +1,5 @@
-//! A world in virtual time: ranks with manners, a user, a clock. It does what the supervisor says;
-//! `judge.rs` checks each effect as it comes.
+//! A simulation in virtual time: ranks with manners, a user, a clock. It carries out the supervisor's effects;
+//! `checks.rs` checks each effect as it comes.
 
 mod checks;
 mod job;
@@ -30,7 +30,7 @@ struct Sim {
     /// When it ends; while `frozen` and not killed, after how long.
     dies: Option<(Duration, Exit)>,
     frozen: bool,
-    told: bool,
+    signalled: bool,
     killed: bool,
 }
 
@@ -41,7 +41,7 @@ impl Sim {
         ended: Duration::ZERO,
         dies: None,
         frozen: false,
-        told: false,
+        signalled: false,
         killed: false,
     };
 
@@ -66,7 +66,7 @@ struct First {
 
 #[derive(Clone, Copy, Debug)]
 enum Cause {
-    /// All that is waited for has ended well.
+    /// All ranks that are waited for have exited successfully.
     Done,
     Failed(usize, Exit),
     NotStarted(usize),
@@ -82,7 +82,7 @@ pub struct World<'a> {
     sims: Vec<Sim>,
     now: Duration,
     chance: fastrand::Rng,
-    /// Who ended when, those together that were seen together.
+    /// The ends of ranks, those together that were seen together.
     pub together: Vec<Together>,
     /// Suspended since.
     asleep: Option<Duration>,
@@ -164,7 +164,7 @@ impl<'a> World<'a> {
         }
         while world.report.is_none() {
             if !world.step(None) {
-                // Everybody left lives for ever and nobody asked for a stop: then, and only then.
+                // All ranks that are left live for ever and no stop was asked for: then, and only then.
                 let runs = world.first.is_none() && world.alive().any(|rank| !world.serves(rank));
                 assert!(world.asleep.is_some() || runs, "stuck at {:?}", world.now);
                 world.happen(if world.asleep.is_some() { Happening::Resume } else { Happening::Stop });
@@ -230,10 +230,10 @@ impl<'a> World<'a> {
     fn happen(&mut self, happening: Happening) {
         match happening {
             Happening::Notify => {
-                let told = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
-                let told: Vec<_> = told.collect();
+                let expected = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
+                let expected: Vec<_> = expected.collect();
                 let before = self.standing();
-                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (told, before));
+                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (expected, before));
             }
             Happening::Suspend => {
                 self.asleep.get_or_insert(self.now);
@@ -286,14 +286,14 @@ impl<'a> World<'a> {
         self.now = self.now.max(at);
         match what {
             0 => self.answer(rank),
-            1 => self.those_who_end_now(),
+            1 => self.ranks_that_end_now(),
             _ => {
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
                 self.act(effects);
             }
         }
-        self.what_is_old_changes_nothing();
+        self.outdated_events_change_nothing();
         true
     }
 
@@ -319,7 +319,7 @@ impl<'a> World<'a> {
 
     /// All whose time has come, in any order, among ends that are no news: of strangers, of older attempts,
     /// of those that have ended already.
-    fn those_who_end_now(&mut self) {
+    fn ranks_that_end_now(&mut self) {
         let ending: Vec<_> = self.alive().filter(|&rank| self.dies_at(rank).is_some_and(|at| at <= self.now)).collect();
         let how = |rank: usize| match &self.sims[rank] {
             sim if sim.sleeps() => self.manners(rank).dies_frozen.unwrap(),
@@ -327,12 +327,13 @@ impl<'a> World<'a> {
         };
         let mut seen: Vec<_> = ending.iter().map(|&rank| (self.id(rank), how(rank))).collect();
         let mut twice: Vec<_> = ending.iter().map(|&rank| (self.id(rank), Exit::Signal(6))).collect();
-        let mut others: Vec<_> = self.what_ends_no_more(&ending).into_iter().map(|id| (id, Exit::Code(97))).collect();
+        let mut others: Vec<_> =
+            self.ranks_that_cannot_end(&ending).into_iter().map(|id| (id, Exit::Code(97))).collect();
         others.retain(|_| self.chance.u8(..) < 40);
         twice.retain(|_| self.chance.u8(..) < 40);
         seen.extend(others);
         self.chance.shuffle(&mut seen);
-        // Nobody ends twice: what is said of him first holds.
+        // No rank ends twice: the first end holds.
         seen.extend(twice);
         let no_news = seen.len() - ending.len();
         let mut together = Together { at: self.now, no_news, again: self.attempt > 0, ..Together::default() };
@@ -344,8 +345,8 @@ impl<'a> World<'a> {
             let sim = &mut self.sims[id.local_rank];
             (sim.life, sim.ended) = (Life::Ended(exit), self.now);
             together.ended += 1;
-            if sim.told {
-                together.told += 1;
+            if sim.signalled {
+                together.signalled += 1;
             } else if !exit.is_success() {
                 together.failed += 1;
                 together.by_signal += usize::from(matches!(exit, Exit::Signal(_)));
@@ -367,8 +368,8 @@ impl<'a> World<'a> {
         assert_eq!(said, finishing.as_ref());
     }
 
-    /// Of whom an end is no news: strangers, other attempts, and all that do not live, beside `ending`.
-    fn what_ends_no_more(&self, ending: &[usize]) -> Vec<ChildId> {
+    /// Children whose end is outdated: strangers, other attempts, and all that do not live, beside `ending`.
+    fn ranks_that_cannot_end(&self, ending: &[usize]) -> Vec<ChildId> {
         let dead = (0..self.sims.len()).filter(|rank| !self.sims[*rank].is_alive() && !ending.contains(rank));
         let dead = dead.map(|rank| self.id(rank));
         let others = [self.attempt.wrapping_sub(1), self.attempt + 1];
@@ -390,7 +391,7 @@ impl<'a> World<'a> {
     }
 
     /// Events of other attempts, of the dead, said twice, and turns of the clock that came too early.
-    fn what_is_old_changes_nothing(&mut self) {
+    fn outdated_events_change_nothing(&mut self) {
         let before = self.standing();
         let mut effects = Vec::new();
         if before.0.is_none_or(|at| self.now < at) {
@@ -417,7 +418,7 @@ impl<'a> World<'a> {
                 events.extend([SupervisorEvent::Spawned(id), SupervisorEvent::SpawnFailed(id, "".into())]);
             }
         }
-        let all = self.what_ends_no_more(&[]).into_iter().map(|id| (id, Exit::Code(96)));
+        let all = self.ranks_that_cannot_end(&[]).into_iter().map(|id| (id, Exit::Code(96)));
         events.extend([SupervisorEvent::Exited(all.collect()), SupervisorEvent::Exited(Vec::new())]);
         for event in events {
             self.machine.handle(self.now, event, &mut effects);
@@ -426,13 +427,13 @@ impl<'a> World<'a> {
         assert_eq!(before, self.standing());
     }
 
-    /// What can be asked of the machine.
+    /// All that can be asked of the machine.
     fn standing(&self) -> (Option<Duration>, Vec<usize>, bool) {
         (self.machine.next_deadline(), self.machine.living(), self.machine.is_stopping())
     }
 
     fn nothing_moves_any_more(&mut self) {
-        self.what_is_old_changes_nothing();
+        self.outdated_events_change_nothing();
         for event in [
             SupervisorEvent::Stop(15),
             SupervisorEvent::Suspend,

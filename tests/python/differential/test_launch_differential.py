@@ -1,4 +1,4 @@
-"""Several fixed nodes: what each rank is told, by rlaunch and by Paddle's launcher, asked the same."""
+"""Several fixed nodes: the variables of each rank, by rlaunch and by Paddle's launcher."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def compared(env: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_node_tells_its_ranks_what_paddles_launcher_tells_them(oracle: Oracle, part: int) -> None:
+def test_every_node_sets_the_variables_that_paddles_launcher_sets(oracle: Oracle, part: int) -> None:
     chance = random.Random(f"{SEED}/{part}")
     for _ in range(CASES // PARTS):
         argv, environ = drawn(chance)
@@ -70,11 +70,11 @@ def test_every_node_tells_its_ranks_what_paddles_launcher_tells_them(oracle: Ora
             {"argv": argv, "environ": environment(**environ), "custom": [], "plugins": True}, "launch"
         )
         mine = by_rlaunch(argv, environ)
-        told = [compared(row) for row in theirs["rows"]]
-        assert [compared(row) for row in mine] == told, (argv, environ)
+        theirs_compared = [compared(row) for row in theirs["rows"]]
+        assert [compared(row) for row in mine] == theirs_compared, (argv, environ)
 
 
-def test_loopback_among_several_nodes_is_refused_in_paddles_words(oracle: Oracle) -> None:
+def test_loopback_among_several_nodes_is_refused_with_paddles_text(oracle: Oracle) -> None:
     argv = ["--ips=127.0.0.1,10.0.0.1", "--host=10.0.0.1"]
     (theirs,) = oracle.ask({"argv": argv, "environ": environment(), "custom": [], "plugins": True}, "launch")
     command = [sys.executable, "-m", "rlaunch", *argv, __file__]

@@ -1,4 +1,4 @@
-"""What processes of parameter-server and RPC jobs are told, against Paddle's two launchers."""
+"""The variables of processes of parameter-server and RPC jobs, against Paddle's two launchers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from effort import cases
 from launching import LIMIT, environment, free_ports
 from oracle import SEED, Oracle
 
-# What is not the job's: folders, names drawn at random, what only one of the two writes.
+# Values that are not the job's: folders, random names, variables that only one of the two writes.
 APART = {
     "PADDLE_LOG_DIR", "POD_NAME", "PADDLE_GLOO_FS_PATH", "PADDLE_BACKUP_ENV_PATH",
     "RLAUNCH_EXPORTED", "RLAUNCH_OUTER_LOGS",
@@ -68,7 +68,7 @@ def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
     """Free ports by the order in which they appear, numbers by the place in the list, if they are not so."""
     names: dict[str, str] = {}
 
-    def named(port: str) -> str:
+    def port_name(port: str) -> str:
         return port if port in given else names.setdefault(port, f"p{len(names)}")
 
     normal = []
@@ -82,9 +82,9 @@ def normal(rows: Rows, given: set[str], by_place: bool = False) -> Rows:
             env["PADDLE_TRAINER_ID"] = number
         for name in sorted(env):
             if name == "PADDLE_PORT":
-                env[name] = named(env[name])
+                env[name] = port_name(env[name])
             elif re.search("LIST|ENDPOINT", name):
-                env[name] = re.sub(r"(?<=:)\d+", lambda m: named(m[0]), env[name])
+                env[name] = re.sub(r"(?<=:)\d+", lambda m: port_name(m[0]), env[name])
         normal.append((log, env))
     return normal
 
@@ -109,7 +109,7 @@ def agree(
 
 
 class Draw:
-    """Endpoints that nobody has, on some nodes."""
+    """Endpoints that no process has, on some nodes."""
 
     def __init__(self, seed: str, nodes: list[str]) -> None:
         self.random = random.Random(seed)
@@ -148,7 +148,7 @@ def a_newer_request(draw: Draw) -> tuple[list[str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", range(CASES))
-def test_the_newer_words_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
+def test_newer_options_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Path, case: int) -> None:
     argv, environ = a_newer_request(Draw(f"{SEED} newer {case}", NODES))
     agree(oracle, tmp_path, "newer ps", argv, environ)
 
@@ -209,14 +209,16 @@ def test_legacy_options_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Pa
     agree(oracle, tmp_path, "legacy ps", argv, environ)
 
 
-def test_rpc_is_told_what_paddle_tells(oracle: Oracle, tmp_path: Path) -> None:
+def test_rpc_variables_are_those_of_paddle(oracle: Oracle, tmp_path: Path) -> None:
     argv = ["--run_mode=rpc", f"--master=127.0.0.1:{free_ports(1)}", "--nproc_per_node=3"]
     ours, real = agree(oracle, tmp_path, "newer ps", argv, {})
     assert real["mode"] == "RpcController"
     assert [log for log, _ in ours] == ["workerlog.0", "workerlog.1", "workerlog.2"]
 
 
-def test_the_platform_s_process_is_started_once_with_what_it_inherits(oracle: Oracle, tmp_path: Path) -> None:
+def test_the_platform_s_process_runs_once_with_its_inherited_environment(
+    oracle: Oracle, tmp_path: Path
+) -> None:
     environ = {
         "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "POD_IP": "10.0.0.1", "PADDLE_TRAINER_ID": "0",
         "TRAINER_PORTS_NUM": "1", "TRAINING_ROLE": "TRAINER", "PADDLE_PORT": "7000",
@@ -225,8 +227,8 @@ def test_the_platform_s_process_is_started_once_with_what_it_inherits(oracle: Or
     (real,) = oracle.ask({"argv": ["--worker_num=2", "--server_num=2"], "environ": environ}, "legacy ps")
     ((_, theirs),) = real["rows"]
     ours = ask_rlaunch(tmp_path, ["--worker_num=2", "--server_num=2"], environ)
-    ((log, told),) = ours
-    # Beside it, what launchers inside it go by.
+    ((log, variables),) = ours
+    # Beside it, variables for launchers inside it.
     assert log == "workerlog.0"
-    assert {name: value for name, value in told.items() if not name.startswith("RLAUNCH_")} == environ
+    assert {name: value for name, value in variables.items() if not name.startswith("RLAUNCH_")} == environ
     assert {name: theirs[name] for name in environ} == environ

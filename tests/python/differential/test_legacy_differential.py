@@ -1,4 +1,4 @@
-"""``--legacy`` beside Paddle's own legacy launcher: the same ranks, told the same, whatever is asked."""
+"""``--legacy`` beside Paddle's own legacy launcher: the same ranks and variables, for any request."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def drawn(rng: random.Random) -> Asked:
     environ = {name: value for name, value in variables.items() if value is not None}
     argv = [f"--{name}={value}" for name, value in options.items() if value is not None]
     rng.shuffle(argv)
-    # What CUDA would show of four.
+    # The devices that CUDA would show of four.
     listed = environ.get("CUDA_VISIBLE_DEVICES")
     count = 4 if listed is None else len([device for device in listed.split(",") if device])
     return {
@@ -106,7 +106,7 @@ def drawn(rng: random.Random) -> Asked:
 
 
 def by_rlaunch(asked: Asked, machine: dict[str, str]) -> dict[str, Any]:
-    """What rlaunch would start, or why not. A port that another program has is free again before long."""
+    """The processes that rlaunch would start, or the error. A port of another program is free again soon."""
     command = [sys.executable, "-m", "rlaunch", "--legacy=1", "--dry_run=json", *asked["argv"], __file__]
     deadline = time.monotonic() + 30
     while True:
@@ -187,7 +187,7 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
 
 
 def agree(oracle: Oracle, machine: dict[str, str], asked: Asked) -> str:
-    """Checks that both do the same, or differ as is written down; what it was."""
+    """Checks that both do the same, or differ as documented; returns the kind of outcome."""
     asked_of_real = dict(asked)
     # There --host has the default that its help speaks of, and variables override options.
     if (pod_ip := asked["environ"].get("POD_IP")) and not several(asked):
@@ -196,25 +196,25 @@ def agree(oracle: Oracle, machine: dict[str, str], asked: Asked) -> str:
         {**asked_of_real, "environ": {**asked["environ"], "PATH": os.environ["PATH"]}}, "legacy"
     )
     mine = by_rlaunch(asked, machine)
-    told = f"{asked}\nPaddle: {real}\nrlaunch: {mine}"
+    context = f"{asked}\nPaddle: {real}\nrlaunch: {mine}"
     if (known := listed_difference(asked, real, mine)) is not None:
         return known
-    assert ("error" in real) == ("error" in mine), told
+    assert ("error" in real) == ("error" in mine), context
     if "error" in real:
         # Of several faults each may name another.
         return "refused"
     fixed = "find free ports" not in real["said"]
-    assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
-    assert mine["removed"] == real["removed"], told
+    assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), context
+    assert mine["removed"] == real["removed"], context
     # As test_launch_legacy.py wants them of rlaunch.
     assert real["logs"] == [
         "endpoints.log",
         *sorted(f"workerlog.{local}" for local in range(len(mine["rows"]))),
     ]
-    everybody = (
+    endpoints = (
         real["rows"][0].get("PADDLE_TRAINER_ENDPOINTS") or asked["environ"]["PADDLE_TRAINER_ENDPOINTS"]
     )
-    assert real["endpoints"] == "PADDLE_TRAINER_ENDPOINTS: \n" + everybody.replace(",", "\n")
+    assert real["endpoints"] == "PADDLE_TRAINER_ENDPOINTS: \n" + endpoints.replace(",", "\n")
     return "started"
 
 
@@ -264,7 +264,7 @@ PLATFORM = {
         (GPUS, ["--enable_auto_mapping=1"], {}),
     ],
 )
-def test_a_refusal_has_the_words_of_paddles(
+def test_an_error_has_the_text_of_paddles(
     oracle: Oracle,
     four_gpus: dict[str, str],
     asked: Asked,
@@ -320,7 +320,7 @@ def mapped(rng: random.Random, folder: Path) -> Asked:
 def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: Path) -> None:
     rng = random.Random(f"{SEED}/mapping")
     gpus = {**environment(), "LD_LIBRARY_PATH": four_gpus["LD_LIBRARY_PATH"]}
-    # What rlaunch says differently, and what has the command line in it.
+    # Texts that differ in rlaunch, and those that contain the command line.
     apart = ("PADDLE_ENABLE_ELASTIC", "PADDLE_ORIGINAL_CMD_ARGS")
     passes = set()
     for _ in range(cases(30, 80)):
@@ -328,9 +328,9 @@ def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: P
         environ = {**asked["environ"], "PATH": os.environ["PATH"]}
         (real,) = oracle.ask({**asked, "environ": environ}, "legacy")
         mine = by_rlaunch(asked, gpus)
-        told = f"{asked}\nPaddle: {real}\nrlaunch: {mine}"
-        assert "error" not in real, told
-        assert "error" not in mine, told
+        context = f"{asked}\nPaddle: {real}\nrlaunch: {mine}"
+        assert "error" not in real, context
+        assert "error" not in mine, context
         assert [set(apart) & set(row) for row in mine["rows"]] == [
             set(apart) & set(row) for row in real["rows"]
         ]
@@ -342,6 +342,6 @@ def test_any_rank_mapping(oracle: Oracle, four_gpus: dict[str, str], tmp_path: P
         for row in mine["rows"]:
             assert row.pop("PADDLE_MASTER", None) != first
         fixed = "PADDLE_PORT" in environ or "FLAGS_START_PORT" in environ
-        assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), told
+        assert normal(mine["rows"], fixed) == normal(real["rows"], fixed), context
         passes.add(mine["rows"][0]["PADDLE_NEED_RANK_MAPPING"])
     assert passes == {"True", "False"}

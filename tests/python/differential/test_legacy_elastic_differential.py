@@ -26,7 +26,7 @@ def oracle() -> Iterator[Oracle]:
 def by_paddle(
     oracle: Oracle, np: str, own: str, ips: str, hosts: list[str], **changes: str
 ) -> dict[str, Any]:
-    """What its one rank would be told on this node, where etcd shows these."""
+    """The variables of its one rank on this node, where etcd shows these."""
     elastic = {"SERVER": "127.0.0.1:1", "JOB_ID": "job", "NP": np, "TIMEOUT": "0"}
     environ = {f"PADDLE_ELASTIC_{name}": value for name, value in elastic.items()}
     environ |= {**DEVICES, **changes, "PATH": os.environ["PATH"]}
@@ -39,14 +39,14 @@ def by_paddle(
 
 
 def normal(env: dict[str, str]) -> dict[str, str]:
-    """What a launcher tells, without ports and the name of the job's folder."""
-    told = {name: value for name, value in env.items() if re.match("PADDLE|FLAGS|DISTRIBUTED", name)}
-    told = {name: value for name, value in told.items() if not name.startswith("PADDLE_ELASTIC_")}
-    told["PADDLE_GLOO_FS_PATH"] = "FOLDER"
-    return {name: re.sub(r":\d{4,}", ":PORT", value) for name, value in told.items()}
+    """The variables that a launcher sets, without ports and the name of the job's folder."""
+    variables = {name: value for name, value in env.items() if re.match("PADDLE|FLAGS|DISTRIBUTED", name)}
+    variables = {name: value for name, value in variables.items() if not name.startswith("PADDLE_ELASTIC_")}
+    variables["PADDLE_GLOO_FS_PATH"] = "FOLDER"
+    return {name: re.sub(r":\d{4,}", ":PORT", value) for name, value in variables.items()}
 
 
-def test_ranks_are_told_the_same(oracle: Oracle, tmp_path: Path) -> None:
+def test_ranks_have_the_same_variables(oracle: Oracle, tmp_path: Path) -> None:
     ips = "127.0.0.2,127.0.0.1"
     with Etcd(tmp_path / "etcd") as etcd:
         nodes = [Node(tmp_path / host, etcd, "job", host) for host in ips.split(",")]
@@ -66,10 +66,10 @@ def test_ranks_are_told_the_same(oracle: Oracle, tmp_path: Path) -> None:
         assert mine[number] == real
 
 
-def test_who_stays_has_the_number_that_paddle_gives_it(oracle: Oracle) -> None:
+def test_remaining_nodes_have_the_numbers_that_paddle_gives_them(oracle: Oracle) -> None:
     """As `test_nodes_come_and_go_and_the_others_keep_their_numbers` has it of rlaunch."""
     hosts = [f"127.0.0.{number}" for number in range(1, 5)]
     fewer = [f"{host}:6170" for host in hosts[1:]]
-    told = [by_paddle(oracle, "2:4", host, ",".join(hosts), fewer) for host in hosts[1:]]
-    assert [env["PADDLE_TRAINERS"] for env in told] == ["127.0.0.4,127.0.0.2,127.0.0.3"] * 3
-    assert [env["PADDLE_TRAINER_ID"] for env in told] == ["1", "2", "0"]
+    variables = [by_paddle(oracle, "2:4", host, ",".join(hosts), fewer) for host in hosts[1:]]
+    assert [env["PADDLE_TRAINERS"] for env in variables] == ["127.0.0.4,127.0.0.2,127.0.0.3"] * 3
+    assert [env["PADDLE_TRAINER_ID"] for env in variables] == ["1", "2", "0"]

@@ -75,12 +75,12 @@ class Node:
             "endpoints": [f"{address}:6", f"{address}:7"],
             "rules": rules,
         }
-        self.port, self.tie = port, None
+        self.port, self.client = port, None
         self.news: list[tuple[str, str, str | None]] = []
 
     def join(self, **rules: Any) -> Node:
         self.offer["rules"].update(rules)
-        self.tie = native_hooks.MasterClient(
+        self.client = native_hooks.MasterClient(
             "127.0.0.1", self.port, self.offer["name"], self.record({"is": "Ready", "seen": 0})
         )
         return self
@@ -91,7 +91,7 @@ class Node:
     def until(self, what: Callable[[dict[str, Any], list[Any] | None], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
-            for kind, text, members in self.tie.heard(1.0):
+            for kind, text, members in self.client.heard(1.0):
                 self.news.append((kind, text, members))
                 if kind == "state":
                     found = what(json.loads(text), members and json.loads(members))
@@ -103,9 +103,7 @@ class Node:
         return self.until(lambda state, members: state["phase"]["is"] == "Running" and members)
 
 
-def test_paddle_s_client_finds_what_it_finds_at_paddle_s_server(
-    ours: native_hooks.Master, theirs: Any
-) -> None:
+def test_paddle_s_client_gets_the_answers_of_paddle_s_server(ours: native_hooks.Master, theirs: Any) -> None:
     def asked(port: int) -> list[Any]:
         client = KVClient(f"127.0.0.1:{port}")
         asked = [
@@ -163,7 +161,7 @@ def test_connections_are_kept(ours: native_hooks.Master) -> None:
 
 @contextlib.contextmanager
 def paddle_s(port: int, sort_ip: bool = False) -> Iterator[Any]:
-    """What of Paddle's launcher meets the others; its host is elsewhere, so that it serves nothing itself."""
+    """The rendezvous part of Paddle's launcher; its host is elsewhere, so that it serves nothing itself."""
     ctx = types.SimpleNamespace(
         args=types.SimpleNamespace(master=f"localhost:{port}", rank=-1, sort_ip=sort_ip),
         node=types.SimpleNamespace(ip="10.9.8.7"),
@@ -213,7 +211,7 @@ def test_both_compute_the_same_order(
 
 @pytest.mark.parametrize("sort_ip", [False, True])
 @pytest.mark.parametrize("ranks", [(-1, -1), (1, 0)])
-def test_a_node_of_ours_meets_those_of_paddle_s_master(
+def test_a_node_of_ours_joins_a_rendezvous_at_paddle_s_master(
     theirs: Any, ranks: tuple[int, int], sort_ip: bool
 ) -> None:
     port = theirs.server_address[1]
@@ -234,7 +232,7 @@ def test_a_node_of_ours_meets_those_of_paddle_s_master(
     assert all_[index][1] == own
 
 
-def test_a_number_that_is_given_twice_is_named(theirs: Any) -> None:
+def test_a_duplicate_node_rank_is_named(theirs: Any) -> None:
     port = theirs.server_address[1]
     assert KVClient(f"127.0.0.1:{port}").put("/job/info/first/0", payload("first", 0))
     with pytest.raises(OSError, match=r"--rank 0 is given twice: /job/info/first/0 and /job/info/us/0"):
@@ -253,7 +251,7 @@ def test_no_proxy_is_asked(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert [key for key, _ in found] == ["/job/info/us/-1"]
 
 
-def test_whoever_reads_nothing_stalls_nobody(ours: native_hooks.Master) -> None:
+def test_a_client_that_reads_nothing_stalls_no_other(ours: native_hooks.Master) -> None:
     client = KVClient(f"127.0.0.1:{ours.port}")
     for i in range(20):
         assert client.put(f"/big/{i}", "x" * 1_000_000)
@@ -288,7 +286,7 @@ def test_paddle_s_launcher_starts_with_a_node_of_ours(place: Place) -> None:
     process = paddle_s_launcher(place, ours.port)
     try:
         members = node.round()
-        node.tie.put(node.record({"is": "Runs", "round": 1}))
+        node.client.put(node.record({"is": "Runs", "round": 1}))
         assert process.wait(LIMIT * 3) == 0, (place.folder / "log" / "workerlog.0").read_text()
     finally:
         process.kill()

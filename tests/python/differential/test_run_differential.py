@@ -36,7 +36,7 @@ PASSED_ON = re.compile(
 )
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 TIMESTAMP = re.compile(r'\\?"timestamp\\?": ?\\?"?\d+\\?"?')
-# What a folder of one run has in its name.
+# The part of a folder's name that belongs to one run.
 DRAWN = "[a-z0-9_]{8}"
 
 
@@ -106,12 +106,12 @@ class Side:
         text = re.sub(rf"_{DRAWN}(?=/attempt_)", "_X", text)
         return re.sub(rf"\b{self.port}\b", "PORT", text)
 
-    def told(self) -> dict[str, Any]:
-        """All that was seen, by what and of whom."""
-        told: dict[str, Any] = {"status": self.status, **self.workers(), **self.events(), **self.error_file()}
+    def outcome(self) -> dict[str, Any]:
+        """All that was seen, by kind and rank."""
+        seen: dict[str, Any] = {"status": self.status, **self.workers(), **self.events(), **self.error_file()}
         for stream in ("out", "err"):
             lines = Counter(re.findall(r".*say (?:out|err) \d.*", self.plain(self.text(stream))))
-            told.update({f"{stream}: {line}": count for line, count in lines.items()})
+            seen.update({f"{stream}: {line}": count for line, count in lines.items()})
         for path in self.folder.rglob("attempt_*/**/*"):
             within = path.relative_to(self.folder)
             if "rlaunch" in within.parts:
@@ -120,13 +120,13 @@ class Side:
             if path.name == "error.json":
                 content = TIMESTAMP.sub("T", content)
             elif path.name.startswith("filtered"):
-                # Whose line is first is chance.
+                # The order of the lines is chance.
                 content = "\n".join(sorted(content.split("\n")))
-            told[f"log {self.plain(str(within))}"] = content
-        return told
+            seen[f"log {self.plain(str(within))}"] = content
+        return seen
 
     def workers(self) -> dict[str, Any]:
-        """What each worker has told of itself, by attempt and rank."""
+        """The variables that each worker has written, by attempt and rank."""
         workers = {}
         for path in self.folder.glob("seen.*.json"):
             about = json.loads(path.read_text())
@@ -140,7 +140,7 @@ class Side:
         return workers
 
     def events(self) -> dict[str, Any]:
-        """What happened, by state, worker and attempt."""
+        """The events, by state, worker and attempt."""
         events: dict[str, Any] = {}
         for line in self.text("err").splitlines():
             if re.match(r'\{"name": ?"torchelastic', line) is None:
@@ -211,7 +211,7 @@ def sides_of(names: list[str], folder: Path) -> Sides:
 
 
 def unlike(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What the two differ in; None: it is not there. Of what is on one side alone, only that."""
+    """The differences of the two; None: no value. Of entries on one side alone, only those."""
     ran = [any(key.startswith("worker ") for key in side) for side in (theirs, ours)]
     if ran in ([True, False], [False, True]):
         of_workers = ("out: ", "err: ", "log ", "event ")
@@ -255,8 +255,8 @@ def test_only_documented_differences(name: str, sides: Sides) -> None:
 
 
 def complaints(line: Line, theirs: Side, ours: Side) -> list[Any]:
-    """What is not as it is documented."""
-    found = unlike(theirs.told(), ours.told())
+    """The differences that are not documented."""
+    found = unlike(theirs.outcome(), ours.outcome())
     reasons = {key: explained(key, pair, line) for key, pair in found.items()}
     wrong: list[Any] = [(key, *found[key]) for key in sorted(found) if reasons[key] is None]
     expected = {(name, number) for name in line.differs for number in range(len(DIFFERENCES[name].seen))}
@@ -279,7 +279,7 @@ def complaints(line: Line, theirs: Side, ours: Side) -> list[Any]:
 def test_the_forked_torchrun_is_torchrun(name: str, sides: Sides) -> None:
     forked, plain = sides["theirs"][name], sides["plain"][name]
     assert forked is not plain
-    assert unlike(plain.told(), forked.told()) == {}
+    assert unlike(plain.outcome(), forked.outcome()) == {}
 
 
 def test_each_option_is_in_a_line_in_each_spelling() -> None:
@@ -301,10 +301,10 @@ def test_each_difference_is_in_the_docs_and_in_a_line() -> None:
         assert difference.everywhere or any(name in line.differs for line in LINES.values()), name
 
 
-def test_what_any_line_may_show_is_shown_by_some(sides: Sides) -> None:
+def test_every_difference_that_any_line_may_show_is_shown_by_some(sides: Sides) -> None:
     shown = set()
     for name, ours in sides["ours"].items():
-        found = unlike(sides["theirs"][name].told(), ours.told())
+        found = unlike(sides["theirs"][name].outcome(), ours.outcome())
         shown |= {explained(key, pair, LINES[name]) for key, pair in found.items()}
     everywhere = {name for name, difference in DIFFERENCES.items() if difference.everywhere}
     # Machines with few CPUs, or with a name that is localhost, do not show these.

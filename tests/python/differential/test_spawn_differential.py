@@ -175,7 +175,7 @@ def test_a_backend_that_paddle_cannot_serve(
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
-    # Unlike Paddle, whose ::1:6070 is not to be told from an address.
+    # Unlike Paddle, whose ::1:6070 cannot be distinguished from an address.
     (row,) = ask_here(question(1, {"ips": "::1"}, {}))["rows"]
     assert dict(row)["PADDLE_CURRENT_ENDPOINT"].startswith("[::1]:")
 
@@ -210,7 +210,7 @@ def test_a_busy_start_port_is_refused_and_its_holder_named() -> None:
     assert text.startswith(f"port {port} is in use by pid {os.getpid()} (")
 
 
-def test_a_port_is_free_again_once_nobody_has_the_plan() -> None:
+def test_a_port_is_free_again_once_the_plan_is_dropped() -> None:
     first = free_ports(3)
     environ = {"FLAGS_START_PORT": str(first)}
     rows, leases, *_ = rlaunch._lib.plan_spawn(3, {"backend": "gloo"}, environ, -1)
@@ -382,14 +382,14 @@ def test_devices_as_seen(
             continue
         flag = "FLAGS_selected_" + {"nccl": "gpus", "bkcl": "xpus", "xccl": "npus"}[backend]
         rows = normal(answer, None)["rows"]
-        everybody = ",".join(f"127.0.0.1:p{rank}" for rank in range(nprocs))
+        endpoints = ",".join(f"127.0.0.1:p{rank}" for rank in range(nprocs))
         assert [[tuple(pair) for pair in row] for row in rows] == [
             [
                 (flag, device),
                 ("PADDLE_TRAINER_ID", str(rank)),
                 ("PADDLE_CURRENT_ENDPOINT", f"127.0.0.1:p{rank}"),
                 ("PADDLE_TRAINERS_NUM", str(nprocs)),
-                ("PADDLE_TRAINER_ENDPOINTS", everybody),
+                ("PADDLE_TRAINER_ENDPOINTS", endpoints),
             ]
             for rank, device in enumerate(expected.split())
         ]
@@ -416,7 +416,7 @@ def test_devices_as_seen(
         ),
     ],
 )
-def test_what_cuda_would_misread_is_said(text: str, said: str | None) -> None:
+def test_lists_that_cuda_would_misread_warn(text: str, said: str | None) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": text}
     logged = ask_here(question(1, {"backend": "nccl"}, environ), MACHINES["nccl"])["logged"]
     assert len(logged) == (said is not None)
@@ -425,13 +425,13 @@ def test_what_cuda_would_misread_is_said(text: str, said: str | None) -> None:
 
 
 def test_each_rank_has_a_mig_device_of_its_own() -> None:
-    def told(**options: Any) -> list[tuple[str, str]]:
+    def devices(**options: Any) -> list[tuple[str, str]]:
         listed = {"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb,MIG-cc"}
         rows, *_ = rlaunch._lib.plan_spawn(2, {"backend": "nccl", **options}, listed, 4)
         return [(dict(row)["FLAGS_selected_gpus"], dict(row)["CUDA_VISIBLE_DEVICES"]) for row in rows]
 
-    assert told() == [("0", "MIG-aa"), ("0", "MIG-bb")]
-    assert told(gpus="MIG-cc,MIG-aa") == [("0", "MIG-cc"), ("0", "MIG-aa")]
+    assert devices() == [("0", "MIG-aa"), ("0", "MIG-bb")]
+    assert devices(gpus="MIG-cc,MIG-aa") == [("0", "MIG-cc"), ("0", "MIG-aa")]
 
 
 def test_without_paddle_the_system_and_the_variables_tell_of_custom_devices() -> None:
@@ -447,7 +447,7 @@ def test_without_paddle_the_system_and_the_variables_tell_of_custom_devices() ->
         assert (ours._get_default_backend(), ours._get_default_nprocs()) == ("xccl", 3)
 
 
-def test_what_older_releases_had_is_refused_as_3_3_1_refuses_it(oracle: Oracle) -> None:
+def test_options_of_older_releases_are_refused_as_by_3_3_1(oracle: Oracle) -> None:
     for asked in (question(2, {"backend": "cncl"}, {}), *({"options": {n: "0"}, "environ": {}} for n in OLD)):
         real, beside_it = oracle.ask(asked, "paddle", "rlaunch")
         assert real["error"][0][0] == "ValueError"

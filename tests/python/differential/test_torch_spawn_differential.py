@@ -1,4 +1,4 @@
-"""``rlaunch.torch`` against the real ``torch.multiprocessing``: the same functions, told apart by nothing."""
+"""``rlaunch.torch`` against the real ``torch.multiprocessing``: the same functions, with no difference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answers_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in files]
 
 
-def test_every_ending_is_told_alike(answers: list[dict[str, Any]]) -> None:
+def test_every_end_is_reported_alike(answers: list[dict[str, Any]]) -> None:
     ours, theirs = (each["endings"] for each in answers)
     assert len(theirs) > 35
     assert {name: ours[name] for name in theirs if ours[name] != theirs[name]} == {}

@@ -14,7 +14,7 @@ import sys
 from multiprocessing import set_forkserver_preload
 from typing import Any
 
-# --- What ranks do: rank 1 ends, rank 0 would stay -------------------------------------------------------
+# --- Ranks: rank 1 ends, rank 0 would stay ----------------------------------------------------------------
 
 
 def _stay(i: int) -> None:
@@ -94,7 +94,7 @@ class Unpicklable(Exception):
         raise TypeError("not me")
 
 
-def raises_what_cannot_be_pickled(i: int) -> None:
+def raises_an_unpicklable_error(i: int) -> None:
     _stay(i)
     raise Unpicklable("nor sent")
 
@@ -122,13 +122,13 @@ ENDINGS = [
     ends_by_a_nameless_signal,
     is_interrupted,
     raises_because,
-    raises_what_cannot_be_pickled,
+    raises_an_unpicklable_error,
     raises_at_length,
     raises_no_exception,
 ]
 
 
-def exits_when_told(i: int, ends: list[tuple[int, int]], code: int = 0) -> None:
+def exits_on_sigterm(i: int, ends: list[tuple[int, int]], code: int = 0) -> None:
     for index, (_, write) in enumerate(ends):
         if index != i:
             os.close(write)
@@ -137,7 +137,7 @@ def exits_when_told(i: int, ends: list[tuple[int, int]], code: int = 0) -> None:
     sys.exit(code)
 
 
-def fails_beside_one_who_notices(i: int, read: int, write: int) -> None:
+def fails_beside_a_rank_that_notices(i: int, read: int, write: int) -> None:
     if i == 1:
         os.write(write, b"!")
         os._exit(3)
@@ -153,7 +153,7 @@ def fails_beside_the_deaf(i: int, read: int, write: int) -> None:
     os._exit(4)
 
 
-# --- What is made of it ----------------------------------------------------------------------------------
+# --- The reports of both ----------------------------------------------------------------------------------
 
 FRAME = re.compile(
     r'  File "[^"]*/(torch/multiprocessing/spawn|rlaunch/_spawn/start_processes)\.py", line \d+, in \w+\n'
@@ -199,7 +199,7 @@ def of_endings(mp: Any) -> Any:
 
 def of_joins(mp: Any) -> Any:
     ends = [os.pipe() for _ in range(3)]
-    context = mp.start_processes(exits_when_told, (ends,), 3, join=False, start_method="fork")
+    context = mp.start_processes(exits_on_sigterm, (ends,), 3, join=False, start_method="fork")
     said = [context.join(-1), context.join(0), context.join(0.01), len(context.sentinels)]
     os.write(ends[1][1], b"!")
     said += [context.join(), context.join(0), sorted(context.sentinels.values())]
@@ -213,7 +213,7 @@ def of_joins(mp: Any) -> Any:
 
 def of_a_failure_in_steps(mp: Any) -> Any:
     ends = [os.pipe() for _ in range(3)]
-    context = mp.start_processes(exits_when_told, (ends, 9), 3, join=False, start_method="fork")
+    context = mp.start_processes(exits_on_sigterm, (ends, 9), 3, join=False, start_method="fork")
     said: list[Any] = [context.join(0)]
     os.write(ends[2][1], b"!")
     said.append(of_failure(context.join, context.pids()))
@@ -250,7 +250,7 @@ def main(module: str, logger: str, path: str) -> None:
         "steps": of_a_failure_in_steps(mp),
     }
     answers["lines"], kept.lines = kept.lines, []
-    answers["in grace"] = [of_grace(mp, fails_beside_one_who_notices, 60), kept.lines]
+    answers["in grace"] = [of_grace(mp, fails_beside_a_rank_that_notices, 60), kept.lines]
     kept.lines = []
     answers["grace over"] = [of_grace(mp, fails_beside_the_deaf, 0.1), kept.lines]
     with open(path, "w") as file:

@@ -15,7 +15,7 @@ Is = Callable[[Any, Line], bool]
 
 @dataclass(frozen=True)
 class Seen:
-    """What a difference is seen in: what each of the two has there; None: nothing is there."""
+    """The place of a difference, with the value of each side; None: no value."""
 
     key: str
     theirs: Is
@@ -61,7 +61,7 @@ def often(what: str, key: str, theirs: Is, ours: Is) -> Difference:
 
 
 def accepted(what: str, status: int) -> Difference:
-    """What torchrun ends with this status for."""
+    """The cases in which torchrun ends with this status."""
     of_worker = Seen(r"worker \d\.\d", exactly(None), exactly("there"))
     return Difference(what, (Seen("status", exactly(status), exactly(0)), of_worker))
 
@@ -114,7 +114,7 @@ DIFFERENCES = {
         anything,
         lambda seen, line: seen is None and (line.status == 0 or bool(line.says)),
     ),
-    "last words": often(
+    "last lines": often(
         "the report of a failure",
         r"err:   (traceback : )?say err \d.*",
         NOTHING,

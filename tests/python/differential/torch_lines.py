@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from effort import FULL
 
-# What the workers run. Words of its own among its arguments: `do:exit:RANK:CODE`, `do:kill:RANK:SIGNAL`,
+# The script of the workers. Commands to it among its arguments: `do:exit:RANK:CODE`, `do:kill:RANK:SIGNAL`,
 # `do:record:RANK:TEXT`, `do:signal:RANK:SIGNAL` (to the launcher), each with `:ATTEMPT` behind it (0), by
-# which a job ends once all workers have told who they are; and `do:bytes`.
+# which a job ends once all workers have written their variables; and `do:bytes`.
 JOB = r"""
 import contextlib, json, os, signal, sys, time, traceback
 
@@ -80,7 +80,7 @@ class Line:
     env: Mapping[str, str] = field(default_factory=dict)
     # Our exit status where both are not 0; torchrun's is 1 for all but what argparse refuses.
     status: int = 0
-    # What both say of it, or torchrun and we.
+    # The text of both, or of torchrun and of rlaunch.
     says: str | tuple[str, str] = ""
     # The names of differences that it shows, beside those that most lines show.
     differs: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ LINES: dict[str, Line] = {
     "PET_LOCAL_ADDR": Line(
         "--rdzv-backend c10d --rdzv-endpoint localhost:0 job.py", {"PET_LOCAL_ADDR": "127.0.0.1"}
     ),
-    # --- what workers are told
+    # --- variables of workers
     "role": Line(f"--role trainer {TWO} -t 3 job.py"),
     "a role without a name": Line("--role= -t 3 job.py"),
     "PET_ROLE": Line("-t 1 job.py", {"PET_ROLE": "trainer"}),
@@ -310,7 +310,7 @@ LINES: dict[str, Line] = {
     "of plain output": Line(f"{TWO} --local_ranks_filter=0 job.py"),
     "of redirected output": Line(f"{LOGS} -r 1 --local-ranks-filter 0,1 job.py"),
     "a filter with blanks": Line(f"{TWO} --local-ranks-filter ' 0 , 1' job.py"),
-    "a filter of nobody": Line(f"{TWO} -t 1 --local-ranks-filter=-1 job.py"),
+    "a filter of no rank": Line(f"{TWO} -t 1 --local-ranks-filter=-1 job.py"),
     "PET_LOCAL_RANKS_FILTER": Line(f"{TWO} job.py", {"PET_LOCAL_RANKS_FILTER": "1"}),
     "a filter that is none": fails(
         "--local-ranks-filter a job.py", "--local_ranks_filter must be a comma-separated list of integers"

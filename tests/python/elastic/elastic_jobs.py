@@ -1,4 +1,4 @@
-"""Jobs whose nodes find each other, on hosts of their own: started, watched, cut off."""
+"""Jobs of nodes that rendezvous, on hosts of their own: started, watched, cut off."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ BACKENDS: dict[str, Backend] = {"master": AtMaster}
 
 
 def joining(module: str, seconds: float, lease: float = 10) -> list[str]:
-    """How long nodes wait for others, in the words of either launcher."""
+    """How long nodes wait for others, as options of either launcher."""
     if module == TORCH:
         return [
             f"--rdzv-conf=join_timeout={seconds:.0f},last_call_timeout=1,keep_alive_interval={lease / 2:.0f},"
@@ -133,17 +133,17 @@ class Node:
     def __init__(self, folder: Path, label: int, process: subprocess.Popen[bytes]) -> None:
         self.folder, self.label, self.process = folder, label, process
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return (self.folder / f"err.{self.label}").read_text(errors="replace")
 
-    def await_said(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
-        """What it says that is like this."""
+    def await_message(self, pattern: str, limit: float = LIMIT) -> re.Match[str]:
+        """The messages that match this."""
 
         def found() -> re.Match[str] | None:
             # It may have said it last.
             ended = self.process.poll() is not None
-            match = re.search(pattern, self.said())
-            assert match or not ended, f"{pattern}: the launcher ended first: {self.said()}"
+            match = re.search(pattern, self.stderr())
+            assert match or not ended, f"{pattern}: the launcher ended first: {self.stderr()}"
             return match
 
         match: re.Match[str] = until(found, f"{pattern} of node {self.label}", limit)
@@ -154,7 +154,7 @@ class Node:
         return found[0] if found else None
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What it has written down, or what of it has this name."""
+        """Its events, or those of this name."""
         own = self.own_folder()
         text = (own / "events.jsonl").read_text() if own else ""
         lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -164,7 +164,7 @@ class Node:
         """The round that runs here, once all its ranks here have started; and it is this one."""
 
         def found() -> dict[str, Any] | None:
-            assert self.process.poll() is None, f"the launcher ended first: {self.said()}"
+            assert self.process.poll() is None, f"the launcher ended first: {self.stderr()}"
             rounds = self.events("round_started")
             if not rounds or len(self.events("round_ended")) == len(rounds):
                 return None
@@ -187,7 +187,7 @@ class Node:
             self.process.wait(limit)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"node {self.label} still runs; {self.state_of_job()}") from None
-        return Ended(self.process.returncode, (self.folder / f"out.{self.label}").read_bytes(), self.said())
+        return Ended(self.process.returncode, (self.folder / f"out.{self.label}").read_bytes(), self.stderr())
 
     def state_of_job(self) -> str:
         """The output and the last events of all nodes, and the kernel's view of this launcher's threads."""
@@ -273,7 +273,7 @@ class Job:
         return [self.node(on, *args, **options) for on in range(count or len(self.on))]
 
     def await_files(self, *names: str) -> None:
-        """Waits until ranks have told these."""
+        """Waits until ranks have written these."""
         for name in names:
             until(lambda name=name: (self.folder / name).exists(), name)
 
@@ -289,7 +289,7 @@ class Job:
         """Lets ranks that wait for it end."""
         (self.folder / "finish").touch()
 
-    def end_well(self, *nodes: Node) -> None:
+    def end_successfully(self, *nodes: Node) -> None:
         for node in nodes or self.nodes:
             ended = node.end()
             assert ended.status == 0, (node.label, ended.stderr, ended.stdout.decode(errors="replace"))

@@ -12,7 +12,7 @@ import psutil
 from etcd import Etcd
 from launching import TALKING, Ended, Place, environment, until
 
-# Each round of a rank: what it is told, and then it does what its folder says.
+# Each round of a rank: it writes its variables, and then does what its folder says.
 SCRIPT = f"""
 import json, os, sys, time
 rank = 0
@@ -28,7 +28,7 @@ while True:
 
 
 class Node(Place):
-    """A node, whose ranks do what files in its folder say."""
+    """A node, whose ranks follow files in its folder."""
 
     def __init__(self, folder: Path, etcd: Etcd, job: str, host: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -42,11 +42,11 @@ class Node(Place):
         with (self.folder / "stdout").open("ab") as out, (self.folder / "stderr").open("ab") as err:
             return self.popen(*args, env=env, stdout=out, stderr=err)
 
-    def said(self) -> str:
+    def stderr(self) -> str:
         return (self.folder / "stderr").read_text()
 
     def rounds(self) -> list[dict[str, str]]:
-        """What its rank was told, by round."""
+        """The variables of its rank in a round."""
         paths = sorted(self.folder.glob("round-*.0"))
         return [json.loads(path.read_text()) for path in paths]
 
@@ -54,13 +54,13 @@ class Node(Place):
         path = self.folder / f"round-{number}.0"
         assert self.launcher is not None
 
-        def told() -> bool:
-            assert path.exists() or self.launcher is None or self.launcher.poll() is None, self.said()
+        def is_written() -> bool:
+            assert path.exists() or self.launcher is None or self.launcher.poll() is None, self.stderr()
             return path.exists()
 
-        until(told, f"{path}: {self.said()}")
-        told_all: dict[str, str] = json.loads(path.read_text())
-        return told_all
+        until(is_written, f"{path}: {self.stderr()}")
+        variables: dict[str, str] = json.loads(path.read_text())
+        return variables
 
     def leave(self, status: int, number: int | None = None) -> None:
         """Has its ranks end so, those of one round alone if there is a number."""
@@ -71,7 +71,7 @@ class Node(Place):
     def ended(self) -> Ended:
         assert self.launcher is not None
         self.launcher.wait(timeout=60)
-        return Ended(self.launcher.returncode, b"", self.said())
+        return Ended(self.launcher.returncode, b"", self.stderr())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         assert self.launcher is not None
@@ -107,6 +107,6 @@ class Nodes:
                 node.launcher.wait()
 
 
-def numbers(told: dict[str, Any]) -> tuple[str, str]:
+def numbers(variables: dict[str, Any]) -> tuple[str, str]:
     """Its number, and the nodes."""
-    return told["PADDLE_TRAINER_ID"], told["PADDLE_TRAINERS"]
+    return variables["PADDLE_TRAINER_ID"], variables["PADDLE_TRAINERS"]

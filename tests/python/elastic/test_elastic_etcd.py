@@ -1,4 +1,4 @@
-"""Jobs whose nodes meet at a real etcd: training, growing, names, leftovers, and etcds of no use."""
+"""Jobs whose nodes rendezvous at a real etcd: training, growing, names, leftovers, and unusable servers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_two_become_four_and_two_again(
         for node in nodes:
             node.await_round(2)
         open_gate(job, 60)
-        job.end_well(*nodes)
+        job.end_successfully(*nodes)
         worlds = list(job.check_one_world().values())
         assert (worlds[0], max(worlds), worlds[-1]) == (2, 4, 2)
         learned = (tmp_path / "learned.0").read_text()
@@ -99,7 +99,7 @@ def test_two_become_four_and_two_again(
 
 
 def uninterrupted() -> str:
-    """What one process learns that is never interrupted."""
+    """The result of one process that is never interrupted."""
     points, a, b, loss = [(x, 5 * x + 11) for x in range(8)], 0, 0, 0
     for _ in range(60):
         errors = [(x, (a * x + b >> 16) - y) for x, y in points]
@@ -108,7 +108,7 @@ def uninterrupted() -> str:
     return str(loss)
 
 
-def test_jobs_whose_names_begin_alike_do_not_meet(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+def test_jobs_with_a_common_prefix_do_not_rendezvous(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
     with contextlib.ExitStack() as stack:
         jobs = []
         for name in ("ex7", "ex7e", "ex"):
@@ -122,13 +122,13 @@ def test_jobs_whose_names_begin_alike_do_not_meet(tmp_path: Path, made: MultiHos
             await_ranks(job, job.nodes)
         one, other, third = jobs
         one.finish()
-        one.end_well()
+        one.end_successfully()
         assert etcd.keys("/rlaunch/ex7/") == []
         third.nodes[1].kill()
         assert third.nodes[0].end().status == NODE_LOST
         assert len([key for key in etcd.keys("/rlaunch/ex7e/") if "/nodes/" in key]) == 2
         other.finish()
-        other.end_well()
+        other.end_successfully()
         assert etcd.keys("/rlaunch/ex7e/") == []
         for job in (one, other):
             assert job.check_one_world() == {1: 2}
@@ -153,8 +153,8 @@ def test_nothing_is_left_at_etcd(tmp_path: Path, made: MultiHost, etcd: Etcd, en
             nodes = nodes[1:]
         statuses = {node.end().status for node in nodes}
         expected = {"well": 0, "failed": 1, "stopped": 128 + signal.SIGTERM, "one killed": NODE_LOST}
-        assert statuses == {expected.get(end, NOT_MET)}, [node.said() for node in nodes]
-        # What a killed launcher had goes with its lease, which etcd ends up to a second late.
+        assert statuses == {expected.get(end, NOT_MET)}, [node.stderr() for node in nodes]
+        # The keys of a killed launcher go with its lease, which etcd ends up to a second late.
         took = await_nothing_below(etcd, job, LEASE + 2 if end == "one killed" else 0.5)
         print(f"{end}: nothing left after {took:.2f} s")
 
@@ -176,13 +176,13 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
         assert took < LEASE + 4
         print(f"begun again after {took:.2f} s, of which the lease was {LEASE} s")
         job.finish()
-        job.end_well(*new)
+        job.end_successfully(*new)
         lines = [line for path in tmp_path.glob("life.[01].0.*") for line in path.read_text().splitlines()]
         ends = [float(line.split()[0]) for line in lines]
         begins = [float(path.read_text().split()[0]) for path in tmp_path.glob("life.[23].0.*")]
         assert len(begins) == 2
         assert max(ends) < min(begins)
-        # What only the older job's end clears goes with its lease.
+        # Keys that only the older job's end clears go with its lease.
         print(f"nothing left after {await_nothing_below(etcd, job, 60):.2f} s")
 
 
@@ -201,14 +201,14 @@ def check_start(folder: Path, made: MultiHost, etcd: Etcd, on: list[Host], turn:
         start_at_once(
             job, (0, turn % 2), *joining(PADDLE, 30, LEASE), job.script('tell(f"began.{node}", world)')
         )
-        job.end_well()
-        told = {path.name: path.read_text() for path in job.folder.glob("began.*")}
-        assert sorted(told) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"]), told
-        assert set(told.values()) == {"2"}
+        job.end_successfully()
+        written = {path.name: path.read_text() for path in job.folder.glob("began.*")}
+        assert sorted(written) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"]), written
+        assert set(written.values()) == {"2"}
         assert job.check_one_world() == {1: 2}
 
 
-# An etcd that is of no use, and what is said of it.
+# An unusable etcd, and the errors about it.
 
 
 class OldEtcd(BaseHTTPRequestHandler):
@@ -261,7 +261,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+def with_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One that lets `me:secret` in."""
     with Etcd(tmp_path_factory.mktemp("named")) as etcd:
         etcd.ask_for_users("me", "secret")
@@ -269,7 +269,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
 
 
 def refused(place: Place, module: str, master: str, options: dict[str, str], **variables: str) -> Ended:
-    """How a launcher ends that meets nobody there. `options`: Paddle's `--etcd_...`, without that."""
+    """How a launcher ends that finds no server there. `options`: Paddle's `--etcd_...`, without that."""
     script = place.script("")
     if module == PADDLE:
         words = [f"--etcd_{name}={value}" for name, value in options.items()]
@@ -336,15 +336,17 @@ def test_files_that_are_not_there_or_no_certificates_are_named(place: Place, mod
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_a_wrong_password_is_refused_and_shown_to_nobody(place: Place, named: Etcd, module: str) -> None:
-    at = f"etcd://{named.address}"
+def test_a_wrong_password_is_refused_and_never_shown(place: Place, with_users: Etcd, module: str) -> None:
+    at = f"etcd://{with_users.address}"
     end = refused(place, module, at, {"user": "me:hunter2"})
-    check_words(end, NOT_MET, named.address, "user", "password")
+    check_words(end, NOT_MET, with_users.address, "user", "password")
     assert "hunter2" not in end.stderr
-    check_words(refused(place, module, at, {}), NOT_MET, named.address, "name a user")
+    check_words(refused(place, module, at, {}), NOT_MET, with_users.address, "name a user")
 
 
-def test_the_right_password_and_certificate_are_let_in(place: Place, named: Etcd, secured: Etcd) -> None:
+def test_the_right_password_and_certificate_are_accepted(
+    place: Place, with_users: Etcd, secured: Etcd
+) -> None:
     right = secured.certificates
     assert right is not None
     files = {"ca": right.ca, "cert": right.client_cert, "key": right.client_key}
@@ -354,13 +356,13 @@ def test_the_right_password_and_certificate_are_let_in(place: Place, named: Etcd
     end = place.run(f"--master=etcds://{secured.address}", *words, *common)
     assert end.status == 0, end.stderr
     end = place.run(
-        f"--master=etcd://{named.address}", *common, env=environment(RLAUNCH_ETCD_USER="me:secret")
+        f"--master=etcd://{with_users.address}", *common, env=environment(RLAUNCH_ETCD_USER="me:secret")
     )
     assert end.status == 0, end.stderr
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_what_is_not_etcd_or_too_old_is_named(place: Place, module: str) -> None:
+def test_servers_that_are_no_etcd_or_too_old_are_named(place: Place, module: str) -> None:
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), OldEtcd)) as old:
         check_words(refused(place, module, f"etcd://{old}", {}), NOT_MET, old, "v2 API only", "3.4")
     with serving(ThreadingTCPServer(("127.0.0.1", 0), Garbage)) as garbage:
@@ -368,7 +370,7 @@ def test_what_is_not_etcd_or_too_old_is_named(place: Place, module: str) -> None
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_nobody_there_is_said_in_time(place: Place, module: str) -> None:
+def test_a_missing_server_is_an_error_in_time(place: Place, module: str) -> None:
     port = free_ports(1)
     began = time.monotonic()
     end = refused(place, module, f"etcd://127.0.0.1:{port}", {})

@@ -1,4 +1,4 @@
-"""What befalls etcd, launchers and hosts while ranks run, in jobs whose nodes meet at etcd."""
+"""Faults of etcd, launchers and hosts while ranks run, in jobs whose nodes rendezvous at etcd."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def check_goes_on(job: Job, nodes: list[Node]) -> None:
     now = time.monotonic()
     # Whatever follows from what has been would have come by then.
     pass_by(LEASE + 1, now)
-    assert [rounds_of(node) for node in nodes] == [[1]] * len(nodes), [node.said() for node in nodes]
+    assert [rounds_of(node) for node in nodes] == [[1]] * len(nodes), [node.stderr() for node in nodes]
     job.finish()
-    job.end_well()
+    job.end_successfully()
     assert job.check_one_world() == {1: 2}
 
 
@@ -87,7 +87,7 @@ def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, h
             made.server.link("down")
         try:
             for node in nodes:
-                node.await_said(
+                node.await_message(
                     r"no contact with etcd at .*: .+; the ranks keep running for up to 60 s", LEASE + 1
                 )
             pass_by(2 * LEASE, began)
@@ -99,7 +99,7 @@ def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, h
             else:
                 made.server.link("up")
         for node in nodes:
-            said = node.await_said(r"contact with etcd at .* restored after ([0-9.]+) s")
+            said = node.await_message(r"contact with etcd at .* restored after ([0-9.]+) s")
             assert LEASE < float(said[1]) < 20
         check_goes_on(job, nodes)
         assert own.keys("/rlaunch/") == []
@@ -162,18 +162,18 @@ def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
         # However deaf they are: before the lease has lapsed, not because the others waited.
         ended = ended_after(one, cut, "round_ended")
         assert ended < LEASE + 0.3
-        assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its last heartbeat came", zero.said()), (
-            zero.said()
+        assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its last heartbeat came", zero.stderr()), (
+            zero.stderr()
         )
-        assert "this node is cut off: neither etcd at" in one.said()
+        assert "this node is cut off: neither etcd at" in one.stderr()
         # It takes part again, or has ended by name.
         if one.process.poll() is not None or one.events("job_ended"):
-            assert one.end().status == STORE_LOST, one.said()
+            assert one.end().status == STORE_LOST, one.stderr()
             one = job.node(1, *joining(module, 30, LEASE), *args, "train.py", module=module)
         one.await_round(2, 3)
         zero.await_round(2, 3)
         job.finish()
-        job.end_well(zero, one)
+        job.end_successfully(zero, one)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
         begins = lived(job, 2)[0] - cut
         print(f"{module}: ranks cut off ended after {ended:.2f} s, the next round began after {begins:.2f} s")
@@ -230,7 +230,7 @@ def test_the_others_go_on_without_a_killed_launcher(
         # Others are waited for, `--elastic_timeout` long.
         assert lived(job, 2)[0] - killed < LEASE + 1 + 2 + 1
         job.finish()
-        job.end_well(other)
+        job.end_successfully(other)
         assert job.check_one_world() == {1: 2, 2: 1}
         below = f"/rlaunch/{name_of(job)}/"
         until(lambda: not etcd.keys(below), f"the end of {below}", 2 * LEASE)
@@ -257,7 +257,7 @@ def test_a_node_whose_job_ended_without_it_ends_by_name(tmp_path: Path, made: Mu
         try:
             zero.await_round(1, 2)
             (tmp_path / "finish0").touch()
-            job.end_well(zero)
+            job.end_successfully(zero)
             assert etcd.keys(f"/rlaunch/{name_of(job)}/") == []
         finally:
             route("del")

@@ -1,4 +1,4 @@
-"""A rank that fails, among nodes that find each other: who stops, who says what, and who begins again."""
+"""A rank that fails in a job of several nodes: the messages, the nodes that stop, and restarts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic_jobs import PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
 from launching import until
 
-# Rank 1 fails as often as its node is told, once all have begun; the others run on until they may end.
+# Rank 1 fails as often as its argument says, once all have begun; the others run on until they may end.
 FAIL = """
 fails = json.loads(os.environ.get("FAILS", "[]"))
 tell(f"began.{node}.{attempt}", world)
@@ -44,14 +44,14 @@ def check_one_name(nodes: list[Node], status: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_a_failure_stops_all_and_has_one_name(
+def test_a_failure_stops_all_nodes_with_one_culprit(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend) as job:
         script = job.script(FAIL)
         nodes = job.start(script, module=module, FAILS='["the sea is out"]', OTHERS="0")
         check_one_name(nodes, 1, "ValueError: the sea is out")
-        assert "rank 1 on node 1 (" in nodes[0].said()
+        assert "rank 1 on node 1 (" in nodes[0].stderr()
         assert job.check_one_world() == {1: 2}
 
 
@@ -68,11 +68,11 @@ def test_all_begin_again_together(
         for node in nodes:
             node.await_round(2, 4)
         job.finish()
-        job.end_well()
+        job.end_successfully()
         assert job.check_one_world() == {1: 2, 2: 2, 3: 2, 4: 2}
         for node, number in itertools.product(nodes, (1, 2, 3)):
-            assert re.search(rf"rank 1 on node 1 .*: ValueError: no {number};.*start", node.said()), (
-                node.said()
+            assert re.search(rf"rank 1 on node 1 .*: ValueError: no {number};.*start", node.stderr()), (
+                node.stderr()
             )
 
 
@@ -84,7 +84,7 @@ def test_all_begin_again_together(
         (TORCH, ["--max-restarts=1"]),
     ],
 )
-def test_a_budget_that_is_used_up_is_said(
+def test_used_up_restarts_are_reported(
     tmp_path: Path, two: list[Host], backend: Backend, module: str, options: list[str]
 ) -> None:
     with Job(tmp_path, two, backend) as job:
@@ -92,26 +92,28 @@ def test_a_budget_that_is_used_up_is_said(
         nodes = job.start(*options, script, module=module, FAILS='["no 1", "no 2"]', OTHERS="0")
         check_one_name(nodes, 1, "ValueError: no 2")
         for node in nodes:
-            assert re.search(r"(no restart|not started again): there have been 1 already", node.said()), (
-                node.said()
+            assert re.search(r"(no restart|not started again): there have been 1 already", node.stderr()), (
+                node.stderr()
             )
         assert job.check_one_world() == {1: 2, 2: 2}
 
 
-def test_others_hold_until_another_comes(tmp_path: Path, two: list[Host], backend: Backend) -> None:
+def test_other_nodes_hold_until_a_replacement_comes(
+    tmp_path: Path, two: list[Host], backend: Backend
+) -> None:
     with Job(tmp_path, two, backend) as job:
         options = ["--elastic_level=0", job.script(FAIL)]
         zero, one = job.start(*options, FAILS='["no 1"]', OTHERS="0")
         ended = one.end()
         assert ended.status == 1
         assert "ValueError: no 1" in ended.stderr
-        zero.await_said(r"rank 1 on node 1 .* ValueError: no 1")
+        zero.await_message(r"rank 1 on node 1 .* ValueError: no 1")
         until(lambda: not zero.ranks(), "the end of the ranks that hold")
         again = job.node(1, *options)
         for node in (zero, again):
             node.await_round(2, 2)
         job.finish()
-        job.end_well(zero, again)
+        job.end_successfully(zero, again)
         assert job.check_one_world() == {1: 2, 2: 2}
 
 
@@ -125,9 +127,9 @@ def test_nodes_that_come_and_go_use_up_no_restart(tmp_path: Path, two: list[Host
         until(lambda: list(tmp_path.glob("life.0.1.*")), "the survivor's rank")
         # It has a restart left: its node's second attempt fails, and is made good.
         again = job.node(1, *options, FAILS='["no 1"]', OTHERS="")
-        zero.await_said("ValueError: no 1")
+        zero.await_message("ValueError: no 1")
         zero.await_round(2, 4)
         again.await_round(2)
         job.finish()
-        job.end_well(zero, again)
+        job.end_successfully(zero, again)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2, 4: 2}

@@ -1,4 +1,4 @@
-"""Launchers that are killed, hosts cut off: who notices when, and that there are never two worlds."""
+"""Launchers that are killed, hosts cut off: when the others notice, and that there are never two worlds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_killed_launcher_is_noticed_at_once(
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize("whole", [False, True], ids=["front", "whole"])
-def test_without_whoever_serves_the_others_end_within_the_lease(
+def test_without_the_serving_node_the_others_end_within_the_lease(
     tmp_path: Path, two: list[Host], module: str, whole: bool
 ) -> None:
     with Job(tmp_path, two, AtMaster) as job:
@@ -89,13 +89,13 @@ def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], backen
         cut = time.monotonic()
         two[1].link("down")
         try:
-            one.await_said("no contact with .*the ranks keep running")
+            one.await_message("no contact with .*the ranks keep running")
             until(lambda: time.monotonic() > cut + 5, "five seconds")
         finally:
             two[1].link("up")
-        one.await_said("contact with .* restored")
+        one.await_message("contact with .* restored")
         job.finish()
-        job.end_well()
+        job.end_successfully()
         assert job.check_one_world() == {1: 2}
 
 
@@ -155,11 +155,13 @@ def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
         again.await_round(2, 3)
         zero.await_round(2, 3)
         job.finish()
-        job.end_well(zero, again)
+        job.end_successfully(zero, again)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
 
 
-def test_who_loses_whoever_serves_ends_before_that_one_goes_on(tmp_path: Path, two: list[Host]) -> None:
+def test_a_node_that_loses_the_serving_node_ends_before_that_one_goes_on(
+    tmp_path: Path, two: list[Host]
+) -> None:
     with Job(tmp_path, two, AtMaster, "1:2") as job:
         zero, one = both(job, PADDLE, "--elastic_level=1", "--grace_period=30", body=DEAF)
         two[0].link("down")
@@ -170,7 +172,7 @@ def test_who_loses_whoever_serves_ends_before_that_one_goes_on(tmp_path: Path, t
             two[0].link("up")
         assert end.status == STORE_LOST, end.stderr
         job.finish()
-        job.end_well(zero)
+        job.end_successfully(zero)
         assert job.check_one_world() == {1: 2, 2: 1}
 
 
@@ -183,7 +185,7 @@ def test_a_stop_of_one_stops_all(
         zero, one = both(job, module)
         one.process.send_signal(number)
         assert [node.end().status for node in (one, zero)] == [128 + number] * 2
-        assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.said()), (
-            zero.said()
+        assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.stderr()), (
+            zero.stderr()
         )
         assert not zero.ranks()

@@ -1,4 +1,4 @@
-"""Nodes that wait, and nodes that cannot take part: who is told what, and that the others are unharmed."""
+"""Nodes that wait, and nodes that cannot take part: their messages, and that the others are unharmed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def three() -> Iterator[list[Host]]:
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_who_waits_is_told_who_is_here(
+def test_waiting_nodes_list_the_nodes_that_are_here(
     tmp_path: Path, three: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, three, backend, "3") as job:
         script = job.script(RUN)
         zero = job.node(0, script, module=module)
         began = time.monotonic()
-        zero.await_said(r"1 of 3 nodes are here: .*10\.77\.0\.1")
+        zero.await_message(r"1 of 3 nodes are here: .*10\.77\.0\.1")
         assert time.monotonic() - began < 2.5
         one, two = job.node(1, script, module=module), job.node(2, script, module=module)
-        job.end_well(zero, one, two)
+        job.end_successfully(zero, one, two)
         # The interface that leads to the others.
         assert [path.read_text() for path in tmp_path.glob("began.*")] == ["wire"] * 3
 
 
-def test_roll_is_called_every_ten_seconds_by_the_numbers(
+def test_participants_are_listed_every_ten_seconds_by_number(
     tmp_path: Path, three: list[Host], backend: Backend
 ) -> None:
     with Job(tmp_path, three, backend, "3") as job:
@@ -50,16 +50,18 @@ def test_roll_is_called_every_ten_seconds_by_the_numbers(
         for node in (zero, two):
             end = node.end()
             assert end.status == NOT_MET
-            rolls = re.findall(r"2 of 3 nodes are here: (.*)", end.stderr)
-            assert len(rolls) >= 2, end.stderr
-            for roll in rolls:
-                assert re.search(r"0: .*10\.77\.0\.1.*2: .*10\.77\.0\.3.*missing: node\(s\) 1", roll), roll
+            lists = re.findall(r"2 of 3 nodes are here: (.*)", end.stderr)
+            assert len(lists) >= 2, end.stderr
+            for participants in lists:
+                assert re.search(
+                    r"0: .*10\.77\.0\.1.*2: .*10\.77\.0\.3.*missing: node\(s\) 1", participants
+                ), participants
             assert "not come together within 14 s" in end.error_lines()[-1]
         assert not list(tmp_path.glob("began*"))
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_too_few_end_in_time_with_the_roll(
+def test_too_few_nodes_end_in_time_with_the_participants(
     tmp_path: Path, three: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, three, backend, "3") as job:
@@ -76,10 +78,12 @@ def test_too_few_end_in_time_with_the_roll(
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-def test_no_master_is_said_after_the_time(tmp_path: Path, three: list[Host], module: str) -> None:
+def test_a_missing_master_is_an_error_after_the_timeout(
+    tmp_path: Path, three: list[Host], module: str
+) -> None:
     with Job(tmp_path, three, AtMaster) as job:
         node = job.node(1, *joining(module, 3), job.script(RUN), module=module)
-        node.await_said(r"waiting for the master at 10\.77\.0\.1:\d+")
+        node.await_message(r"waiting for the master at 10\.77\.0\.1:\d+")
         end = node.end()
         assert end.status == NOT_MET
         (line,) = end.error_lines()
@@ -100,7 +104,7 @@ def test_a_wait_ends_at_once_and_quietly(
 ) -> None:
     with Job(tmp_path, three, AtMaster) as job:
         node = job.node(0 if serves else 1, job.script(RUN), module=module)
-        node.await_said("waiting for|are here")
+        node.await_message("waiting for|are here")
         began = time.monotonic()
         node.process.send_signal(number)
         end = node.end()
@@ -120,7 +124,7 @@ def test_a_wait_ends_at_once_and_quietly(
         (["--elastic_level=1"], ["--elastic_level=0"], ["restarts", "alike"]),
     ],
 )
-def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
+def test_a_node_that_cannot_take_part_gets_the_reason_and_harms_no_other(
     tmp_path: Path,
     three: list[Host],
     backend: Backend,
@@ -131,7 +135,7 @@ def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
     with Job(tmp_path, three, backend) as job:
         script = job.script(RUN)
         zero = job.node(0, *first, script)
-        zero.await_said("1 of 2 nodes are here|waiting for other nodes")
+        zero.await_message("1 of 2 nodes are here|waiting for other nodes")
         wrong = job.node(1, *second, script)
         end = wrong.end()
         assert end.status == NOT_MET, end.stderr
@@ -139,23 +143,23 @@ def test_a_node_that_cannot_take_part_is_told_why_and_harms_nobody(
         for word in words:
             assert word in line, line
         right = [one for one in first if not one.startswith("--rank")]
-        job.end_well(zero, job.node(2, *right, script))
+        job.end_successfully(zero, job.node(2, *right, script))
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize(("own", "other"), [("a", "b"), ("a", ""), ("", "b")])
-def test_only_who_has_the_jobs_key_is_let_in(
+def test_only_nodes_with_the_jobs_key_are_admitted(
     tmp_path: Path, three: list[Host], module: str, own: str, other: str
 ) -> None:
     with Job(tmp_path, three, AtMaster) as job:
         script = job.script(RUN)
         zero = job.node(0, script, module=module, RLAUNCH_JOB_SECRET=own)
-        zero.await_said("1 of 2 nodes are here|waiting for other nodes")
+        zero.await_message("1 of 2 nodes are here|waiting for other nodes")
         end = job.node(1, script, module=module, RLAUNCH_JOB_SECRET=other).end()
         assert end.status == NOT_MET, end.stderr
         (line,) = end.error_lines()
         assert "key" in line
-        job.end_well(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
+        job.end_successfully(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
 
 
 @pytest.mark.parametrize("rank", ["2", "-7", "x"])
@@ -166,7 +170,7 @@ def test_a_number_out_of_range_is_a_wrong_command_line(tmp_path: Path, three: li
         assert f"--rank {rank}" in end.error_lines()[0]
 
 
-def test_garbage_at_the_masters_port_harms_nobody(tmp_path: Path, three: list[Host]) -> None:
+def test_garbage_at_the_masters_port_harms_no_node(tmp_path: Path, three: list[Host]) -> None:
     garbage = """
 import os, socket, sys
 said = [os.urandom(300), b"GET / HTTP/1.1\\r\\n\\r\\n", b"PUT /job/info HTTP/1.0\\r\\n", b""]
@@ -179,13 +183,13 @@ for number in range(200):
         zero = job.node(0, script)
         assert isinstance(job.backend, AtMaster)
         where = [job.backend.host, str(job.backend.port)]
-        until(lambda: "waiting for other nodes" in zero.said() or "are here" in zero.said(), "the master")
+        until(lambda: "waiting for other nodes" in zero.stderr() or "are here" in zero.stderr(), "the master")
         with three[1].run([sys.executable, "-c", garbage, *where]) as guest:
             assert guest.wait() == 0
-        job.end_well(zero, job.node(2, script))
+        job.end_successfully(zero, job.node(2, script))
 
 
-def test_what_else_listens_at_the_masters_port_is_named(tmp_path: Path, three: list[Host]) -> None:
+def test_another_listener_at_the_masters_port_is_named(tmp_path: Path, three: list[Host]) -> None:
     with Job(tmp_path, three, AtMaster) as job:
         script = job.script(RUN)
         assert isinstance(job.backend, AtMaster)
@@ -215,7 +219,7 @@ def test_the_command_that_is_printed_starts_the_other_node(tmp_path: Path, three
         line = (tmp_path / "out.0").read_text().split("-" * 80)[1].strip()
         assert line.startswith("python -m rlaunch --master ")
         shell = ["sh", "-c", line.replace("python", shlex.quote(sys.executable), 1)]
-        job.end_well(zero, job.run(1, shell))
+        job.end_successfully(zero, job.run(1, shell))
 
 
 @pytest.mark.parametrize("on", [(0, 1), (0, 0)], ids=["apart", "on one host"])
@@ -226,7 +230,7 @@ def test_two_that_start_at_once_make_one_world(
         (tmp_path / str(turn)).mkdir()
         with Job(tmp_path / str(turn), three, backend) as job:
             start_at_once(job, on, job.script('tell(f"began.{node}", world)'))
-            job.end_well()
-            told = {path.name: path.read_text() for path in job.folder.glob("began.*")}
-            assert sorted(told) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"])
-            assert set(told.values()) == {"2"}
+            job.end_successfully()
+            written = {path.name: path.read_text() for path in job.folder.glob("began.*")}
+            assert sorted(written) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"])
+            assert set(written.values()) == {"2"}

@@ -104,7 +104,7 @@ def elastic(module: str) -> list[str]:
 def uninterrupted(
     tmp_path: Path, on: list[Host], backend: Backend, module: str, body: str, framework: str | None = None
 ) -> Iterator[Callable[[], str]]:
-    """One round of these hosts, beside what else goes on: what it learns, once it has ended."""
+    """One round of these hosts, beside other jobs: the result of its training, once it has ended."""
     (tmp_path / "whole").mkdir()
     with Job(tmp_path / "whole", on, backend, str(len(on))) as job:
         open_gate(job, 60)
@@ -112,7 +112,7 @@ def uninterrupted(
         job.start(script, module=module)
 
         def learned() -> str:
-            job.end_well()
+            job.end_successfully()
             return (job.folder / "learned.0").read_text()
 
         yield learned
@@ -149,7 +149,7 @@ def test_two_become_four_and_two_again(
         for node in nodes[:2]:
             node.await_round(2)
         open_gate(job, 60)
-        job.end_well(*nodes[:2])
+        job.end_successfully(*nodes[:2])
         worlds = list(job.check_one_world().values())
         assert (worlds[0], max(worlds), worlds[-1]) == (2, 4, 2)
         assert job.text("learned.0") == learned()
@@ -171,5 +171,5 @@ def test_torch_learns_the_same_with_one_two_and_one(
         one.kill()
         zero.await_round(1)
         open_gate(job, 60)
-        job.end_well(zero)
+        job.end_successfully(zero)
         assert job.text("learned.0") == learned()

@@ -40,7 +40,7 @@ def four() -> Iterator[list[Host]]:
 
 
 def check_training(job: Job, world: int) -> None:
-    job.end_well()
+    job.end_successfully()
     # All have the same parameters in the end, and the sum that only all of them together have.
     (one,) = {(job.folder / f"trained.{rank}").read_text() for rank in range(world)}
     size, total, _, learned = one.split()

@@ -8,7 +8,7 @@ import pytest
 from etcd import Certificates, Etcd, EtcdCluster
 
 
-def test_what_is_written_outlives_a_restart_and_a_pause(tmp_path: Path) -> None:
+def test_written_keys_outlive_a_restart_and_a_pause(tmp_path: Path) -> None:
     with Etcd(tmp_path) as etcd:
         etcd.control("put", "/a/b", "c")
         etcd.restart()

@@ -31,17 +31,22 @@ def nodes(tmp_path: Path, etcd: Etcd) -> Iterator[Nodes]:
             etcd.control("del", "--prefix", f"/rlaunch/{job}/")
 
 
-def test_all_is_well(nodes: Nodes, etcd: Etcd) -> None:
+def test_two_nodes_run_and_complete(nodes: Nodes, etcd: Etcd) -> None:
     hook = 'echo "$PADDLE_TRAINER_ID of $PADDLE_TRAINERS"'
     one, two = nodes.begin(range(1, 3), "--np", "2", "--nproc_per_node", "1", "--elastic_pre_hook", hook)
-    told = [node.round(0) for node in (one, two)]
-    assert [numbers(each) for each in told] == [("0", "127.0.0.1,127.0.0.2"), ("1", "127.0.0.1,127.0.0.2")]
-    listed = told[0]["PADDLE_TRAINER_ENDPOINTS"]
+    variables = [node.round(0) for node in (one, two)]
+    assert [numbers(each) for each in variables] == [
+        ("0", "127.0.0.1,127.0.0.2"),
+        ("1", "127.0.0.1,127.0.0.2"),
+    ]
+    listed = variables[0]["PADDLE_TRAINER_ENDPOINTS"]
     assert [endpoint.split(":")[0] for endpoint in listed.split(",")] == ["127.0.0.1", "127.0.0.2"]
     assert {
-        each[name] for each in told for name in ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
+        each[name]
+        for each in variables
+        for name in ("PADDLE_TRAINER_ENDPOINTS", "DISTRIBUTED_TRAINER_ENDPOINTS")
     } == {listed}
-    assert [each["PADDLE_CURRENT_ENDPOINT"] for each in told] == listed.split(",")
+    assert [each["PADDLE_CURRENT_ENDPOINT"] for each in variables] == listed.split(",")
     assert etcd.keys("/rlaunch/job/")
     for node in (one, two):
         node.leave(0)
@@ -76,7 +81,7 @@ def test_a_stop_ends_a_hook_that_hangs(nodes: Nodes) -> None:
     assert not node.rounds()
 
 
-def test_what_a_hook_leaves_in_the_background_lives_as_long_as_the_job(nodes: Nodes) -> None:
+def test_background_processes_of_a_hook_live_as_long_as_the_job(nodes: Nodes) -> None:
     hook = "sleep 600 & echo $! > pid; echo done"
     (node,) = nodes.begin(range(1, 2), "--np", "1", "--elastic_pre_hook", hook)
     node.round(0)
@@ -84,7 +89,7 @@ def test_what_a_hook_leaves_in_the_background_lives_as_long_as_the_job(nodes: No
     assert process.is_running()
     node.leave(0)
     assert node.ended().status == 0
-    assert "pre_hook exec result: done\n" in node.said()
+    assert "pre_hook exec result: done\n" in node.stderr()
     await_gone(process)
 
 
@@ -92,7 +97,7 @@ def test_102_launches_all_again_as_often_as_it_comes(nodes: Nodes) -> None:
     one, two = nodes.begin(range(1, 3), "--np", "2")
     for number in range(4):
         before = [node.round(number) for node in (one, two)]
-        assert [told["PADDLE_TRAINER_ID"] for told in before] == ["0", "1"]
+        assert [rank["PADDLE_TRAINER_ID"] for rank in before] == ["0", "1"]
         two.leave(102, number)
     for node in (one, two):
         node.round(4)
@@ -103,8 +108,8 @@ def test_102_launches_all_again_as_often_as_it_comes(nodes: Nodes) -> None:
         assert len(node.rounds()) == 5
         assert "ABORT" not in ended.stderr
     asks = "requested a restart of all ranks by exit code 102"
-    assert two.said().count(f"{asks}; restarting all ranks of all nodes\n") == 4
-    assert one.said().count(asks) == 4
+    assert two.stderr().count(f"{asks}; restarting all ranks of all nodes\n") == 4
+    assert one.stderr().count(asks) == 4
 
 
 def test_102_of_fewer_than_the_most_nodes_waits_for_no_more(nodes: Nodes) -> None:
@@ -130,7 +135,7 @@ def test_a_failed_node_of_fault_tolerance_is_started_again_from_outside(nodes: N
     assert "ERROR rank 0 error with exit code 7, check log for detail." in ended.stderr
     assert one.launcher is not None
     assert one.launcher.poll() is None
-    until(lambda: "not ready for np 2" in one.said(), "the other node waits")
+    until(lambda: "not ready for np 2" in one.stderr(), "the other node waits")
     replacement = nodes.node(3)
     replacement.begin("--np", "2", PADDLE_TRAINER_ID="0")
     assert numbers(one.round(1)) == ("1", "127.0.0.3,127.0.0.1")
@@ -190,7 +195,7 @@ def test_a_node_that_dies_is_missed_when_its_lease_has_run_out(nodes: Nodes) -> 
     assert two.ended().status == 0
 
 
-def test_a_list_says_who_comes_first_and_how_many_are_enough(nodes: Nodes) -> None:
+def test_a_list_sets_the_order_and_the_minimum_of_nodes(nodes: Nodes) -> None:
     ips = "127.0.0.2,127.0.0.1"
     one, two = nodes.begin(range(1, 3), "--np", "1:9", "--ips", ips, PADDLE_ELASTIC_TIMEOUT="600")
     assert [numbers(node.round(0)) for node in (one, two)] == [("1", ips), ("0", ips)]
@@ -219,7 +224,7 @@ def test_a_job_whose_name_begins_like_another_s_is_not_touched_by_it(nodes: Node
 
 def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
     (node,) = nodes.begin(range(1, 2), "--np", "2")
-    until(lambda: "not ready for np 2" in node.said(), "the wait")
+    until(lambda: "not ready for np 2" in node.stderr(), "the wait")
     node.stop(signal.SIGINT)
     assert node.ended().status == 130
     assert not etcd.keys("/rlaunch/job/")
@@ -228,4 +233,4 @@ def test_a_stop_while_nodes_are_waited_for(nodes: Nodes, etcd: Etcd) -> None:
 def test_too_few_nodes_have_an_end(nodes: Nodes) -> None:
     (node,) = nodes.begin(range(1, 2), "--np", "2", "--join_timeout", "1")
     assert node.ended().status == 73
-    assert "1 of 2 nodes are here" in node.said()
+    assert "1 of 2 nodes are here" in node.stderr()

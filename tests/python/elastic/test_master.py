@@ -31,19 +31,19 @@ def record(name: str, standing: dict[str, Any]) -> str:
     return json.dumps({"format": 2, "info": offer, "status": standing})
 
 
-def hear(tie: native_hooks.MasterClient, what: str, phase: str | None = None) -> str:
+def hear(client: native_hooks.MasterClient, what: str, phase: str | None = None) -> str:
     """Until there is such news, or the job is in such a phase."""
     heard: list[Any] = []
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
-        for kind, text, members in tie.heard(1.0):
+        for kind, text, members in client.heard(1.0):
             heard.append((kind, text, members))
             if kind == what and (phase is None or json.loads(text)["phase"]["is"] == phase):
                 return text
     raise AssertionError(f"in vain: {what}, {heard}")
 
 
-def test_a_master_that_stood_still_for_longer_than_a_lease_takes_nobody_for_gone() -> None:
+def test_a_master_that_was_suspended_longer_than_a_lease_considers_no_node_lost() -> None:
     served = subprocess.Popen(
         [sys.executable, "-c", SERVE, native_hooks.FOLDER],
         stdin=subprocess.PIPE,
@@ -55,30 +55,30 @@ def test_a_master_that_stood_still_for_longer_than_a_lease_takes_nobody_for_gone
     try:
         port = int(served.stdout.readline())
         ready, runs = {"is": "Ready", "seen": 0}, {"is": "Runs", "round": 1}
-        ties = {
+        clients = {
             name: native_hooks.MasterClient("127.0.0.1", port, name, record(name, ready), lease=LEASE)
             for name in "ab"
         }
-        for name, tie in ties.items():
-            hear(tie, "state", "Running")
-            tie.put(record(name, runs))
+        for name, client in clients.items():
+            hear(client, "state", "Running")
+            client.put(record(name, runs))
         os.kill(served.pid, signal.SIGSTOP)
         began = time.monotonic()
-        for tie in ties.values():
-            hear(tie, "lost")
+        for client in clients.values():
+            hear(client, "lost")
         assert time.monotonic() - began < LEASE
         # As long as a lease and more.
         while time.monotonic() - began < 1.5 * LEASE:
-            ties["a"].heard(0.1)
+            clients["a"].heard(0.1)
         os.kill(served.pid, signal.SIGCONT)
-        for tie in ties.values():
-            hear(tie, "back")
+        for client in clients.values():
+            hear(client, "back")
         done = {"is": "Done", "round": 1}
-        for name, tie in ties.items():
-            tie.put(record(name, done))
-        for tie in ties.values():
-            assert json.loads(hear(tie, "state", "Ended"))["phase"]["end"] == {"by": "Completed"}
-            tie.close()
+        for name, client in clients.items():
+            client.put(record(name, done))
+        for client in clients.values():
+            assert json.loads(hear(client, "state", "Ended"))["phase"]["end"] == {"by": "Completed"}
+            client.close()
     finally:
         served.stdin.close()
         served.send_signal(signal.SIGCONT)

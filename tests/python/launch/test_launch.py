@@ -1,4 +1,4 @@
-"""What ``python -m rlaunch`` tells its ranks, against the facts and against the real launcher."""
+"""The environment of ranks of ``python -m rlaunch``, against the facts and against the real launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = ("PADDLE_DISTRI_BACKEND", "FLAGS_selected_gpus", "FLAGS_selected_xpus"
 FIRST_LINE = re.compile(r"LAUNCH (INFO|WARNING|ERROR) \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ")
 
 
-def told(seen: dict[str, Any]) -> dict[str, str]:
+def variables_of(seen: dict[str, Any]) -> dict[str, str]:
     """The launcher's own variables in a rank's environment."""
     return {name: value for name, value in seen["env"].items() if OWN.match(name)}
 
@@ -30,7 +30,7 @@ def devices(seen: dict[str, Any]) -> dict[str, str]:
     return {name: seen["env"][name] for name in DEVICES if name in seen["env"]}
 
 
-def test_two_ranks_on_the_cpu_are_told_who_they_are(place: Place) -> None:
+def test_two_ranks_on_the_cpu_have_their_identity(place: Place) -> None:
     first, second = ranks = place.tell("--nproc_per_node", "2")
     master = first["env"]["PADDLE_MASTER"]
     endpoints = first["env"]["PADDLE_TRAINER_ENDPOINTS"].split(",")
@@ -39,7 +39,7 @@ def test_two_ranks_on_the_cpu_are_told_who_they_are(place: Place) -> None:
     assert all(35100 <= port <= 64000 for port in ports)
     assert re.fullmatch("[a-z]{6}", first["env"]["POD_NAME"])
     for rank, seen in enumerate(ranks):
-        env = told(seen)
+        env = variables_of(seen)
         exported = dict(entry.split("=") for entry in env.pop("RLAUNCH_EXPORTED").split(","))
         assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_RANK_KEY"))
         assert env.pop("RLAUNCH_OUTER_LOGS") == env["PADDLE_LOG_DIR"]
@@ -87,7 +87,7 @@ FOUR = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
         ({"CUDA_VISIBLE_DEVICES": ""}, ["--nproc_per_node", "2"], [GLOO, GLOO]),
     ],
 )
-def test_each_rank_gets_its_devices_as_indices_into_what_is_visible(
+def test_each_rank_gets_its_devices_as_indices_into_the_visible_list(
     place: Place, variables: dict[str, str], args: list[str], expected: list[dict[str, str]]
 ) -> None:
     ranks = place.tell(*args, env=environment(**variables))
@@ -123,7 +123,7 @@ def test_lower_case_proxies_are_set_aside(place: Place) -> None:
         assert f"{text}(backed up as '{name}_original')." in ended.stderr
 
 
-def test_a_variable_beats_an_option_and_says_so(place: Place) -> None:
+def test_a_variable_beats_an_option_with_a_notice(place: Place) -> None:
     (place.folder / "tell.py").write_text(TELL)
     variables = {
         "PADDLE_NPROC_PER_NODE": "2",
@@ -190,7 +190,7 @@ def test_python_runs_under_coverage_where_asked(place: Place) -> None:
         ("./t", [], ["link", "./t"]),
     ],
 )
-def test_modules_and_programs_run_as_they_are_named(
+def test_modules_and_programs_run_by_name(
     place: Place, name: str, options: list[str], command: list[str]
 ) -> None:
     path = place.folder / name
@@ -245,7 +245,7 @@ def test_a_rank_reads_the_launchers_stdin(place: Place) -> None:
     assert place.run("train.py", input=b"one\ntwo").stdout == b"ONE\nTWO\n"
 
 
-def test_what_the_launcher_says_has_the_form_that_scripts_match_on(place: Place) -> None:
+def test_messages_of_the_launcher_have_the_form_that_scripts_match_on(place: Place) -> None:
     place.script("sys.exit(rank * 3)")
     good = place.run("--job_id=j", "train.py")
     lines = [FIRST_LINE.sub(r"\1 ", line) for line in good.stderr.splitlines()]
@@ -312,7 +312,7 @@ def masked(seen: dict[str, Any]) -> dict[str, str]:
     ("options", "variables"),
     [(["--nproc_per_node", "2"], {}), (["--gpus=6,7", "--log_level=INFO"], {**FOUR, "PADDLE_JOB_ID": "j"})],
 )
-def test_ranks_see_what_they_see_under_the_real_launcher(
+def test_ranks_have_the_environment_of_the_real_launcher(
     place: Place, options: list[str], variables: dict[str, str]
 ) -> None:
     ours = place.tell(*options, "--log_dir=ours", env=environment(**variables))
@@ -333,7 +333,7 @@ def test_ranks_see_what_they_see_under_the_real_launcher(
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
-        # Written only when it is needed; and what importing paddle into the launcher leaves behind.
+        # Written only when it is needed; and a leftover of importing paddle into the launcher.
         for name in ("PADDLE_BACKUP_ENV_PATH", "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS"):
             assert name in their_env
             del their_env[name]
@@ -342,7 +342,7 @@ def test_ranks_see_what_they_see_under_the_real_launcher(
         for same in ("argv", "cwd", "package", "umask"):
             assert mine[same] == theirs[same]
         assert (mine["session"], theirs["session"]) == (mine["pid"], theirs["pid"])
-    # What is said of overridden options is the same to the letter.
+    # The text about overridden options is the same to the letter.
     again = place.run(*options, "--log_dir=ours", "tell.py", env=environment(**variables))
     assert again.stdout == real_run.stdout
 

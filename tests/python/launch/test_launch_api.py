@@ -1,4 +1,4 @@
-"""``rlaunch.launch``: what it is asked, what it returns and raises, and where output goes."""
+"""``rlaunch.launch``: its arguments, its results and exceptions, and where output goes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 # --- Reports and errors. ----------------------------------------------------------------------------------
 
 
-def test_a_job_that_ends_well_returns_its_report(place: Host) -> None:
+def test_a_successful_job_returns_its_report(place: Host) -> None:
     place.script("tell('ready', os.getpid())")
     report = rlaunch.launch("train.py", nproc_per_node=2, job_id="mine")
     assert (report.outcome, report.exit_status, report.culprit, report.restarts) == ("completed", 0, None, 0)
@@ -63,7 +63,7 @@ def test_a_failure_raises_with_the_report(place: Host, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.endswith(str(error) + "\n")
 
 
-def test_the_report_is_what_the_file_says(place: Host) -> None:
+def test_the_report_matches_the_file(place: Host) -> None:
     place.script("tell('ready', os.getpid())")
     report = rlaunch.launch("train.py", nproc_per_node=2)
     file = place.result()
@@ -96,7 +96,7 @@ def test_restarts_are_reported(place: Host) -> None:
     assert (report.ranks[0].attempt, report.ranks[0].exitcode) == (1, 0)
 
 
-def test_a_job_that_somebody_stops(place: Host) -> None:
+def test_a_job_that_is_stopped_from_outside(place: Host) -> None:
     place.script("os.kill(os.getppid(), signal.SIGTERM); sleep()")
     with pytest.raises(rlaunch.WorkerError, match="SIGTERM") as caught:
         rlaunch.launch("train.py")
@@ -112,7 +112,7 @@ def test_a_job_that_somebody_stops(place: Host) -> None:
         ({"script": "./bad", "no_python": True}, 71, "cannot start rank 0"),
     ],
 )
-def test_what_cannot_be_run_is_refused(
+def test_commands_that_cannot_run_are_refused(
     place: Host, capsys: pytest.CaptureFixture[str], options: dict[str, Any], status: int, why: str
 ) -> None:
     place.script("", "t.py")
@@ -131,14 +131,14 @@ def test_nodes_that_do_not_come_are_no_failure_of_a_rank(place: Host) -> None:
     assert caught.value.status == 73
 
 
-def test_an_older_result_is_not_taken_for_this_ones(place: Host) -> None:
+def test_an_older_result_is_not_mistaken_for_this_jobs(place: Host) -> None:
     place.script("")
     rlaunch.launch("train.py")
     with pytest.raises(rlaunch.LaunchError):
         rlaunch.launch("nope.py")
 
 
-# --- What is asked. ---------------------------------------------------------------------------------------
+# --- Arguments. -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_plan_alone_is_no_launch(place: Host) -> None:
         rlaunch.launch("train.py", dry_run="json")
 
 
-def test_options_and_arguments_become_words(place: Host) -> None:
+def test_options_and_arguments_become_a_command_line(place: Host) -> None:
     package = place.folder / "pack"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -196,10 +196,10 @@ def test_a_folder_that_is_not_there(place: Host) -> None:
 def test_a_rank_gets_no_more_than_from_the_command_line(place: Host) -> None:
     plain = Place(place.folder).tell("--nproc_per_node=1")[0]
     rlaunch.launch("tell.py", nproc_per_node=1)
-    told = place.seen()[0]
-    assert set(told["env"]) - {"PYTEST_CURRENT_TEST"} == set(plain["env"]) - {"PYTEST_CURRENT_TEST"}
-    assert (len(told["fds"]), told["command"]) == (len(plain["fds"]), plain["command"])
-    assert told["session"] == told["pid"]
+    seen = place.seen()[0]
+    assert set(seen["env"]) - {"PYTEST_CURRENT_TEST"} == set(plain["env"]) - {"PYTEST_CURRENT_TEST"}
+    assert (len(seen["fds"]), seen["command"]) == (len(plain["fds"]), plain["command"])
+    assert seen["session"] == seen["pid"]
 
 
 # --- Output. ----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Odd(io.StringIO):
         raise ValueError("I/O operation on closed file")
 
 
-def test_a_stream_that_takes_nothing_stops_nobody(place: Host) -> None:
+def test_a_stream_that_takes_nothing_stops_no_rank(place: Host) -> None:
     place.script(LINES)
     with contextlib.redirect_stdout(Odd()), contextlib.redirect_stderr(Odd()):
         assert rlaunch.launch("train.py").outcome == "completed"

@@ -237,7 +237,7 @@ def test_a_launcher_that_is_killed(place: Host, mark: str) -> None:
     with in_thread(kill), pytest.raises(rlaunch.WorkerError) as caught:
         rlaunch.launch("train.py", env={"MARK": mark})
     assert caught.value.report.outcome == "front_lost"
-    # The supervisor has told, and goes.
+    # The supervisor has reported, and exits.
     await_none_marked(mark, 2)
 
 

@@ -1,4 +1,4 @@
-"""What cannot be done is refused before any rank starts: one line, the way out, a documented status."""
+"""Impossible requests are refused before any rank starts: one line, a solution, a documented status."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_variable_that_cannot_be_read_is_refused(
         ("--etcd_cert", "a", "RLAUNCH_ETCD_CERT"),
     ],
 )
-def test_a_meeting_that_cannot_be_is_refused(place: Place, option: str, value: str, variable: str) -> None:
+def test_an_impossible_rendezvous_is_refused(place: Place, option: str, value: str, variable: str) -> None:
     others = ["--nnodes=2", "--master=etcd://127.0.0.1:1"]
     others = [other for other in others if not other.startswith(option)]
     refuse(place, USAGE, [*others, option, value, "train.py"], f"{option} {value}")
@@ -179,7 +179,7 @@ def test_a_meeting_that_cannot_be_is_refused(place: Place, option: str, value: s
     refuse(place, USAGE, [*others, "train.py"], f"{variable} {value}", env=env)
 
 
-def test_a_plan_says_what_is_known_only_once_nodes_have_met(place: Place) -> None:
+def test_a_plan_marks_values_that_are_known_only_after_the_rendezvous(place: Place) -> None:
     words = "this node's 1 rank(s) of a job of 2 to 3 nodes that rendezvous at 127.0.0.1:1; rank numbers, "
     for form in ("table", "json"):
         planned = place.run("--nnodes=2:3", "--master=127.0.0.1:1", f"--dry_run={form}", "train.py")
@@ -187,7 +187,7 @@ def test_a_plan_says_what_is_known_only_once_nodes_have_met(place: Place) -> Non
     assert json.loads(planned.stdout)["meeting"].startswith(words)
 
 
-def test_secrets_are_shown_to_nobody(place: Place) -> None:
+def test_secrets_are_never_shown(place: Place) -> None:
     env = environment(RLAUNCH_JOB_SECRET="s3cret", RLAUNCH_ETCD_USER="me:s3cret")
     args = ["--nnodes=2", "--join_timeout=1", "--log_level=DEBUG", "train.py"]
     for master in ("127.0.0.1:1", "etcd://127.0.0.1:1"):

@@ -28,7 +28,7 @@ def lines(ended: Ended) -> list[str]:
     return ended.stdout.decode().splitlines()
 
 
-# --- What ranks are told, and what is beside their logs. --------------------------------------------------
+# --- Variables of ranks, and files beside their logs. -----------------------------------------------------
 
 
 def test_two_ranks_without_devices(place: Place, own: Path) -> None:
@@ -36,13 +36,13 @@ def test_two_ranks_without_devices(place: Place, own: Path) -> None:
         TMPDIR=str(own), http_proxy="http://127.0.0.1:1", HTTPS_PROXY="x", CUDA_VISIBLE_DEVICES=""
     )
     before = dict(env)
-    told = place.tell("--legacy", "1", "--nproc_per_node", "2", env=env)
-    assert len(told) == 2
-    endpoints = told[0]["env"]["PADDLE_TRAINER_ENDPOINTS"]
+    ranks = place.tell("--legacy", "1", "--nproc_per_node", "2", env=env)
+    assert len(ranks) == 2
+    endpoints = ranks[0]["env"]["PADDLE_TRAINER_ENDPOINTS"]
     assert len(set(endpoints.split(","))) == 2
-    folders = {rank["env"]["PADDLE_GLOO_FS_PATH"] for rank in told}
+    folders = {rank["env"]["PADDLE_GLOO_FS_PATH"] for rank in ranks}
     assert {Path(folder).parent for folder in folders} == {own}
-    for number, rank in enumerate(told):
+    for number, rank in enumerate(ranks):
         new = {n: v for n, v in rank["env"].items() if before.get(n) != v and not n.startswith("RLAUNCH_")}
         assert new == {
             "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[number],
@@ -82,7 +82,7 @@ def test_endpoints_are_written_anew(place: Place) -> None:
 
 
 @pytest.mark.parametrize("options", [["--legacy", "1"], ["--legacy=true"], ["--backend", "gloo"]])
-def test_its_script_is_the_script_and_its_words_are_its_own(place: Place, options: list[str]) -> None:
+def test_its_script_is_the_script_and_its_arguments_are_its_own(place: Place, options: list[str]) -> None:
     # Not named .py: the legacy launcher has Python run whatever it is given.
     place.script("tell('pid', os.getpid()); print(sys.argv)", "train")
     (place.folder / "train").write_text("import os, sys\n" + place.text("train").replace("import os, ", ""))
@@ -117,7 +117,7 @@ def test_a_node_that_is_not_the_first_shows_its_own_first_rank(place: Place) -> 
 # --- Ends. ------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_rank_is_named_as_the_older_launcher_names_it(place: Place, own: Path) -> None:
+def test_a_failed_rank_is_named_as_the_legacy_launcher_names_it(place: Place, own: Path) -> None:
     place.script(
         "tell('ready', os.getpid()); await_file('ready.0'); sys.exit(7) if rank == 1 else time.sleep(60)"
     )
@@ -194,15 +194,15 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_starts(place: Plac
 MAPPER = """
 names = ["NEED_RANK_MAPPING", "ENABLE_ELASTIC", "RANK_MAPPING_PATH", "CLUSTER_TOPO_PATH", "ORIGINAL_CMD_ARGS"]
 names = ["PADDLE_" + name for name in [*names, "ENABLE_AUTO_MAPPING", "WORLD_DEVICE_IDS"]]
-told = {name: os.environ.get(name) for name in [*names, "FLAGS_selected_gpus"]}
+variables = {name: os.environ.get(name) for name in [*names, "FLAGS_selected_gpus"]}
 if os.environ["PADDLE_NEED_RANK_MAPPING"] == "True":
     print("mapping")
-    tell("mapper", repr(told))
+    tell("mapper", repr(variables))
     if os.path.exists("wanted.json"):
         os.rename("wanted.json", os.environ["PADDLE_RANK_MAPPING_PATH"])
     sys.exit(int(sys.argv[1]))
 print("training")
-tell("trainer", repr(told))
+tell("trainer", repr(variables))
 """
 MAPPED = ["--enable_auto_mapping=1", "--cluster_topo_path=topology.json", "--gpus=4", "train.py"]
 
@@ -320,7 +320,7 @@ def test_a_stop_of_the_mapper_is_the_end(mapped: Place) -> None:
     assert not (mapped.folder / "trainer.0").exists()
 
 
-def test_a_file_that_is_none_is_not_waited_for(mapped: Place) -> None:
+def test_a_fifo_as_topology_is_refused_without_a_wait(mapped: Place) -> None:
     (mapped.folder / "topology.json").unlink()
     os.mkfifo(mapped.folder / "topology.json")
     ended = mapped.run(*MAPPED, "0", env=environment(**GPUS))
@@ -368,7 +368,7 @@ def test_both_passes_are_one_call_from_python(tmp_path: Path, mapped: Place) -> 
         (["--legacy=1", "--enable_auto_mapping=maybe"], "neither true nor false"),
     ],
 )
-def test_what_is_not_known_is_refused(place: Place, args: list[str], words: str) -> None:
+def test_unsupported_options_are_refused(place: Place, args: list[str], words: str) -> None:
     place.script("")
     ended = place.run(*args, "train.py")
     assert ended.status == 2
@@ -415,6 +415,6 @@ def test_two_ranks_train(place: Place, how: str, variables: dict[str, str]) -> N
     args = ["--legacy=1", "--nproc_per_node=2", "train.py", how]
     ended = place.run(*args, env=environment(CUDA_VISIBLE_DEVICES="", **variables))
     assert ended.status == 0, ended.stderr
-    told = [place.log(rank).decode().split("trained ")[1].split() for rank in range(2)]
-    assert [words[:3] for words in told] == [["0", "2", "3.0"], ["1", "2", "3.0"]]
-    assert told[0][3] == told[1][3]
+    trained = [place.log(rank).decode().split("trained ")[1].split() for rank in range(2)]
+    assert [words[:3] for words in trained] == [["0", "2", "3.0"], ["1", "2", "3.0"]]
+    assert trained[0][3] == trained[1][3]

@@ -27,7 +27,7 @@ def nest(place: Place, outer: list[str], inner: list[str], env: dict[str, str], 
     return ended
 
 
-def test_a_nested_launch_is_not_redirected_by_what_it_inherits(place: Place) -> None:
+def test_a_nested_launch_is_not_redirected_by_inherited_variables(place: Place) -> None:
     ended = nest(place, ["--log_dir=outer", "--job_id=out"], ["--nproc_per_node=2"], environment())
     assert b"overridden" not in ended.stdout
     (beside,) = place.folder.glob("outer/out.*.log")
@@ -43,7 +43,7 @@ def test_a_nested_launch_is_not_redirected_by_what_it_inherits(place: Place) -> 
     assert outer_endpoint not in second["env"]["PADDLE_TRAINER_ENDPOINTS"]
 
 
-def test_what_is_set_anew_inside_a_rank_counts(place: Place) -> None:
+def test_variables_set_inside_a_rank_count(place: Place) -> None:
     new = {"PADDLE_LOG_DIR": str(place.folder / "anew"), "PADDLE_JOB_ID": "j", "PADDLE_NPROC_PER_NODE": "2"}
     ended = nest(place, ["--log_dir=outer"], ["--log_dir=inner"], environment(), **new)
     for attribute, name in (("log_dir", "PADDLE_LOG_DIR"), ("job_id", "PADDLE_JOB_ID")):
@@ -99,11 +99,11 @@ def test_a_nested_launch_passes_on_no_backup_file_of_the_outer_one(place: Place)
         {"PADDLE_JOB_ID": "outer"},
     ],
 )
-def test_what_the_outer_launcher_was_told_by_is_not_told_to_the_inner_one(
+def test_variables_of_the_outer_launcher_do_not_reach_the_inner_one(
     place: Place, variables: dict[str, str]
 ) -> None:
-    told = {name: value.format(port=free_ports(2)) for name, value in variables.items()}
-    nest(place, [], ["--log_dir=inner"], environment(**told))
+    environ = {name: value.format(port=free_ports(2)) for name, value in variables.items()}
+    nest(place, [], ["--log_dir=inner"], environment(**environ))
     (inner,) = place.seen()
     assert inner["env"]["PADDLE_TRAINERS_NUM"] == "1"
     assert not list(place.folder.glob("inner/outer.*"))
@@ -124,7 +124,7 @@ def test_another_spelling_of_the_outer_folder_is_that_folder(place: Place) -> No
         assert place.result()["ranks"][0]["log"].endswith("log/workerlog.0")
 
 
-def test_a_rank_of_paddles_own_launcher_is_one_too(place: Place) -> None:
+def test_a_launch_inside_a_rank_of_paddles_launcher_is_nested_too(place: Place) -> None:
     (place.folder / "tell.py").write_text(TELL)
     place.script(NESTED.format(new={}, args=[]), "outer.py")
     real = [
@@ -144,7 +144,7 @@ def test_a_rank_of_paddles_own_launcher_is_one_too(place: Place) -> None:
 
 
 @pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run"])
-def test_ranks_do_not_know_what_the_launcher_alone_is_told(place: Place, module: str) -> None:
+def test_ranks_do_not_have_variables_of_the_launcher_alone(place: Place, module: str) -> None:
     secrets = {"RLAUNCH_JOB_SECRET": "secret", "RLAUNCH_ETCD_USER": "me:secret"}
     script = place.folder / "tell.py"
     script.write_text(f"import os; print([name for name in {list(secrets)} if name in os.environ])")

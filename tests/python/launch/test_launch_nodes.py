@@ -1,4 +1,4 @@
-"""Several nodes that all know of each other: real training, and what is said when the list is wrong."""
+"""Several nodes of a fixed list: real training, and the errors about a wrong list."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def ended(place: Place, launchers: list[subprocess.Popen[bytes]]) -> list[Ended]
 
 def check_training(place: Place, ends: list[Ended], world: int) -> None:
     assert [end.status for end in ends] == [0] * len(ends), [end.stderr + end.stdout.decode() for end in ends]
-    told = {place.text(f"trained.{rank}") for rank in range(world)}
+    results = {place.text(f"trained.{rank}") for rank in range(world)}
     # All have the same parameters in the end, and the sum that only all of them together have.
-    (one,) = told
+    (one,) = results
     size, total, _, learned = one.split()
     assert (size, float(total), learned) == (str(world), world * (world + 1) / 2, "True")
 
@@ -130,11 +130,11 @@ names = [text.rsplit(":", 1) for text in os.environ["PADDLE_TRAINER_ENDPOINTS"].
 host, port = os.environ["PADDLE_CURRENT_ENDPOINT"].rsplit(":", 1)
 assert names[rank] == [host, port]
 family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-door = socket.socket(family)
-door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-door.bind((host.strip("[]"), int(port)))
-door.listen()
+listener = socket.socket(family)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind((host.strip("[]"), int(port)))
+listener.listen()
 for name, number in names:
     while True:
         try:
@@ -143,12 +143,12 @@ for name, number in names:
         except ConnectionRefusedError:
             time.sleep(0.01)
 for _ in names:
-    door.accept()
+    listener.accept()
 tell("met", len(names))
 """
 
 
-def test_ranks_meet_by_ipv6(place: Place, two: list[Host]) -> None:
+def test_ranks_rendezvous_by_ipv6(place: Place, two: list[Host]) -> None:
     place.script(MEET)
     args = ["--ips=" + ",".join(host.ipv6 for host in two), "--nproc_per_node=2", "train.py"]
     ends = ended(place, [launch(place, host, *args) for host in two])
@@ -156,7 +156,7 @@ def test_ranks_meet_by_ipv6(place: Place, two: list[Host]) -> None:
     assert [place.text(f"met.{rank}") for rank in range(4)] == ["4"] * 4
 
 
-def test_a_failure_is_told_by_the_ranks_number_in_the_job(place: Place, two: list[Host]) -> None:
+def test_a_failure_names_the_ranks_number_in_the_job(place: Place, two: list[Host]) -> None:
     place.script("sys.exit(5 if rank == 3 else 0)")
     args = ["--ips=" + ",".join(host.ip for host in two), "--nproc_per_node=2", "train.py"]
     first, second = ended(place, [launch(place, host, *args) for host in two])

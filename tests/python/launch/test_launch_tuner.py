@@ -70,7 +70,7 @@ TUNER = {
         ("tuner_and_run", {"tuner.json", "run.0.json"}),
     ],
 )
-def test_the_file_says_what_runs(place: Place, mode: str, files: set[str]) -> None:
+def test_the_file_sets_the_command(place: Place, mode: str, files: set[str]) -> None:
     (place.folder / "a.conf").write_text(json.dumps({"tuner_run_mode": mode, "else": [1, {}]}))
     ended = place.run("train.py", env=environment(PADDLE_AUTO_PARALLEL_CONFIG="a.conf"))
     assert ended.status == 0, ended.stderr
@@ -147,7 +147,7 @@ def test_only_collective_jobs_have_a_tuner(place: Place, args: list[str]) -> Non
     assert "only for collective jobs" in ended.error_lines()[0]
 
 
-def test_what_is_not_ours_to_start_is_refused_by_name(place: Place) -> None:
+def test_unsupported_launch_modes_are_refused_by_name(place: Place) -> None:
     for args, words in ((["ipu"], "IPU"), (["--auto_tuner_json=a.json", "train.py"], "search")):
         ended = place.run(*args)
         assert ended.status == 2

@@ -15,7 +15,7 @@ from launching import Place, environment
 # Two nodes at etcd: the options about the rendezvous are read only there.
 AT_ETCD = ["--nnodes=2", "--master=etcd://127.0.0.1:1", "--join_timeout=1"]
 
-# Old name, new name, a value that is refused, and what the refusal says.
+# Old name, new name, a value that is refused, and the text of the error.
 OLD = [
     ("dialect", "frameworks", "mpi", "give paddle, torch or jax"),
     ("zygote", "preload", "a-b", "'a-b'"),

@@ -1,4 +1,4 @@
-"""Jobs whose ranks are forked from a process that imports for all of them, behind either door."""
+"""Jobs whose ranks are forked from a process that imports for all of them, under either front end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch_launching import TorchPlace
 
 PADDLE, TORCH = "rlaunch", "rlaunch.run"
 
-# What ranks of either door know, and use to talk with a test.
+# The helpers of ranks under either front end, to talk with a test.
 RANK = f"""
 import json, os, signal, sys, time
 rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
@@ -31,11 +31,11 @@ with open("imports", "a") as file:
 
 
 class Job(TorchPlace):
-    """A folder to launch in, by the door of this name."""
+    """A folder to launch in, by the front end of this name."""
 
-    def __init__(self, folder: Path, door: str) -> None:
+    def __init__(self, folder: Path, frontend: str) -> None:
         super().__init__(folder)
-        self.door = door
+        self.frontend = frontend
         self.module("counted", COUNTED)
 
     def module(self, name: str, body: str) -> None:
@@ -48,7 +48,7 @@ class Job(TorchPlace):
     def options(self, zygote: str | None, ranks: int = 2, restarts: int = 0) -> list[str]:
         """Of a job whose streams go into logs."""
         own = [f"--preload={zygote}"] if zygote else []
-        if self.door == TORCH:
+        if self.frontend == TORCH:
             return [
                 f"--nproc-per-node={ranks}",
                 f"--max-restarts={restarts}",
@@ -63,7 +63,7 @@ class Job(TorchPlace):
         self, *args: str | bytes, env: Mapping[Any, Any] | None = None, **options: Any
     ) -> subprocess.Popen[bytes]:
         options = {"cwd": self.folder, "stdin": subprocess.DEVNULL, **options}
-        command = [sys.executable, "-m", self.door, *args]
+        command = [sys.executable, "-m", self.frontend, *args]
         self.launcher = subprocess.Popen(command, env=env or self.environment(), **options)
         return self.launcher
 
@@ -80,9 +80,9 @@ class Job(TorchPlace):
         result: dict[str, Any] = json.loads((self.own_folder() / "result.json").read_text())
         return result
 
-    def said(self, rank: int = 0, attempt: int = 0) -> str:
-        """What a rank has written, both streams."""
-        if self.door == PADDLE:
+    def output(self, rank: int = 0, attempt: int = 0) -> str:
+        """The output of a rank, both streams."""
+        if self.frontend == PADDLE:
             return self.log(rank).decode()
         folder = self.run_folder() / f"attempt_{attempt}" / str(rank)
         return (folder / "stdout.log").read_text() + (folder / "stderr.log").read_text()
@@ -106,6 +106,6 @@ class Job(TorchPlace):
 
 
 def lines_of(ended: Ended) -> list[str]:
-    """What the launcher has told people."""
+    """The messages of the launcher."""
     own = [line for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")]
     return [line.removeprefix("rlaunch: ") for line in own]

@@ -1,4 +1,4 @@
-"""What ranks of a zygote are asked about themselves, and the modules that the zygote imports before them."""
+"""Reports of ranks of a zygote about their process, and the modules that the zygote imports before them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def lines(path: str) -> list[str]:
 
 
 def kind(fd: int) -> str:
-    """What a descriptor is, without its number."""
+    """The target of a descriptor, without its number."""
     return os.readlink(f"/proc/self/fd/{fd}").partition("[")[0]
 
 
@@ -71,7 +71,7 @@ def status(*names: str) -> dict[str, str]:
 
 
 def about() -> dict[str, Any]:
-    """All that a rank can say of itself, but for what differs from process to process."""
+    """All that a rank can report about its process, but for values that differ between processes."""
     main = sys.modules["__main__"]
     process, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     assert parent is not None

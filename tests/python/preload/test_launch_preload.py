@@ -20,7 +20,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
 
-# All that a rank knows of itself, but what differs from one start to the next anyway.
+# All that a rank knows about its process, but for values that differ from one start to the next anyway.
 ABOUT = """
 import atexit, logging, resource, threading, warnings
 
@@ -64,7 +64,7 @@ def abouts(job: Job, rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_it_is_told_all_that_an_exec_would_have_told_it(job: Job, as_module: bool) -> None:
+def test_a_forked_rank_has_all_that_an_exec_would_have_given_it(job: Job, as_module: bool) -> None:
     job.script(HOW + ABOUT, "tell.py")
     what = ["-m", "tell"] if as_module else ["tell.py"]
     for zygote in (None, "counted"):
@@ -88,7 +88,7 @@ def test_a_link_to_a_script_is_followed_for_its_modules(job: Job) -> None:
 
 
 @pytest.mark.parametrize("as_module", [False, True], ids=["script", "module"])
-def test_what_imports_put_before_its_folder_stays_there(job: Job, as_module: bool) -> None:
+def test_paths_that_imports_put_before_its_folder_stay_there(job: Job, as_module: bool) -> None:
     (job.folder / "third").mkdir()
     (job.folder / "third/party.py").write_text("")
     job.module("vendored", "import os, sys\nsys.path.insert(0, os.path.abspath('third'))")
@@ -99,7 +99,7 @@ def test_what_imports_put_before_its_folder_stays_there(job: Job, as_module: boo
         assert json.loads(job.text("path.0")) == [str(job.folder / "third"), str(job.folder)], zygote
 
 
-def test_what_lies_in_the_working_folder_is_not_in_the_way(job: Job) -> None:
+def test_modules_in_the_working_folder_are_not_in_the_way(job: Job) -> None:
     (job.folder / "below").mkdir()
     job.module("socket", "raise SystemExit('not that one')")
     (job.folder / "below/wanted.py").write_text("")
@@ -108,7 +108,7 @@ def test_what_lies_in_the_working_folder_is_not_in_the_way(job: Job) -> None:
     assert ended.status == 0, ended.stderr
 
 
-# What a program ends with, and whether it is the same as of one that was started by itself.
+# The end of a program, and whether it is the same as of one that was started by itself.
 ENDS = {
     "well": "print('out'); print('err', file=sys.stderr)",
     "a number": "sys.exit(3)",
@@ -130,19 +130,19 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_it_ends_as_one_that_was_started(job: Job, end: str) -> None:
+def test_a_forked_rank_ends_like_a_started_one(job: Job, end: str) -> None:
     job.script(ENDS[end])
     what = ["-m", "train"] if end == "as a module" else ["train.py"]
     said = []
     for zygote in (None, "counted"):
         ended = job.run(*job.options(zygote, ranks=1), *what)
-        text = re.sub(r"0x[0-9a-f]+", "ADDRESS", job.said())
+        text = re.sub(r"0x[0-9a-f]+", "ADDRESS", job.output())
         outcome = job.result()["ranks"][0]["exit"]
         said.append((ended.status, text, outcome))
         for path in (job.folder / "log").rglob("*"):
             if path.is_file():
                 path.unlink()
-        if job.door == TORCH:
+        if job.frontend == TORCH:
             job.run_folder().rename(job.folder / f"run.{len(said)}")
     assert said[1] == said[0]
 
@@ -163,13 +163,13 @@ def test_random_numbers_differ_between_ranks_and_attempts(job: Job) -> None:
     assert len(drawn) == 4
 
 
-def test_what_imports_print_is_in_the_log_of_every_rank(job: Job) -> None:
+def test_output_of_imports_is_in_the_log_of_every_rank(job: Job) -> None:
     job.module("noisy", "import os, sys\nprint('out')\nos.write(2, b'err\\n')")
     job.script("import noisy; print('program')")
     ended = job.run(*job.options("noisy"), "train.py")
     assert ended.status == 0
     for rank in range(2):
-        assert sorted(job.said(rank).split()) == ["err", "out", "program"]
+        assert sorted(job.output(rank).split()) == ["err", "out", "program"]
     assert b"out\n" not in ended.stdout
 
 
@@ -179,7 +179,9 @@ def test_variables_that_all_ranks_have_are_there_while_modules_are_imported(job:
     ended = job.run(*job.options("curious"), "train.py", env=job.environment(MINE="1", RANK=None))
     assert ended.status == 0
     seen = json.loads(job.text("seen.0"))
-    own, world = ("RANK", "WORLD_SIZE") if job.door == TORCH else ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
+    own, world = (
+        ("RANK", "WORLD_SIZE") if job.frontend == TORCH else ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")
+    )
     assert (seen["MINE"], seen[world], own in seen) == ("1", "2", False)
 
 
@@ -210,7 +212,7 @@ def test_an_import_that_fails_ends_the_job_before_any_rank(job: Job, mark: str) 
     ],
     ids=["thread", "exit", "crash"],
 )
-def test_where_it_is_unsafe_it_is_refused_or_given_up_as_asked(job: Job, body: str, why: str) -> None:
+def test_an_unsafe_preload_is_refused_or_given_up_as_requested(job: Job, body: str, why: str) -> None:
     job.module(
         "unsafe",
         f"import os\nif os.path.exists('armed'):\n    os.rename('armed', 'fired')\n    exec({body!r})",
@@ -234,8 +236,8 @@ def test_where_it_is_unsafe_it_is_refused_or_given_up_as_asked(job: Job, body: s
     assert "ran.1" in job.names()
 
 
-def test_what_is_not_run_by_this_python_is_refused(job: Job) -> None:
-    no_python = "--no-python" if job.door == TORCH else "--no_python"
+def test_programs_that_this_python_does_not_run_are_refused(job: Job) -> None:
+    no_python = "--no-python" if job.frontend == TORCH else "--no_python"
     ended = job.run(*job.options("counted"), no_python, "true")
     assert ended.status == USAGE
     assert ended.error_lines() == [
@@ -258,9 +260,9 @@ def test_a_name_that_no_import_could_have_is_refused(job: Job) -> None:
     )
 
 
-def test_the_plan_names_it(job: Job) -> None:
+def test_the_plan_names_the_preloaded_module(job: Job) -> None:
     job.script("")
-    dry = "--dry-run" if job.door == TORCH else "--dry_run"
+    dry = "--dry-run" if job.frontend == TORCH else "--dry_run"
     made = json.loads(job.run(*job.options("counted"), f"{dry}=json", "train.py").stdout)
     assert made["zygote"] == ["counted"]
     assert (
@@ -286,7 +288,7 @@ def test_a_stop_while_it_imports_ends_the_job_at_once(job: Job, mark: str) -> No
     assert "ran.0" not in job.names()
 
 
-def test_imports_that_take_long_are_told_of_and_sleep_with_the_job(job: Job) -> None:
+def test_long_imports_are_reported_and_are_suspended_with_the_job(job: Job) -> None:
     job.module("long", "import os, time\nwhile not os.path.exists('go'): time.sleep(0.005)")
     job.script("")
     with job.start(*job.options("long"), "train.py") as launcher:

@@ -1,4 +1,4 @@
-"""``--preload``: restarts, leftovers, and who is killed."""
+"""``--preload``: restarts, leftovers, and killed processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
     return Job(tmp_path, request.param)
 
 
-def test_restarts_reuse_it(job: Job, mark: str) -> None:
+def test_restarts_reuse_the_zygote(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -44,7 +44,7 @@ def test_restarts_reuse_it(job: Job, mark: str) -> None:
     assert job.result()["restarts"] == 2
 
 
-def test_the_verdict_is_as_ever(job: Job, mark: str) -> None:
+def test_the_failure_report_is_that_of_a_started_rank(job: Job, mark: str) -> None:
     job.script("""
         tell("ready", os.getpid())
         if rank == 1:
@@ -59,7 +59,7 @@ def test_the_verdict_is_as_ever(job: Job, mark: str) -> None:
         assert "no such shape" in ended.stderr
         result = job.result()
         results.append([(rank["rank"], rank["exit"], rank["told"]) for rank in result["ranks"]])
-        if job.door == TORCH:
+        if job.frontend == TORCH:
             job.run_folder().rename(job.folder / f"run.{len(results)}")
         for path in job.folder.glob("ready.*"):
             path.unlink()
@@ -79,7 +79,7 @@ def test_nothing_is_left_when_a_launcher_is_killed(job: Job, mark: str, whom: st
     await_none_marked(mark)
 
 
-def test_it_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None:
+def test_the_zygote_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None:
     job.module("endless", "import os, time\nopen('importing', 'w').close()\nwhile True: time.sleep(600)")
     job.script("")
     with job.start(*job.options("endless"), "train.py", env=job.environment(MARK=mark)) as launcher:
@@ -91,7 +91,7 @@ def test_it_dies_with_the_launcher_while_it_imports(job: Job, mark: str) -> None
     assert marked(mark) == []
 
 
-def test_ranks_go_on_without_it_and_the_next_attempt_has_another(job: Job, mark: str) -> None:
+def test_ranks_outlive_a_lost_zygote_and_the_next_attempt_has_another(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -114,7 +114,7 @@ def test_ranks_go_on_without_it_and_the_next_attempt_has_another(job: Job, mark:
     assert len({event["pid"] for event in job.events("zygote_ready")}) == 2
 
 
-def test_one_that_was_stopped_goes_on_for_the_next_attempt(job: Job, mark: str) -> None:
+def test_a_suspended_zygote_is_continued_for_the_next_attempt(job: Job, mark: str) -> None:
     job.script("""
         import counted
         tell(f"ready.{attempt}", os.getpid())
@@ -131,7 +131,7 @@ def test_one_that_was_stopped_goes_on_for_the_next_attempt(job: Job, mark: str) 
 
 
 @pytest.mark.parametrize("auto", ["", ",auto"], ids=["asked for", "auto"])
-def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
+def test_a_zygote_that_cannot_be_restarted_is_reported(job: Job, auto: str) -> None:
     """Another is tried, once, and does not get through its imports."""
     job.module(
         "once",
@@ -162,7 +162,7 @@ def test_one_that_cannot_be_had_again_is_said(job: Job, auto: str) -> None:
     assert "SIGKILL" in line
 
 
-def test_a_killed_rank_is_told_of_as_ever(job: Job) -> None:
+def test_a_killed_rank_is_reported_like_a_started_one(job: Job) -> None:
     job.script("tell('ready', os.getpid())\nsleep()")
     with job.start(*job.options("counted"), "train.py") as launcher:
         job.ready(2)[1].kill()
@@ -190,7 +190,7 @@ def test_a_stop_reaches_the_ranks_and_they_have_their_grace(job: Job) -> None:
     assert {"ended.0", "ended.1"} <= job.names()
 
 
-def test_what_a_rank_forks_and_leaves_is_known_as_its_own(job: Job, mark: str) -> None:
+def test_processes_that_a_rank_forks_and_leaves_are_known_as_its_own(job: Job, mark: str) -> None:
     """It has a session of its own, and its environment shows what the zygote was started with."""
     job.script(
         ESCAPED + "escape(f'escaped.{attempt}')\ntell('ready', os.getpid())\nawait_file(f'end.{rank}')"
@@ -210,7 +210,7 @@ def test_what_a_rank_forks_and_leaves_is_known_as_its_own(job: Job, mark: str) -
     assert [event["swept"] for event in job.events("rank_ended")] == [1, 1]
 
 
-def test_servers_and_workers_of_one_script_have_one(tmp_path: Path) -> None:
+def test_servers_and_workers_of_one_script_share_a_zygote(tmp_path: Path) -> None:
     job = Job(tmp_path, PADDLE)
     (tmp_path / "role.py").write_text(
         "import os, counted\nopen('role.' + os.environ['TRAINING_ROLE'], 'w').write(str(os.getppid()))"
@@ -220,12 +220,12 @@ def test_servers_and_workers_of_one_script_have_one(tmp_path: Path) -> None:
     assert job.text("role.PSERVER") == job.text("role.TRAINER")
 
 
-def test_rounds_reuse_it(job: Job, mark: str) -> None:
+def test_rounds_reuse_the_zygote(job: Job, mark: str) -> None:
     port = free_ports(1)
     meet = (
         ["--nnodes=1:2", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-backend=c10d", "--rdzv-id=job",
          "--rdzv-conf=join_timeout=20,last_call_timeout=1"]
-        if job.door == TORCH
+        if job.frontend == TORCH
         else ["--nnodes=1:2", f"--master=127.0.0.1:{port}", "--elastic_timeout=0", "--elastic_level=1"]
     )  # fmt: skip
     job.script("""
@@ -234,7 +234,7 @@ def test_rounds_reuse_it(job: Job, mark: str) -> None:
         await_file(f"ready.{attempt}.{1 - rank}")
         sys.exit(3 if attempt == 0 and rank == 0 else 0)
     """)
-    options = job.options("counted", restarts=1 if job.door == TORCH else 0)
+    options = job.options("counted", restarts=1 if job.frontend == TORCH else 0)
     ended = job.run(*options, *meet, "train.py", env=job.environment(MARK=mark))
     assert ended.status == 0, ended.stderr
     assert (job.imports(), marked(mark)) == (1, [])

@@ -43,22 +43,22 @@ BODIES = {
 FRAMEWORKS = {TORCH: "torch", PADDLE: "paddle"}
 
 
-@pytest.mark.parametrize("door", BODIES, ids=FRAMEWORKS.values())
-def test_ranks_of_one_import_reduce_together(tmp_path: Path, door: str) -> None:
-    """``auto`` alone is the door's framework, and no reason is found against it."""
-    job = Job(tmp_path, door)
-    job.script(BODIES[door])
+@pytest.mark.parametrize("frontend", BODIES, ids=FRAMEWORKS.values())
+def test_ranks_of_one_import_reduce_together(tmp_path: Path, frontend: str) -> None:
+    """``auto`` alone is the framework of the front end, and no reason is found against it."""
+    job = Job(tmp_path, frontend)
+    job.script(BODIES[frontend])
     with job.start(*job.options("auto"), "train.py") as launcher:
         out, err = launcher.communicate(timeout=240)
     ended = Ended(launcher.returncode, out, err.decode())
-    assert ended.status == 0, ended.stderr + job.said(0) + job.said(1)
+    assert ended.status == 0, ended.stderr + job.output(0) + job.output(1)
     assert not [line for line in lines_of(ended) if "no preload server" in line], ended.stderr
     (ready,) = job.events("zygote_ready")
-    assert ready["modules"] == [FRAMEWORKS[door]]
+    assert ready["modules"] == [FRAMEWORKS[frontend]]
     (took,) = (
         (line for line in lines_of(ended) if line.startswith("imported")) if ready["seconds"] > 2 else ("",)
     )
-    assert re.fullmatch(rf"(imported {FRAMEWORKS[door]} in \d+\.\d s)?", took)
+    assert re.fullmatch(rf"(imported {FRAMEWORKS[frontend]} in \d+\.\d s)?", took)
     seen = [json.loads(job.text(f"seen.{rank}")) for rank in range(2)]
     assert [one[:2] for one in seen] == [[[3.0] * 3, 300.0**3]] * 2
     assert seen[0][2] != seen[1][2], "the same random number"

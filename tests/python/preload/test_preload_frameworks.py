@@ -28,7 +28,7 @@ class Rows:
         return numpy.full(3, i, "float32")
 
 def with_and_without_threads(train, **options):
-    told = {}
+    seen = {}
     for method in ("spawn", "zygote"):
         chosen = dict(options, start_method=method, backend="gloo")
         if method == "zygote":
@@ -38,11 +38,11 @@ def with_and_without_threads(train, **options):
             if threads:
                 os.environ["OMP_NUM_THREADS"] = threads
             context = rlaunch.spawn(train, (method == "zygote" and not threads,), 2, **chosen)
-            told[f"{method} {threads}"] = [queue.get() for queue in context.return_queues]
+            seen[f"{method} {threads}"] = [queue.get() for queue in context.return_queues]
     # A second call has other numbers.
     context = rlaunch.spawn(unseeded, (), 2, **chosen)
-    told["again"] = [queue.get() for queue in context.return_queues]
-    print(json.dumps(told))
+    seen["again"] = [queue.get() for queue in context.return_queues]
+    print(json.dumps(seen))
 """
 
 TORCH = """
@@ -127,12 +127,12 @@ def test_training_off_a_zygote(tmp_path: Path, program: str, loaded: Any) -> Non
     command, env = [sys.executable, main], environment(CUDA_VISIBLE_DEVICES="")
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])
-    again = told.pop("again")
-    losses = {how: [f"{x:.8g}" for row in rows for x in row["losses"]] for how, rows in told.items()}
+    seen = json.loads(done.stdout.splitlines()[-1])
+    again = seen.pop("again")
+    losses = {how: [f"{x:.8g}" for row in rows for x in row["losses"]] for how, rows in seen.items()}
     for threads in THREADS:
         assert losses[f"zygote {threads}"] == losses[f"spawn {threads}"]
         assert len(set(losses[f"zygote {threads}"])) == 10
-    drawn = [row["drawn"] for rows in told.values() for row in rows] + again
+    drawn = [row["drawn"] for rows in seen.values() for row in rows] + again
     assert [len(set(column)) for column in zip(*drawn, strict=True)] == [4 * len(THREADS) + 2] * 3
-    assert told["zygote None"][0]["loaded"] == loaded
+    assert seen["zygote None"][0]["loaded"] == loaded

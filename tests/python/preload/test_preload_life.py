@@ -70,7 +70,7 @@ def hanging(folder: Path) -> Path:
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def ring(*_: object) -> None:
@@ -78,7 +78,7 @@ def ring(*_: object) -> None:
 
 
 class Program:
-    """A program that starts ranks, and what it has said."""
+    """A program that starts ranks, and its output."""
 
     def __init__(self, folder: Path, body: str, **options: Any) -> None:
         main = folder / "main.py"
@@ -94,7 +94,7 @@ class Program:
         self.process.kill()
         self.process.communicate()
 
-    def said(self) -> list[psutil.Process]:
+    def read_processes(self) -> list[psutil.Process]:
         """The processes that it names in a line."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -113,13 +113,13 @@ print(*[z.pid for z in registry._zygotes.values()], *[p.pid for p in context.pro
 # --- Used again ------------------------------------------------------------------------------------------
 
 
-def test_it_imports_once_for_all_calls(folder: Path) -> None:
+def test_the_zygote_imports_once_for_all_calls(folder: Path) -> None:
     parents = [results(start(preload_ranks.pids, n=2)) for _ in range(3)]
     assert {parent for call in parents for _, parent in call} == {only_zygote().pid}
     assert imports(folder) == 1
 
 
-def test_another_one_where_imports_would_read_something_else(
+def test_another_zygote_where_imports_would_read_other_values(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start(os.getpid)
@@ -130,7 +130,7 @@ def test_another_one_where_imports_would_read_something_else(
     assert imports(folder) == 2
 
 
-def test_no_more_than_a_few_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_few_zygotes_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for threads in ("1", "2", "3", "4", "1", "5"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         start(os.getpid)
@@ -141,7 +141,7 @@ def test_no_more_than_a_few_are_kept(folder: Path, monkeypatch: pytest.MonkeyPat
     assert imports(folder) == 5
 
 
-def test_torchs_start_processes_has_it_too(folder: Path) -> None:
+def test_torchs_start_processes_uses_the_zygote_too(folder: Path) -> None:
     module(folder, "torch", PRELOADED)
     queue = multiprocessing.get_context("spawn").SimpleQueue()
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_a_child_that_the_program_forks_does_not_disturb(folder: Path) -> None:
 # --- Killed ----------------------------------------------------------------------------------------------
 
 
-def test_killed_between_two_calls_the_next_has_another(folder: Path) -> None:
+def test_a_zygote_killed_between_two_calls_is_replaced(folder: Path) -> None:
     start(os.getpid)
     zygote = only_zygote()
     zygote.kill()
@@ -215,7 +215,7 @@ def test_killed_between_two_calls_the_next_has_another(folder: Path) -> None:
     assert imports(folder) == 2
 
 
-def test_killed_while_ranks_live_they_die_and_it_is_told(folder: Path, tmp_path: Path) -> None:
+def test_ranks_die_with_a_killed_zygote_and_the_error_says_so(folder: Path, tmp_path: Path) -> None:
     context = start(ranks.sleep, n=2, join=False)
     processes = [psutil.Process(p.pid) for p in context.processes]
     only_zygote().kill()
@@ -230,7 +230,7 @@ def test_nothing_is_left_of_a_program_that_was_killed(
 ) -> None:
     monkeypatch.setenv("GO", str(folder / "never"))
     with Program(folder, RANKS_THAT_WAIT + "time.sleep(600)") as program:
-        processes = program.said()
+        processes = program.read_processes()
         assert len(processes) == 3
         program.process.send_signal(number)
         program.process.wait(30)
@@ -242,7 +242,7 @@ def test_a_programs_end_waits_for_ranks_that_are_no_daemons(
 ) -> None:
     monkeypatch.setenv("GO", str(folder / "go"))
     with Program(folder, RANKS_THAT_WAIT) as program:
-        zygote, *two = program.said()
+        zygote, *two = program.read_processes()
         # It has come to its end; its ranks have not.
         with pytest.raises(subprocess.TimeoutExpired):
             program.process.wait(0.5)
@@ -253,7 +253,7 @@ def test_a_programs_end_waits_for_ranks_that_are_no_daemons(
         until(lambda: gone(zygote), "the zygote's end")
 
 
-def test_at_a_programs_end_it_is_gone_and_no_leftover(folder: Path) -> None:
+def test_at_a_programs_end_the_zygote_is_gone_and_no_leftover(folder: Path) -> None:
     body = "rlaunch.spawn(os.getpid, (), 2, start_method='zygote', preload='decimal')\n"
     body += "from rlaunch._preload import registry\nprint(*[z.pid for z in registry._zygotes.values()])"
     with Program(folder, body) as program:
@@ -268,10 +268,10 @@ def test_at_a_programs_end_it_is_gone_and_no_leftover(folder: Path) -> None:
 def interrupted(folder: Path, body: str, ready: Path) -> str:
     with Program(folder, body, start_new_session=True) as program:
         until(ready.exists, "the ranks, or the import")
-        everybody = [program.process, *psutil.Process(program.process.pid).children(recursive=True)]
+        processes = [program.process, *psutil.Process(program.process.pid).children(recursive=True)]
         os.killpg(program.process.pid, signal.SIGINT)  # As a terminal does.
         _, err = program.process.communicate(timeout=60)
-        until(lambda: all(gone(p) for p in everybody[1:]), "the end of all")  # type: ignore[arg-type]
+        until(lambda: all(gone(p) for p in processes[1:]), "the end of all")  # type: ignore[arg-type]
         return str(err)
 
 
@@ -306,7 +306,7 @@ def test_a_slow_zygote_can_be_waited_for_and_interrupted(folder: Path) -> None:
         signal.signal(signal.SIGALRM, before)
         hang.unlink()
     zygote.suspend()
-    # What was owed is not taken for the next one's answer; and a stopped one goes on.
+    # A late reply is not mistaken for the next one's; and a stopped one goes on.
     assert {parent for _, parent in results(start(preload_ranks.pids, n=3, preload="hanging"))} == {
         zygote.pid
     }
@@ -358,7 +358,7 @@ def test_no_descriptors_left_in_the_program(folder: Path) -> None:
     assert (zygotes, same) == ("1", "True"), err
 
 
-def test_one_that_was_stopped_goes_on_for_the_next_start(folder: Path) -> None:
+def test_a_suspended_zygote_is_continued_for_the_next_start(folder: Path) -> None:
     start(ranks.give_none)
     stopped = only_zygote()
     stopped.send_signal(signal.SIGSTOP)
@@ -366,9 +366,7 @@ def test_one_that_was_stopped_goes_on_for_the_next_start(folder: Path) -> None:
     assert (only_zygote(), imports(folder)) == (stopped, 1)
 
 
-def test_one_that_does_not_answer_is_ended_and_another_is_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zygote_that_does_not_answer_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = hanging(folder)
     start(ranks.give_none, preload="hanging")
     zygote = only_zygote()

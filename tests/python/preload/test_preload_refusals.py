@@ -1,4 +1,4 @@
-"""What a zygote may not have begun, what it cannot import, and how that is said."""
+"""States in which a zygote must not fork, modules that it cannot import, and the errors about them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_import_that_fails_is_shown(folder: Path) -> None:
         ("raise KeyboardInterrupt", "no preload server: import tried: KeyboardInterrupt"),
     ],
 )
-def test_how_an_import_may_end(folder: Path, text: str, said: str) -> None:
+def test_ends_of_a_failing_import(folder: Path, text: str, said: str) -> None:
     assert str(refused(folder, text)) == said
 
 
@@ -74,12 +74,12 @@ def test_a_module_that_is_not_there() -> None:
         start(os.getpid, preload="nowhere.to_be")
 
 
-def test_what_was_written_before_a_failure_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_before_a_failure_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     refused(folder, "print('said before'); 1 / 0")
     assert "said before" in capfd.readouterr().out
 
 
-# --- What a fork would cut in two --------------------------------------------------------------------------
+# --- States that a fork would break -------------------------------------------------------------------------
 
 
 def test_threads_are_named(folder: Path) -> None:
@@ -91,14 +91,14 @@ def test_threads_are_named(folder: Path) -> None:
     )
 
 
-def test_a_thread_that_has_ended_is_none(folder: Path) -> None:
+def test_an_ended_thread_is_no_obstacle(folder: Path) -> None:
     module(
         folder, "tried", "import threading\nt = threading.Thread(target=len, args=('',)); t.start(); t.join()"
     )
     start(os.getpid)
 
 
-def test_a_child_process_is_named_and_a_lock_is_none(folder: Path) -> None:
+def test_a_child_process_is_an_obstacle_and_a_lock_is_not(folder: Path) -> None:
     text = "import subprocess\np = subprocess.Popen(['sleep', '600'])\nopen({!r}, 'w').write(str(p.pid))"
     error = refused(folder, text.format(str(folder / "pid")))
     pid = int((folder / "pid").read_text())
@@ -135,7 +135,7 @@ def test_an_openmp_region_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
     assert "importing tried has run an OpenMP region, whose " in str(error)
 
 
-def test_what_makes_a_fork_unsafe() -> None:
+def test_states_that_make_a_fork_unsafe() -> None:
     initialised, left = fork_safety.find_device_hazard, fork_safety.find_thread_hazard
     assert initialised(["/dev/null", "pipe:[1]", "/dev/dri", "/home/dev/nvidia"]) is None
     assert initialised(["/dev/nvidiactl"]) == (
@@ -156,7 +156,7 @@ def test_what_makes_a_fork_unsafe() -> None:
 # --- Without one ------------------------------------------------------------------------------------------
 
 
-def test_auto_goes_on_without_and_says_why_in_one_line(
+def test_auto_goes_on_without_a_zygote_and_gives_the_reason_in_one_line(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     module(folder, "tried", "1 / 0")
@@ -179,14 +179,14 @@ def test_preload_without_a_zygote_is_refused(method: str | None) -> None:
     ("preload", "named"),
     [("", ""), ("a,,b", ""), ("a b", "a b"), ("a;b", "a;b"), (["a", ""], ""), ("../a", "../a"), ("a.", "a.")],
 )
-def test_names_that_are_none_are_refused(preload: Any, named: str) -> None:
+def test_invalid_module_names_are_refused(preload: Any, named: str) -> None:
     with pytest.raises(
         ValueError, match=f"^preload: '{re.escape(named)}' is not the name of a module; give modules"
     ):
         start(os.getpid, preload=preload)
 
 
-def test_what_is_no_name_at_all_is_refused() -> None:
+def test_values_that_are_no_module_name_are_refused() -> None:
     with pytest.raises(
         TypeError, match=re.escape("preload must be names of modules, as in 'torch,my.models', but")
     ):
@@ -202,25 +202,25 @@ def test_what_is_no_name_at_all_is_refused() -> None:
         (["a", "auto"], (["a"], True)),
     ],
 )
-def test_what_preload_names(preload: Any, asked: tuple[list[str], bool]) -> None:
+def test_modules_that_preload_names(preload: Any, asked: tuple[list[str], bool]) -> None:
     assert registry.parse_preload(preload, "paddle") == asked
 
 
-def test_without_names_it_is_the_framework_of_the_first_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_names_it_is_the_first_framework(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(modules: list[str]) -> None:
         raise ZygoteError(",".join(modules))
 
     monkeypatch.setattr(registry, "get_zygote", none)
-    for dialect, framework in (("torch", "torch"), (" Torch , paddle", "torch"), (None, "paddle")):
+    for frameworks, framework in (("torch", "torch"), (" Torch , paddle", "torch"), (None, "paddle")):
         with pytest.raises(ZygoteError, match=f"^{framework}$"):
-            start(os.getpid, preload=None, **({"frameworks": dialect} if dialect else {}))
+            start(os.getpid, preload=None, **({"frameworks": frameworks} if frameworks else {}))
 
 
-def test_what_imports_do_to_the_environment() -> None:
+def test_changes_of_the_environment_by_imports() -> None:
     before = {"KEPT": "1", "CHANGED": "1", "GONE": "1"}
     after = {"KEPT": "1", "CHANGED": "2", "NEW": "1"}
     seen = child.merge_environ
     assert seen(before, before, after) == after
-    told = {"CHANGED": "3", "NEW": "4", "GONE": "5", "OWN": "6"}
-    assert seen(told, before, after) == told
+    variables = {"CHANGED": "3", "NEW": "4", "GONE": "5", "OWN": "6"}
+    assert seen(variables, before, after) == variables
     assert seen({}, before, after) == {"NEW": "1"}

@@ -62,11 +62,11 @@ def output_of(folder: Path, body: str, **environ: str) -> subprocess.CompletedPr
     return subprocess.run([sys.executable, main], capture_output=True, text=True, timeout=120, env=env)
 
 
-# --- What a rank sees -------------------------------------------------------------------------------------
+# --- State of a rank --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_rank_sees_what_one_of_its_own_sees(
+def test_a_forked_rank_sees_the_same_as_a_spawned_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
     if again:  # The zygote is there when all this changes, and another test runner's files with it.
@@ -83,7 +83,7 @@ def test_a_rank_sees_what_one_of_its_own_sees(
     own, forked = both(preload_ranks.about)
     expected = own[0]
     if again:
-        # The import has had its say before the rank was told; a module of its own would have taken it out.
+        # The import changed it before the rank received its variables; a spawned rank would have removed it.
         assert forked[0]["environ"].pop("TAKEN_BY_IMPORT") == "1"
         expected["environ of C"] += 1
     assert forked[0] == expected
@@ -131,7 +131,7 @@ def test_main_is_the_programs_own(folder: Path) -> None:
     assert "__mp_main__" in said["spawn"]
 
 
-def test_the_import_sees_no_words_that_are_the_zygotes(folder: Path) -> None:
+def test_the_import_sees_no_arguments_of_the_zygote(folder: Path) -> None:
     assert results(start("zygote", preload_ranks.seen_by_import))[0][0] == []
 
 
@@ -149,7 +149,7 @@ def test_random_numbers_differ_between_ranks_and_calls(folder: Path) -> None:
     assert [len(set(column)) for column in zip(*rows, strict=True)] == [6, 6, 6]
 
 
-# --- What it is given, and what it gives -----------------------------------------------------------------
+# --- Arguments and results -------------------------------------------------------------------------------
 
 
 def test_everything_of_multiprocessings_passes(folder: Path) -> None:
@@ -184,12 +184,12 @@ def test_a_rank_starts_processes_of_its_own(folder: Path) -> None:
     assert results(start("zygote", preload_ranks.child_of_rank)) == [0]
 
 
-# --- What it writes ---------------------------------------------------------------------------------------
+# --- Output of a rank -------------------------------------------------------------------------------------
 
 IMPORT = ["err of the import", "out of the import"]
 
 
-def test_each_rank_says_once_what_the_import_said(folder: Path, tmp_path: Path) -> None:
+def test_each_rank_prints_the_output_of_the_import_once(folder: Path, tmp_path: Path) -> None:
     for _ in range(2):
         start("zygote", preload_ranks.log_a_line, n=2, log_dir=tmp_path / "log")
     for rank in range(2):
@@ -199,7 +199,9 @@ def test_each_rank_says_once_what_the_import_said(folder: Path, tmp_path: Path) 
         assert text.index(IMPORT[1]) < text.index(f"a line of rank {rank}") < text.index(end[0])
 
 
-def test_it_writes_where_the_program_writes_now(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_forked_rank_writes_to_the_current_streams_of_the_program(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     start("zygote", os.getpid)
     capfd.readouterr()
     copy = os.dup(1)
@@ -225,7 +227,7 @@ def test_an_import_that_writes_2_mb(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["exit", "exit text", "raise", "interrupt", "kill", "segv", "term"])
-def test_it_fails_as_one_of_its_own(folder: Path, how: str) -> None:
+def test_a_forked_rank_fails_like_a_spawned_one(folder: Path, how: str) -> None:
     seen = []
     for method in BOTH:
         with pytest.raises(RankError) as caught:
@@ -242,7 +244,7 @@ def test_it_fails_as_one_of_its_own(folder: Path, how: str) -> None:
         ("atexit", ["atexit of the rank", "atexit of the import", "finalized"]),
     ],
 )
-def test_what_is_registered_for_the_end_runs_once_in_each_rank_and_not_in_the_zygote(
+def test_exit_functions_run_once_in_each_rank_and_not_in_the_zygote(
     folder: Path, how: str, said: list[str]
 ) -> None:
     body = (
@@ -255,7 +257,7 @@ def test_what_is_registered_for_the_end_runs_once_in_each_rank_and_not_in_the_zy
     assert done.stdout.splitlines() == ["out of the import", *said]
 
 
-def test_files_that_nobody_flushed(folder: Path) -> None:
+def test_unflushed_files_of_the_import(folder: Path) -> None:
     names = {"KEPT_FILE": str(folder / "kept"), "OPEN_FILE": str(folder / "open")}
     body = "rlaunch.spawn(preload_ranks.leaving, ('file',), 2, start_method='zygote', preload='preloaded')"
     done = output_of(folder, body, **names)

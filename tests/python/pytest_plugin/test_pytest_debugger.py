@@ -55,7 +55,7 @@ class Session:
             )
 
     def until(self, word: str) -> str:
-        """What is shown up to this word, which is not shown again."""
+        """The output up to this word, which is not returned again."""
         limit = time.monotonic() + 60
         while word.encode() not in self._said:
             ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))
@@ -149,7 +149,7 @@ def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: type[S
     assert "entering PDB" not in report
 
 
-def test_a_rank_may_be_chosen_and_other_tests_are_as_ever(session: type[Session]) -> None:
+def test_a_rank_may_be_chosen_and_other_tests_are_unchanged(session: type[Session]) -> None:
     pdb = session("--ranks-pdb", "1", "--pdb", "-k", "stops or plain")
     pdb.until(">>> rank 1: entering PDB (breakpoint)")
     pdb.until("(Pdb) ")

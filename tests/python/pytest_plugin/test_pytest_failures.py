@@ -1,4 +1,4 @@
-"""Tests on ranks that fail: whose failure is shown, where the others were, and that nobody waits for ever."""
+"""Tests on ranks that fail: the failure that is shown, stacks of the others, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             print("was here")
 
         @pytest.mark.ranks(1)
-        def test_asks_for_what_is_not_there(no_such_fixture):
+        def test_asks_for_a_missing_fixture(no_such_fixture):
             pass
 
         @pytest.mark.ranks(2)
@@ -73,7 +73,7 @@ def test_the_culprits_own_failure_comes_first_then_the_others(suite: Suite) -> N
             "*ERROR at teardown of test_torn_down*",
             ">*assert rank.rank != 0",
             "rank 0: failed: *(above)",
-            "*ERROR at setup of test_asks_for_what_is_not_there*",
+            "*ERROR at setup of test_asks_for_a_missing_fixture*",
             "E  *fixture 'no_such_fixture' not found",
             "*_ test_one _*",
             ">*assert rows == [[]1, 2, 4]",
@@ -103,7 +103,7 @@ def test_deaths(suite: Suite) -> None:
         def test_crash(rank):
             rank.barrier()
             if rank.rank == 1:
-                print("last words", flush=True)
+                print("final text", flush=True)
                 import ctypes
                 ctypes.string_at(0)
             rank.barrier()
@@ -133,7 +133,7 @@ def test_deaths(suite: Suite) -> None:
             pass
         """
     )
-    # Who dies after his test, when the others have done it as well, is an error of its end.
+    # A rank that dies after its test, when the others have passed it as well, is an error of the teardown.
     done.assert_outcomes(passed=2, failed=4, errors=1)
     done.stdout.fnmatch_lines(
         [
@@ -145,7 +145,7 @@ def test_deaths(suite: Suite) -> None:
             "rank 0: stopped in test_it.py:* in test_crash*",
             "rank 1: killed by SIGSEGV (Segmentation fault) (above)",
             "*- Captured stdout of rank 1 -*",
-            "last words",
+            "final text",
             "rank 0 has ended with exit code 0 in the middle of the test",
             "rank 0 has ended with exit code 3 in the middle of the test",
             "rank 0: exit code 3 (above)",
@@ -189,7 +189,7 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
     )
 
 
-def test_who_waits_for_a_rank_that_never_comes_fails_at_once(suite: Suite) -> None:
+def test_a_rank_that_waits_for_one_that_never_comes_fails_at_once(suite: Suite) -> None:
     done = suite(
         """
         @pytest.mark.ranks(2)
@@ -222,7 +222,7 @@ def test_who_waits_for_a_rank_that_never_comes_fails_at_once(suite: Suite) -> No
     assert "rank 1: passed" in text
 
 
-def test_what_a_lost_peer_says_gives_way_to_who_made_it_so(suite: Suite) -> None:
+def test_the_culprit_comes_before_ranks_that_lost_their_peer(suite: Suite) -> None:
     done = suite(
         """
         @pytest.mark.ranks(2)

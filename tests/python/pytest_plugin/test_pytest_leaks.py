@@ -1,4 +1,4 @@
-"""Tests on ranks: what is left behind, which devices they get, what is imported once."""
+"""Tests on ranks: leftovers, devices, and modules that are imported once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_tidy(rank):
 """
 
 
-def test_what_is_left_behind_is_an_error_of_that_test_and_gone(suite: Suite) -> None:
+def test_leftovers_are_an_error_of_that_test_and_are_removed(suite: Suite) -> None:
     done = suite(LEAVES, "-rA")
     done.assert_outcomes(passed=2, errors=1)
     text = str(done.stdout)
@@ -51,8 +51,8 @@ def test_what_is_left_behind_is_an_error_of_that_test_and_gone(suite: Suite) -> 
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_shared_memory_is_found_whatever_the_start_method(method: str, suite: Suite) -> None:
-    """Also of the first test of all, before which nobody tracks it."""
+def test_shared_memory_is_found_with_any_start_method(method: str, suite: Suite) -> None:
+    """Also of the first test of all, before which no tracker runs."""
     done = suite(
         f"""
         from multiprocessing import shared_memory
@@ -68,7 +68,7 @@ def test_shared_memory_is_found_whatever_the_start_method(method: str, suite: Su
 
 
 @pytest.mark.parametrize(("mode", "outcomes"), [("warn", {"warnings": 1}), ("ignore", {})])
-def test_a_suite_may_think_otherwise(mode: str, outcomes: dict[str, int], suite: Suite) -> None:
+def test_a_suite_may_warn_of_leaks_or_ignore_them(mode: str, outcomes: dict[str, int], suite: Suite) -> None:
     done = suite(LEAVES, "-o", f"ranks_leaks={mode}")
     done.assert_outcomes(passed=2, **outcomes)
     assert ("the ranks have left behind" in str(done.stdout)) == (mode == "warn")
@@ -131,7 +131,7 @@ ONCE = """
 """
 
 
-def test_what_is_preloaded_is_imported_once(
+def test_preloaded_modules_are_imported_once(
     suite: Suite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytester.makepyfile(once="import os\npid = os.getpid()\n")
@@ -142,7 +142,7 @@ def test_what_is_preloaded_is_imported_once(
     assert len(set((tmp_path / "pids").read_text().split())) == 1
 
 
-def test_a_zygote_that_cannot_be_is_told_by_the_test(suite: Suite) -> None:
+def test_a_zygote_that_cannot_start_is_an_error_of_the_test(suite: Suite) -> None:
     done = suite(
         """
         @pytest.mark.ranks(2, preload="no_such_module")

@@ -1,4 +1,4 @@
-"""What the marker may say; and stacks as people read_marker them."""
+"""The arguments of the marker, and readable stacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlaunch._pytest.marker import MarkerError, read_marker
 from rlaunch._pytest.stacks.frames import cut_pytest_frames, find_test_frame
 
 
-def test_a_marker_says_what_spawn_is_told() -> None:
+def test_marker_arguments_become_spawn_options() -> None:
     plain = read_marker(pytest.mark.ranks(2).mark)
     assert (plain.n, plain.timeout, plain.shared) == (2, None, ())
     assert plain.options == {"start_method": "spawn", "frameworks": "paddle,torch"}

@@ -6,7 +6,9 @@ import pytest
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
 
-def test_what_cannot_be_forked_from_is_said_in_a_line(suite: Suite, pytester: pytest.Pytester) -> None:
+def test_a_module_that_makes_a_fork_unsafe_is_reported_in_a_line(
+    suite: Suite, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile(
         background="""
         import threading

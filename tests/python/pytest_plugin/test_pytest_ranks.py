@@ -1,4 +1,4 @@
-"""Tests that run on ranks: what they may be, what they have, where their fixtures run."""
+"""Tests that run on ranks: kinds of tests, their arguments, and where their fixtures run."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: 
     ]
 
 
-def test_what_pytest_gives_works_in_each_rank(suite: Suite) -> None:
+def test_fixtures_of_pytest_work_in_each_rank(suite: Suite) -> None:
     done = suite(
         """
         import logging, sys, warnings

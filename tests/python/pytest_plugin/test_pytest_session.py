@@ -61,7 +61,7 @@ def test_selection_and_written_straight_to_the_terminal(suite: Suite) -> None:
     done.stdout.no_fnmatch_line("*Captured*")
 
 
-def test_what_is_captured_is_shown_by_pytests_own_rules(suite: Suite) -> None:
+def test_captured_output_is_shown_by_pytests_own_rules(suite: Suite) -> None:
     done = suite(PAIR, "-k", "bad", "--show-capture=stderr", "--tb=line", "--color=yes")
     done.assert_outcomes(failed=1)
     done.stdout.no_fnmatch_line("*out of*")

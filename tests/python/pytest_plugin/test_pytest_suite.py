@@ -1,4 +1,4 @@
-"""The suite of examples/pytest_suite as its users run it: what passes, and how each other ending is told."""
+"""The suite of examples/pytest_suite as users run it: passing tests, and the report of each other outcome."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Session:
             self.cases.setdefault(case.get("name", ""), []).append(case)
 
     def ending(self, test: str) -> tuple[str, str, str]:
-        """How a test has ended, by its XML: what it is, its line, its text."""
+        """How a test has ended, by its XML: the kind, its line, its text."""
         found = [part for case in self.cases[test] for part in case if part.tag != "properties"]
         found = [part for part in found if not part.tag.startswith("system-")]
         if not found:
@@ -60,7 +60,7 @@ class Session:
         return part.tag, part.get("message", ""), part.text or ""
 
     def screen(self, test: str) -> str:
-        """What the terminal shows of a test that has not passed."""
+        """The terminal's output about a test that has not passed."""
         (block,) = re.findall(
             rf"^_+ (?:ERROR at \w+ of )?{re.escape(test)} _+\n(.*?)(?=^[_=]+ [^\n]+ [_=]+$|\Z)",
             self.text,
@@ -78,7 +78,7 @@ def folder_fixture(tmp_path: Path, mark: str) -> Iterator[Path]:
 
 def is_free(port: int) -> bool:
     with socket.socket() as server:
-        # A connection that has just ended may still have the address, but nobody listens.
+        # A connection that has just ended may still have the address, but no process listens.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("127.0.0.1", port))
@@ -88,7 +88,7 @@ def is_free(port: int) -> bool:
 
 
 @pytest.mark.timeout(400)
-def test_what_passes(folder: Path, mark: str) -> None:
+def test_passing_tests(folder: Path, mark: str) -> None:
     session = Session(folder, mark, str(SUITE))
     assert session.status == 0, session.text
     assert "20 passed" in session.text
@@ -104,7 +104,7 @@ def test_what_passes(folder: Path, mark: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_what_does_not_pass_is_told_as_it_ended(folder: Path, mark: str) -> None:
+def test_tests_that_do_not_pass_are_reported_by_their_end(folder: Path, mark: str) -> None:
     session = Session(folder, mark, str(SUITE / "endings"))
     text = session.text
     assert "5 failed, 3 passed, 1 skipped, 1 xfailed, 3 errors" in text, text
@@ -122,10 +122,10 @@ def check_failures(session: Session) -> None:
     kind, message, text = session.ending("test_fails_on_one_rank")
     assert (kind, message.splitlines()[0]) == ("failure", "rank 1: assert 3.0 == 2")
     shown = session.screen("test_fails_on_one_rank")
-    for told in (text, shown):
-        # The culprit's own traceback, rewritten; then who was where.
+    for report in (text, shown):
+        # The culprit's own traceback, rewritten; then the stack of each rank.
         in_order(
-            told,
+            report,
             ">           assert average([1, 2, 3]) == 2",
             "+  where 3.0 = average([1, 2, 3])",
             "rank 0: stopped",

@@ -28,7 +28,7 @@ def address_of(endpoint):
 
 
 def meet(rank, name):
-    '''Listens at each port that this rank was told of, and hears this test's ranks there, and no other's.'''
+    '''Listens at each port of this rank, and hears this test's ranks there, and no other's.'''
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     own = [os.environ["PADDLE_CURRENT_ENDPOINT"]] + [master] * (rank.rank == 0)
     servers = [socket.create_server(address_of(endpoint)) for endpoint in own]
@@ -60,7 +60,7 @@ def test_devices(rank, number):
     device = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[rank.local_rank]
     assert len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) == rank.world_size
     held = NOTES / f"device-{device}"
-    os.close(os.open(held, os.O_CREAT | os.O_EXCL))  # Nobody has it.
+    os.close(os.open(held, os.O_CREAT | os.O_EXCL))  # No process has it.
     try:
         (NOTES / f"used-{device}-by-{os.environ['PYTEST_XDIST_WORKER']}").touch()
         meet(rank, f"devices-{number}")
@@ -108,7 +108,7 @@ def test_fifty_tests_in_two_workers_share_no_port_and_no_device(tmp_path: Path, 
     for folder in (notes, temporary):
         folder.mkdir()
     (tmp_path / "test_it.py").write_text(SUITE + FRAMEWORKS if FULL else SUITE)
-    # What is not a framework's is forked from a process that has imported next to nothing.
+    # Ranks without a framework are forked from a process that has imported next to nothing.
     (tmp_path / "pytest.ini").write_text("[pytest]\nranks_preload = json\n")
     words = ["-n2", "--dist=loadgroup", "-q", "-p", "no:cacheprovider", "--timeout=300", "test_it.py"]
     # The folder of locks is this run's own: others on this machine play with devices 0 and 1, too.

@@ -1,4 +1,4 @@
-"""What ranks, and parents in processes of their own, do with objects that they share. Imports no pytest."""
+"""Ranks, and parents in processes of their own, that share objects. Imports no pytest."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def write(memory: SharedMemory, array: Any) -> None:
     memory.close()
 
 
-def exit_at_once(method: str, daemon: bool, told: str) -> None:
+def exit_at_once(method: str, daemon: bool, path: str) -> None:
     """Starts ranks, hears that they live, and comes to its end without joining them."""
     ready = context_of(method).SimpleQueue()
-    spawn(wait_or_write, method, 2, (daemon, ready, told), join=False, daemon=daemon)
+    spawn(wait_or_write, method, 2, (daemon, ready, path), join=False, daemon=daemon)
     tell([ready.get() for _ in range(2)])
 
 
-def wait_or_write(daemon: bool, ready: Any, told: str) -> None:
+def wait_or_write(daemon: bool, ready: Any, path: str) -> None:
     ready.put(os.getpid())
     if daemon:
         sleep_for_ever()
     time.sleep(0.5)
-    Path(f"{told}.{me()}").write_text("to the end")
+    Path(f"{path}.{me()}").write_text("to the end")
 
 
 def spawn_inside(method: str, depth: int) -> list[Any]:

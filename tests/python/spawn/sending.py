@@ -18,7 +18,7 @@ HIDE_CLOUDPICKLE = "sys.modules['cloudpickle'] = None\n"
 
 
 def program(code: str, method: str, hide: bool = False) -> str:
-    """What a program prints that comes from stdin, so that no rank can import it."""
+    """The output of a program that comes from stdin, so that no rank can import it."""
     code = f"{PREAMBLE}{HIDE_CLOUDPICKLE if hide else ''}METHOD = {method!r}\n{code}"
     env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
@@ -33,7 +33,7 @@ def take(*_: Any) -> None:
 
 
 class Holder:
-    """What cannot be sent is its attribute."""
+    """Its attribute cannot be sent."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -50,14 +50,14 @@ class Slots:
 
 
 class Stateful:
-    """What it sends is made in passing: the lock is not among its attributes."""
+    """The object that it sends is made in passing: the lock is not among its attributes."""
 
     def __getstate__(self) -> Any:
         return {"made": threading.Lock()}
 
 
 class Deep:
-    """Points back to who holds it."""
+    """Points back to its owner."""
 
     def __init__(self, parent: Any) -> None:
         self.parent = parent
@@ -139,7 +139,7 @@ def bound_to(holder: Holder) -> Any:
     return functools.partial(holder.method)
 
 
-# What cannot be sent, and how it is called. Made anew for each test.
+# Objects that cannot be sent, and their names in errors. Made anew for each test.
 SHAPES: dict[str, tuple[Callable[[], tuple[Any, tuple[Any, ...]]], str]] = {
     "attribute": (lambda: (take, (1, Holder())), "args[1].lock: _thread.lock"),
     "itself": (lambda: (take, (generator(),)), "args[0]: generator"),

@@ -1,4 +1,4 @@
-"""What can be sent to ranks and back: by value what no rank can look up, and a name for what cannot."""
+"""Objects that can be sent to ranks and back: functions by value, and errors that name other objects."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ print(rlaunch.spawn(sys.getrecursionlimit, (), 1, backend="gloo", start_method=M
 
 
 @each_method
-def test_what_a_program_from_stdin_defines(method: str) -> None:
+def test_functions_of_a_program_from_stdin_are_sent_by_value(method: str) -> None:
     assert sending.program(FROM_STDIN, method) == "[42, 42]\n[8, 8]\n[1000]\n"
 
 
@@ -132,11 +132,11 @@ shell.runsource("print(rlaunch.spawn(typed, (1,), 2, backend='gloo', start_metho
 """
 
 
-def test_what_is_typed_at_a_prompt() -> None:
+def test_functions_typed_at_a_prompt_are_sent_by_value() -> None:
     assert sending.program(AT_A_PROMPT, "spawn") == "[2, 2]\n"
 
 
-def test_what_is_typed_after_a_script(tmp_path: Path) -> None:
+def test_functions_typed_after_a_script_are_sent_by_value(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{sending.PREAMBLE}METHOD = 'spawn'\nif __name__ == '__main__':\n")
     with script.open("a") as file:
@@ -149,7 +149,7 @@ def test_what_is_typed_after_a_script(tmp_path: Path) -> None:
 
 
 @each_method
-def test_without_cloudpickle_a_closure_is_named_and_the_ways_out(
+def test_without_cloudpickle_the_error_names_the_closure_and_the_solutions(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
@@ -187,7 +187,9 @@ print(rlaunch.spawn(sys.getrecursionlimit, (), 1, backend="gloo", start_method=M
 
 
 @each_method
-def test_without_cloudpickle_what_ranks_would_not_find_is_refused_before_any_starts(method: str) -> None:
+def test_without_cloudpickle_functions_that_ranks_cannot_find_are_refused_before_any_start(
+    method: str,
+) -> None:
     assert sending.program(WITHOUT, method, hide=True).splitlines() == [
         "cannot be sent to the ranks: func: function work",
         "cannot be sent to the ranks: args[1]: class __main__.Own",
@@ -196,11 +198,11 @@ def test_without_cloudpickle_what_ranks_would_not_find_is_refused_before_any_sta
     ]
 
 
-# --- What cannot be sent --------------------------------------------------------------------------------
+# --- Unpicklable objects --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", sending.SHAPES)
-def test_what_cannot_be_sent_is_named(shape: str) -> None:
+def test_unpicklable_arguments_are_named(shape: str) -> None:
     make, name = sending.SHAPES[shape]
     func, args = make()
     before = children()
@@ -211,7 +213,7 @@ def test_what_cannot_be_sent_is_named(shape: str) -> None:
 
 
 @each_method
-def test_nothing_is_started_for_what_cannot_be_sent(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_is_started_for_unpicklable_arguments(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     make = plan_module.plan_ranks
 
@@ -231,14 +233,14 @@ def test_nothing_is_started_for_what_cannot_be_sent(method: str, monkeypatch: py
         plain_bind(port)
 
 
-def test_what_answers_no_question_is_named_in_a_note() -> None:
+def test_an_object_that_fails_inspection_is_named_in_a_note() -> None:
     with pytest.raises(ZeroDivisionError, match=r"^__(class|reduce_ex)__") as caught:
         spawn(sending.take, "spawn", 2, ([sending.Hostile()],))
     note = "cannot be sent to the ranks: args[0][0]: sending.Hostile"
     assert sys.version_info < (3, 11) or note in caught.value.__notes__
 
 
-def test_what_is_nested_too_deep_is_an_error_like_any_other() -> None:
+def test_too_deep_nesting_is_an_error_like_any_other() -> None:
     with pytest.raises(
         Exception, match=r"^cannot be sent to the ranks: args(\[0\])+: list\n.*recurs"
     ) as caught:
@@ -265,11 +267,11 @@ def never(_: Any) -> Any:
 def test_a_search_that_takes_too_long_names_the_part() -> None:
     lock = threading.Lock()
     assert pickle_diagnosis.find_culprit({"args": (lock,)}, never, float("inf")) == ("args", (lock,))
-    told = pickle_diagnosis.find_culprit({"args": [[lock]]}, lambda _: [lock], -float("inf"))
-    assert told == ("args", lock)
+    found = pickle_diagnosis.find_culprit({"args": [[lock]]}, lambda _: [lock], -float("inf"))
+    assert found == ("args", lock)
 
 
-def test_what_can_be_sent_has_no_name() -> None:
+def test_picklable_objects_have_no_culprit() -> None:
     assert pickle_diagnosis.find_culprit({"func": print, "args": ()}, lambda _: None, float("inf")) is None
 
 

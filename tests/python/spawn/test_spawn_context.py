@@ -189,7 +189,7 @@ def test_an_interrupted_join_ends_the_ranks_and_is_never_a_success(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_who_wants_to_be_woken_by_signals_still_is(method: str, start: Any, handle: Any) -> None:
+def test_the_callers_wakeup_fd_still_receives_signals(method: str, start: Any, handle: Any) -> None:
     # This is how asyncio hears of signals.
     handled = []
     handle(handled.append)
@@ -228,7 +228,7 @@ def test_several_threads_may_join(method: str, start: Any, tmp_path: Path) -> No
         assert outcomes == ["Process 0 terminated with exit code 3."] * 4
 
 
-def test_what_a_rank_has_put_is_read_whole_while_another_thread_takes_it(
+def test_an_error_is_read_whole_while_another_thread_takes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     outbox, read = rank_results.ResultSlot(), os.pread

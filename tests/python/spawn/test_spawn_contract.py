@@ -78,8 +78,8 @@ def test_a_rank_shares_the_session_and_has_no_stdin(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_rank_is_told_exactly_what_paddle_tells_it(method: str) -> None:
-    rows = results(rlaunch.spawn(ranks.told, nprocs=2, start_method=method))
+def test_a_rank_has_exactly_the_variables_that_paddle_sets(method: str) -> None:
+    rows = results(rlaunch.spawn(ranks.variables, nprocs=2, start_method=method))
     endpoints = rows[0]["PADDLE_TRAINER_ENDPOINTS"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+,127\.0\.0\.1:\d+", endpoints)
     assert rows == [
@@ -119,7 +119,7 @@ def test_the_environment_is_made_before_the_start_method_is_looked_at(
         (ranks.echo, ((i for i in ()),), TypeError, "cannot pickle 'generator' object"),
     ],
 )
-def test_what_cannot_be_pickled_fails_in_the_caller(
+def test_unpicklable_arguments_fail_in_the_caller(
     method: str, func: Any, args: Any, error: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
@@ -188,7 +188,7 @@ def test_deprecated_options_warn_in_keyword_order_and_work() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         context = rlaunch.spawn(
-            ranks.told, nprocs=1, started_port=None, selected_devices="9", cluster_node_ips="localhost"
+            ranks.variables, nprocs=1, started_port=None, selected_devices="9", cluster_node_ips="localhost"
         )
     deprecations = [w for w in said if w.category is DeprecationWarning]
     assert [str(w.message) for w in deprecations] == [
@@ -313,8 +313,8 @@ def test_none_is_a_result(method: str) -> None:
 def test_a_result_that_cannot_be_pickled_fails_its_rank(method: str) -> None:
     error = failure(ranks.pick_generator, method=method)
     assert error.traceback is not None
-    told = "cannot be sent to the parent: result: generator\ncannot pickle 'generator' object\n"
-    assert f"TypeError: {told}" in error.traceback
+    reason = "cannot be sent to the parent: result: generator\ncannot pickle 'generator' object\n"
+    assert f"TypeError: {reason}" in error.traceback
     assert (error.rank, error.exitcode) == (0, 1)
 
 
@@ -335,7 +335,7 @@ def test_an_exception_is_reported_verbatim(method: str) -> None:
     ("name", "args"),
     [("leave", ()), ("leave", (0,)), ("leave", (None,)), ("leave_now", (0,))],
 )
-def test_leaving_well_leaves_no_result(method: str, name: str, args: tuple[Any, ...]) -> None:
+def test_a_rank_that_exits_successfully_has_no_result(method: str, name: str, args: tuple[Any, ...]) -> None:
     context = rlaunch.spawn(getattr(ranks, name), args, 1, start_method=method)
     assert context.processes[0].exitcode == 0
     for queue in (context.return_queues[0], context.error_queues[0]):
@@ -357,7 +357,7 @@ def test_leaving_well_leaves_no_result(method: str, name: str, args: tuple[Any, 
         ("raise_base", "Odd", 1, "ranks.Odd: why\n"),
     ],
 )
-def test_leaving_badly(
+def test_a_rank_that_exits_unsuccessfully_fails(
     method: str, name: str, arg: Any, code: int, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     error = failure(getattr(ranks, name), arg, method=method)

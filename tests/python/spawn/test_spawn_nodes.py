@@ -1,4 +1,4 @@
-"""Ranks of several fixed nodes: who is told what, against the real Paddle."""
+"""Ranks of several fixed nodes: their variables, against the real Paddle."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ def on_cloud(asked: dict[str, Any]) -> bool:
 
 
 def refused(rows: list[list[list[str]]], asked: dict[str, Any]) -> str | None:
-    """What is wrong with what Paddle hands out: a part of what rlaunch says of it."""
-    everybody = dict(rows[0])["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    """The fault in the endpoints that Paddle hands out: a part of rlaunch's error text."""
+    endpoints = dict(rows[0])["PADDLE_TRAINER_ENDPOINTS"].split(",")
     environ = asked["environ"] if on_cloud(asked) else {}
     if int(environ.get("PADDLE_TRAINER_ID", 0)) < 0:
         # Python counts from the end then.
         return "list index out of range: PADDLE_TRAINER_ID is -"
-    for endpoint in everybody:
+    for endpoint in endpoints:
         host, _, port = endpoint.rpartition(":")
         if "DISTRIBUTED_TRAINER_ENDPOINTS" in environ and not (port.isdigit() and host):
             return f"'{endpoint}' in DISTRIBUTED_TRAINER_ENDPOINTS is not an endpoint"
-        if not host and len(everybody) > asked["nprocs"]:
+        if not host and len(endpoints) > asked["nprocs"]:
             return "has an empty address"
-    first = int(everybody[0].rpartition(":")[2])
+    first = int(endpoints[0].rpartition(":")[2])
     if not 0 < first < 65536:
         return f"{first} is not a port"
     if first + asked["nprocs"] > 65536:
         return f"port {first} leaves no room for {asked['nprocs']} ports"
-    return "would both listen on" if len(set(everybody)) < len(everybody) else None
+    return "would both listen on" if len(set(endpoints)) < len(endpoints) else None
 
 
 def as_rlaunch_has_it(real: Answer, asked: dict[str, Any]) -> Answer:
@@ -95,12 +95,12 @@ def as_rlaunch_has_it(real: Answer, asked: dict[str, Any]) -> Answer:
             for row in real["rows"]
         ]
         return real
-    # Whoever is refused is not told of warnings.
+    # A refused call logs no warnings.
     real["logged"] = []
     return real
 
 
-# What rlaunch adds to Paddle's text, or has for none.
+# The text that rlaunch adds to Paddle's, or has where Paddle has none.
 MORE = {
     "": r"DISTRIBUTED_TRAINER_ENDPOINTS has \d+ endpoints; .*",
     "list index out of range": r"list index out of range: PADDLE_TRAINER_ID is .*, of \d+ nodes",
@@ -316,7 +316,7 @@ def answer(
     return mine
 
 
-def told(*args: Any) -> dict[str, str]:
+def variables(*args: Any) -> dict[str, str]:
     return dict(answer(*args)["rows"][0])
 
 
@@ -327,7 +327,7 @@ LIST = "10.0.0.1,10.0.0.2,fd00::3"
     ("here", "rank"),
     [
         (["10.0.0.2"], 1),
-        # What the name says beats the interfaces, as with Paddle.
+        # The name beats the interfaces, as with Paddle.
         (["10.0.0.2", "10.0.0.1", "127.0.0.1"], 1),
         (["127.0.1.1", "10.9.9.9", "10.0.0.2", "127.0.0.1", "::1"], 1),
         (["127.0.0.1", "fd00:0:0::3"], 2),
@@ -335,7 +335,7 @@ LIST = "10.0.0.1,10.0.0.2,fd00::3"
     ],
 )
 def test_a_node_knows_itself_by_its_name_or_its_interfaces(here: list[str], rank: int) -> None:
-    assert told({"ips": LIST}, {}, here)["PADDLE_TRAINER_ID"] == str(rank)
+    assert variables({"ips": LIST}, {}, here)["PADDLE_TRAINER_ID"] == str(rank)
 
 
 @pytest.mark.parametrize(
@@ -373,23 +373,23 @@ def test_without_a_name_that_helps_the_machine_itself_is_asked() -> None:
 @pytest.mark.parametrize("ips", ["fd00::1,fd00::2", "[fd00::1],[fd00::2]", " [fd00::1] , fd00::2"])
 @pytest.mark.parametrize("node_ip", ["fd00::2", "[fd00::2]", "fd00:0::2"])
 def test_ipv6_addresses_bare_or_in_brackets(ips: str, node_ip: str) -> None:
-    # Unlike Paddle, whose fd00::1:6070 is not to be told from an address.
-    env = told({"ips": ips, "node_ip": node_ip})
+    # Unlike Paddle, whose fd00::1:6070 cannot be distinguished from an address.
+    env = variables({"ips": ips, "node_ip": node_ip})
     assert env["PADDLE_CURRENT_ENDPOINT"] == f"[fd00::2]:{PORT}"
     assert env["PADDLE_TRAINER_ENDPOINTS"] == f"[fd00::1]:{PORT},[fd00::2]:{PORT}"
 
 
 def test_one_ipv6_address_in_brackets() -> None:
     for node_ip in (None, "::1", "[::1]"):
-        assert told({"ips": "[::1]", "node_ip": node_ip})["PADDLE_CURRENT_ENDPOINT"] == f"[::1]:{PORT}"
+        assert variables({"ips": "[::1]", "node_ip": node_ip})["PADDLE_CURRENT_ENDPOINT"] == f"[::1]:{PORT}"
 
 
 def test_whitespace_around_the_addresses_of_the_platform_is_stripped() -> None:
     # Unlike Paddle, for which it is part of them.
     cloud = {**CLOUD_OF_TWO, "PADDLE_TRAINERS": "10.0.0.1, 10.0.0.2 ", "POD_IP": " 10.0.0.2"}
-    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:{PORT},10.0.0.2:{PORT}"
+    assert variables({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:{PORT},10.0.0.2:{PORT}"
     cloud["DISTRIBUTED_TRAINER_ENDPOINTS"] = f"10.0.0.1:1, 10.0.0.1:2, 10.0.0.2:{PORT}, 10.0.0.2:3"
-    assert told({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:1,10.0.0.2:{PORT}"
+    assert variables({}, cloud)["PADDLE_TRAINER_ENDPOINTS"] == f"10.0.0.1:1,10.0.0.2:{PORT}"
 
 
 # --- Ports -----------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_only_this_nodes_ports_are_leased() -> None:
         cloud["DISTRIBUTED_TRAINER_ENDPOINTS"] = f"10.0.0.1:{busy},10.0.0.2:{free}"
         rows, leases, *_ = rlaunch._lib.plan_spawn(1, {"backend": "nccl"}, cloud, 1)
         assert dict(rows[0])["PADDLE_CURRENT_ENDPOINT"] == f"10.0.0.2:{free}"
-        # It is kept from whoever sets no option of reuse.
+        # It is kept from sockets that set no option of reuse.
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
             stranger.bind(("", free))
         leases.release()

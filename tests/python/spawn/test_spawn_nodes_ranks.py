@@ -32,23 +32,23 @@ def test_paddle_reads_ten_thousand_endpoints(method: str) -> None:
     # execve takes no variable of 128 KiB, and importing Paddle starts a program.
     nodes = [f"10.1.{i // 250}.{i % 250 + 1}" for i in range(5000)]
     port = free_ports(2)
-    everybody = [f"{node}:{port + local}" for node in nodes for local in range(2)]
+    endpoints = [f"{node}:{port + local}" for node in nodes for local in range(2)]
     where = {"ips": ",".join(nodes), "node_ip": nodes[1234], "started_port": port}
     context = rlaunch.spawn(ranks.endpoints_of_paddle, nprocs=2, backend="nccl", start_method=method, **where)
     for local, seen in enumerate(results(context)):
         rank = 2 * 1234 + local
-        assert seen == (everybody, everybody[rank], rank, 10_000)
+        assert seen == (endpoints, endpoints[rank], rank, 10_000)
 
 
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("method", METHODS)
 def test_long_endpoints_go_into_the_backup_file(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What the program has inherited is somebody else's.
+    # Inherited descriptors of the program belong to another.
     monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "9.9.9.9:9")
     nodes = [f"[fd00::{i:x}]" for i in range(1, 10_001)]
     port = free_ports(1)
     options = {"backend": "nccl", "ips": ",".join(nodes), "node_ip": nodes[7], "started_port": port}
-    context = rlaunch.spawn(ranks.told, nprocs=1, start_method=method, **options)
+    context = rlaunch.spawn(ranks.variables, nprocs=1, start_method=method, **options)
     (env,) = results(context)
     assert "PADDLE_TRAINER_ENDPOINTS" not in env
     assert env["PADDLE_MASTER"] == f"[fd00::1]:{port}"
@@ -71,7 +71,7 @@ def test_the_longest_variable_that_fits_is_a_variable(length: int) -> None:
     last = left - count * each - len(f":{port}")
     nodes = [f"n{i:062}" for i in range(count)] + ["x" * last]
     options = {"backend": "nccl", "ips": ",".join(nodes), "node_ip": nodes[0], "started_port": port}
-    (env,) = results(rlaunch.spawn(ranks.told, nprocs=1, **options))
+    (env,) = results(rlaunch.spawn(ranks.variables, nprocs=1, **options))
     assert ("PADDLE_TRAINER_ENDPOINTS" in env) == (length < 128 * 1024)
     assert ("PADDLE_BACKUP_ENV_PATH" in env) == (length >= 128 * 1024)
 
@@ -94,7 +94,7 @@ def test_a_master_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(env) == ["PADDLE_BACKUP_ENV_PATH"]
 
 
-def test_ranks_of_two_nodes_meet(tmp_path: Path) -> None:
+def test_ranks_of_two_nodes_rendezvous(tmp_path: Path) -> None:
     """Two programs, as on two machines: the platform gives them ports of their own."""
     script = tmp_path / "train.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""What ranks and their parent share: multiprocessing's objects as arguments, the processes as
+"""Objects that ranks and their parent share: multiprocessing's objects as arguments, the processes as
 multiprocessing processes, daemons, spawns inside a rank, and the ports that ranks are given."""
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_the_end_of_the_parent_ends_daemons_and_waits_for_others(
         pids = parent.heard()
         assert parent.ends() == 0
         assert [pid for pid in pids if alive(pid)] == []
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
     assert len(list(tmp_path.iterdir())) == (0 if daemon else 2)
 
 
@@ -168,7 +168,7 @@ def test_ranks_of_a_killed_rank_die_with_it(method: str) -> None:
             parent.heard()
         parent.process.kill()
         parent.ends()
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 # --- Ports ------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_endpoints_are_held_while_the_ranks_live_and_free_afterwards(method: str
 
 
 @each_method
-def test_endpoints_stay_held_though_nobody_keeps_the_context(method: str) -> None:
+def test_endpoints_stay_held_without_a_reference_to_the_context(method: str) -> None:
     mp = context_of(method)
     go, started = mp.Event(), mp.SimpleQueue()
     spawn(serve, method, RANKS, (go, started), join=False)

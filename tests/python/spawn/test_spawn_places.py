@@ -58,24 +58,24 @@ class Program:
                 stderr=stderr,
                 start_new_session=True,
             )
-        self.everybody: list[psutil.Process] = []
+        self.all_processes: list[psutil.Process] = []
         files = [folder / f"ready.{rank}" for rank in range(nprocs)]
         while not all(file.exists() for file in files):
             assert self.process.poll() is None, self.stderr.read_text()
             time.sleep(0.005)
         self.ranks = [psutil.Process(int(file.read_text())) for file in files]
-        self.everybody = [*self.process.children(recursive=True), *self.ranks]
+        self.all_processes = [*self.process.children(recursive=True), *self.ranks]
 
     def ended(self, *signals: int) -> int:
         """Sends signals, and returns the exit status once nothing of the program is left."""
         for number in signals:
             self.process.send_signal(number)
         status = self.process.wait(timeout=60)
-        assert survivors(self.everybody) == []
+        assert survivors(self.all_processes) == []
         return int(status)
 
     def kill(self) -> None:
-        for process in [self.process, *self.everybody]:
+        for process in [self.process, *self.all_processes]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait()
@@ -176,7 +176,7 @@ def program_text(method: str, guard: bool) -> str:
 
 
 @pytest.mark.parametrize("place", ["-c", "stdin", "no guard"])
-def test_with_fork_it_works_everywhere(place: str, tmp_path: Path) -> None:
+def test_spawn_with_fork_works_everywhere(place: str, tmp_path: Path) -> None:
     text = program_text("fork", guard=False)
     if place == "-c":
         done = run("-c", text)

@@ -1,4 +1,4 @@
-"""``context.results()``: what the ranks returned, all at once."""
+"""``context.results()``: the return values of all ranks at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_each_call_has_objects_of_its_own() -> None:
 
 
 @each_method
-def test_it_waits_for_the_ranks(method: str, start: Any, tmp_path: Any) -> None:
+def test_results_wait_for_the_ranks(method: str, start: Any, tmp_path: Any) -> None:
     flag = tmp_path / "flag"
     context = start(ranks.by_rank, ("wait_then", str(flag), "my_rank"), ("my_rank",), n=2, method=method)
     assert context.return_queues[1].get() == 1
@@ -52,7 +52,7 @@ def test_a_failed_rank_is_raised_as_by_join(method: str, start: Any) -> None:
 
 @each_method
 @pytest.mark.parametrize("code", [(), (0,), (None,)])
-def test_a_rank_that_left_well_returned_none(method: str, code: Any) -> None:
+def test_a_rank_that_exited_successfully_returned_none(method: str, code: Any) -> None:
     context = rlaunch.spawn(ranks.by_rank, (("my_rank",), ("leave", *code)), 2, start_method=method)
     assert context.results() == [0, None]
     with pytest.raises(NoResultError):
@@ -60,7 +60,7 @@ def test_a_rank_that_left_well_returned_none(method: str, code: Any) -> None:
 
 
 @each_method
-def test_a_rank_that_left_without_a_word_has_no_result(method: str) -> None:
+def test_a_rank_that_left_silently_has_no_result(method: str) -> None:
     context = rlaunch.spawn(ranks.by_rank, (("my_rank",), ("leave_now", 0)), 2, start_method=method)
     with pytest.raises(NoResultError, match=r"^the result of rank 1 is not there"):
         context.results()

@@ -25,7 +25,7 @@ from processes import await_exit
 
 LIMIT = 40.0
 
-# What would steer a launcher, or tell its ranks apart: no test inherits it from whoever runs the tests.
+# Would steer a launcher, or tell its ranks apart: no test inherits it from the shell that runs the tests.
 STEERING = re.compile(
     r"(R?LAUNCH|PADDLE|FLAGS|POD|(CUDA|XPU|XPULINK|NVIDIA)_VISIBLE|TRAIN(ER|ING)_|DISTRIBUTED_|CUSTOM_DEVICE)"
     r"|^(PORT_RANGE|WITH_COVERAGE|OMP_NUM_THREADS|https?_proxy|COLUMNS)",
@@ -47,7 +47,7 @@ about = {
 Path(f"seen.{rank}.json").write_text(json.dumps(about))
 """
 
-# What processes use to talk with a test, each by its `rank`. No more imports than needed: they cost time.
+# Helpers of processes that talk with a test, each by its `rank`. No more imports than needed: they cost time.
 TALKING = """
 def tell(name, text=""):
     with open(f"{name}.{rank}.tmp", "w") as file:
@@ -85,7 +85,7 @@ while not deaf():
     time.sleep(0.005)
 """
 
-# Which attempt a rank belongs to, told by a file too.
+# The attempt of a rank, also written to a file.
 ATTEMPT = """
 attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
 tell(f"attempt-{attempt}", os.getpid())
@@ -113,7 +113,7 @@ def until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether a process has ended; a zombie nobody collects counts as ended."""
+    """Whether a process has ended; an uncollected zombie counts as ended."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -189,7 +189,7 @@ def signals_in(pid: int, name: str) -> set[int]:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a launcher left behind. Never a traceback of its own."""
+    """The output and status of a launcher. Never a traceback of its own."""
 
     status: int
     stdout: bytes
@@ -267,7 +267,7 @@ class Place:
         return Ended(launcher.returncode, out or b"", (err or b"").decode(errors="replace"))
 
     def ready(self, ranks: int, name: str = "ready") -> list[psutil.Process]:
-        """The ranks, once each has told its pid in a file."""
+        """The ranks, once each has written its pid to a file."""
         launcher = self.launcher
         assert launcher is not None
         for rank in range(ranks):
@@ -283,12 +283,12 @@ class Place:
         return (self.folder / folder / f"workerlog.{rank}").read_bytes()
 
     def result(self) -> dict[str, Any]:
-        """What the launcher wrote down about the end."""
+        """The launcher's result.json."""
         result: dict[str, Any] = json.loads(self.text("log/rlaunch/result.json"))
         return result
 
     def events(self) -> list[dict[str, Any]]:
-        """What it wrote down on the way."""
+        """The launcher's events.jsonl."""
         return [json.loads(line) for line in self.text("log/rlaunch/events.jsonl").splitlines()]
 
     def names(self, folder: str = ".") -> set[str]:
@@ -298,14 +298,14 @@ class Place:
         return {path.name: path.stat().st_mode & 0o7777 for path in (self.folder / folder).iterdir()}
 
     def seen(self) -> list[dict[str, Any]]:
-        """What the ranks of a TELL script have told, by rank."""
-        told = []
-        while (path := self.folder / f"seen.{len(told)}.json").exists():
-            told.append(json.loads(path.read_text()))
-        return told
+        """The values that the ranks of a TELL script have written, by rank."""
+        written = []
+        while (path := self.folder / f"seen.{len(written)}.json").exists():
+            written.append(json.loads(path.read_text()))
+        return written
 
     def tell(self, *args: str | bytes, **options: Any) -> list[dict[str, Any]]:
-        """Launches TELL, which has to end well, and returns what the ranks told."""
+        """Launches TELL, which has to exit successfully, and returns the values that the ranks wrote."""
         (self.folder / "tell.py").write_text(TELL)
         ended = self.run(*args, "tell.py", **options)
         assert ended.status == 0, ended.stderr
@@ -360,7 +360,7 @@ _ports_drawn = random.SystemRandom().randrange(1000)
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that nobody has; the kernel hands out higher ones itself.
+    """The first of `count` consecutive free ports; the kernel hands out higher ones itself.
 
     One after the other, so that a test that asks twice gets no port twice.
     """

@@ -23,7 +23,7 @@ def _load() -> Any:
     return module
 
 
-# For scripts in other processes: what they put into sys.path to import this.
+# For scripts in other processes: the folder that they put into sys.path to import this.
 FOLDER = str(Path(__file__).parent)
 _hooks = _load()
 Master = _hooks.Master

@@ -134,7 +134,7 @@ def _umask() -> int:
 
 
 def serve(name: str, framework: str) -> None:
-    """Listens before it imports, so that nobody else starts a server meanwhile."""
+    """Listens before it imports, so that no other process starts a server meanwhile."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(name)

@@ -1,4 +1,4 @@
-"""What /proc says of processes, and waits for their ends by pidfd. Imports little: ranks import it too."""
+"""Reads /proc about processes, and waits for their ends by pidfd. Imports little: ranks import it too."""
 
 from __future__ import annotations
 

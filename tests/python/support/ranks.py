@@ -1,4 +1,4 @@
-"""What the ranks of the spawn tests do: found again by import, whatever the start method."""
+"""Functions of the ranks of the spawn tests: found again by import, with any start method."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ def environ(*names: str) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in names}
 
 
-def told() -> dict[str, str]:
+def variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("PADDLE_", "FLAGS_"))}
 
 
 def meet() -> tuple[int, list[int]]:
-    """Listens where this rank is said to, calls all the others, and hears who calls."""
-    own, everybody = os.environ["PADDLE_CURRENT_ENDPOINT"], os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    addresses = {e: (e.rpartition(":")[0], int(e.rpartition(":")[2])) for e in everybody}
+    """Listens at this rank's endpoint, calls all the others, and hears the callers."""
+    own, endpoints = os.environ["PADDLE_CURRENT_ENDPOINT"], os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    addresses = {e: (e.rpartition(":")[0], int(e.rpartition(":")[2])) for e in endpoints}
     heard = []
     with socket.create_server(addresses[own]) as server:
-        for other in set(everybody) - {own}:
+        for other in set(endpoints) - {own}:
             caller = socket.socket()
             deadline = time.monotonic() + 60
             while caller.connect_ex(addresses[other]) and time.monotonic() < deadline:
                 time.sleep(0.01)
             caller.sendall(bytes([my_rank()]))
             caller.close()
-        for _ in range(len(everybody) - 1):
+        for _ in range(len(endpoints) - 1):
             heard += server.accept()[0].recv(1)
     return my_rank(), sorted(heard)
 
 
 def endpoints_of_paddle() -> tuple[list[str], str, int, int]:
-    """What Paddle itself reads, in a process that can still start programs."""
+    """The values that Paddle itself reads, in a process that can still start programs."""
     subprocess.run(["true"], check=True)
     import paddle.distributed
 

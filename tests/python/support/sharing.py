@@ -1,4 +1,4 @@
-"""What is costly to find out and the same for all workers of pytest-xdist: one of them finds it out."""
+"""Values that are costly to find and the same for all workers of pytest-xdist: one worker finds them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Found = TypeVar("Found")
 
 
 def once(factory: pytest.TempPathFactory, name: str, find: Callable[[Path], Found]) -> Found:
-    """What `find` returns, given an empty folder of this name. Another worker that asks waits for it."""
+    """The result of `find`, given an empty folder of this name. Another worker that asks waits for it."""
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     kept = shared / f"{name}.pickle"

@@ -1,4 +1,4 @@
-"""What the spawn tests share: a clean surrounding, and ranks that are gone afterwards."""
+"""Fixtures of the spawn tests: a clean environment, and ranks that are gone afterwards."""
 
 from __future__ import annotations
 

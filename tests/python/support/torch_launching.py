@@ -14,7 +14,7 @@ from typing import Any
 import preloaded
 from launching import TALKING, Ended, Place, environment
 
-# What would steer this launcher, or tell its ranks apart.
+# Would steer this launcher, or tell its ranks apart.
 STEERING = re.compile(
     r"(PET|TORCH|TORCHELASTIC|ROLE|GROUP|LOCAL|MASTER|HIP_VISIBLE)_"
     r"|^((LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|LOGLEVEL|PYTHON_EXEC|GITHUB_ACTIONS|NO_COLOR|TMPDIR)$",
@@ -96,7 +96,7 @@ class TorchPlace(Place):
         return ended
 
     def tell(self, *args: str | bytes, **options: Any) -> list[dict[str, Any]]:
-        """Runs TELL, which has to end well, and returns what the ranks told."""
+        """Runs TELL, which has to exit successfully, and returns the values that the ranks wrote."""
         (self.folder / "tell.py").write_text(TELL)
         self.well(*args, "tell.py", **options)
         return self.seen()
@@ -113,6 +113,6 @@ class TorchPlace(Place):
         return {name for name in found if not name.startswith("rlaunch/")}
 
     def result_of_run(self, log_dir: str = "log") -> dict[str, Any]:
-        """What the launcher wrote down about the end of the only run that has its logs there."""
+        """The launcher's result.json of the only run that has its logs there."""
         result: dict[str, Any] = json.loads((self.run_folder(log_dir) / "rlaunch/result.json").read_text())
         return result

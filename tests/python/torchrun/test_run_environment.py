@@ -1,4 +1,4 @@
-"""What `python -m rlaunch.run` tells its ranks. The tables were captured from torchrun, of torch 2.15."""
+"""The environment of ranks of `python -m rlaunch.run`. The tables were captured from torchrun 2.15."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OF_ALL = {
 }
 
 
-def told(rank: int, size: int, run_id: str = UUID, log_dir: str = "LOGS", **more: str) -> dict[str, str]:
+def variables(rank: int, size: int, run_id: str = UUID, log_dir: str = "LOGS", **more: str) -> dict[str, str]:
     """Patterns of all that torchrun tells the ranks of a node that is alone."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
     sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
@@ -46,8 +46,8 @@ def told(rank: int, size: int, run_id: str = UUID, log_dir: str = "LOGS", **more
     }
 
 
-ALONE = told(0, 1)
-PAIR = [told(0, 2), told(1, 2)]
+ALONE = variables(0, 1)
+PAIR = [variables(0, 2), variables(1, 2)]
 JOB = ["--rdzv-backend=c10d", "--rdzv-id=JOB", "--local-addr=127.0.0.1", "--role=trainer", "--max-restarts=3"]
 OF_JOB = {"MASTER_ADDR": "127.0.0.1", "ROLE_NAME": "trainer", "TORCHELASTIC_MAX_RESTARTS": "3"}
 STATIC = ["--master-addr=127.0.0.1", "--master-port={port}"]
@@ -65,7 +65,7 @@ def place(tmp_path: Path) -> TorchPlace:
 
 
 def new(place: TorchPlace, about: dict[str, Any], env: dict[str, str]) -> dict[str, str]:
-    """What a rank has that the launcher was not given, without rlaunch's own; it has all else."""
+    """The variables of a rank that the launcher did not have, without rlaunch's own; it has all others."""
     has = about["env"]
     assert all(name in has for name in env)
     return {n: v for n, v in has.items() if env.get(n) != v and not n.startswith("RLAUNCH_")}
@@ -79,8 +79,8 @@ def new(place: TorchPlace, about: dict[str, Any], env: dict[str, str]) -> dict[s
         (["--rdzv-id=lost"], {}, [ALONE]),
         (["--nproc-per-node=2"], {}, PAIR),
         (["--run-path", "--nproc-per-node=2"], {}, PAIR),
-        (JOB, {}, [told(0, 1, "JOB", **OF_JOB)]),
-        (STATIC, {}, [told(0, 1, "none", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")]),
+        (JOB, {}, [variables(0, 1, "JOB", **OF_JOB)]),
+        (STATIC, {}, [variables(0, 1, "none", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}")]),
         ([], {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, [{**ALONE, "TORCH_NCCL_ASYNC_ERROR_HANDLING": None}]),
         (["--signals-to-handle=SIGTERM"], {}, [{**ALONE, "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM"}]),
         (["--log-dir=/dev/null"], {}, [{**ALONE, "TORCHELASTIC_ERROR_FILE": ""}]),
@@ -90,7 +90,7 @@ def new(place: TorchPlace, about: dict[str, Any], env: dict[str, str]) -> dict[s
         (["--nproc-per-node=2"], {"CUDA_VISIBLE_DEVICES": "5,7"}, PAIR),
     ],
 )
-def test_ranks_are_told_what_torchrun_tells_them(
+def test_ranks_have_the_variables_that_torchrun_sets(
     place: TorchPlace, options: list[str], given: dict[str, str], expected: list[dict[str, str | None]]
 ) -> None:
     port = str(free_ports(1))
@@ -103,16 +103,16 @@ def test_ranks_are_told_what_torchrun_tells_them(
     (place.folder / "tell.py").write_text(TELL)
     options = [option.format(port=port) for option in [*options, "--omp-compat"]]
     place.well(*options, *log_dir, "/".join([*script, "tell.py"]), env=env)
-    told = [new(place, about, env) for about in place.seen()]
-    assert len(told) == len(expected)
-    for has, patterns in zip(told, expected, strict=True):
+    seen = [new(place, about, env) for about in place.seen()]
+    assert len(seen) == len(expected)
+    for has, patterns in zip(seen, expected, strict=True):
         wanted = {name: text for name, text in patterns.items() if text is not None}
         assert has.keys() == wanted.keys()
         for name, pattern in wanted.items():
             text = has[name].replace(f"{place.folder}/", "")
             assert re.fullmatch(pattern.replace("{port}", port), text), (name, text)
     # One job, one store.
-    assert len({(t["MASTER_PORT"], t["TORCHELASTIC_RUN_ID"]) for t in told}) == 1
+    assert len({(t["MASTER_PORT"], t["TORCHELASTIC_RUN_ID"]) for t in seen}) == 1
 
 
 def test_a_device_list_that_is_too_short_for_virtual_ranks_is_refused(place: TorchPlace) -> None:
@@ -156,7 +156,7 @@ def test_openmp_gets_the_ranks_share_of_the_cpus(
     assert not said or f"OMP_NUM_THREADS={expected} for each rank: {len(cpus)} allowed CPU" in lines[0]
 
 
-def test_a_rank_leads_a_session_and_has_what_the_launcher_has(place: TorchPlace) -> None:
+def test_a_rank_leads_a_session_and_inherits_the_rest_from_the_launcher(place: TorchPlace) -> None:
     extra = os.open(place.folder, os.O_RDONLY)
     try:
         with open(place.folder / "input", "w+") as stdin:
@@ -276,7 +276,7 @@ def test_a_launch_inside_a_rank_is_a_job_of_its_own(place: TorchPlace) -> None:
             assert re.fullmatch(pattern, text), (name, text)
 
 
-def test_a_launch_inside_a_rank_says_what_it_died_of_in_that_ranks_error_file(place: TorchPlace) -> None:
+def test_a_launch_inside_a_rank_writes_its_cause_to_that_ranks_error_file(place: TorchPlace) -> None:
     place.script("raise ValueError('deep inside')")
     (place.folder / "nest.py").write_text(NEST)
     ended = place.run("--log-dir=outer", "nest.py", "-m", "rlaunch.run", "--log-dir=inner", "train.py")
@@ -355,7 +355,7 @@ def test_a_soft_limit_of_open_files_is_no_limit_on_connections_to_the_store(plac
     assert "the store has no room" not in ended.stderr
 
 
-def test_who_waits_to_be_let_into_a_full_store_is_told_of_once(place: TorchPlace) -> None:
+def test_a_client_that_waits_for_a_full_store_is_reported_once(place: TorchPlace) -> None:
     place.script(CONNECT)
     with place.start("train.py", "16", "8", preexec_fn=few_files(64, 64)) as launcher:
         line = await_line(launcher.stderr, b"the store has no room")

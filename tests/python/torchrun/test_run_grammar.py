@@ -1,4 +1,4 @@
-"""The command line of ``python -m rlaunch.run`` against torchrun's, and the namespaces of its Python door."""
+"""The command line of ``python -m rlaunch.run`` against torchrun's, and the namespaces of its Python API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlaunch import run
 Case = tuple[list[str], dict[str, str]]
 Parser = Callable[[Case], dict[str, Any] | str]
 
-# What is said of each option: values that are fine, and some that are not.
+# Values of each option: valid ones, and some invalid ones.
 NUMBERS = ["0", "3", "-1", "+2", " 4", "1_0", "x", "1.5", ""]
 MAPS = ["0", "3", "0:1,1:2", "4"]
 TEXTS = ["", "a", "a b", "-1", "-.5", "a=b", "=", "a,b,,c", "é", "-"]
@@ -70,7 +70,7 @@ def some_case(dice: random.Random) -> Case:
     args: list[str] = []
     names = dice.sample([*VALUES, *FLAGS], dice.choice([0, 1, 1, 2, 3, 4]))
     for name in names:
-        args += said(dice, name)
+        args += option_words(dice, name)
     if dice.random() < 0.1:
         args += ["--role", "first", dice.choice(["--role=second", "--rol=second"])]
     if dice.random() < 0.15:
@@ -90,7 +90,7 @@ def some_case(dice: random.Random) -> Case:
     return args, environ
 
 
-def said(dice: random.Random, name: str) -> list[str]:
+def option_words(dice: random.Random, name: str) -> list[str]:
     """An option, in one of its forms."""
     word = f"--{name if dice.random() < 0.5 else name.replace('-', '_')}"
     if dice.random() < 0.3:
@@ -198,13 +198,13 @@ def test_a_flags_variable_may_be_a_word(monkeypatch: pytest.MonkeyPatch) -> None
         run.get_args_parser()
 
 
-def test_a_namespace_comes_back_from_its_words() -> None:
+def test_a_namespace_comes_back_from_its_command_line() -> None:
     dice = random.Random(SEED)
     came_back = 0
     for _ in range(200):
         args, _ = some_case(dice)
         namespace = ours(args, {})
-        # Which comma is whose cannot be told.
+        # The commas are ambiguous.
         if isinstance(namespace, str) or ",,c" in " ".join(args) or namespace["training_script"] == "":
             continue
         del namespace["dry_run"], namespace["print_completion"]

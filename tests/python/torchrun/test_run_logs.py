@@ -14,7 +14,7 @@ import pytest
 from launching import await_line, until
 from torch_launching import TorchPlace
 
-# Whole lines: what is not redirected has nobody who keeps lines apart.
+# Whole lines: no process keeps the lines of streams that are not redirected apart.
 SPEAK = """
 os.write(1, f"out {rank}\\n".encode())
 os.write(2, f"err {rank}\\n".encode())
@@ -231,7 +231,7 @@ def test_sixty_four_ranks_on_one_console(place: TorchPlace) -> None:
     assert len(place.tree()) == 128
 
 
-def test_a_console_that_is_gone_stops_nobody(place: TorchPlace) -> None:
+def test_a_console_that_is_gone_stops_no_rank(place: TorchPlace) -> None:
     place.script(SPEAK * 100 + "tell('done')")
     read, write = os.pipe()
     os.close(read)
@@ -329,7 +329,7 @@ def test_captured_lines_that_were_shown_are_not_kept(place: TorchPlace) -> None:
         assert place.wait(launcher).status == 0
 
 
-def test_what_no_console_took_is_kept(place: TorchPlace) -> None:
+def test_lines_that_no_console_took_are_kept(place: TorchPlace) -> None:
     place.script("os.write(2, b'line\\n' * 100000)")
     read, write = os.pipe()
     with os.fdopen(read, "rb"), os.fdopen(write, "wb") as full:
@@ -338,7 +338,7 @@ def test_what_no_console_took_is_kept(place: TorchPlace) -> None:
     assert kept.read_bytes() == b"line\n" * 100000
 
 
-def test_a_rank_that_is_not_shown_is_explained_all_the_same(place: TorchPlace) -> None:
+def test_a_failure_of_a_rank_that_is_not_shown_is_explained(place: TorchPlace) -> None:
     place.script("""
         print("not shown", file=sys.stderr)
         if rank == 1:
@@ -362,7 +362,7 @@ def test_closed_standard_descriptors_do_no_harm(place: TorchPlace, closed: tuple
     assert ended.stdout == (b"" if 1 in closed else b"[default0]:out 0\n")
 
 
-def test_what_is_not_captured_is_the_launchers_own(place: TorchPlace) -> None:
+def test_streams_that_are_not_captured_are_the_launchers_own(place: TorchPlace) -> None:
     place.script("""
         tell("same", [os.fstat(fd).st_ino for fd in (1, 2)])
         sys.exit(4)

@@ -1,4 +1,4 @@
-"""Several nodes that meet at node 0's store: their numbers, and what is said of those missing or lost."""
+"""Several nodes that rendezvous at node 0's store: their numbers, and messages about lost nodes."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ class Job:
     def ends(self) -> list[Ended]:
         return [self.place.wait(launcher) for launcher in self.launchers]
 
-    def end_well(self) -> list[Ended]:
+    def end_successfully(self) -> list[Ended]:
         ends = self.ends()
         assert [end.status for end in ends] == [0] * len(ends), [end.stderr for end in ends]
         return ends
 
 
-def told(place: TorchPlace, names: set[str] | None = None) -> list[dict[str, str]]:
-    """The ranks' variables, as TELL has told them."""
+def variables(place: TorchPlace, names: set[str] | None = None) -> list[dict[str, str]]:
+    """The ranks' variables, as TELL has written them."""
     of_launcher = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCH", "GLOO_", "NCCL_")
     found = [
         {name: value for name, value in seen["env"].items() if name.startswith(of_launcher)}
@@ -110,7 +110,7 @@ def told(place: TorchPlace, names: set[str] | None = None) -> list[dict[str, str
 
 
 def listening(host: Host) -> set[str]:
-    """The addresses at which somebody on a host listens at the job's port."""
+    """The addresses at which any process on a host listens at the job's port."""
     command = [sys.executable, "-c", "print(open('/proc/net/tcp').read() + open('/proc/net/tcp6').read())"]
     with host.run(command, stdout=subprocess.PIPE) as reader:
         text = reader.communicate()[0].decode()
@@ -128,15 +128,15 @@ def test_numbers_go_by_nodes_and_by_roles(place: TorchPlace, three: list[Host]) 
         # The last comes first.
         for number, role in ((2, "actor"), (1, "critic"), (0, "actor")):
             job.node(number, f"--nproc-per-node={number + 1}", f"--role={role}", "--rdzv-id=N", "tell.py")
-        job.end_well()
-    got = told(
+        job.end_successfully()
+    got = variables(
         place, {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE"}
     )
     expected = [(0, 0, 0, 0, 4, 1), (1, 0, 1, 0, 2, 2), (2, 1, 1, 1, 2, 2)]
     expected += [(3 + local, local, 2, 1 + local, 4, 3) for local in range(3)]
     names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE")
     assert [tuple(int(one[name]) for name in names) for one in got] == expected
-    alike = told(
+    alike = variables(
         place, {"WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
     )
     ip = three[0].ip
@@ -144,17 +144,15 @@ def test_numbers_go_by_nodes_and_by_roles(place: TorchPlace, three: list[Host]) 
     assert alike == [{**one, "TORCHELASTIC_RUN_ID": "N"}] * 6
 
 
-def test_what_looks_for_an_interface_is_told_the_one_to_the_master(
-    place: TorchPlace, three: list[Host]
-) -> None:
+def test_interface_variables_name_the_interface_to_the_master(place: TorchPlace, three: list[Host]) -> None:
     (place.folder / "tell.py").write_text(TELL)
     with Job(place, three[:2]) as job:
         job.node(0, "tell.py")
         job.node(1, "tell.py", GLOO_SOCKET_IFNAME="other")
-        job.end_well()
+        job.end_successfully()
     names = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
     wire = {"GLOO_SOCKET_IFNAME": "wire", "NCCL_SOCKET_IFNAME": "=wire"}
-    assert told(place, names) == [wire, {**wire, "GLOO_SOCKET_IFNAME": "other"}]
+    assert variables(place, names) == [wire, {**wire, "GLOO_SOCKET_IFNAME": "other"}]
 
 
 def test_the_store_listens_at_the_masters_address_alone_and_ipv6_will_do(
@@ -169,7 +167,7 @@ def test_the_store_listens_at_the_masters_address_alone_and_ipv6_will_do(
         assert [len(listening(host)) for host in three[:2]] == [1, 0]
         assert listening(three[0]) != {"0" * 32}
         (place.folder / "looked.9").touch()
-        job.end_well()
+        job.end_successfully()
     assert [place.text(f"asked.{rank}") for rank in range(2)] == ["77", "77"]
 
 
@@ -188,7 +186,9 @@ def test_the_store_is_there_until_the_last_has_ended(place: TorchPlace, three: l
     assert place.text("asked.1") == "77"
 
 
-def test_who_waits_says_for_whom_and_gives_up_in_time(place: TorchPlace, three: list[Host]) -> None:
+def test_a_waiting_node_names_the_missing_nodes_and_gives_up_in_time(
+    place: TorchPlace, three: list[Host]
+) -> None:
     script = place.script("tell('ran')")
     with Job(place, three[:2], nnodes=4) as job:
         job.node(0, "--rdzv-conf=timeout=3", script)
@@ -204,7 +204,7 @@ def test_who_waits_says_for_whom_and_gives_up_in_time(place: TorchPlace, three: 
     assert not {name for name in place.names() if name.startswith(("log", "ran"))}
 
 
-def test_no_master_is_said_after_the_time(place: TorchPlace, three: list[Host]) -> None:
+def test_a_missing_master_is_an_error_after_the_timeout(place: TorchPlace, three: list[Host]) -> None:
     with Job(place, three[:2]) as job:
         job.node(1, "--rdzv-conf=timeout=1", place.script(""))
         (end,) = job.ends()
@@ -231,12 +231,12 @@ def test_a_wait_ends_at_once_and_quietly(
     assert (end.status, end.stderr) == (128 + number, "")
 
 
-def test_two_with_one_number_are_told(place: TorchPlace, three: list[Host]) -> None:
+def test_duplicate_node_rank_is_an_error(place: TorchPlace, three: list[Host]) -> None:
     script = place.script("")
     with Job(place, three, nnodes=3) as job:
         job.node(0, script)
         job.node(1, script)
-        # Whoever of the two comes second.
+        # The one of the two that comes second.
         job.node(1, script, host=three[2])
         first, twin = job.launchers[1:]
         until(lambda: first.poll() is not None or twin.poll() is not None, "the end of one")
@@ -340,7 +340,7 @@ if rank == 0: await_file("began1.1")
     with Job(place, three[:2]) as job:
         job.node(0, "--max-restarts=1", script)
         job.node(1, "--max-restarts=1", script)
-        zero, _ = job.end_well()
+        zero, _ = job.end_successfully()
     assert {"began0.0", "began0.1", "began1.1"} == {
         name for name in place.names() if name.startswith("began")
     }
@@ -362,11 +362,11 @@ def test_a_master_on_loopback_is_warned_of(place: TorchPlace, three: list[Host])
     with Job(place, [three[0], three[0]], master="127.0.0.1") as job:
         job.node(0, script)
         job.node(1, script)
-        ends = job.end_well()
+        ends = job.end_successfully()
     assert ["127.0.0.1 is a loopback address" in end.stderr for end in ends] == [True, True]
 
 
-def test_a_dry_run_waits_for_nobody(place: TorchPlace, three: list[Host]) -> None:
+def test_a_dry_run_waits_for_no_node(place: TorchPlace, three: list[Host]) -> None:
     with Job(place, three) as job:
         job.node(1, "--nproc-per-node=2", "--dry-run=json", place.script(""))
         (end,) = job.ends()
@@ -376,7 +376,7 @@ def test_a_dry_run_waits_for_nobody(place: TorchPlace, three: list[Host]) -> Non
 
 
 @pytest.mark.parametrize("modules", [(OURS, OURS), (OURS, TORCHS), (TORCHS, OURS)])
-def test_nodes_train_together_whatever_launched_them(
+def test_nodes_of_different_launchers_train_together(
     place: TorchPlace, three: list[Host], modules: tuple[str, str]
 ) -> None:
     script = place.script(f"{TELL}\n{REDUCE}", framework="torch")
@@ -384,12 +384,12 @@ def test_nodes_train_together_whatever_launched_them(
         for number, module in enumerate(modules):
             tune = {"GLOO_SOCKET_IFNAME": "wire"} if module == TORCHS else {}
             job.node(number, f"--nproc-per-node={number + 1}", script, module=module, **tune)
-        ends = job.end_well()
-    # What torchrun says when a store goes too early.
+        ends = job.end_successfully()
+    # The text of torchrun when a store goes too early.
     assert not [end.stderr for end in ends if "exit barrier" in end.stderr]
     assert [place.text(f"reduced.{rank}") for rank in range(3)] == ["3 6.0"] * 3
     # Real torchrun's variables are ours, but for one of ours that helps.
-    zero, one, _ = told(place)
+    zero, one, _ = variables(place)
     assert set(zero) | {"NCCL_SOCKET_IFNAME"} == set(one) | {"NCCL_SOCKET_IFNAME"}
     own = {
         "RANK",

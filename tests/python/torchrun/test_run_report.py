@@ -28,7 +28,7 @@ def place(tmp_path: Path) -> TorchPlace:
 
 
 def report(stderr: str) -> tuple[str, str, str, str]:
-    """Title, other failures, root cause and what follows it of the last block on stderr."""
+    """Title, other failures, root cause and the rest of the last block on stderr."""
     found = re.search(
         r"\n(=+)\n(.*)\n(-+)\nFailures:\n(.*)\n\3\n"
         r"Root Cause \(first observed failure\):\n(.*?)\n\3\n(.*)\1\n$",
@@ -78,7 +78,7 @@ def test_the_report_of_an_unmodified_script(place: TorchPlace) -> None:
     ended = place.run("--nproc-per-node=2", "--log-dir=log", "train.py")
     assert ended.status == 1
     _, others, root, rest = report(ended.stderr)
-    # Who was ended by the launcher has not failed.
+    # A rank that was ended by the launcher has not failed.
     assert others == "  <NO_OTHER_FAILURES>"
     known = fields(root)
     assert known["rank"] == "1 (local_rank: 1)"
@@ -109,7 +109,7 @@ def test_an_error_file_is_read_in_both_forms_and_ignored_in_others(
 ) -> None:
     place.script("""
         open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write(sys.argv[1])
-        sys.exit("last words")
+        sys.exit("final text")
     """)
     ended = place.run("--log-dir=log", "train.py", content)
     assert ended.status == 1
@@ -117,7 +117,7 @@ def test_an_error_file_is_read_in_both_forms_and_ignored_in_others(
     error_file = str(place.run_folder() / "attempt_0/0/error.json")
     if expected is None:
         assert f"{error_file}: not an error file" in ended.stderr
-        assert (known["error_file"], known["traceback"]) == ("<N/A>", "last words")
+        assert (known["error_file"], known["traceback"]) == ("<N/A>", "final text")
     else:
         assert (known["error_file"], known["traceback"]) == (error_file, expected)
 
@@ -151,7 +151,7 @@ os.kill(launcher, signal.SIGCONT)
 """
 
 
-def test_those_that_had_failed_by_then_are_listed(place: TorchPlace) -> None:
+def test_ranks_that_had_failed_by_then_are_listed(place: TorchPlace) -> None:
     (place.folder / "go_on.py").write_text(GO_ON)
     place.script("""
         import subprocess
@@ -195,7 +195,7 @@ def test_a_victim_that_ends_first_is_not_the_culprit(place: TorchPlace) -> None:
     assert "rank 0" in rest
 
 
-def test_who_failed_first_is_to_blame_though_it_took_longest_to_end(place: TorchPlace) -> None:
+def test_the_first_failure_is_the_culprit_though_its_rank_took_longest_to_end(place: TorchPlace) -> None:
     place.script("""
         import atexit
         from rlaunch.errors import record
@@ -232,7 +232,7 @@ def test_an_error_that_the_stop_itself_brought_about_is_no_cause(place: TorchPla
         from rlaunch.errors import record
 
         def stop(*_):
-            raise RuntimeError("told to stop")
+            raise RuntimeError("asked to stop")
 
         @record
         def main():
@@ -300,27 +300,27 @@ def test_the_launchers_own_error_file_of_a_rank_that_wrote_none(place: TorchPlac
     assert re.fullmatch(r"\d{10}", message["extraInfo"]["timestamp"])
 
 
-def test_what_the_launcher_itself_failed_of_is_in_its_own_error_file(place: TorchPlace) -> None:
+def test_a_failure_of_the_launcher_itself_is_in_its_own_error_file(place: TorchPlace) -> None:
     env = place.environment(TORCHELASTIC_ERROR_FILE=str(place.folder / "own.json"))
 
-    def said() -> str:
+    def message_text() -> str:
         message = json.loads(place.text("own.json"))["message"]
         assert message["extraInfo"].keys() == {"py_callstack", "timestamp"}
         assert "errorCode" not in message
         return str(message["message"])
 
     assert place.run("none.py", env=env).status == 66
-    assert "none.py" in said()
+    assert "none.py" in message_text()
     place.script("#!/no/such/interpreter", "broken.sh")
     (place.folder / "broken.sh").chmod(0o755)
     assert place.run("--no-python", "./broken.sh", env=env).status == 71
-    assert "cannot start rank 0" in said()
+    assert "cannot start rank 0" in message_text()
     place.script("tell('ready', os.getpid()); sleep()")
     with place.start("train.py", env=env) as launcher:
         place.ready(1)
         launcher.terminate()
         assert place.wait(launcher).status == 143
-    assert said() == f"SignalException: Process {launcher.pid} got signal: 15"
+    assert message_text() == f"SignalException: Process {launcher.pid} got signal: 15"
 
 
 def test_the_launchers_own_error_file_is_left_alone_by_a_good_end(place: TorchPlace) -> None:
@@ -349,7 +349,7 @@ def test_the_result_is_written_down_for_programs(place: TorchPlace) -> None:
     assert names >= {"result.json", "events.jsonl"}
 
 
-def test_github_is_told_where_it_failed(place: TorchPlace) -> None:
+def test_github_annotation_is_at_the_failed_line(place: TorchPlace) -> None:
     place.script("raise ValueError('x')")
     ended = place.run("train.py", env=place.environment(GITHUB_ACTIONS="true"))
     assert re.search(
@@ -376,11 +376,11 @@ def test_github_is_told_where_it_failed(place: TorchPlace) -> None:
 )
 def test_the_exit_status(place: TorchPlace, options: list[str], body: str, status: int) -> None:
     place.script(body)
-    # Python's last words go to the log: `Ended` takes them for the launcher's.
+    # Python's last lines go to the log: `Ended` takes them for the launcher's.
     assert place.run("-r3", *options, "train.py").status == status
 
 
-def test_what_cannot_be_run_is_said_before_anything_starts(place: TorchPlace) -> None:
+def test_commands_that_cannot_run_are_errors_before_any_start(place: TorchPlace) -> None:
     for words, text in [
         (["none.py"], "none.py"),
         (["--no-python", "no-such-program"], "no-such-program"),

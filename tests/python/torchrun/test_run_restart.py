@@ -54,23 +54,25 @@ def place(tmp_path: Path) -> TorchPlace:
     return TorchPlace(tmp_path)
 
 
-def test_a_failed_job_is_started_again_until_it_ends_well(place: TorchPlace) -> None:
+def test_a_failed_job_is_restarted_until_it_succeeds(place: TorchPlace) -> None:
     place.script("""
-        told = {name: os.environ[name] for name in (
+        variables = {name: os.environ[name] for name in (
             "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE",
             "TORCHELASTIC_RUN_ID", "MASTER_PORT", "MASTER_ADDR",
         )}
-        tell(f"told-{attempt}", json.dumps(told))
+        tell(f"variables-{attempt}", json.dumps(variables))
         if attempt < 2:
             if rank == 1:
-                await_file(f"told-{attempt}.0")
+                await_file(f"variables-{attempt}.0")
                 sys.exit(f"attempt {attempt} fails")
             sleep()
     """)
     options = ("--nproc-per-node=2", "--max-restarts=3", "--log-dir=log")
     ended = place.well(*options, "train.py", env=place.environment(LOGLEVEL="INFO"))
-    told = [[json.loads(place.text(f"told-{attempt}.{rank}")) for rank in (0, 1)] for attempt in range(3)]
-    for attempt, ranks in enumerate(told):
+    variables = [
+        [json.loads(place.text(f"variables-{attempt}.{rank}")) for rank in (0, 1)] for attempt in range(3)
+    ]
+    for attempt, ranks in enumerate(variables):
         for rank, about in enumerate(ranks):
             assert about["TORCHELASTIC_RESTART_COUNT"] == str(attempt)
             assert about["TORCHELASTIC_MAX_RESTARTS"] == "3"
@@ -78,7 +80,10 @@ def test_a_failed_job_is_started_again_until_it_ends_well(place: TorchPlace) -> 
             assert about["TORCHELASTIC_ERROR_FILE"] == str(expected)
             assert expected.parent.is_dir()
     # The same address, for all attempts.
-    assert len({(a["MASTER_ADDR"], a["MASTER_PORT"], a["TORCHELASTIC_RUN_ID"]) for r in told for a in r}) == 1
+    assert (
+        len({(a["MASTER_ADDR"], a["MASTER_PORT"], a["TORCHELASTIC_RUN_ID"]) for r in variables for a in r})
+        == 1
+    )
     for left in (3, 2):
         line = f"[default] Worker group FAILED. {left}/3 attempts left; will restart worker group"
         assert ended.stderr.count(line) == 1
@@ -132,7 +137,7 @@ if attempt < 3:
     assert ended.stderr.count("; restart ") == 3
 
 
-def test_what_a_failed_attempt_leaves_is_gone_before_the_next(place: TorchPlace, mark: str) -> None:
+def test_processes_of_a_failed_attempt_are_gone_before_the_next(place: TorchPlace, mark: str) -> None:
     place.script(
         ESCAPED
         + """
@@ -169,7 +174,7 @@ KEYS = {
 }
 
 
-def test_events_are_told_as_torchelastic_tells_them(place: TorchPlace) -> None:
+def test_events_match_torchelastics(place: TorchPlace) -> None:
     place.script("""
         if attempt == 0 and rank == 1:
             sys.exit(4)
@@ -178,8 +183,8 @@ def test_events_are_told_as_torchelastic_tells_them(place: TorchPlace) -> None:
     """)
     options = ["--nproc-per-node=2", "--max-restarts=1", "--event-log-handler=console", "--role=w"]
     ended = place.well(*options, "--rdzv-backend=c10d", "--rdzv-id=JOB", "train.py")
-    told = events(ended.stderr)
-    assert [(event["source"], str(event["name"]).rpartition(".")[2]) for event in told] == [
+    written = events(ended.stderr)
+    assert [(event["source"], str(event["name"]).rpartition(".")[2]) for event in written] == [
         ("AGENT", "RENDEZVOUS"),
         ("AGENT", "ASSIGN_WORKER_RANKS"),
         ("WORKER", "START"),
@@ -192,7 +197,7 @@ def test_events_are_told_as_torchelastic_tells_them(place: TorchPlace) -> None:
         ("WORKER", "SUCCEEDED"),
         ("AGENT", "SUCCEEDED"),
     ]
-    for event in told:
+    for event in written:
         assert event.keys() == {"name", "source", "timestamp", "metadata"}
         about = event["metadata"]
         assert isinstance(about, dict)
@@ -205,7 +210,7 @@ def test_events_are_told_as_torchelastic_tells_them(place: TorchPlace) -> None:
             assert [about["global_rank"]] == details["local_rank"] == details["role_rank"]
             assert re.fullmatch(r"\d+", about["worker_id"])
             assert details["role_world_size"] == [2]
-    assert [event["metadata"]["agent_restarts"] for event in told] == [0] * 4 + [1] * 7  # type: ignore[index]
+    assert [event["metadata"]["agent_restarts"] for event in written] == [0] * 4 + [1] * 7  # type: ignore[index]
 
 
 def test_events_of_a_failure(place: TorchPlace) -> None:
@@ -225,7 +230,7 @@ def test_events_of_a_failure(place: TorchPlace) -> None:
     assert json.loads(failed["metadata"])["exit_code"] == [4]  # type: ignore[index]
 
 
-def test_no_event_is_told_unless_asked(place: TorchPlace) -> None:
+def test_no_event_is_written_unless_requested(place: TorchPlace) -> None:
     place.script("pass")
     for options in ([], ["--event-log-handler=null"], ["--event-log-handler=dynamic_rendezvous"]):
         ended = place.well(*options, "train.py")

@@ -70,7 +70,7 @@ def within(least: float, most: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_a_stop_signal_is_passed_on_as_it_is_to_each_ranks_group(place: TorchPlace, name: str) -> None:
+def test_a_stop_signal_is_forwarded_unchanged_to_each_ranks_group(place: TorchPlace, name: str) -> None:
     place.script(LISTEN)
     with place.start("--nproc-per-node=2", "train.py") as launcher:
         ranks = place.ready(2)
@@ -92,7 +92,7 @@ def test_a_stop_may_look_like_torchruns(place: TorchPlace) -> None:
 
 
 @pytest.mark.parametrize("how", ["option", "PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
-def test_ranks_that_do_not_listen_are_killed_after_the_time_they_have(place: TorchPlace, how: str) -> None:
+def test_ranks_that_ignore_the_signal_are_killed_after_the_grace(place: TorchPlace, how: str) -> None:
     place.script(DEAF)
     options = ["--shutdown-timeout=1"] if how == "option" else []
     variables = {} if how == "option" else {how: "1"}
@@ -106,7 +106,7 @@ def test_ranks_that_do_not_listen_are_killed_after_the_time_they_have(place: Tor
     assert "sending SIGKILL" in ended.stderr
 
 
-def test_the_time_counts_when_another_rank_fails(place: TorchPlace) -> None:
+def test_the_grace_applies_when_another_rank_fails(place: TorchPlace) -> None:
     place.script(
         """
         if rank == 1:
@@ -124,7 +124,7 @@ def test_the_time_counts_when_another_rank_fails(place: TorchPlace) -> None:
     assert "exitcode  : 5 " in root
 
 
-def test_the_time_counts_before_a_restart(place: TorchPlace) -> None:
+def test_the_grace_applies_before_a_restart(place: TorchPlace) -> None:
     place.script(
         """
         if attempt == 1:
@@ -139,7 +139,7 @@ def test_the_time_counts_before_a_restart(place: TorchPlace) -> None:
         place.well("--nproc-per-node=2", "--shutdown-timeout=1", "--max-restarts=1", "train.py")
 
 
-def test_no_time_at_all_is_killed_at_once(place: TorchPlace) -> None:
+def test_with_a_grace_of_zero_ranks_are_killed_at_once(place: TorchPlace) -> None:
     place.script(DEAF)
     with place.start("--shutdown-timeout=0", "train.py") as launcher:
         place.ready(1)
@@ -232,7 +232,7 @@ sleep()
 
 
 @pytest.mark.parametrize("ends", ["saved", "late", "second"])
-def test_what_a_shell_script_runs_has_the_time_that_the_script_has(
+def test_programs_of_a_shell_script_have_the_grace_of_the_script(
     place: TorchPlace, mark: str, ends: str
 ) -> None:
     """A shell dies of SIGTERM at once."""
@@ -291,7 +291,7 @@ def test_nothing_outlives_a_launcher_that_is_killed_with_another_inside_it(
 
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(6)", "os.kill(os.getpid(), signal.SIGSEGV)"])
-def test_what_a_rank_leaves_is_swept_and_named(place: TorchPlace, mark: str, end: str) -> None:
+def test_processes_that_a_rank_leaves_are_swept_and_named(place: TorchPlace, mark: str, end: str) -> None:
     place.script(
         ESCAPED
         + f"""
@@ -397,7 +397,7 @@ def test_a_plan_starts_nothing_and_leaves_nothing(place: TorchPlace, form: str) 
         assert word in text
 
 
-def test_a_plan_tells_what_differs_by_rank(place: TorchPlace) -> None:
+def test_a_plan_shows_the_differences_between_ranks(place: TorchPlace) -> None:
     options = ["--nproc-per-node=2", "--numa-binding=node", "--pass-local-rank", "-r3"]
     table = place.well(*options, "--dry-run", place.script("pass"), "at-${local_rank}").stdout.decode()
     allowed = sorted(os.sched_getaffinity(0))

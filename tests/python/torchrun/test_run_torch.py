@@ -75,7 +75,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_that_are_restarted_meet_again(tmp_path: Path) -> None:
+def test_restarted_ranks_rendezvous_again(tmp_path: Path) -> None:
     """Under torchrun the second attempt reads what the first has left in the store, and most often fails."""
     place = Place(tmp_path)
     script = tmp_path / place.script(GLOO, framework="torch")
@@ -112,7 +112,7 @@ accelerator.end_training()
 
 def test_accelerate_runs_on_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(head("torch") + ACCELERATED)
-    told = [
+    options = [
         "--multi_gpu",
         "--num_processes=2",
         "--num_machines=1",
@@ -120,11 +120,13 @@ def test_accelerate_runs_on_it(tmp_path: Path) -> None:
         "--dynamo_backend=no",
     ]
     home = str(tmp_path / "home")
-    done = ran("-m", "rlaunch.torch", "accelerate", "launch", *told, "train.py", cwd=tmp_path, HF_HOME=home)
+    done = ran(
+        "-m", "rlaunch.torch", "accelerate", "launch", *options, "train.py", cwd=tmp_path, HF_HOME=home
+    )
     assert done.stdout.count("trained on 2\n") == 2
 
 
-def test_its_usage_is_an_answer_or_an_error(tmp_path: Path) -> None:
+def test_usage_of_rlaunch_torch_is_printed_or_an_error(tmp_path: Path) -> None:
     usage = "usage: python -m rlaunch.torch PROGRAM"
     assert ran("-m", "rlaunch.torch", "--help", cwd=tmp_path).stdout.startswith(usage)
     command = [sys.executable, "-m", "rlaunch.torch"]

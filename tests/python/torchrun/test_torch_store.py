@@ -34,10 +34,10 @@ def server() -> Iterator[native_hooks.TorchStore]:
 @pytest.mark.parametrize(
     "case",
     [
-        "torchs_clients_get_what_they_get_of_torchs_own_server",
+        "torchs_clients_get_the_answers_of_torchs_own_server",
         "a_new_attempt_sees_nothing_of_the_old_one",
         "clients_work_among_strangers",
-        "what_is_held_has_a_limit",
+        "stored_values_have_a_limit",
     ],
 )
 def test_torchs_clients(case: str) -> None:
@@ -69,7 +69,7 @@ with ThreadPoolExecutor(256) as threads:
 """
 
 
-def test_256_clients_meet(server: native_hooks.TorchStore) -> None:
+def test_256_clients_rendezvous(server: native_hooks.TorchStore) -> None:
     done = subprocess.run(
         [*python("torch"), "-c", MANY, str(server.port)],
         env={**os.environ, **IMPATIENT},
@@ -80,7 +80,7 @@ def test_256_clients_meet(server: native_hooks.TorchStore) -> None:
     assert done.stdout == f"{sum(range(256))}\n", done.stderr
 
 
-def test_it_listens_on_loopback_alone(server: native_hooks.TorchStore) -> None:
+def test_the_store_listens_on_loopback_alone(server: native_hooks.TorchStore) -> None:
     for address in _lib.addresses():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family) as bare:
@@ -150,8 +150,8 @@ os._exit(0)
 """
 
 
-def test_a_group_of_processes_meets_in_it_in_every_attempt(server: native_hooks.TorchStore) -> None:
-    told = {
+def test_a_process_group_rendezvous_in_it_in_every_attempt(server: native_hooks.TorchStore) -> None:
+    variables = {
         **os.environ,
         **IMPATIENT,
         "MASTER_ADDR": "127.0.0.1",
@@ -165,7 +165,7 @@ def test_a_group_of_processes_meets_in_it_in_every_attempt(server: native_hooks.
             stack.enter_context(
                 subprocess.Popen(
                     [*python("torch"), "-c", RANK],
-                    env={**told, "RANK": str(rank)},
+                    env={**variables, "RANK": str(rank)},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

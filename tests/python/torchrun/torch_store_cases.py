@@ -36,10 +36,10 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 def operations(a: Any, b: Any, late: Callable[..., Any]) -> Iterator[Callable[[], Any]]:
-    """What two clients ask, one thing after another; `late` asks in a thread while another thing is asked."""
+    """Requests of two clients, one after another; `late` asks in a thread while another request is made."""
     yield lambda: a.set("k", "v")
     yield lambda: b.get("k")
-    # What has no answer may reach the server after what another client asks: `a` asks something first.
+    # A request without an answer may reach the server after another client's: `a` asks something first.
     yield lambda: (a.set("k", ""), a.get("k"), b.get("k"))
     yield lambda: (a.add("n", 5), b.add("n", -7), a.get("n"))
     yield lambda: (a.set("text", "12abc"), b.add("text", 1), b.get("text"))
@@ -87,7 +87,7 @@ def outcomes(port: int) -> list[Any]:
         return [outcome(ask) for ask in operations(client(port), client(port), late)]
 
 
-def torchs_clients_get_what_they_get_of_torchs_own_server(server: native_hooks.TorchStore) -> None:
+def torchs_clients_get_the_answers_of_torchs_own_server(server: native_hooks.TorchStore) -> None:
     own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
     ours, theirs = outcomes(server.port), outcomes(own.port)
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
@@ -160,7 +160,7 @@ def clients_work_among_strangers(server: native_hooks.TorchStore) -> None:
         assert sum(each.result(30) for each in noise) > 50
 
 
-def what_is_held_has_a_limit() -> None:
+def stored_values_have_a_limit() -> None:
     server = native_hooks.TorchStore(limit=64 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     good = client(server.port)
@@ -177,7 +177,7 @@ def what_is_held_has_a_limit() -> None:
 
 if __name__ == "__main__":
     case = globals()[sys.argv[1]]
-    if sys.argv[1] == what_is_held_has_a_limit.__name__:
+    if sys.argv[1] == stored_values_have_a_limit.__name__:
         case()
     else:
         store = native_hooks.TorchStore()

@@ -1,6 +1,6 @@
-//! What is asked of the older launcher: which options and variables count, and what is said of the others.
+//! Requests to the legacy launcher: which options and variables take effect, and the warnings about the others.
 
-use super::{nvidia, planned, platform, spec, told, vars};
+use super::{nvidia, planned, platform, spec, variable_table, vars};
 use rlaunch::spec::paddle::job::JobKind;
 
 /// Why this is refused where two GPUs are.
@@ -37,13 +37,13 @@ fn modes_of_the_newer_launcher_are_refused() {
 
 #[test]
 fn gloo_is_as_asked() {
-    let told = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
+    let gloo = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
         let (plan, _) = planned(&nvidia(0), options, environ, "").unwrap();
         plan.ranks[0].env.get("PADDLE_WITH_GLOO").map(str::to_owned)
     };
-    assert_eq!(told(&[], &[]).as_deref(), Some("0"));
-    assert_eq!(told(&[("with_gloo", "2")], &[]).as_deref(), Some("2"));
-    assert_eq!(told(&[("with_gloo", "2")], &[("PADDLE_WITH_GLOO", "1")]).as_deref(), Some("1"));
+    assert_eq!(gloo(&[], &[]).as_deref(), Some("0"));
+    assert_eq!(gloo(&[("with_gloo", "2")], &[]).as_deref(), Some("2"));
+    assert_eq!(gloo(&[("with_gloo", "2")], &[("PADDLE_WITH_GLOO", "1")]).as_deref(), Some("1"));
 }
 
 #[test]
@@ -60,13 +60,13 @@ fn options_that_only_the_newer_launcher_has_are_refused() {
     assert!(matches!(spec(&servers, &environ).unwrap().job, JobKind::Ps(_)));
 }
 
-/// What is said of these options and variables, or why they are refused.
-fn said_of(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> Result<Vec<String>, String> {
+/// The warnings about these options and variables, or why they are refused.
+fn warnings_about(options: &[(&'static str, &str)], environ: &[(&str, &str)]) -> Result<Vec<String>, String> {
     spec(options, &vars(environ)).map(|spec| spec.warnings).map_err(|error| error.to_string())
 }
 
 #[test]
-fn what_a_file_says_is_not_asked_of_options() {
+fn a_mapping_file_takes_precedence_over_options() {
     let idle = [("devices", "0"), ("ips", "10.0.0.1"), ("nproc_per_node", "2")];
     let no_effect = |names: &[&str], with: &str| -> Result<Vec<String>, String> {
         Ok(names.iter().map(|n| format!("{n} has no effect with {with}: a file places the ranks")).collect())
@@ -74,22 +74,22 @@ fn what_a_file_says_is_not_asked_of_options() {
     let mapping = [("enable_auto_mapping", "1"), ("cluster_topo_path", "t"), ("selected_gpus", "0")];
     let expected =
         no_effect(&["--devices", "--selected_gpus", "PADDLE_NPROC_PER_NODE", "--ips"], "--enable_auto_mapping");
-    assert_eq!(said_of(&[idle.as_slice(), &mapping].concat(), &[("PADDLE_NPROC_PER_NODE", "2")]), expected);
-    assert_eq!(said_of(&mapping[..2], &[]), Ok(Vec::new()));
+    assert_eq!(warnings_about(&[idle.as_slice(), &mapping].concat(), &[("PADDLE_NPROC_PER_NODE", "2")]), expected);
+    assert_eq!(warnings_about(&mapping[..2], &[]), Ok(Vec::new()));
     let table = [("RANK_TABLE_FILE", "table.json")];
-    assert_eq!(said_of(&idle, &table), no_effect(&["--devices", "--ips"], "RANK_TABLE_FILE"));
-    assert_eq!(said_of(&[("nproc_per_node", "2")], &table), Ok(Vec::new()));
-    assert_eq!(said_of(&idle, &[]), Ok(Vec::new()));
+    assert_eq!(warnings_about(&idle, &table), no_effect(&["--devices", "--ips"], "RANK_TABLE_FILE"));
+    assert_eq!(warnings_about(&[("nproc_per_node", "2")], &table), Ok(Vec::new()));
+    assert_eq!(warnings_about(&idle, &[]), Ok(Vec::new()));
 }
 
 #[test]
 fn devices_are_listed_once() {
     let both = |one, other| [("devices", one), ("selected_gpus", other)];
-    assert_eq!(said_of(&both("0,1", "0, 1"), &[]), Ok(Vec::new()));
+    assert_eq!(warnings_about(&both("0,1", "0, 1"), &[]), Ok(Vec::new()));
     let refused = "--selected_gpus 1,0: --devices is 0,1; give one of the two";
-    assert_eq!(said_of(&both("0,1", "1,0"), &[]), Err(refused.into()));
+    assert_eq!(warnings_about(&both("0,1", "1,0"), &[]), Err(refused.into()));
     let said = "--selected_gpus has no effect: PADDLE_DEVICES is 3";
-    assert_eq!(said_of(&[("selected_gpus", "1")], &[("PADDLE_DEVICES", "3")]), Ok(vec![said.into()]));
+    assert_eq!(warnings_about(&[("selected_gpus", "1")], &[("PADDLE_DEVICES", "3")]), Ok(vec![said.into()]));
     let devices = spec(&both("", "1"), &vars(&[])).unwrap().devices;
     assert_eq!(devices, Some(vec!["1".to_owned()]));
 }
@@ -112,7 +112,7 @@ fn endpoints_that_the_platform_lists_need_no_ports_of_their_own() {
 }
 
 #[test]
-fn nothing_counts_as_unset() {
+fn empty_values_count_as_unset() {
     let names = [
         "FLAGS_START_PORT",
         "PADDLE_IPS",
@@ -123,27 +123,27 @@ fn nothing_counts_as_unset() {
         "PADDLE_RANK_MAPPING_PATH",
         "DISTRIBUTED_TRAINER_ENDPOINTS",
     ];
-    let told = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
-        let told = told(&nvidia(2), options, environ, r#"{"machines": [{"addr": "10.0.0.1"}]}"#);
-        assert!(!told.contains("error: "), "{told}");
-        told
+    let table = |options: &[(&'static str, &str)], environ: &[(&str, &str)]| {
+        let text = variable_table(&nvidia(2), options, environ, r#"{"machines": [{"addr": "10.0.0.1"}]}"#);
+        assert!(!text.contains("error: "), "{text}");
+        text
     };
     for name in names {
         for mapping in [&[][..], &[("enable_auto_mapping", "1"), ("cluster_topo_path", "t")]] {
-            assert_eq!(told(mapping, &[(name, "")]), told(mapping, &[]), "{name}");
+            assert_eq!(table(mapping, &[(name, "")]), table(mapping, &[]), "{name}");
         }
         let mut without = platform(&[]);
         without.retain(|(known, _)| *known != name);
-        assert_eq!(told(&[], &platform(&[(name, "")])), told(&[], &without), "{name}");
+        assert_eq!(table(&[], &platform(&[(name, "")])), table(&[], &without), "{name}");
     }
-    assert_eq!(told(&[("ips", ""), ("backend", "")], &[]), told(&[], &[]));
+    assert_eq!(table(&[("ips", ""), ("backend", "")], &[]), table(&[], &[]));
 }
 
 #[test]
 fn the_variable_of_modelarts_that_is_wrong_is_named() {
     let refused = |more: &[(&str, &str)]| {
         let all = [&[("RANK_TABLE_FILE", "table.json"), ("FLAGS_MODELARTS", "1")], more].concat();
-        said_of(&[], &all).expect_err("a refusal")
+        warnings_about(&[], &all).expect_err("a refusal")
     };
     let unset = "didn't set!; set it, or unset FLAGS_MODELARTS";
     assert_eq!(refused(&[]), format!("DLS_TASK_NUMBER: DLS_TASK_NUMBER {unset}"));

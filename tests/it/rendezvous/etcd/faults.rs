@@ -7,9 +7,9 @@ use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd;
 use std::time::{Duration, Instant};
 
-/// Both hear what `b` says, and nobody was ever thought to have gone.
+/// Both hear `b`'s record, and neither was ever considered gone.
 fn agree(a: &mut Node, b: &mut Node, word: &str) {
-    b.tie.put(word);
+    b.backend.put(word);
     for node in [a, b] {
         let state = node.until_state(&format!("b={word}"));
         assert!(state.ends_with("[]"), "{state}");
@@ -21,7 +21,7 @@ fn has_lost(node: &Node) -> bool {
 }
 
 #[test]
-fn a_server_that_stops_or_hangs_is_told_and_tried_again() {
+fn a_stopped_or_hanging_server_is_reported_and_retried() {
     let mut etcd = Etcd::start();
     let (mut a, mut b) =
         super::two(&etcd::EtcdConfig { lease: Duration::from_secs(6), ..config(&[etcd.endpoint()], "job") });
@@ -30,8 +30,8 @@ fn a_server_that_stops_or_hangs_is_told_and_tried_again() {
         let why = node.until_lost();
         assert!(why.contains("refused") && why.contains(&etcd.endpoint()), "{why}");
     }
-    // What is said meanwhile is not lost.
-    b.tie.put("meanwhile");
+    // Records that are put meanwhile are not lost.
+    b.backend.put("meanwhile");
     etcd.restart();
     for node in [&mut a, &mut b] {
         node.until_back();
@@ -74,7 +74,7 @@ fn a_node_that_was_cut_off_for_longer_than_its_lease_comes_back() {
 }
 
 #[test]
-fn who_leads_and_is_cut_off_is_replaced_and_follows_when_it_is_back() {
+fn a_leader_that_is_cut_off_is_replaced_and_follows_when_it_is_back() {
     let etcd = Etcd::start();
     let cable = Cable::to(etcd.client_port);
     let mut a = Node::start(&config(std::slice::from_ref(&cable.endpoint), "job"), "a");
@@ -82,7 +82,7 @@ fn who_leads_and_is_cut_off_is_replaced_and_follows_when_it_is_back() {
     let mut b = Node::start(&config(&[etcd.endpoint()], "job"), "b");
     b.until_state("[a=new,b=new]");
     cable.cut();
-    a.tie.put("cut off");
+    a.backend.put("cut off");
     let state = b.until_state(" b [b=new]");
     cable.mend();
     a.until_back();
@@ -94,7 +94,7 @@ fn who_leads_and_is_cut_off_is_replaced_and_follows_when_it_is_back() {
 }
 
 #[test]
-fn what_etcd_has_forgotten_meanwhile_is_read_anew() {
+fn compacted_revisions_are_read_anew() {
     let etcd = Etcd::start();
     let config = |endpoint: String| etcd::EtcdConfig { lease: Duration::from_secs(30), ..config(&[endpoint], "job") };
     let cable = Cable::to(etcd.client_port);
@@ -105,10 +105,10 @@ fn what_etcd_has_forgotten_meanwhile_is_read_anew() {
     let mut c = Node::start(&config(cable.endpoint.clone()), "c");
     c.until_state("[a=new,b=new,c=new]");
     a.until_state("[a=new,b=new,c=new]");
-    // Both the one that decides and one that follows miss what is said, and that somebody leaves.
+    // The leader and a follower both miss a record, and that a node leaves.
     cable.cut();
     for word in ["one", "two", "three"] {
-        b.tie.put(word);
+        b.backend.put(word);
         wait_for("it is written", || etcd.value("/rlaunch/job/nodes/b").trim() == word);
     }
     let revision = etcd.revision();
@@ -152,12 +152,12 @@ fn a_cluster_may_change_its_leader_and_lose_a_member() {
 }
 
 #[test]
-fn closing_ends_where_nobody_answers() {
+fn closing_ends_where_no_server_answers() {
     let mut etcd = Etcd::start();
     let (mut a, mut b) = super::two(&config(&[etcd.endpoint()], "job"));
     etcd.stop();
     for node in [&mut a, &mut b] {
-        let error = node.tie.close(Duration::from_secs(1)).unwrap_err();
+        let error = node.backend.close(Duration::from_secs(1)).unwrap_err();
         assert!(error.to_string().contains("this node's record goes with its lease"), "{error}");
     }
 }
@@ -171,13 +171,13 @@ fn at_three(lease: Duration) -> (Etcd, Node, Node) {
 }
 
 #[test]
-fn that_nobody_answers_is_told_when_two_thirds_of_a_lease_are_over_however_many_endpoints_there_are() {
+fn lost_contact_is_reported_after_two_thirds_of_a_lease_with_any_number_of_endpoints() {
     let lease = Duration::from_secs(9);
     let (etcd, mut a, mut b) = at_three(lease);
     etcd.pause();
     let began = Instant::now();
     // What it asks then is not to hold that up.
-    a.tie.put("busy");
+    a.backend.put("busy");
     for node in [&mut a, &mut b] {
         node.until_lost();
         let took = began.elapsed();
@@ -199,9 +199,9 @@ fn closing_lasts_a_second_longer_than_its_patience_however_many_endpoints_are_si
     etcd.pause();
     for mut node in [a, b] {
         // It is being asked for something already.
-        node.tie.put("busy");
+        node.backend.put("busy");
         let began = Instant::now();
-        node.tie.close(Duration::from_secs(1)).unwrap_err();
+        node.backend.close(Duration::from_secs(1)).unwrap_err();
         let took = began.elapsed();
         assert!(took < Duration::from_millis(2500), "{took:?}");
     }
@@ -226,7 +226,7 @@ fn an_etcd_that_has_lost_its_data_is_no_way_into_another_job_of_that_name() {
     c.until_state("[c=new]");
     for number in 0..20 {
         let word = format!("w{number}");
-        c.tie.put(&word);
+        c.backend.put(&word);
         c.until_state(&format!("[c={word}]"));
     }
     cables[1].mend();

@@ -1,4 +1,4 @@
-//! Nodes that meet at a real etcd.
+//! Rendezvous of nodes at a real etcd.
 #![allow(clippy::disallowed_methods)] // It has processes and a clock of its own.
 
 mod faults;
@@ -38,7 +38,7 @@ fn two_that_start_at_once_have_one_leader_and_one_state_200_times() {
         let (first, second) = (start("a"), start("b"));
         let (first, second) = (first.join().unwrap(), second.join().unwrap());
         assert_eq!(first.1, second.1, "run {run}");
-        // Whoever decided, nobody else ever did.
+        // Only one of the two ever decided.
         for node in [&first.0, &second.0] {
             for news in &node.heard {
                 let BackendEvent::State { state, .. } = news else { panic!("run {run}: {news:?}") };
@@ -47,9 +47,9 @@ fn two_that_start_at_once_have_one_leader_and_one_state_200_times() {
         }
         times.push(first.2.max(second.2));
         let (mut one, mut other) = (first.0, second.0);
-        traffic = [one.tie.traffic(), other.tie.traffic()];
-        let closing = thread::spawn(move || one.tie.close(Duration::from_secs(10)).unwrap());
-        other.tie.close(Duration::from_secs(10)).unwrap();
+        traffic = [one.backend.traffic(), other.backend.traffic()];
+        let closing = thread::spawn(move || one.backend.close(Duration::from_secs(10)).unwrap());
+        other.backend.close(Duration::from_secs(10)).unwrap();
         closing.join().unwrap();
         assert_eq!(etcd.keys("/rlaunch/"), [""; 0], "run {run}");
     }
@@ -85,7 +85,7 @@ fn jobs_whose_names_begin_alike_do_not_touch_each_other() {
     first.close();
     assert_eq!(etcd.keys("/rlaunch/ex7/"), [""; 0]);
     assert_eq!(etcd.keys("/rlaunch/ex7e/").len(), 4);
-    second.tie.put("still here");
+    second.backend.put("still here");
     second.until_state("[ex7e=still here]");
     assert_eq!(second.heard.len(), 2, "{:?}", second.heard);
     second.close();
@@ -94,7 +94,7 @@ fn jobs_whose_names_begin_alike_do_not_touch_each_other() {
 }
 
 #[test]
-fn who_leaves_in_order_is_gone_at_once_and_who_dies_by_its_lease() {
+fn a_closed_node_is_gone_at_once_and_a_dead_one_after_its_lease() {
     let etcd = Etcd::start();
     let config = config(&[etcd.endpoint()], "job");
     let (mut a, b) = two(&config);
@@ -112,7 +112,7 @@ fn who_leaves_in_order_is_gone_at_once_and_who_dies_by_its_lease() {
 }
 
 #[test]
-fn when_the_leader_dies_another_goes_on_from_what_it_said_last() {
+fn when_the_leader_dies_another_goes_on_from_its_last_state() {
     let etcd = Etcd::start();
     let config = config(&[etcd.endpoint()], "job");
     let (a, mut b) = two(&config);
@@ -140,12 +140,12 @@ fn a_leader_that_was_deposed_while_it_thought_publishes_nothing() {
     let mut b = Node::start(&config, "b");
     b.until_state("[a=new,b=new]");
     // From here on `a` is lost in thought about `b`.
-    b.tie.put("think");
+    b.backend.put("think");
     thinking.recv_timeout(LIMIT).unwrap();
     etcd.control(&["lease", "revoke", &etcd.lease_of("/rlaunch/job/board/leader")]);
     b.until_state(" b ");
     go_on.send(()).unwrap();
-    // It is back as one that follows, and has published nothing.
+    // It is back as a follower, and has published nothing.
     a.until_back();
     let state = b.until_state("a=new,b=think");
     assert_eq!(serial_and_leader(&state).1, "b");
@@ -158,7 +158,7 @@ fn a_leader_that_was_deposed_while_it_thought_publishes_nothing() {
     assert_eq!(etcd.keys("/"), [""; 0]);
 }
 
-/// Thinks about a record `think` until it is told to go on.
+/// Thinks about a record `think` until the test lets it go on.
 struct Slow {
     inner: Box<dyn CoordinatorLogic>,
     thinks: crossbeam_channel::Sender<()>,
@@ -223,7 +223,7 @@ fn lists_of_members_may_be_longer_than_etcd_s_requests() {
 }
 
 #[test]
-fn whatever_nobody_can_remove_goes_with_a_lease() {
+fn keys_that_no_node_can_remove_expire_with_a_lease() {
     let etcd = Etcd::start();
     let (a, b) = two(&config(&[etcd.endpoint()], "job"));
     let keys = etcd.keys("/rlaunch/job/");
@@ -251,7 +251,7 @@ fn a_job_by_the_real_rules_runs_and_ends() {
             let mut record = ready(0);
             record.info.name = id.to_owned();
             let mut node = Node::deciding(&config, id, || Box::new(Coordinator::new(Duration::ZERO)));
-            node.tie.put(&serde_json::to_string(&record).unwrap());
+            node.backend.put(&serde_json::to_string(&record).unwrap());
             let state_of = |news: &BackendEvent| match news {
                 BackendEvent::State { state, members } => {
                     let members = members.as_ref().map(|list| serde_json::from_str::<Vec<RoundMember>>(list).unwrap());
@@ -264,7 +264,7 @@ fn a_job_by_the_real_rules_runs_and_ends() {
                 _ => None,
             });
             record.status = NodeStatus::Done { round: 1 };
-            node.tie.put(&serde_json::to_string(&record).unwrap());
+            node.backend.put(&serde_json::to_string(&record).unwrap());
             let end = node.until("the end", |news| match state_of(news)?.0.phase {
                 JobPhase::Ended { end } => Some(end),
                 _ => None,

@@ -1,4 +1,4 @@
-//! A node of a test, and who decides for it: everybody is told who is here.
+//! A node of a test, and a coordinator that publishes the list of the nodes that are here.
 
 use crate::rendezvous::etcd::server::{Etcd, LIMIT};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -10,15 +10,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// A state: its number, who decides, who is here. Told anew with every change.
+/// A state: its number, its coordinator, and the nodes that are here. Published anew with every change.
 #[derive(Default)]
 pub struct Roster {
     pub by: String,
     pub serial: u64,
     pub nodes: BTreeMap<String, String>,
-    /// Who has gone, and since when.
+    /// The nodes that have gone, and since when.
     pub gone: Vec<String>,
-    /// How long the members' list is, beside what is in it.
+    /// By how much the members' list is longer than its contents.
     pub padding: usize,
     pub changed: bool,
 }
@@ -77,7 +77,7 @@ impl CoordinatorLogic for Roster {
 
 /// A node that remembers what it has heard.
 pub struct Node {
-    pub tie: EtcdBackend,
+    pub backend: EtcdBackend,
     pub heard: Vec<BackendEvent>,
     fresh: VecDeque<BackendEvent>,
 }
@@ -97,7 +97,7 @@ impl Node {
         id: &str,
         decide: impl Fn() -> Box<dyn CoordinatorLogic> + Send + 'static,
     ) -> Self {
-        Self { tie: join(config, id, "new", decide).unwrap(), heard: Vec::new(), fresh: VecDeque::new() }
+        Self { backend: join(config, id, "new", decide).unwrap(), heard: Vec::new(), fresh: VecDeque::new() }
     }
 
     /// The next that it hears; `None`: nothing in that time.
@@ -113,8 +113,8 @@ impl Node {
                 return None;
             }
             let timeout = PollTimeout::try_from(left).unwrap();
-            poll(&mut [PollFd::new(self.tie.as_fd(), PollFlags::POLLIN)], timeout).unwrap();
-            self.fresh.extend(self.tie.take_events());
+            poll(&mut [PollFd::new(self.backend.as_fd(), PollFlags::POLLIN)], timeout).unwrap();
+            self.fresh.extend(self.backend.take_events());
         }
     }
 
@@ -170,11 +170,11 @@ impl Node {
     }
 
     pub fn close(mut self) {
-        self.tie.close(Duration::from_secs(10)).unwrap();
+        self.backend.close(Duration::from_secs(10)).unwrap();
     }
 }
 
-/// The number of a state, and who decided it.
+/// The number of a state, and its coordinator.
 pub fn serial_and_leader(state: &str) -> (u64, String) {
     let mut words = state.split(' ');
     (words.next().unwrap().parse().unwrap(), words.next().unwrap().to_owned())

@@ -1,4 +1,4 @@
-//! Doors that stay closed: certificates, users, and servers that are no etcd, or an old one.
+//! Refused connections: certificates, users, and servers that are no etcd, or an old one.
 
 use crate::rendezvous::etcd::node::{Node, config};
 use crate::rendezvous::etcd::server::{Etcd, Folder, answering, wait_for};
@@ -107,7 +107,7 @@ fn files_that_do_not_fit_are_named_at_once() {
         (EtcdTls { key: Some(authority.file("server.key")), ..authority.tls(true) }, "client.pem"),
     ];
     for (tls, expected) in cases {
-        let made = join(&with("https://h", Some(tls)), "a", "", || panic!("nobody coordinates"));
+        let made = join(&with("https://h", Some(tls)), "a", "", || panic!("no node coordinates"));
         let why = made.err().expect("it is refused").to_string();
         assert!(why.contains(expected), "{why}");
     }
@@ -137,7 +137,7 @@ fn users_name_themselves() {
     node.until_state("[a=new]");
     // Tokens are valid for 2 s here, from their last use: etcd is asked for another when it has thrown one away.
     etcd.control(&["--user", "root:secret", "user", "add", "third:word"]);
-    node.tie.put("later");
+    node.backend.put("later");
     node.until_state("[a=later]");
     node.close();
     for (user, expected) in [
@@ -149,7 +149,7 @@ fn users_name_themselves() {
         assert!(why.contains(expected) && !why.contains("wrong"), "{why}");
     }
     assert_eq!(etcd.control(&["--user", "root:secret", "get", "--prefix", "--keys-only", "/"]), "");
-    // Where nobody is asked for a name one does no harm.
+    // Where the server asks for no name, a name does no harm.
     let open = Etcd::start();
     let mut node =
         Node::start(&etcd::EtcdConfig { user: of(Some(("some", "word"))).user, ..with(&open.endpoint(), None) }, "a");
@@ -158,7 +158,7 @@ fn users_name_themselves() {
 }
 
 #[test]
-fn servers_that_do_not_speak_v3_are_told_from_others() {
+fn servers_that_do_not_speak_v3_are_distinguished_from_others() {
     let old = answering(&[("/v2/", "{}")]);
     let why = refused(&with(&old, None));
     assert_eq!(why, format!("{old} serves etcd's v2 API only; rlaunch speaks v3, from etcd 3.4 on"));
@@ -174,7 +174,7 @@ fn servers_that_do_not_speak_v3_are_told_from_others() {
 }
 
 #[test]
-fn garbage_and_silence_are_named() {
+fn garbage_and_missing_answers_are_named() {
     let serve = |bytes: &'static [u8]| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
@@ -194,7 +194,7 @@ fn garbage_and_silence_are_named() {
     assert!(why.contains("no answer within"), "{why}");
 }
 
-/// What the next test runs in a process of its own.
+/// The next test runs this one in a process of its own.
 #[test]
 fn a_node_alone_leaves_no_thread() {
     let etcd = Etcd::start();
@@ -209,7 +209,7 @@ fn a_node_alone_leaves_no_thread() {
 }
 
 fn threads() -> usize {
-    const OWN: [&str; 3] = ["etcd-worker", "etcd-keeper", "etcd-watch"];
+    const OWN: [&str; 3] = ["etcd-session", "etcd-lease", "etcd-watch"];
     let all = fs::read_dir("/proc/self/task").unwrap().flatten();
     let name = |task: fs::DirEntry| fs::read_to_string(task.path().join("comm")).unwrap_or_default();
     all.map(name).filter(|name| OWN.contains(&name.trim())).count()

@@ -28,7 +28,7 @@ fn program(name: &str) -> PathBuf {
     )
 }
 
-/// Ports that nobody listens on, below those that the system gives to whoever connects.
+/// Ports without a listener, below those that the system gives to outgoing connections.
 pub fn ports(count: usize) -> Vec<u16> {
     let free = || loop {
         let port = fastrand::u16(15000..32000);
@@ -169,7 +169,7 @@ impl Etcd {
         self.run();
     }
 
-    /// What etcdctl says.
+    /// The output of etcdctl.
     pub fn control(&self, words: &[&str]) -> String {
         let mut command = Command::new(program("etcdctl"));
         command.args(["--endpoints", &self.endpoint(), "--command-timeout=20s"]).args(words);
@@ -186,7 +186,7 @@ impl Etcd {
         });
     }
 
-    /// What etcd has at a key, with all that it knows of it.
+    /// The value and metadata of a key at etcd.
     fn kv(&self, key: &str) -> serde_json::Value {
         let answer: serde_json::Value = serde_json::from_str(&self.control(&["get", "-w", "json", key])).unwrap();
         answer["kvs"][0].clone()
@@ -217,7 +217,7 @@ impl Etcd {
         cluster[leader].control(&["move-leader", &format!("{next:x}")]);
     }
 
-    /// What etcd has at a key.
+    /// The value of a key at etcd.
     pub fn value(&self, key: &str) -> String {
         self.control(&["get", "--print-value-only", key])
     }

@@ -1,4 +1,4 @@
-//! What comes over a network: garbage, silence, cuts.
+//! Network faults: garbage, silence, cuts.
 
 use super::nodes::Bare;
 use super::*;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// Passes on what comes to a port, and can be told to lose it.
+/// Passes on the bytes that come to a port, or drops them.
 struct Forwarder {
     port: u16,
     pipes: Arc<Mutex<Vec<Pipe>>>,
@@ -192,9 +192,9 @@ fn links_that_break_the_rules_are_hung_up_on() {
     }
     let (mut a, mut b) = pair(to(port, None, LEASE));
     for node in [&mut a, &mut b] {
-        node.tie.put("no record");
+        node.backend.put("no record");
     }
-    b.tie.put(&"x".repeat(5 << 20));
+    b.backend.put(&"x".repeat(5 << 20));
     until(&mut [&mut a], "the other has said too much", |nodes| !matches!(nodes[0].phase(), Some(JobPhase::Running)));
 }
 
@@ -219,7 +219,7 @@ fn an_unfinished_request_is_given_up() {
 }
 
 #[test]
-fn what_listens_is_told_apart() {
+fn the_kind_of_listener_is_recognized() {
     let second = Duration::from_secs(10);
     let (server, port) = started(config(Some("k"), LEASE));
     assert_eq!(probe("127.0.0.1", port, second, clock::now), ProbeResult::Rlaunch);
@@ -243,7 +243,7 @@ fn what_listens_is_told_apart() {
 }
 
 #[test]
-fn what_a_stranger_says_makes_no_state_too_long() {
+fn a_stranger_s_record_makes_no_state_too_long() {
     let (_server, port) = started(config(None, LEASE));
     let (mut a, mut b) = pair(to(port, None, LEASE));
     let hello = |id: String, record: String| {

@@ -1,4 +1,4 @@
-//! Who has no key, or another, is kept out; and so is who says again what others have said.
+//! Clients without the job's key, or with another, are rejected, and so are replayed messages.
 
 use super::nodes::Bare;
 use super::*;
@@ -33,7 +33,7 @@ fn keys_have_to_be_the_same() {
 }
 
 #[test]
-fn the_master_lets_nobody_in_without_a_proof() {
+fn the_master_rejects_clients_without_a_proof() {
     let (_server, port) = started(config(Some("secret"), LEASE));
     let mut bare = Bare::new(port, Some("secret"));
     assert!(matches!(bare.hear(), Some(FromMaster::Hello { .. })));
@@ -54,7 +54,7 @@ fn the_master_lets_nobody_in_without_a_proof() {
 }
 
 #[test]
-fn what_was_said_once_is_not_heard_again() {
+fn a_replayed_message_is_rejected() {
     let (_server, port) = started(config(Some("secret"), LEASE));
     let mut bare = Bare::new(port, Some("secret"));
     bare.hello("b", "job", 2);
@@ -85,7 +85,7 @@ fn a_node_with_a_key_wants_a_proof_of_the_master() {
     });
     assert!(why(to(port, Some("secret"), LEASE)).contains("another key"));
     let heard = impostor.join().unwrap();
-    assert!(!heard.contains("hello"), "it was told nothing: {heard}");
+    assert!(!heard.contains("hello"), "it received nothing: {heard}");
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_job_with_a_key_refuses_paddle_s_protocol() {
     }
     let health = place.request("GET", "/healthy", b"", &mut left).unwrap();
     assert_eq!((health.status(), &*health.body), (Some(200), &br#"{"/healthy": "ok"}"#[..]));
-    // Paddle's launcher shows neither the status nor the body, but a person who looks sees why.
+    // Paddle's launcher shows neither the status nor the body, but a user of curl sees why.
     let mut socket = raw(port);
     write!(socket, "GET /job/info HTTP/1.0\r\n\r\n").unwrap();
     let mut text = String::new();

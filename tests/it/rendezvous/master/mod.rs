@@ -1,4 +1,4 @@
-//! The embedded master over real sockets: nodes agree by it, keys keep others out, and nobody stalls it.
+//! The embedded master over real sockets: nodes rendezvous at it, keys keep others out, and no client stalls it.
 
 mod faults;
 mod keys;
@@ -49,10 +49,10 @@ fn record(name: &str, max: usize, standing: NodeStatus) -> String {
     serde_json::to_string(&NodeRecord { format: FORMAT, info: offer, status: standing }).unwrap()
 }
 
-/// A node that does what it is told: it starts nothing, and says so.
+/// A node that follows each step of the protocol: it starts nothing, and reports that it has.
 struct Node {
-    tie: MasterBackend,
-    seat: NodeState,
+    backend: MasterBackend,
+    node_state: NodeState,
     max: usize,
     state: Option<JobState>,
     members: Vec<RoundMember>,
@@ -62,29 +62,29 @@ struct Node {
 
 impl Node {
     fn new(config: MasterAddress, name: &str, max: usize) -> Self {
-        let seat = NodeState::new(name);
-        let tie = join(config, name, &record(name, max, seat.status.clone())).unwrap();
-        Self { tie, seat, max, state: None, members: Vec::new(), news: Vec::new(), end: None }
+        let node_state = NodeState::new(name);
+        let backend = join(config, name, &record(name, max, node_state.status.clone())).unwrap();
+        Self { backend, node_state, max, state: None, members: Vec::new(), news: Vec::new(), end: None }
     }
 
     fn stand(&mut self, standing: NodeStatus) {
-        self.seat.status = standing;
-        self.tie.put(&record(&self.seat.id, self.max, self.seat.status.clone()));
+        self.node_state.status = standing;
+        self.backend.put(&record(&self.node_state.id, self.max, self.node_state.status.clone()));
     }
 
     fn act(&mut self) {
-        for news in self.tie.take_events() {
+        for news in self.backend.take_events() {
             if let BackendEvent::State { state, members } = &news {
                 let state: JobState = serde_json::from_str(state).unwrap();
                 let members: Option<Vec<RoundMember>> =
                     members.as_deref().map(|text| serde_json::from_str(text).unwrap());
-                self.seat.note_state(&state, members.as_deref());
+                self.node_state.note_state(&state, members.as_deref());
                 self.members = members.unwrap_or(std::mem::take(&mut self.members));
                 self.state = Some(state);
             }
             self.news.push(news);
             let Some(state) = &self.state else { continue };
-            match next_step(&self.seat, state) {
+            match next_step(&self.node_state, state) {
                 NodeStep::Start { round } => self.stand(NodeStatus::Runs { round }),
                 NodeStep::ReportReady { seen } => self.stand(NodeStatus::Ready { seen }),
                 NodeStep::Stop { .. } => self.stand(NodeStatus::Ready { seen: state.round }),
@@ -95,7 +95,7 @@ impl Node {
     }
 
     fn runs(&self) -> bool {
-        matches!(self.seat.status, NodeStatus::Runs { .. })
+        matches!(self.node_state.status, NodeStatus::Runs { .. })
     }
 
     fn ids(&self) -> Vec<String> {
@@ -136,7 +136,7 @@ fn until(nodes: &mut [&mut Node], what: &str, is: impl Fn(&[&mut Node]) -> bool)
         let left = PATIENCE.saturating_sub(clock::now() - begin);
         assert!(!left.is_zero(), "in vain: {what}; {:?}", nodes.iter().map(|node| &node.news).collect::<Vec<_>>());
         let mut fds: Vec<PollFd<'_>> =
-            nodes.iter().map(|node| PollFd::new(node.tie.as_fd(), PollFlags::POLLIN)).collect();
+            nodes.iter().map(|node| PollFd::new(node.backend.as_fd(), PollFlags::POLLIN)).collect();
         poll(&mut fds, PollTimeout::try_from(left).unwrap()).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes agree, end and are missed.
+//! Nodes rendezvous, end and are considered lost.
 
 use super::*;
 use rlaunch::rendezvous::master::auth::{LinkAuth, LinkSide};
@@ -46,7 +46,7 @@ impl Bare {
         self.say(&FromNode::Hello { version: String::new(), job: job.into(), id: id.into(), record });
     }
 
-    /// What it hears next; `None`: nothing more.
+    /// The next message; `None`: no more.
     pub fn hear(&mut self) -> Option<FromMaster> {
         let mut chunk = [0; 4096];
         loop {
@@ -77,12 +77,12 @@ fn two_nodes_agree_and_end() {
         until(&mut [&mut a, &mut b], "both have ended", |nodes| {
             nodes.iter().all(|node| node.end == Some(JobEnd::Completed))
         });
-        assert!(server.traffic().0 > 0 && a.tie.traffic().1 > 0);
-        a.tie.close(PATIENCE).unwrap();
-        // It serves while somebody needs it.
+        assert!(server.traffic().0 > 0 && a.backend.traffic().1 > 0);
+        a.backend.close(PATIENCE).unwrap();
+        // It serves while a node needs it.
         std::thread::scope(|scope| {
             let closing = scope.spawn(|| server.close(PATIENCE));
-            b.tie.close(PATIENCE).unwrap();
+            b.backend.close(PATIENCE).unwrap();
             assert!(closing.join().unwrap());
         });
         assert!(TcpStream::connect(("127.0.0.1", port)).is_err());
@@ -137,7 +137,7 @@ fn a_silent_node_is_missed_after_its_lease() {
 }
 
 #[test]
-fn whoever_comes_again_takes_the_place_of_its_old_connection() {
+fn a_node_that_reconnects_replaces_its_old_connection() {
     let (_server, port) = started(config(None, LEASE));
     let mut old = Bare::new(port, None);
     old.hello("b", "job", 2);
@@ -158,10 +158,10 @@ fn whoever_comes_again_takes_the_place_of_its_old_connection() {
 }
 
 #[test]
-fn who_leaves_is_gone_at_once_and_others_hear_the_end_of_the_master() {
+fn a_node_that_leaves_is_gone_at_once_and_others_hear_the_end_of_the_master() {
     let (server, port) = started(config(None, LEASE));
     let (mut a, mut b) = pair(to(port, None, LEASE));
-    b.tie.close(PATIENCE).unwrap();
+    b.backend.close(PATIENCE).unwrap();
     let time = until(&mut [&mut a], "the other is missed", |nodes| lost_age(nodes[0]).is_some());
     assert!(time < LEASE / 2, "{time:?}");
     drop(server);
@@ -190,8 +190,8 @@ fn a_master_that_was_started_anew_has_another_job() {
         let (mut a, _b) = pair(to(port, key, LEASE));
         drop(server);
         let _anew = again(port, key);
-        let time = until(&mut [&mut a], "it is told so", |nodes| nodes[0].refused().is_some());
-        println!("told after {time:?}");
+        let time = until(&mut [&mut a], "it is refused", |nodes| nodes[0].refused().is_some());
+        println!("refused after {time:?}");
         let why = a.refused().unwrap();
         assert!(why.contains(&format!("127.0.0.1:{port} was restarted")) && why.contains("start this node"), "{why}");
         assert!(!a.is_back(), "{:?}", a.news);
@@ -199,7 +199,7 @@ fn a_master_that_was_started_anew_has_another_job() {
 }
 
 #[test]
-fn who_was_told_nothing_by_the_first_master_joins_the_second() {
+fn a_node_without_a_state_from_the_first_master_joins_the_second() {
     // The first says which it is, and no more.
     let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = first.local_addr().unwrap().port();

@@ -1,4 +1,4 @@
-//! Nodes that say no more than Paddle's own launchers do, on either side.
+//! Paddle's own protocol, on either side.
 
 use super::*;
 use rlaunch::rendezvous::master::client::paddle_kv::{KvAddress, KvEntry, KvPeers, sync};
@@ -54,11 +54,11 @@ fn a_number_that_is_taken_is_refused() {
     let mut said = Vec::new();
     let has_failed = Cell::new(false);
     let mut left = || Ok(if has_failed.get() { Duration::ZERO } else { PATIENCE });
-    let mut roll = |roll: Result<&[String], &str>| {
-        said.push(format!("{roll:?}"));
-        has_failed.set(roll.is_err());
+    let mut on_poll = |participants: Result<&[String], &str>| {
+        said.push(format!("{participants:?}"));
+        has_failed.set(participants.is_err());
     };
-    let failed = sync(&place, "job", 2, &far, false, &mut left, &mut roll).unwrap_err();
+    let failed = sync(&place, "job", 2, &far, false, &mut left, &mut on_poll).unwrap_err();
     assert_eq!(failed.kind(), ErrorKind::TimedOut);
     assert!(said.iter().all(|line| line.contains("409")), "{said:?}");
 }
@@ -75,8 +75,8 @@ fn a_launcher_that_died_before_the_round_is_not_waited_for() {
     let place = KvAddress { host: "127.0.0.1".into(), port, clock: clock::now };
     let is_there = Cell::new(false);
     let mut left = || if is_there.get() { Err(ErrorKind::Interrupted.into()) } else { Ok(PATIENCE) };
-    let mut roll = |said: Result<&[String], &str>| is_there.set(said.is_ok());
-    let ended = sync(&place, "job", 2, &own("dead", None), false, &mut left, &mut roll).unwrap_err();
+    let mut on_poll = |said: Result<&[String], &str>| is_there.set(said.is_ok());
+    let ended = sync(&place, "job", 2, &own("dead", None), false, &mut left, &mut on_poll).unwrap_err();
     assert_eq!(ended.kind(), ErrorKind::Interrupted);
     LATER.store(4, SeqCst);
     let alive = waiting(port, 2, own("alive", None));
@@ -93,7 +93,7 @@ fn shifted_more() -> Duration {
 }
 
 #[test]
-fn a_job_that_is_over_soon_waits_for_whoever_has_not_read_who_is_in_it() {
+fn a_short_job_waits_for_nodes_that_have_not_read_the_members() {
     let (mut server, port) = started(MasterConfig { clock: shifted_more, ..config(None, LEASE) });
     let place = KvAddress { host: "127.0.0.1".into(), port, clock: clock::now };
     let mut left = || Ok(PATIENCE);
@@ -104,7 +104,7 @@ fn a_job_that_is_over_soon_waits_for_whoever_has_not_read_who_is_in_it() {
     until(&mut [&mut us], "it runs", |nodes| nodes[0].runs());
     us.stand(NodeStatus::Done { round: 1 });
     until(&mut [&mut us], "it ends", |nodes| nodes[0].end == Some(JobEnd::Completed));
-    us.tie.close(PATIENCE).unwrap();
+    us.backend.close(PATIENCE).unwrap();
     thread::scope(|scope| {
         let closing = scope.spawn(|| server.close(PATIENCE));
         let read = place.request("GET", "/job/info", b"", &mut left).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever comes, and however it is cut, is read the same way, and costs no more than has come.
+//! Any bytes, cut into any pieces, are parsed the same way, and take no more memory than has come.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ pub fn requests() -> impl Strategy<Value = StoreRequest> {
     ]
 }
 
-/// What is read of bytes that come in pieces of these lengths, in turn.
+/// The frames of bytes that come in pieces of these lengths, in turn.
 fn read(bytes: &[u8], cuts: &[usize]) -> (Vec<StoreRequest>, Option<ProtocolError>) {
     let (mut parser, mut found, mut rest) = (RequestParser::default(), Vec::new(), bytes);
     for cut in cuts.iter().copied().chain([usize::MAX]).cycle() {
@@ -70,7 +70,7 @@ fn noise() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn what_is_sent_is_read(sent in vec(requests(), 0..12), cuts in vec(1..40_usize, 0..20)) {
+    fn sent_frames_are_parsed(sent in vec(requests(), 0..12), cuts in vec(1..40_usize, 0..20)) {
         let wire = sent.iter().fold(greeting(), |wire, request| [wire, request.encode()].concat());
         prop_assert_eq!(read(&wire, &cuts), (sent, None));
     }

@@ -15,7 +15,7 @@ type Bytes = Vec<u8>;
 struct Model {
     keys: BTreeMap<Bytes, Bytes>,
     queues: BTreeMap<Bytes, Vec<Bytes>>,
-    /// Who waits, the longest first, and for what.
+    /// The waiting clients, the longest first, and the keys that each still lacks.
     waits: Vec<(ConnectionId, BTreeSet<Bytes>)>,
     replies: Vec<(ConnectionId, Bytes)>,
 }
@@ -42,14 +42,14 @@ impl Model {
         self.wake(&key, usize::MAX);
     }
 
-    /// Tells `most` of those who wait for nothing else.
+    /// Replies to at most `most` clients that wait for nothing else.
     fn wake(&mut self, key: &[u8], most: usize) {
-        let mut told = 0;
+        let mut replied = 0;
         let mut left = Vec::new();
         for (client, mut lacking) in std::mem::take(&mut self.waits) {
-            if told < most && lacking.remove(key) && lacking.is_empty() {
+            if replied < most && lacking.remove(key) && lacking.is_empty() {
                 self.replies.push((client, vec![0]));
-                told += 1;
+                replied += 1;
             } else {
                 left.push((client, lacking));
             }
@@ -177,11 +177,11 @@ enum Step {
 
 proptest! {
     #[test]
-    fn the_store_means_what_its_model_means(
+    fn the_store_behaves_like_its_model(
         steps in vec((0..4 as ConnectionId, prop_oneof![15 => few().prop_map(Step::Ask), 1 => Just(Step::Leave)]), 0..60)
     ) {
-        let ledger = MemoryBudget::new(1 << 20);
-        let (mut store, mut model) = (StoreState::new(ledger.clone()), Model::default());
+        let budget = MemoryBudget::new(1 << 20);
+        let (mut store, mut model) = (StoreState::new(budget.clone()), Model::default());
         for (client, step) in steps {
             let mut replies = Replies::new();
             model.replies.clear();
@@ -210,28 +210,28 @@ proptest! {
             }
         }
         store.clear();
-        prop_assert_eq!(ledger.used(), 0);
+        prop_assert_eq!(budget.used(), 0);
     }
 
     #[test]
     fn the_store_holds_no_more_than_it_may(steps in vec((0..4 as ConnectionId, frames::requests()), 0..200)) {
-        let ledger = MemoryBudget::new(2000);
-        let mut store = StoreState::new(ledger.clone());
+        let budget = MemoryBudget::new(2000);
+        let mut store = StoreState::new(budget.clone());
         for (client, request) in steps {
             if store.handle(client, request, &mut Replies::new()).is_err() {
                 store.forget(client);
             }
-            prop_assert!(ledger.used() <= 2000);
+            prop_assert!(budget.used() <= 2000);
         }
         store.clear();
-        prop_assert_eq!(ledger.used(), 0);
+        prop_assert_eq!(budget.used(), 0);
     }
 }
 
 #[test]
 fn a_large_value_is_sent_to_many_without_a_copy() {
-    let ledger = MemoryBudget::new(4 << 20);
-    let mut store = StoreState::new(ledger.clone());
+    let budget = MemoryBudget::new(4 << 20);
+    let mut store = StoreState::new(budget.clone());
     let mut replies = Replies::new();
     store.handle(0, StoreRequest::Set { key: b"k".to_vec(), value: vec![1; 3 << 20] }, &mut replies).unwrap();
     for client in 0..1000 {
@@ -240,9 +240,9 @@ fn a_large_value_is_sent_to_many_without_a_copy() {
     store.handle(0, StoreRequest::Delete(b"k".to_vec()), &mut replies).unwrap();
     let sent: usize = replies.iter().map(|(_, piece)| piece.bytes().len()).sum();
     assert_eq!(sent, 1000 * (8 + (3 << 20)) + 8);
-    assert!(ledger.used() > 3 << 20, "what waits to be sent counts");
+    assert!(budget.used() > 3 << 20, "what waits to be sent counts");
     drop(replies);
-    assert_eq!(ledger.used(), 0);
+    assert_eq!(budget.used(), 0);
 }
 
 #[test]
@@ -254,6 +254,6 @@ fn one_request_for_a_value_many_times_is_not_answered_with_more_than_there_is_ro
     assert_eq!(store.handle(1, ask(1 << 17), &mut replies), Err(StoreError::Full(BudgetExceeded)));
     assert!(replies.is_empty());
     store.handle(1, ask(1 << 10), &mut replies).unwrap();
-    let told: usize = replies.iter().map(|(_, piece)| piece.bytes().len()).sum();
-    assert_eq!(told, (8 + 512) << 10);
+    let sent: usize = replies.iter().map(|(_, piece)| piece.bytes().len()).sum();
+    assert_eq!(sent, (8 + 512) << 10);
 }

@@ -101,7 +101,7 @@ fn a_client_comes_again_until_there_is_a_store() {
 }
 
 #[test]
-fn it_listens_beside_a_lease_and_nobody_else_can() {
+fn it_listens_beside_a_lease_and_no_other_socket_can() {
     let lease = PortLease::any().unwrap();
     let listeners = listen::loopback(lease.port()).unwrap();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -144,7 +144,7 @@ fn renewing_forgets_all_and_hangs_up_on_all_even_those_not_yet_accepted() {
 }
 
 #[test]
-fn a_client_that_reads_nothing_stalls_nobody_and_gets_all_in_the_end() {
+fn a_client_that_reads_nothing_stalls_no_other_and_gets_all_in_the_end() {
     let (_server, port) = served();
     let time = &mut within(PATIENCE);
     let mut good = client(port);
@@ -162,10 +162,10 @@ fn a_client_that_reads_nothing_stalls_nobody_and_gets_all_in_the_end() {
 }
 
 #[test]
-fn who_goes_is_named_and_which_keys_he_has_touched() {
+fn a_departure_is_reported_with_the_keys_that_the_client_touched() {
     let listeners = listen::loopback(0).unwrap();
     let port = listeners[0].local_addr().unwrap().port();
-    let (news, told) = unbounded();
+    let (news, received) = unbounded();
     let watch =
         StoreWatch { prefix: b"/none/node/".to_vec(), events: news, events_ready: Arc::new(EventFd::new().unwrap()) };
     let server = StoreServer::start_with(listeners, StoreLimits::default(), Some(watch)).unwrap();
@@ -173,26 +173,26 @@ fn who_goes_is_named_and_which_keys_he_has_touched() {
     let (mut one, mut two) = (client(port), client(port));
     one.set(b"/none/node/1", b"here", time).unwrap();
     one.set(b"/none/other", b"", time).unwrap();
-    let StoreEvent::Touched { client: first, key, value } = told.recv_timeout(PATIENCE).unwrap() else {
+    let StoreEvent::Touched { client: first, key, value } = received.recv_timeout(PATIENCE).unwrap() else {
         panic!("who left?")
     };
     assert_eq!((key, value), (b"1".to_vec(), b"here".to_vec()));
     two.add(b"/none/node/2", 1, time).unwrap();
-    let StoreEvent::Touched { client: second, key, value } = told.recv_timeout(PATIENCE).unwrap() else {
+    let StoreEvent::Touched { client: second, key, value } = received.recv_timeout(PATIENCE).unwrap() else {
         panic!("who left?")
     };
     assert_eq!((key, value), (b"2".to_vec(), b"".to_vec()));
     assert_ne!(first, second);
     drop(one);
-    assert_eq!(told.recv_timeout(PATIENCE).unwrap(), StoreEvent::Left(first));
+    assert_eq!(received.recv_timeout(PATIENCE).unwrap(), StoreEvent::Left(first));
     assert!(two.check(&[b"/none/node/1"], time).unwrap(), "the key stays");
     server.renew().unwrap();
     drop(server);
-    assert!(told.recv().is_err(), "renewing and ending is no departure");
+    assert!(received.recv().is_err(), "renewing and ending is no departure");
 }
 
 #[test]
-fn strangers_who_say_nothing_make_room_for_those_who_do() {
+fn silent_connections_make_room_for_active_clients() {
     let listeners = listen::loopback(0).unwrap();
     let port = listeners[0].local_addr().unwrap().port();
     let limits = StoreLimits { connections: 16, ..StoreLimits::default() };
@@ -214,7 +214,7 @@ fn strangers_who_say_nothing_make_room_for_those_who_do() {
 }
 
 #[test]
-fn who_wants_too_much_goes_and_the_others_stay() {
+fn a_client_over_the_limit_is_disconnected_and_the_others_stay() {
     let listeners = listen::loopback(0).unwrap();
     let port = listeners[0].local_addr().unwrap().port();
     let limits = StoreLimits { bytes: 32 << 20, ..StoreLimits::default() };

@@ -1,4 +1,4 @@
-//! The laws: what an effect may be at the moment it comes, and what holds between any two events.
+//! The invariants: the effects that are allowed at each moment, and the state between any two events.
 
 use super::{Cause, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
@@ -74,7 +74,7 @@ impl World<'_> {
         sim.life = Life::Starting { answer_at };
     }
 
-    /// One at a time and in order; first the `First`, each of which has to end well.
+    /// One at a time and in order; first the `First`, each of which has to exit successfully.
     fn may_start(&self, rank: usize) {
         let is_first = |rank: usize| self.job.parts[rank] == Lifecycle::First;
         for (other, sim) in self.sims.iter().enumerate() {
@@ -97,25 +97,25 @@ impl World<'_> {
         let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
         let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
-        assert!(!done || self.serves(id.local_rank) && self.is_done(), "told {id:?}, which is waited for");
+        assert!(!done || self.serves(id.local_rank) && self.is_done(), "signalled {id:?}, which is waited for");
         let sim = self.alive_sim(id);
         assert!(!sim.frozen, "signalled {id:?}, which is frozen");
         if signal == libc::SIGKILL {
             assert!(forced || due, "killed {id:?} within the grace");
-            assert!(!sim.killed && late, "killed {id:?} twice, or without a word");
+            assert!(!sim.killed && late, "killed {id:?} twice, or without a note");
             sim.killed = true;
             sim.dies = on_kill.map(|after| (now + Duration::from_millis(after), Exit::Signal(9)));
             self.last_kill = awake;
         } else {
             let passed_on = repeats_signal && matches!(first.cause, Cause::Asked);
             let due = if passed_on { SIGNAL } else { libc::SIGTERM };
-            assert_eq!((signal, sim.told), (due, false), "told {id:?} twice, or by another signal");
+            assert_eq!((signal, sim.signalled), (due, false), "signalled {id:?} twice, or by another signal");
             if let Some((after, exit)) = on_term {
                 let at = now + Duration::from_millis(after);
                 sim.dies = sim.dies.filter(|(dies, _)| *dies <= at).or(Some((at, exit)));
             }
         }
-        self.sims[id.local_rank].told = true;
+        self.sims[id.local_rank].signalled = true;
     }
 
     fn sweep(&mut self) {
@@ -135,7 +135,9 @@ impl World<'_> {
 
     fn note(&mut self, note: ProgressNote) {
         match &note {
-            ProgressNote::Finishing { .. } => assert!(self.sims.iter().all(|s| !s.told), "said {note:?} too late"),
+            ProgressNote::Finishing { .. } => {
+                assert!(self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
+            }
             ProgressNote::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));
                 self.killing = true;
@@ -146,7 +148,7 @@ impl World<'_> {
                 assert!(!living.is_empty());
             }
             ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
-                assert!(self.verdict().is_none() && *of > 0, "restarted against the policy");
+                assert!(self.restart_refusal().is_none() && *of > 0, "restarted against the policy");
                 let Some(Cause::Failed(first, how)) = self.first.take().map(|f| f.cause) else {
                     panic!("{note:?} though nothing has failed")
                 };
@@ -161,7 +163,7 @@ impl World<'_> {
                 self.killing = false;
                 self.waits_asleep |= self.asleep.is_some();
             }
-            ProgressNote::NotRestarting { why } => assert_eq!(Some(*why), self.verdict()),
+            ProgressNote::NotRestarting { why } => assert_eq!(Some(*why), self.restart_refusal()),
             ProgressNote::Stopping { .. } | ProgressNote::Forced { .. } => {}
         }
         self.notes.push(note);
@@ -174,7 +176,7 @@ impl World<'_> {
     }
 
     /// Why the attempt that is over must not be followed by another; `None` also when nothing failed.
-    fn verdict(&self) -> Option<NoRestart> {
+    fn restart_refusal(&self) -> Option<NoRestart> {
         let policy = &self.job.policy.restart;
         if policy.max_restart == 0 {
             return None;
@@ -207,7 +209,7 @@ impl World<'_> {
         for sim in &self.sims {
             assert!(!matches!(sim.life, Life::Alive | Life::Starting { .. }), "finished before {sim:?}");
         }
-        assert_eq!(report.no_restart, self.verdict());
+        assert_eq!(report.no_restart, self.restart_refusal());
         let said = matches!(self.notes.last(), Some(ProgressNote::NotRestarting { .. }));
         assert_eq!(said, report.no_restart.is_some());
         assert_eq!((report.restarts, &report.attempts, report.at), (self.attempt, &self.history, self.now));
@@ -230,7 +232,7 @@ impl World<'_> {
             assert_eq!((rank.exit, rank.lived), (exit, exit.map(|_| sim.ended - sim.started)));
             assert_eq!(
                 (rank.signalled, rank.killed, rank.abandoned),
-                (sim.told, sim.killed, sim.life == Life::Abandoned)
+                (sim.signalled, sim.killed, sim.life == Life::Abandoned)
             );
             assert_eq!(rank.started_at, ran.then_some(sim.started));
             assert_eq!(rank.start_error.as_deref(), (sim.life == Life::NotStarted).then_some("no"));
@@ -239,19 +241,19 @@ impl World<'_> {
         self.wake();
     }
 
-    /// What has to hold between any two events.
+    /// The invariants between any two events.
     fn check(&self) {
         if self.report.is_some() {
             return;
         }
         let all = |holds: &dyn Fn(&Sim) -> bool| self.alive().all(|rank| holds(&self.sims[rank]));
         let any_starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
-        assert!(self.backoff.is_some() || any_starting || self.alive().next().is_some(), "nobody is left to wait for");
+        assert!(self.backoff.is_some() || any_starting || self.alive().next().is_some(), "no rank is left to wait for");
         assert_eq!(self.machine.living(), self.living());
         assert_eq!(self.machine.is_stopping(), self.first.is_some());
         let first_lives = self.alive().any(|rank| self.job.parts[rank] == Lifecycle::First);
         let may_go_on = self.backoff.is_none() && self.first.is_none() && !any_starting && !first_lives;
-        assert!(!may_go_on || self.sims.iter().all(|s| s.life != Life::Waiting), "somebody was forgotten");
+        assert!(!may_go_on || self.sims.iter().all(|s| s.life != Life::Waiting), "a rank was forgotten");
         assert!(all(&|s| s.frozen == self.asleep.is_some()), "some are frozen and some are not");
         assert!(self.machine.next_deadline().is_none_or(|at| at >= self.now), "a deadline in the past");
         if self.asleep.is_some() {
@@ -259,14 +261,14 @@ impl World<'_> {
             return;
         }
         let Some(first) = self.first else { return };
-        assert!(all(&|s| s.told), "somebody was told to go, and somebody was not");
+        assert!(all(&|s| s.signalled), "one rank was signalled, and another was not");
         let over = self.awake() > first.awake + self.job.policy.grace;
         let stop_by = self.job.policy.stop_by.unwrap_or(Duration::MAX);
         let late = self.now > stop_by.max(first.at).max(self.woke);
         if over || late || self.stop_signals >= 2 || self.host_lost {
-            assert!(all(&|s| s.killed), "somebody outlived the grace, or a second signal");
+            assert!(all(&|s| s.killed), "a rank outlived the grace, or a second signal");
         }
         let patience = self.last_kill + KILL_PATIENCE;
-        assert!(all(&|s| !s.killed || self.awake() <= patience), "somebody outlived the patience");
+        assert!(all(&|s| !s.killed || self.awake() <= patience), "a rank outlived the patience");
     }
 }

@@ -1,4 +1,4 @@
-//! A history before it is lived: a job, the manners of its children, what befalls it.
+//! A history before it is simulated: a job, the manners of its children, its happenings.
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{Lifecycle, SupervisionPolicy};
@@ -16,7 +16,7 @@ pub struct Manners {
     pub on_term: Option<(u64, Exit)>,
     /// How long after SIGKILL it goes; `None`: the kernel does not let it.
     pub on_kill: Option<u64>,
-    /// It ends even while it is frozen (somebody else kills it, or its end is seen late).
+    /// It ends even while it is frozen (another process kills it, or its end is seen late).
     pub dies_frozen: Option<Exit>,
 }
 
@@ -53,7 +53,7 @@ pub struct Job {
     pub manners: Vec<Vec<Manners>>,
     /// In order of time.
     pub happenings: Vec<(u64, Happening)>,
-    /// What happens comes before the ends of the same moment, not after them.
+    /// Happenings come before the ends of the same moment, not after them.
     pub happens_first: bool,
     /// Mixes the ends that are seen together, and puts among them what is no news.
     pub mix: u64,
@@ -64,13 +64,13 @@ pub struct Job {
 pub struct Together {
     pub at: Duration,
     pub ended: usize,
-    /// Badly and of themselves, with a code or by a signal.
+    /// Unsuccessfully and by themselves, with a code or by a signal.
     pub failed: usize,
     pub by_signal: usize,
-    pub told: usize,
+    pub signalled: usize,
     /// The work was done with them.
     pub done: bool,
-    /// All slept then; somebody was being started.
+    /// All slept then; a rank was being started.
     pub asleep: bool,
     pub starting: bool,
     /// Of other attempts, of the dead, said twice.

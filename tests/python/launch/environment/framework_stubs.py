@@ -1,4 +1,4 @@
-"""What tests of rlaunch.env give it to read: environments, and stubs of the frameworks."""
+"""Input of the tests of rlaunch.env: environments, and stubs of the frameworks."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class TestAgainstPaddle:
         check(paddle, env, build)
 
     @pytest.mark.parametrize("build", sorted(SELECTED))
-    def test_what_spawn_gives_to_each_rank(self, paddle: RealPaddle, build: str) -> None:
+    def test_variables_that_spawn_sets_in_each_rank(self, paddle: RealPaddle, build: str) -> None:
         hosts = ["127.0.0.1:6070", "127.0.0.1:6071", "10.0.0.2:6070", "10.0.0.2:6071"]
         for rank, host in enumerate(hosts):
             env = {
@@ -248,7 +248,7 @@ class TestDevices:
         assert (got.device_type, got.device_id, got.dev_id) == (device_type, device_id, device_id)
 
 
-class TestTorchDialect:
+class TestTorchVariables:
     @pytest.mark.parametrize("rank", range(4))
     def test_each_rank(self, rank: int) -> None:
         with environment(**torch_rank(rank)):
@@ -269,7 +269,7 @@ class TestTorchDialect:
             got = ours.ParallelEnv()
         assert (got.rank, got.world_size, got.local_rank, got.device_id) == (0, 6, 0, 0)
 
-    def test_local_rank_alone_is_no_dialect(self) -> None:
+    def test_local_rank_alone_is_no_torch_environment(self) -> None:
         with environment(LOCAL_RANK="3", MASTER_ADDR="node0", MASTER_PORT="1"):
             got = ours.ParallelEnv()
         assert (got.rank, got.local_rank, got.device_id, got.trainer_endpoints) == (0, 0, 0, [""])

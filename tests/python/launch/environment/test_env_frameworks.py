@@ -143,7 +143,7 @@ class TestInitParallelEnv:
 
 
 def run(script: str, framework: str | None = None, **variables: str) -> Any:
-    """What the script prints as its last line of JSON, in a process with no launcher's variables.
+    """The last line of JSON that the script prints, in a process with no launcher's variables.
 
     `framework`: one that is imported there already.
     """
@@ -196,7 +196,7 @@ except ValueError as error:
             "environment variable PADDLE_TRAINER_ID is needed, but not set."
         )
 
-    def test_its_groups_are_understood(self) -> None:
+    def test_paddle_groups_are_understood(self) -> None:
         got = run(
             """
 import json, paddle, rlaunch.env

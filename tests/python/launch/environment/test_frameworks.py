@@ -1,4 +1,4 @@
-"""``--frameworks``: the variables of several frameworks, and what the real frameworks make of them."""
+"""``--frameworks``: the variables of several frameworks, read by the real frameworks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATIENCE = 300.0
 OF_CLUSTERS = ("SLURM_", "OMPI_", "JAX_", "MASTER_", "TORCHELASTIC_")
 
 
-def surroundings(**changes: str) -> dict[str, str]:
+def base_environment(**changes: str) -> dict[str, str]:
     kept = {name: value for name, value in environment().items() if not name.startswith(OF_CLUSTERS)}
     return {**kept, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3", **changes}
 
@@ -36,17 +36,17 @@ def command_of(front_end: str, *args: str) -> list[str]:
 
 
 def run(folder: Path, command: list[str], **changes: str) -> subprocess.CompletedProcess[str]:
-    environ = surroundings(**changes)
+    environ = base_environment(**changes)
     return subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
 
 
-def told(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"told.{rank}").read_text()) for rank in range(2)]
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"written.{rank}").read_text()) for rank in range(2)]
 
 
-# What each rank says in a file named by its number, once all of them have said theirs to each other.
+# Each rank writes a file named by its number, once all of them have exchanged their numbers.
 JAX = """
 import json
 import os
@@ -68,7 +68,7 @@ def main():
         "rank": env.get_rank(), "size": env.get_world_size(),
         "torch": "RANK" in os.environ, "paddle": "PADDLE_TRAINER_ID" in os.environ,
     }
-    Path(f"told.{here}").write_text(json.dumps(said))
+    Path(f"written.{here}").write_text(json.dumps(said))
 
 
 if __name__ == "__main__":
@@ -95,7 +95,7 @@ def test_real_jax_finds_its_processes_without_arguments(front_end: str, tmp_path
     ended = run(tmp_path, command, **{f"SLURM_{name}": value for name, value in slurm.items()})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     alike = {"processes": 2, "devices": 2, "sum": 3, "size": 2, "torch": False, "paddle": False}
-    assert told(tmp_path) == [{**alike, "rank": rank} for rank in range(2)]
+    assert written(tmp_path) == [{**alike, "rank": rank} for rank in range(2)]
 
 
 TORCH = """
@@ -111,15 +111,15 @@ mine = torch.tensor([int(os.environ["PADDLE_TRAINER_ID"]) + 1])
 distributed.all_reduce(mine)
 said = [distributed.get_rank(), distributed.get_world_size(), int(mine)]
 distributed.destroy_process_group()
-Path(f"told.{os.environ['PADDLE_TRAINER_ID']}").write_text(json.dumps(said))
+Path(f"written.{os.environ['PADDLE_TRAINER_ID']}").write_text(json.dumps(said))
 """
 
 
-def test_real_torch_meets_at_rank_0s_own_store_under_paddles_door(tmp_path: Path) -> None:
+def test_real_torch_rendezvous_at_rank_0s_own_store_under_paddles_front_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(head("torch") + TORCH)
     ended = run(tmp_path, command_of("paddle", "--frameworks", "paddle,torch", "train.py"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
+    assert written(tmp_path) == [[0, 2, 3], [1, 2, 3]]
 
 
 PADDLE = """
@@ -134,15 +134,15 @@ distributed.init_parallel_env()
 mine = paddle.to_tensor([distributed.get_rank() + 1])
 distributed.all_reduce(mine)
 said = [distributed.get_rank(), distributed.get_world_size(), mine.tolist()[0]]
-Path(f"told.{os.environ['RANK']}").write_text(json.dumps(said))
+Path(f"written.{os.environ['RANK']}").write_text(json.dumps(said))
 """
 
 
-def test_real_paddle_meets_under_torchs_door(tmp_path: Path) -> None:
+def test_real_paddle_rendezvous_under_torchs_front_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(head("paddle") + PADDLE)
     ended = run(tmp_path, command_of("torch", "--frameworks", "paddle,torch", "train.py"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert told(tmp_path) == [[0, 2, 3], [1, 2, 3]]
+    assert written(tmp_path) == [[0, 2, 3], [1, 2, 3]]
 
 
 ALL = """
@@ -153,7 +153,7 @@ from pathlib import Path
 
 def main():
     here = os.environ["RLAUNCH_RANK_KEY"].rpartition("/")[2]
-    Path(f"told.{here}").write_text(json.dumps(dict(os.environ)))
+    Path(f"written.{here}").write_text(json.dumps(dict(os.environ)))
 
 
 if __name__ == "__main__":
@@ -167,23 +167,23 @@ Start = Callable[[str], list[dict[str, str]]]
 
 @pytest.fixture(params=["torch", "paddle", "spawn"])
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
-    """Runs two ranks with these dialects; their environments."""
+    """Runs two ranks for these frameworks; their environments."""
     (tmp_path / "train.py").write_text(ALL)
     (tmp_path / "program.py").write_text(SPAWN_ALL)
 
-    def started(dialects: str) -> list[dict[str, str]]:
+    def started(frameworks: str) -> list[dict[str, str]]:
         if request.param == "spawn":
-            ended = run(tmp_path, [sys.executable, "program.py", dialects])
+            ended = run(tmp_path, [sys.executable, "program.py", frameworks])
         else:
-            ended = run(tmp_path, command_of(request.param, "--frameworks", dialects, "train.py"))
+            ended = run(tmp_path, command_of(request.param, "--frameworks", frameworks, "train.py"))
         assert ended.returncode == 0, ended.stdout + ended.stderr
-        return told(tmp_path)
+        return written(tmp_path)
 
     return started
 
 
 def ports(environ: Mapping[str, str]) -> list[str]:
-    """Of all that a rank is told to meet others at."""
+    """The ports of all rendezvous endpoints of a rank."""
     listed = environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
     return [
         *(endpoint.rpartition(":")[2] for endpoint in [*listed, environ["JAX_COORDINATOR_ADDRESS"]]),
@@ -204,7 +204,7 @@ def test_one_rank_has_the_variables_of_all(start: Start) -> None:
     assert ports(ranks[0]) == ports(ranks[1])
 
 
-def test_what_was_not_asked_for_is_not_there(start: Start) -> None:
+def test_frameworks_that_were_not_requested_are_not_there(start: Start) -> None:
     for environ in start("jax"):
         assert "JAX_PROCESS_ID" in environ
         for name in ("PADDLE_TRAINER_ID", "PADDLE_TRAINER_ENDPOINTS", "RANK", "WORLD_SIZE", "MASTER_PORT"):
@@ -233,13 +233,13 @@ def test_spawn_refuses_an_unknown_framework() -> None:
 
 
 @pytest.mark.parametrize("kind", ["--run_mode=ps", "--run_mode=rpc", "--legacy=1", "--server_num=1"])
-def test_jobs_that_only_paddle_has_words_for_refuse_others(kind: str, place: Place) -> None:
+def test_jobs_with_only_paddle_variables_refuse_other_frameworks(kind: str, place: Place) -> None:
     ended = place.run(kind, "--frameworks", "paddle,torch", place.script(""))
     (line,) = ended.error_lines()
     assert "support only Paddle's variables; leave it out, or give paddle" in line
 
 
-def test_a_launcher_in_a_rank_has_a_dialect_of_its_own(place: Place) -> None:
+def test_a_launcher_in_a_rank_has_frameworks_of_its_own(place: Place) -> None:
     inner = place.script(
         """
         import json
@@ -255,7 +255,7 @@ def test_a_launcher_in_a_rank_has_a_dialect_of_its_own(place: Place) -> None:
             subprocess.run([sys.executable, "-m", "rlaunch", "{inner}"], check=True)
         """
     )
-    environ = surroundings(RLAUNCH_FRAMEWORKS="paddle,torch,jax")
+    environ = base_environment(RLAUNCH_FRAMEWORKS="paddle,torch,jax")
     ended = place.run("--nproc_per_node", "2", outer, env=environ)
     assert ended.status == 0, ended.stderr
     nothing = dict.fromkeys(("RANK", "MASTER_PORT", "JAX_PROCESS_ID", "OMPI_COMM_WORLD_RANK"))
@@ -270,7 +270,7 @@ def test_fixed_ports_of_other_frameworks_are_behind_those_of_the_ranks(place: Pl
         "--nproc_per_node=2",
         "--frameworks=paddle,torch,jax",
     )
-    for seen in place.tell(*command, env=surroundings()):
+    for seen in place.tell(*command, env=base_environment()):
         assert ports(seen["env"]) == [str(first), str(first + 1), str(first + 3), str(first + 2)]
 
 
@@ -283,6 +283,6 @@ def test_another_attempt_has_the_same_ports_and_knows_its_number(place: Place) -
         """
     )
     command = ("--frameworks=paddle,torch,jax", "--max_restart=1", "--restart_delay=0", script)
-    ended = place.run(*command, env=surroundings())
+    ended = place.run(*command, env=base_environment())
     assert ended.status == 0, ended.stderr
     assert place.text("attempt-0.0") == place.text("attempt-1.0")

@@ -38,8 +38,8 @@ def test_a_visible_list_is_trusted_and_an_empty_one_hides_all(four_gpus: dict[st
     assert planned({**four_gpus, "CUDA_VISIBLE_DEVICES": ""}) == [None]
 
 
-def told(environ: dict[str, str], *options: str) -> list[tuple[str | None, str | None]]:
-    """What each rank sees of CUDA_VISIBLE_DEVICES, if that is changed, and its place in it."""
+def device_variables(environ: dict[str, str], *options: str) -> list[tuple[str | None, str | None]]:
+    """CUDA_VISIBLE_DEVICES of each rank, if it is changed, and the rank's place in it."""
     done = run(environ, "-m", "rlaunch", "--dry_run=json", *options, __file__)
     assert done.returncode == 0, done.stderr
     ranks = [rank["env"] for rank in json.loads(done.stdout)["ranks"]]
@@ -48,11 +48,11 @@ def told(environ: dict[str, str], *options: str) -> list[tuple[str | None, str |
 
 def test_uuids_and_mig_devices_are_found_by_their_beginnings(four_gpus: dict[str, str]) -> None:
     gpus = "GPU-a2,GPU-a0"
-    assert told(four_gpus, "--gpus", gpus) == [(gpus, "0"), (gpus, "1")]
-    assert told(four_gpus, "--gpus", "MIG-b2,MIG-b0") == [("MIG-b2", "0"), ("MIG-b0", "0")]
+    assert device_variables(four_gpus, "--gpus", gpus) == [(gpus, "0"), (gpus, "1")]
+    assert device_variables(four_gpus, "--gpus", "MIG-b2,MIG-b0") == [("MIG-b2", "0"), ("MIG-b0", "0")]
     # In another form than the list.
-    assert told({**four_gpus, "CUDA_VISIBLE_DEVICES": "3,2"}, "--gpus", "GPU-a2") == [(None, "1")]
-    assert told({**four_gpus, "CUDA_VISIBLE_DEVICES": "GPU-a3,GPU-a1"}, "--gpus", "1,3") == [
+    assert device_variables({**four_gpus, "CUDA_VISIBLE_DEVICES": "3,2"}, "--gpus", "GPU-a2") == [(None, "1")]
+    assert device_variables({**four_gpus, "CUDA_VISIBLE_DEVICES": "GPU-a3,GPU-a1"}, "--gpus", "1,3") == [
         (None, "1"),
         (None, "0"),
     ]
@@ -67,7 +67,7 @@ def test_a_uuid_that_is_not_exactly_one_device_is_refused(four_gpus: dict[str, s
     )
 
 
-def test_all_is_no_word_of_cudas_and_is_taken_away(four_gpus: dict[str, str]) -> None:
+def test_the_device_list_all_is_removed_for_cuda(four_gpus: dict[str, str]) -> None:
     listed = {**four_gpus, "CUDA_VISIBLE_DEVICES": "all"}
     done = run(listed, "-m", "rlaunch", "--dry_run=json", __file__)
     assert [rank["unset"] for rank in json.loads(done.stdout)["ranks"]] == [["CUDA_VISIBLE_DEVICES"]] * 4
@@ -145,7 +145,7 @@ NUMBERS = [None, "1", "2", "5"]
 
 
 def by_rlaunch(environ: dict[str, str], argv: list[str]) -> list[dict[str, str]] | None:
-    """What each rank is told of its devices; None: it is refused."""
+    """The device variables of each rank; None: it is refused."""
     done = run(environ, "-m", "rlaunch", "--dry_run=json", *argv, __file__)
     assert done.returncode in (0, 2), done.stderr
     if done.returncode == 2:
@@ -164,7 +164,7 @@ def about_devices(env: dict[str, str]) -> dict[str, str]:
         *itertools.product(("XPU", "XPULINK", "NPU"), SHOWN),
     ],
 )
-def test_each_rank_is_told_what_paddles_launcher_tells_it(
+def test_each_rank_has_the_device_variables_of_paddles_launcher(
     oracle: Oracle, four_gpus: dict[str, str], variable: str, shown: str | None
 ) -> None:
     listed = {} if shown is None else {f"{variable}_VISIBLE_DEVICES": shown}

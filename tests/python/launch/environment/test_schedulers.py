@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md and docs/slurm.md tell people to write is what rlaunch reads and how it ends."""
+"""The examples of docs/kubernetes.md and docs/slurm.md match rlaunch's variables and exit statuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def help_of(module: str) -> str:
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-    """What is applied, by kind."""
+    """The applied objects, by kind."""
     return {one["kind"]: one for one in yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0])}
 
 
@@ -49,12 +49,12 @@ def test_the_pods_are_the_nodes_of_one_job_and_find_pod_0(manifest: dict[str, An
     assert pod["subdomain"] == service["metadata"]["name"]
     assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     (container,) = pod["containers"]
-    told = {one["name"]: one["value"] for one in container["env"]}
-    assert told == {read_by_the_launcher("NNODES"): str(spec["completions"])}
+    variables = {one["name"]: one["value"] for one in container["env"]}
+    assert variables == {read_by_the_launcher("NNODES"): str(spec["completions"])}
     assert spec["parallelism"] == spec["completions"]
     master = container["command"][container["command"].index("--master") + 1]
     assert re.fullmatch(rf"{name}-0\.{pod['subdomain']}:\d+", master)
-    # Who mounts a volume has it.
+    # A container that mounts a volume has it.
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
 
 
@@ -76,7 +76,7 @@ def test_the_policy_speaks_of_the_launcher_s_exit_statuses(
     assert pod["terminationGracePeriodSeconds"] > int(grace[1])
 
 
-def test_the_page_names_what_is_read() -> None:
+def test_the_page_names_the_variables_that_are_read() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     for constant in ("INDEX", "NNODES", "SERVICE"):
         assert f"| `{read_by_the_launcher(constant)}` |" in page
@@ -99,7 +99,7 @@ def test_every_command_has_options_that_there_are(helps: dict[str, str]) -> None
         assert not missing, command
 
 
-def test_the_scripts_are_what_their_languages_take() -> None:
+def test_the_scripts_are_valid_in_their_languages() -> None:
     (script,) = blocks("slurm.md", "bash")
     checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""``{job_id}.gpu.log``: what the driver says of the job's GPUs, in the words of Paddle's launcher."""
+"""``{job_id}.gpu.log``: the state of the job's GPUs, in the form of Paddle's launcher."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_all_gpus_of_a_job(place: Place, driver: Driver) -> None:
         ("3,1", "1", [1]),
         ("GPU-a2,GPU-a0", None, [0, 2]),
         (None, "MIG-b2", [3]),
-        # Nobody can say which one is meant.
+        # It is ambiguous which one is meant.
         ("GPU-ff", None, [0, 1, 2, 3]),
     ],
 )
@@ -110,7 +110,7 @@ def test_only_the_gpus_that_ranks_have(
         assert {row.split(",")[2] for row in of_processes.splitlines()[1:]} <= uuids
 
 
-def test_what_an_older_driver_cannot_say(place: Place, driver: Driver) -> None:
+def test_values_that_an_older_driver_does_not_have(place: Place, driver: Driver) -> None:
     unknown = [f"{number}," + "[N/A]," * 4 + "TIME\n" for number in range(4)]
     head = (
         GPUS + "".join(f"{number}" + ",[N/A]" * 6 + "\n" for number in range(4)) + f"\n{PROCESSES}\n{SAMPLES}"
@@ -160,7 +160,7 @@ def test_no_log_and_no_driver(
 
 
 @pytest.mark.parametrize(("call", "written"), [("HANGS_AT_FIRST", ""), ("HANGS", OF_ALL)])
-def test_a_driver_that_hangs_holds_up_nobody(place: Place, driver: Driver, call: str, written: str) -> None:
+def test_a_driver_that_hangs_holds_up_no_job(place: Place, driver: Driver, call: str, written: str) -> None:
     place.script("await_file('hanging.0')")
     environ = where(driver(f"-D{call}"), CUDA_VISIBLE_DEVICES="0,1,2,3")
     with place.start("train.py", env=environ) as launcher:
@@ -180,11 +180,11 @@ def test_a_driver_that_hangs_holds_up_nobody(place: Place, driver: Driver, call:
         ("folder", "is not a regular file"),
     ],
 )
-def test_what_is_no_file_is_let_alone(place: Place, driver: Driver, kind: str, why: str) -> None:
+def test_a_path_that_is_no_file_is_left_alone(place: Place, driver: Driver, kind: str, why: str) -> None:
     path = place.folder / "log" / "default.gpu.log"
     path.parent.mkdir()
     elsewhere = place.folder / "elsewhere"
-    elsewhere.write_text("somebody else's")
+    elsewhere.write_text("another program's")
     match kind:
         case "link":
             path.symlink_to(elsewhere)
@@ -198,7 +198,7 @@ def test_what_is_no_file_is_let_alone(place: Place, driver: Driver, kind: str, w
     said = [line for line in ended.stderr.splitlines() if "the GPU log is not written" in line]
     assert [line.split()[1] for line in said] == ["WARNING"]
     assert why in said[0]
-    assert elsewhere.read_text() == "somebody else's"
+    assert elsewhere.read_text() == "another program's"
 
 
 def test_a_full_disk_ends_the_log_and_not_the_job(place: Place, driver: Driver) -> None:

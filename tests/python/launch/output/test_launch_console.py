@@ -26,7 +26,7 @@ MEBI = 1 << 20
 
 
 def read_until(fd: int, mark: bytes | None = None) -> bytes:
-    """What comes from a descriptor until it ends, or until a mark has come."""
+    """The bytes from a descriptor until it ends, or until a mark has come."""
     data = b""
     deadline = time.monotonic() + LIMIT
     while mark is None or mark not in data:
@@ -57,7 +57,7 @@ PAYLOADS = {
 
 
 @pytest.mark.parametrize("what", PAYLOADS)
-def test_stdout_is_byte_for_byte_what_rank_0_wrote(place: Place, what: str) -> None:
+def test_stdout_is_byte_for_byte_the_output_of_rank_0(place: Place, what: str) -> None:
     payload = PAYLOADS[what]
     (place.folder / "payload").write_bytes(payload)
     place.script("""
@@ -131,7 +131,7 @@ def test_output_is_shown_as_it_comes(place: Place) -> None:
         assert Place.wait(launcher).status == 0
 
 
-def test_a_file_takes_both_the_ranks_bytes_and_the_launchers_words(place: Place) -> None:
+def test_a_file_takes_both_the_ranks_bytes_and_the_launchers_messages(place: Place) -> None:
     place.script("print('x' * 100_000)")
     path = place.folder / "both"
     path.write_text("before\n")
@@ -156,7 +156,7 @@ WRITE_A_LOT = """
 A_LOT = b"".join(bytes([65 + i]) * MEBI for i in range(10))
 
 
-def test_a_stdout_that_nobody_reads_slows_no_rank_and_keeps_no_launcher(place: Place) -> None:
+def test_an_unread_stdout_slows_no_rank_and_keeps_no_launcher(place: Place) -> None:
     place.script(WRITE_A_LOT)
     with place.start("--nproc_per_node=2", "train.py") as launcher:
         assert launcher.stdout is not None
@@ -173,7 +173,7 @@ def test_a_stdout_that_nobody_reads_slows_no_rank_and_keeps_no_launcher(place: P
 
 
 @pytest.mark.parametrize("end", ["by itself", "by a signal", "by a failure"])
-def test_a_pipe_that_nobody_reads_for_stderr_too_keeps_no_launcher(place: Place, end: str) -> None:
+def test_an_unread_pipe_for_stderr_too_keeps_no_launcher(place: Place, end: str) -> None:
     place.script(WRITE_A_LOT + "    sys.exit(3 * (rank == 1 and os.path.exists('fail')))")
     with place.start("--nproc_per_node=2", "train.py", stderr=subprocess.STDOUT) as launcher:
         ranks = place.ready(2)
@@ -261,12 +261,12 @@ def test_a_failure_that_stdout_did_not_show_is_shown_on_stderr(place: Place) -> 
 
 
 def no_inotify() -> None:
-    """As where the user's instances are all taken; of nobody else's, for use between fork and exec."""
+    """As if all inotify instances of the user were taken; only for this process, between fork and exec."""
     unshare_users()
     Path("/proc/sys/user/max_inotify_instances").write_text("0")
 
 
-def test_a_console_that_cannot_be_told_of_growth_shows_lines_while_ranks_run(place: Place) -> None:
+def test_a_console_without_inotify_shows_lines_while_ranks_run(place: Place) -> None:
     place.script("""
         for number in range(3):
             print("line", number, flush=True)
@@ -281,7 +281,7 @@ def test_a_console_that_cannot_be_told_of_growth_shows_lines_while_ranks_run(pla
         assert place.wait(launcher).status == 0
 
 
-def test_a_console_that_cannot_be_told_of_growth_shows_everything_too(place: Place) -> None:
+def test_a_console_without_inotify_shows_everything_too(place: Place) -> None:
     place.script("print('hello')")
     ended = place.run("train.py", preexec_fn=no_inotify)
     assert (ended.status, ended.stdout) == (0, b"hello\n"), ended.stderr
@@ -323,7 +323,9 @@ def test_closed_standard_descriptors_do_no_harm(place: Place, fds: tuple[int, ..
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["--dry_run", "train.py"], ["--nope"]])
-def test_closed_standard_descriptors_do_no_harm_to_what_runs_nothing(place: Place, args: list[str]) -> None:
+def test_closed_standard_descriptors_do_no_harm_to_commands_that_run_nothing(
+    place: Place, args: list[str]
+) -> None:
     place.script("")
     ended = place.run(*args, preexec_fn=lambda: os.closerange(0, 3))
     assert (ended.status, ended.stdout, ended.stderr) == (2 if args == ["--nope"] else 0, b"", "")

@@ -1,4 +1,4 @@
-"""The verdict: the last block on stderr of a job that did not end well, from scripts that nobody changed."""
+"""The failure report: the last block on stderr of a job that failed, from unmodified scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from test_launch_console import read_until
 
 
 def block(stderr: str) -> list[str]:
-    """The lines of the verdict, to the very end of stderr."""
+    """The lines of the failure report, to the very end of stderr."""
     _, mark, text = stderr.partition("- ERROR LOG DETAIL -------------------------\n")
     assert mark, stderr
     return text.splitlines()
@@ -38,7 +38,7 @@ RAISES = """
 """
 
 
-def test_it_names_culprit_exception_last_lines_log_and_victims(place: Place) -> None:
+def test_the_report_names_culprit_exception_last_lines_log_and_victims(place: Place) -> None:
     place.script(RAISES)
     ended = place.run("--nproc_per_node=3", "train.py")
     assert ended.status == 1
@@ -125,7 +125,7 @@ def test_signals_are_named(place: Place, name: str) -> None:
     assert block(ended.stderr)[0].startswith(f"rank 0 failed: signal {name} (")
 
 
-def test_what_was_swept_is_in_it(place: Place) -> None:
+def test_swept_processes_are_in_the_report(place: Place) -> None:
     place.script("""
         import subprocess
         subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -135,7 +135,7 @@ def test_what_was_swept_is_in_it(place: Place) -> None:
     assert block(ended.stderr)[-2:] == ["swept 1 leftover process of rank 0 (sleep)", "exit status 3"]
 
 
-def test_a_stop_from_outside_has_one_too(place: Place) -> None:
+def test_a_stop_from_outside_has_a_failure_report(place: Place) -> None:
     place.script("tell('ready', os.getpid())\nsleep()")
     with place.start("--nproc_per_node=2", "train.py") as launcher:
         place.ready(2)
@@ -158,14 +158,14 @@ def test_a_stop_while_a_restart_is_waited_for_tells_of_the_failure(place: Place)
     assert re.fullmatch(r"rank 0 failed, with exit code 3 \(lived .*\)", lines[-2])
 
 
-def test_a_job_that_ends_well_has_none(place: Place) -> None:
+def test_a_successful_job_has_no_failure_report(place: Place) -> None:
     place.script("print('Traceback (most recent call last):')")
     ended = place.run("train.py")
     assert ended.status == 0
     assert ended.stderr.splitlines()[-1].endswith("Exit code 0")
 
 
-def test_what_a_rank_wrote_cannot_steer_the_terminal(place: Place) -> None:
+def test_output_of_a_rank_cannot_steer_the_terminal(place: Place) -> None:
     place.script(r"sys.exit('\x1b]0;title\x07\x1b[2Jred \x1b[31mtext\x1b[0m')")
     ended = place.run("train.py")
     assert "  | red text" in block(ended.stderr)
@@ -209,7 +209,7 @@ def test_github_gets_an_annotation_on_stdout(place: Place, set_to: str) -> None:
     assert message.endswith("%0Aexit status 1")
 
 
-def test_critical_means_silence(place: Place) -> None:
+def test_log_level_critical_prints_nothing(place: Place) -> None:
     place.script("sys.exit(3)")
     ended = place.run("--log_level=CRITICAL", "train.py")
     assert (ended.status, ended.stderr) == (3, "")

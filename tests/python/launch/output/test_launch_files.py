@@ -1,4 +1,4 @@
-"""What a launch leaves in its log folder, and ``--dry_run``, which leaves nothing."""
+"""The files of a launch in its log folder, and ``--dry_run``, which leaves none."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def dry(place: Place, *args: str, env: dict[str, str] | None = None) -> str:
     return ended.stdout.decode()
 
 
-def test_the_plan_as_json_is_what_ranks_then_see(place: Place) -> None:
+def test_the_plan_as_json_matches_the_environment_of_the_ranks(place: Place) -> None:
     env = environment(CUDA_VISIBLE_DEVICES="4,5", http_proxy="http://a:1", PADDLE_JOB_ID="j")
     job = ["--nproc_per_node=2", "--log_dir=logs", "tell.py", "a b"]
     plan: dict[str, Any] = json.loads(dry(place, "--dry_run=json", *job, env=env))

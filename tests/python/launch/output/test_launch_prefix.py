@@ -1,4 +1,4 @@
-"""A console that several ranks share: whose lines it shows, what stands before them, that each is whole."""
+"""A console that several ranks share: the ranks that it shows, the prefix of their lines, whole lines."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_variable_chooses_too(place: Place) -> None:
         "--log_prefix=x",
     ],
 )
-def test_what_cannot_be_meant_is_refused(place: Place, option: str) -> None:
+def test_unreadable_console_options_are_refused(place: Place, option: str) -> None:
     place.script("tell('ready')")
     ended = place.run(option, "train.py")
     assert ended.status == 2
@@ -104,7 +104,7 @@ def test_lines_of_ranks_that_write_at_once_never_mix(place: Place) -> None:
 
 
 def shown_by(place: Place, payload: bytes, *args: str, env: dict[str, str] | None = None) -> bytes:
-    """What a shared console shows of rank 0, whose log has it all; rank 1 has a line of its own."""
+    """The lines of rank 0 on a shared console; its log has all of them, and rank 1 has a line of its own."""
     (place.folder / "payload").write_bytes(payload)
     place.script("""
         if rank == 0:
@@ -140,7 +140,7 @@ ESC = b"\x1b"
         (b"", b""),
     ],
 )
-def test_what_a_shared_console_shows_of_bytes(place: Place, payload: bytes, shown: bytes) -> None:
+def test_bytes_that_a_shared_console_shows(place: Place, payload: bytes, shown: bytes) -> None:
     assert shown_by(place, payload) == shown
 
 
@@ -181,7 +181,7 @@ def test_colours_on_a_terminal_end_with_their_line(place: Place, no_colour: str 
 # --- A console that takes nothing. -----------------------------------------------------------------------
 
 
-def test_a_shared_console_that_nobody_reads_slows_no_rank_and_keeps_no_launcher(place: Place) -> None:
+def test_an_unread_shared_console_slows_no_rank_and_keeps_no_launcher(place: Place) -> None:
     place.script("""
         for i in range(20_000):
             os.write(1, b"%d/%d %s\\n" % (rank, i, b"x" * 100))

@@ -1,4 +1,4 @@
-"""What a job leaves for programs: events.jsonl and result.json, as their schemas say and as it was."""
+"""The reports of a job for programs: events.jsonl and result.json match their schemas and the job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_field_is_described(name: str) -> None:
 @pytest.mark.parametrize(
     "spoil", [{"version": 2}, {"event": "nothing"}, {"more": 1}, {"rank": -1}, {"exit": {"code": 256}}]
 )
-def test_the_schema_of_events_refuses_what_is_none(spoil: dict[str, Any]) -> None:
+def test_the_schema_of_events_refuses_other_documents(spoil: dict[str, Any]) -> None:
     common = {"version": 1, "sequence": 0, "time": "2026-01-01T00:00:00.000000Z", "monotonic": 1.5}
     rank = {"role": "rank", "rank": 0, "local_rank": 0, "attempt": 0, "pid": 7}
     event = {**common, "event": "rank_ended", **rank, "exit": {"code": 3}, "swept": 0, "peak_memory_bytes": 9}
@@ -253,7 +253,7 @@ def test_a_job_that_slept(place: Place) -> None:
     assert numbers == [signal.SIGTSTP, signal.SIGCONT]
 
 
-# --- Who may read it, and where it is written. -----------------------------------------------------------
+# --- Its permissions, and where it is written. -----------------------------------------------------------
 
 
 def test_secrets_are_not_written_down(place: Place) -> None:

@@ -57,7 +57,7 @@ def test_no_byte_is_lost_doubled_or_moved(where: Place) -> None:
     assert not [name for name in where.names("log") if name.endswith(".new")]
 
 
-def test_what_is_shown_is_all_of_it(place: Place) -> None:
+def test_all_output_is_shown(place: Place) -> None:
     """The console follows a log whose beginning goes away."""
     # It writes on only once the console has caught up, which a slow machine's need not; and no more at a time
     # than is shown at one go: what is taken out before is in the log alone.
@@ -92,7 +92,7 @@ def test_only_so_many_older_parts_are_kept(where: Place) -> None:
         assert NUMBERED.endswith(left)
         assert len(left) < len(NUMBERED) / 2
         for number in range(1, backups + 1):
-            # What a later job without so many would otherwise leave between its own.
+            # Parts that a later job without so many would otherwise leave between its own.
             (where.folder / f"log/workerlog.0.{number}").unlink()
 
 
@@ -109,7 +109,7 @@ def test_an_older_job_s_parts_go_when_logs_are_overwritten(place: Place) -> None
     assert place.log() == b"short\n"
 
 
-def test_a_failure_is_explained_by_what_is_left(where: Place) -> None:
+def test_a_failure_is_explained_by_the_remaining_parts(where: Place) -> None:
     where.script(WRITER + "raise RuntimeError('in the end')\n")
     ended = where.run("--nproc_per_node=1", "--console_ranks=none", SHORT, "train.py")
     assert ended.status == 1
@@ -130,26 +130,26 @@ def test_each_attempt_keeps_its_own_parts(where: Place) -> None:
         assert b"".join(found) == NUMBERED
 
 
-def test_a_console_that_is_too_slow_is_told_what_it_missed(place: Place) -> None:
+def test_a_console_that_is_too_slow_shows_how_much_it_missed(place: Place) -> None:
     place.script(WRITER + "tell('written')\nawait_file('go')\n")
     with place.start("--nproc_per_node=1", SHORT, "--log_backups=1", "train.py") as launcher:
-        until((place.folder / "written.0").exists, "the rank, which waits for nobody")
+        until((place.folder / "written.0").exists, "the rank, which waits for no reader")
         until(lambda: len(parts(place)[-1]) < 2 * MB, "its log being short")
         (place.folder / "go").touch()
         ended = place.wait(launcher)
     assert ended.status == 0
     assert "bytes of output are only in the logs" in ended.stderr
-    # What it was shown is a beginning and an end, in order.
+    # It shows a beginning and an end, in order.
     assert ended.stdout.endswith(NUMBERED[-1000:])
     numbers = [int(line[:9]) for line in ended.stdout.splitlines() if len(line) == 100]
     assert numbers == sorted(set(numbers))
 
 
-def test_idle_logs_wake_nobody(place: Place) -> None:
+def test_idle_logs_cause_no_wakeups(place: Place) -> None:
     place.script("print('hello', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n")
     with place.start("--nproc_per_node=2", SHORT, "train.py") as launcher:
         place.ready(2)
-        thread = until(lambda: named(supervisor_of(launcher).pid, "rotation"), "its thread")
+        thread = until(lambda: thread_named(supervisor_of(launcher).pid, "rotation"), "its thread")
         seen = (0, 0.0)
 
         def asleep() -> bool:
@@ -165,7 +165,7 @@ def test_idle_logs_wake_nobody(place: Place) -> None:
         assert place.wait(launcher).status == 0
 
 
-def named(pid: int, name: str) -> Path | None:
+def thread_named(pid: int, name: str) -> Path | None:
     """A thread of a process, by its name."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return next((task for task in tasks if (task / "comm").read_text().strip() == name), None)
@@ -184,7 +184,7 @@ def wakeups(task: Path) -> int:
         ("-5M", "is not a size"),
     ],
 )
-def test_a_size_that_is_none_is_refused(place: Place, value: str, why: str) -> None:
+def test_an_invalid_size_is_refused(place: Place, value: str, why: str) -> None:
     place.script("")
     ended = place.run(f"--log_max_size={value}", "train.py")
     assert ended.status == 2
@@ -192,7 +192,7 @@ def test_a_size_that_is_none_is_refused(place: Place, value: str, why: str) -> N
     assert not (place.folder / "log").exists()
 
 
-def test_a_number_of_parts_that_is_none_is_refused(place: Place) -> None:
+def test_an_invalid_number_of_parts_is_refused(place: Place) -> None:
     place.script("")
     ended = place.run("--log_backups=-1", "train.py")
     assert (ended.status, "--log_backups -1: is not a number of files" in ended.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""What stands for a parameter-server job: processes that listen where they were told, and talk."""
+"""A stand-in for a parameter-server job: processes that listen at their endpoints, and talk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def answer(listener):
     return asked
 """
 
-# Servers hear each worker and call it back; both listen where they were told. No worker ends before all have
+# Servers hear each worker and call it back; both listen at their endpoints. No worker ends before all have
 # said what they have to: the others are asked to stop then. Nodes with folders of their own meet in MEET.
 TALK = """
 listener = socket.create_server(own)
@@ -84,5 +84,5 @@ def script(place: Place, body: str, name: str = "train.py", framework: str | Non
 
 
 def lines(place: Place, log: str) -> list[str]:
-    """What a process wrote, in some order."""
+    """The output of a process, in some order."""
     return sorted(place.text(f"log/{log}").splitlines())

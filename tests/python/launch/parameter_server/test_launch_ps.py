@@ -29,7 +29,7 @@ def addresses(count: int, host: str = "127.0.0.1") -> list[str]:
 # --- Processes that talk. --------------------------------------------------------------------------------
 
 
-def test_servers_and_workers_talk_where_they_were_told(place: Place) -> None:
+def test_servers_and_workers_talk_at_their_endpoints(place: Place) -> None:
     script(place, TALK)
     ended = place.run(*COUNTS, "train.py")
     assert ended.status == 0, ended.stderr
@@ -41,7 +41,7 @@ def test_servers_and_workers_talk_where_they_were_told(place: Place) -> None:
     for worker in range(2):
         heard = [f"PSERVER.{server} heard TRAINER.{worker}" for server in range(2)]
         assert lines(place, f"workerlog.{worker}") == ["PSERVER.0", *heard[:1], "PSERVER.1", *heard[1:]]
-    # The console shows the first worker: whoever watches wants to see it train.
+    # The console shows the first worker: a user who watches wants to see it train.
     assert ended.stdout == place.log(0)
 
 
@@ -137,7 +137,7 @@ def test_the_folder_goes_with_a_launcher_that_is_killed(place: Place, who: str) 
         until(lambda: not folder.exists(), "the end of the folder")
 
 
-# --- What cannot be, and what can all the same. ----------------------------------------------------------
+# --- Impossible jobs, and unusual possible ones. ---------------------------------------------------------
 
 
 def test_a_port_in_use_is_refused_by_its_endpoint(place: Place) -> None:
@@ -157,7 +157,7 @@ def test_the_usual_rendezvous_port_may_be_another_program_s(place: Place) -> Non
     server, worker = addresses(2)
     args = [f"--servers={server}", f"--trainers={worker}"]
     with contextlib.ExitStack() as stack:
-        # If somebody has it already, all the better.
+        # If another process has it already, all the better.
         with contextlib.suppress(OSError):
             stack.enter_context(socket.create_server(("", 6767)))
         ended = place.run(*args, "train.py")
@@ -177,7 +177,7 @@ def test_the_plan_names_roles(place: Place) -> None:
     assert not (place.folder / "log").exists()
 
 
-def test_options_that_say_nothing_here_are_named(place: Place) -> None:
+def test_options_without_effect_here_are_named(place: Place) -> None:
     script(place, TALK)
     ended = place.run("--server_num=1", "--nproc_per_node=4", "--gpus=0", "train.py")
     assert ended.status == 0
@@ -189,8 +189,8 @@ def test_workers_get_the_visible_devices_in_turn(place: Place) -> None:
     script(place, 'tell("device", os.environ.get("CUDA_VISIBLE_DEVICES"))')
     env = environment(CUDA_VISIBLE_DEVICES="4,5")
     assert place.run("--server_num=1", "--worker_num=3", "train.py", env=env).status == 0
-    told = [place.text(f"device.{who}") for who in ("TRAINER.0", "TRAINER.1", "TRAINER.2", "PSERVER.0")]
-    assert told == ["4", "5", "4", "4,5"]
+    devices = [place.text(f"device.{who}") for who in ("TRAINER.0", "TRAINER.1", "TRAINER.2", "PSERVER.0")]
+    assert devices == ["4", "5", "4", "4,5"]
     ended = place.run("--server_num=1", "--worker_num=3", "--gpus=6", "train.py", env=env)
     assert ended.status == 2
     assert "--devices 6: device 6 is not in CUDA_VISIBLE_DEVICES (4,5)" in ended.stderr
@@ -263,7 +263,7 @@ def test_a_process_that_cannot_be_started_is_named_by_its_role(place: Place) -> 
     assert checked(place)[1]["culprit_role"] == "server"
 
 
-def test_who_is_waited_for_is_named_by_role(place: Place) -> None:
+def test_processes_that_are_waited_for_are_named_by_role(place: Place) -> None:
     script(
         place,
         """
@@ -342,7 +342,7 @@ def test_on_the_platform_the_script_runs_once_and_its_status_counts(place: Place
         assert "\nserver 0 failed: exit code 9\n" in ended.stderr
 
 
-def test_a_launcher_inside_what_the_platform_told_has_its_logs_apart(place: Place) -> None:
+def test_a_launcher_inside_a_process_of_the_platform_has_its_own_logs(place: Place) -> None:
     inner = '[sys.executable, "-m", "rlaunch", "--nproc_per_node=1", "inner.py"]'
     script(place, f"import subprocess; sys.exit(subprocess.run({inner}).returncode)")
     place.script('print("inner")', "inner.py")
@@ -392,7 +392,7 @@ if role == "TRAINER":
         ),
     ],
 )  # fmt: skip
-def test_paddle_s_role_maker_reads_what_is_written(
+def test_paddle_s_role_maker_reads_the_variables(
     place: Place, args: list[str], expected: dict[str, tuple[str, bool, int, int, int]]
 ) -> None:
     script(place, READER, framework="paddle")

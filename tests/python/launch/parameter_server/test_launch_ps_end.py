@@ -1,4 +1,4 @@
-"""The end of a job with servers: once all workers have ended well, the others are asked to stop."""
+"""The end of a job with servers: once all workers have exited successfully, the others are asked to stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serve_for_ever(place: Place, others: list[str], handler: str = "pass") -> No
 
 
 @pytest.mark.parametrize(("args", "others"), [(COUNTS, ALL[:2]), (ALL_LEGACY, ALL)])
-def test_servers_are_stopped_once_all_workers_have_ended_well(
+def test_servers_are_stopped_once_all_workers_have_exited_successfully(
     place: Place, args: list[str], others: list[str]
 ) -> None:
     serve_for_ever(place, others)
@@ -37,8 +37,8 @@ def test_servers_are_stopped_once_all_workers_have_ended_well(
     assert ended.stderr.rstrip().endswith("Exit code 0")
     _, result = checked(place)
     assert (result["outcome"], result["culprit"], result["verdict"]) == ("completed", None, None)
-    told = {(rank["role"], rank["told"]) for rank in result["ranks"]}
-    assert told == {("rank", False)} | {
+    signalled = {(rank["role"], rank["told"]) for rank in result["ranks"]}
+    assert signalled == {("rank", False)} | {
         (rank["role"], True) for rank in result["ranks"] if rank["role"] != "rank"
     }
 

@@ -16,7 +16,7 @@ CALLS = """
     size = int(os.environ["PADDLE_TRAINERS_NUM"])
     own = socket.create_server(at("PADDLE_WORKER_ENDPOINT"))
     if rank == 0:
-        # The store: everybody says where it listens, and is told of all.
+        # The store: each rank writes its endpoint, and reads those of all.
         store = socket.create_server(at("PADDLE_MASTER_ENDPOINT"))
         tell("ready")
         there = [store.accept()[0] for _ in range(size - 1)]

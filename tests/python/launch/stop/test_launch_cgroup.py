@@ -1,4 +1,4 @@
-"""The ranks' own cgroup: made where it can be, gone in the end whatever that was, and needed by nobody."""
+"""The ranks' own cgroup: made where it can be, gone after any end, and never required."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def groups() -> set[Path]:
 
 
 def group_of(place: Place, name: str = "where.0") -> Path | None:
-    """The folder of the cgroup that a rank has told; it has to be one of its own where there can be one."""
-    told = place.text(name)
+    """The folder of the cgroup that a rank has written; its own one where there can be one."""
+    path = place.text(name)
     if FOLDER is None:
-        assert told == own()
+        assert path == own()
         return None
-    assert re.fullmatch(r"/rlaunch-\w{16}", told.removeprefix(own().rstrip("/"))), told
-    return FOLDER / Path(told).name
+    assert re.fullmatch(r"/rlaunch-\w{16}", path.removeprefix(own().rstrip("/"))), path
+    return FOLDER / Path(path).name
 
 
 def await_removal(group: Path | None) -> None:
@@ -103,12 +103,12 @@ os._exit({code})
     group = group_of(place)
     assert place.text("where.1") == place.text("where.0")
     assert place.text("parent.0") == own(), "the supervisor stays where it is"
-    # Nobody waits: it is gone when the launcher is.
+    # No wait: it is gone when the launcher is.
     assert group is None or not group.exists()
 
 
 def test_a_second_attempt_runs_in_one_too(place: Place) -> None:
-    """A cgroup that was killed takes nobody any more."""
+    """A cgroup that was killed takes no more processes."""
     place.script(
         WHERE
         + """
@@ -127,7 +127,7 @@ sys.exit(4 if attempt < 2 else 0)
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
-def test_who_wants_none_gets_none(place: Place, how: str) -> None:
+def test_the_cgroup_can_be_turned_off(place: Place, how: str) -> None:
     place.script(WHERE + "tell('where', where())")
     if how == "option":
         ended = place.run("--cgroup=false", "train.py")
@@ -138,10 +138,10 @@ def test_who_wants_none_gets_none(place: Place, how: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_it_goes_with_whichever_process_of_the_launcher_is_killed(
+def test_the_cgroup_goes_with_any_killed_process_of_the_launcher(
     place: Place, mark: str, victim: str
 ) -> None:
-    """With what the ranks have made below it, and whoever has hidden from everything else."""
+    """With cgroups that ranks have made below it, and processes that are hidden from everything else."""
     place.script(
         WHERE
         + """
@@ -166,7 +166,7 @@ sleep()
         await_removal(group)
 
 
-def test_the_next_launcher_ends_what_two_processes_that_were_killed_at_once_left(
+def test_the_next_launcher_ends_leftovers_of_a_launcher_and_supervisor_killed_at_once(
     place: Place, tmp_path_factory: pytest.TempPathFactory, mark: str
 ) -> None:
     """But nothing of a job that still runs."""
@@ -261,7 +261,7 @@ os._exit(0)
 
 @pytest.mark.parametrize("code", [0, 5])
 def test_a_tracker_has_its_time_in_a_cgroup_too(place: Place, code: int) -> None:
-    """Also when somebody else is left: the memory is unlinked by the tracker, and not lost with it."""
+    """Also when another process is left: the memory is unlinked by the tracker, and not lost with it."""
     place.script(f"""{LEFT_TO_A_TRACKER}
 import subprocess
 subprocess.Popen(["sleep", "600"], start_new_session=True, env={{}})
@@ -281,7 +281,7 @@ exec "$@"
 """
 
 
-def test_where_none_can_be_made_all_is_as_ever(place: Place, mark: str) -> None:
+def test_without_a_writable_cgroup_jobs_run_unchanged(place: Place, mark: str) -> None:
     place.script(
         WHERE
         + """

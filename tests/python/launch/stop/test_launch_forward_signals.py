@@ -46,7 +46,7 @@ def test_the_signals_that_are_named_are_passed_on_and_never_stop(place: Place, h
     await_gone(*ranks)
 
 
-def test_a_job_that_was_only_notified_ends_well(place: Place) -> None:
+def test_a_job_that_was_only_notified_exits_successfully(place: Place) -> None:
     place.script(WRITES_DOWN)
     with place.start("--forward_signals=TERM", "train.py") as launcher:
         place.ready(1)
@@ -175,9 +175,9 @@ def test_the_end_of_the_slurm_job_shortens_the_grace(place: Place) -> None:
         ended = Place.wait(launcher)
     assert ended.status == 143
     assert "sending SIGKILL to rank(s) 0" in ended.stderr
-    # Whoever is asked to wait is told how long that is.
-    told = ended.stderr.partition("waiting up to ")[2].partition(" s ")[0]
-    assert float(told) < 3
+    # The notice of the wait says how long it is.
+    seconds = ended.stderr.partition("waiting up to ")[2].partition(" s ")[0]
+    assert float(seconds) < 3
     await_gone(rank)
 
 

@@ -34,7 +34,7 @@ STUBBORN = "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + COUNTS
 
 
 class Shell:
-    """An interactive bash, and who sits at its keyboard."""
+    """An interactive bash, and the user at its keyboard."""
 
     def __init__(self, place: Place, keyboard: int, bash: subprocess.Popen[bytes]) -> None:
         self.place = place
@@ -49,7 +49,7 @@ class Shell:
         self.press(line.encode() + b"\n")
 
     def await_text(self, mark: bytes) -> bytes:
-        """What stands on the screen before a mark; the next call looks behind it."""
+        """The screen before a mark; the next call looks behind it."""
         deadline = time.monotonic() + LIMIT
         while mark not in self.screen:
             assert select.select([self.keyboard], [], [], deadline - time.monotonic())[0], self.screen
@@ -75,14 +75,14 @@ class Shell:
         (self.supervisor,) = front.children()
 
     def stop(self) -> None:
-        """Ctrl-Z, until the shell says so and everybody is stopped."""
+        """Ctrl-Z, until the shell says so and all processes are stopped."""
         self.press(b"\x1a")
         self.await_text(b"Stopped")
         for process in [self.front, *self.processes]:
             until(lambda process=process: process.status() == psutil.STATUS_STOPPED, f"the stop of {process}")
 
     def await_running(self) -> None:
-        """That each rank counts on, and nobody is stopped."""
+        """That each rank counts on, and no process is stopped."""
         for rank in range(RANKS):
             before = self.place.text(f"count.{rank}")
             until(lambda rank=rank, before=before: self.place.text(f"count.{rank}") != before, f"rank {rank}")
@@ -97,7 +97,7 @@ class Shell:
         return int(self.await_text(b"."))
 
     def await_end(self, status: int) -> None:
-        """The launcher's last word, and what the shell makes of it."""
+        """The launcher's last line, and the status that the shell reports."""
         self.await_text(f"Exit code {status}".encode())
         assert self.status() == status
 
@@ -165,7 +165,7 @@ def test_ctrl_c_after_ctrl_z_and_fg(stopped: Shell) -> None:
 
 
 def test_a_sigterm_to_a_stopped_launcher_counts_when_it_is_continued(stopped: Shell) -> None:
-    """As for every stopped process (signal(7)); nobody is asked to go while he cannot."""
+    """As for every stopped process (signal(7)); no rank is asked to stop while it cannot."""
     stopped.front.send_signal(signal.SIGTERM)
     assert stopped.front.status() == psutil.STATUS_STOPPED
     assert not any(gone(process) for process in stopped.processes)
@@ -175,7 +175,7 @@ def test_a_sigterm_to_a_stopped_launcher_counts_when_it_is_continued(stopped: Sh
 
 
 def test_kill_of_the_shell_ends_a_stopped_job(stopped: Shell) -> None:
-    """bash continues a stopped job that it is told to kill."""
+    """bash continues a stopped job that it is asked to kill."""
     stopped.enter("kill %1")
     stopped.await_text(b"Exit code 143")
     await_gone(stopped.front)

@@ -1,4 +1,4 @@
-"""Restarts on one node: what another attempt gets, what is left of the one before, what ends the waiting."""
+"""Restarts on one node: the environment of an attempt, cleanup of the one before, the end of the delay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AT_ONCE = "--restart_delay=0"
 IN_TEN_MINUTES = ("--max_restart=3", "--restart_delay=1200", "--restart_delay_max=1200")
 
 
-def said(ended: Ended) -> list[str]:
+def messages(ended: Ended) -> list[str]:
     return [
         line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if line.startswith("rlaunch: ")
     ]
@@ -35,7 +35,7 @@ def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
         for attempt in (0, 1):
             words = place.log(0, f"{folder}/attempt-{attempt}").decode().splitlines()
             assert words[-1] == f"job {job} attempt {attempt}"
-    # What the last attempt of a job wrote is appended to by the next one.
+    # The next job appends to the log of the last attempt.
     assert place.log(0, "log/rlaunch/attempt-0") == b"job 2 attempt 2\njob 3 attempt 0\n"
     assert place.log() == b"job 3 attempt 2\n"
     assert place.modes("log/rlaunch")["earlier-1"] == 0o700
@@ -45,10 +45,10 @@ def test_each_job_keeps_the_logs_of_its_own_attempts(place: Place) -> None:
     assert place.names("log/rlaunch") == kept
 
 
-# --- What another attempt gets. --------------------------------------------------------------------------
+# --- Environment of an attempt. --------------------------------------------------------------------------
 
 
-def test_a_failed_job_is_started_again_until_it_ends_well(place: Place) -> None:
+def test_a_failed_job_is_restarted_until_it_succeeds(place: Place) -> None:
     place.script(
         ATTEMPT
         + """
@@ -64,7 +64,7 @@ if attempt < 2:
     )
     ended = place.run("--nproc_per_node=2", "--max_restart=5", AT_ONCE, "--console_ranks=all", "train.py")
     assert ended.status == 0, ended.stderr
-    assert said(ended) == [
+    assert messages(ended) == [
         f"rank 1 ended first, with exit code {3 + n}; restart {n + 1} (at most 5) at once" for n in (0, 1)
     ]
     lines = ended.stdout.decode().splitlines()
@@ -100,12 +100,12 @@ sys.exit(3 + attempt)
     )
     ended = place.run("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "train.py")
     assert ended.status == 4
-    assert said(ended)[-1] == "no restart: there have been 1 already"
-    verdict = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
-    assert ", attempt 1, lived " in " ".join(verdict.split())
-    assert "  | words of rank 1 in attempt 1\n" in verdict
-    assert "attempt 0" not in verdict
-    assert verdict.endswith("\nexit status 4 after 1 restart\n")
+    assert messages(ended)[-1] == "no restart: there have been 1 already"
+    failure_report = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
+    assert ", attempt 1, lived " in " ".join(failure_report.split())
+    assert "  | words of rank 1 in attempt 1\n" in failure_report
+    assert "attempt 0" not in failure_report
+    assert failure_report.endswith("\nexit status 4 after 1 restart\n")
     result = place.result()
     assert (result["outcome"], result["culprit"], result["exit_status"], result["restarts"]) == (
         "failed",
@@ -121,7 +121,7 @@ sys.exit(3 + attempt)
 def test_without_the_option_nothing_is_started_again(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit(3)")
     ended = place.run("train.py")
-    assert (ended.status, attempts(place), said(ended)) == (3, {0}, [])
+    assert (ended.status, attempts(place), messages(ended)) == (3, {0}, [])
     assert ended.stderr.endswith("\nexit status 3\n")
 
 
@@ -145,17 +145,17 @@ def test_the_lists_choose_the_failures(place: Place, option: str, end: str, why:
     ended = place.run("--max_restart=1", AT_ONCE, option, "train.py")
     assert ended.status == (137 if end == "9" else int(end))
     assert attempts(place) == ({0} if why else {0, 1})
-    assert said(ended)[-1] == f"no restart: {why or 'there have been 1 already'}"
+    assert messages(ended)[-1] == f"no restart: {why or 'there have been 1 already'}"
 
 
 def test_the_same_failure_again_and_again_is_given_up(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit(3)")
     ended = place.run("--max_restart=99", AT_ONCE, "--same_failure_limit=3", "train.py")
     assert (ended.status, attempts(place)) == (3, {0, 1, 2})
-    assert said(ended)[-1] == "no restart: the same rank has failed in the same way 3 time(s) in a row"
+    assert messages(ended)[-1] == "no restart: the same rank has failed in the same way 3 time(s) in a row"
 
 
-def test_failures_that_differ_are_not(place: Place) -> None:
+def test_different_failures_are_not_given_up(place: Place) -> None:
     place.script(ATTEMPT + "sys.exit([3, 4, 3, 4, 0][attempt])")
     ended = place.run("--max_restart=99", AT_ONCE, "--same_failure_limit=2", "train.py")
     assert (ended.status, attempts(place)) == (0, {0, 1, 2, 3, 4})
@@ -180,7 +180,7 @@ def test_a_rank_that_cannot_be_started_is_not_tried_again(place: Place) -> None:
     assert (result["outcome"], result["restarts"]) == ("not_started", 1)
 
 
-# --- What is left of the attempt before. -----------------------------------------------------------------
+# --- Cleanup of the attempt before. ----------------------------------------------------------------------
 
 
 def test_nothing_of_an_attempt_lives_when_the_next_begins(place: Place, mark: str) -> None:
@@ -213,7 +213,7 @@ tell("count", len(pids))
     args = ("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "--grace_period=0.2", "train.py")
     ended = place.run(*args, env=environment(MARK=mark))
     assert ended.status == 0, ended.stderr
-    assert "sending SIGKILL to rank(s) 1" in said(ended)
+    assert "sending SIGKILL to rank(s) 1" in messages(ended)
     # The shells, their sleeps, and the two that hide their environment: these are of no rank in particular.
     swept = [(rank["rank"], rank["swept"]) for rank in place.result()["ranks"]]
     assert (swept, place.result()["swept"]) == ([(0, 2), (1, 2)], 2)
@@ -222,7 +222,7 @@ tell("count", len(pids))
     assert marked(mark) == []
 
 
-# --- What ends the waiting. ------------------------------------------------------------------------------
+# --- The end of the delay. -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -233,7 +233,7 @@ def test_a_stop_signal_ends_the_waiting_at_once(place: Place, name: str) -> None
         launcher.send_signal(signal.Signals[name])
         ended = Place.wait(launcher)
     assert ended.status == 128 + signal.Signals[name]
-    assert said(ended) == [f"{name}: nothing runs", "no restart: the job was asked to stop"]
+    assert messages(ended) == [f"{name}: nothing runs", "no restart: the job was asked to stop"]
     assert attempts(place) == {0}
     assert place.log() == b"words of the failure\n"
     result = place.result()
@@ -263,7 +263,7 @@ if rank == 0:
     await_file("attempt-0.1")
     os._exit(3)
 def note(*_):
-    tell("told")
+    tell("signalled")
 signal.signal(signal.SIGTERM, note)
 sleep()
 """
@@ -271,11 +271,11 @@ sleep()
     with place.start(
         "--nproc_per_node=2", "--max_restart=9", AT_ONCE, "--grace_period=600", "train.py"
     ) as launcher:
-        until((place.folder / "told.1").exists, "the SIGTERM of rank 1")
+        until((place.folder / "signalled.1").exists, "the SIGTERM of rank 1")
         launcher.terminate()
         await_line(launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 1")
         launcher.terminate()
         ended = Place.wait(launcher)
     assert (ended.status, attempts(place)) == (3, {0})
-    assert said(ended)[-1] == "no restart: the job was asked to stop"
+    assert messages(ended)[-1] == "no restart: the job was asked to stop"
     assert "rank 0 failed: exit code 3" in ended.stderr

@@ -1,4 +1,4 @@
-"""Exit status and signals of ``python -m rlaunch``, and what becomes of the process tree."""
+"""Exit status and signals of ``python -m rlaunch``, and the end of the process tree."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(place: Place) -> None:
         await_none_marked(mark)
 
 
-def test_nothing_outlives_a_launcher_that_is_killed_at_whatever_instant(place: Place) -> None:
+def test_nothing_outlives_a_launcher_that_is_killed_at_any_instant(place: Place) -> None:
     place.script("sleep()")
     mark = uuid.uuid4().hex
     for _ in range(15):
@@ -335,7 +335,7 @@ def test_nothing_outlives_a_launcher_that_is_killed_at_whatever_instant(place: P
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_a_rank_leaves_running_ends_with_it(place: Place, code: int) -> None:
+def test_processes_that_a_rank_leaves_running_end_with_it(place: Place, code: int) -> None:
     place.script(f"""
         import subprocess
         tell("child", subprocess.Popen(["sleep", "600"]).pid)
@@ -357,7 +357,7 @@ def signal_masks(status: bytes) -> dict[str, str]:
 
 def test_ranks_start_with_the_signals_of_a_bare_child(place: Place) -> None:
     ended = place.run("--no_python", "cat", "/proc/self/status")
-    # Not all zeroes everywhere: whoever runs the tests may ignore some, and that is inherited.
+    # Not all zeroes everywhere: the shell that runs the tests may ignore some, and that is inherited.
     bare = subprocess.run(["cat", "/proc/self/status"], capture_output=True, check=True)
     assert signal_masks(ended.stdout) == signal_masks(bare.stdout)
 
@@ -365,7 +365,7 @@ def test_ranks_start_with_the_signals_of_a_bare_child(place: Place) -> None:
 def test_an_idle_launcher_makes_no_wakeups(place: Place) -> None:
     place.script("""
         tell("ready", os.getpid())
-        # What other ranks write goes to their logs, and nobody has to look at it.
+        # The output of other ranks goes to their logs, and no process has to read it.
         while rank == 1:
             print("busy")
             time.sleep(0.02)
@@ -417,7 +417,7 @@ def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) 
 
 def test_an_environment_that_is_too_long_is_named(place: Place) -> None:
     place.script("sleep()")
-    limit = 128 * 1024  # What execve takes in all with a stack of 512 KiB (execve(2)).
+    limit = 128 * 1024  # The limit of execve in all with a stack of 512 KiB (execve(2)).
     size = limit
     while True:
         size -= 400

@@ -1,4 +1,4 @@
-"""How a stop is asked for, and how long it may take, when not everybody plays along."""
+"""Stop requests, and how long a stop may take, when not all processes cooperate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def saved(place: Place, ranks: int = 2) -> bool:
 
 @pytest.mark.parametrize("number", STOPS)
 @pytest.mark.parametrize("order", ["front first", "supervisor first", "ranks too"])
-def test_one_stop_for_every_process_is_one_stop(place: Place, number: signal.Signals, order: str) -> None:
+def test_a_stop_signal_to_every_process_counts_once(place: Place, number: signal.Signals, order: str) -> None:
     """As systemd stops a unit, or `pkill` a program."""
     place.script(SAVE)
     with place.start("--nproc_per_node=2", "train.py") as launcher:
@@ -57,7 +57,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
     with place.start("train.py") as launcher:
         (rank,) = place.ready(1)
         launcher.send_signal(signal.SIGTERM)
-        until(lambda: said_in(place, "stopping"), "the first")
+        until(lambda: has_event(place, "stopping"), "the first")
         supervisor_of(launcher).send_signal(signal.SIGTERM)
         launcher.send_signal(signal.SIGTERM)
         ended = Place.wait(launcher)
@@ -66,7 +66,7 @@ def test_a_second_stop_through_the_front_kills_though_the_first_came_in_both_way
     assert "second signal: killing rank(s) 0" in ended.stderr
 
 
-def said_in(place: Place, event: str) -> bool:
+def has_event(place: Place, event: str) -> bool:
     return any(line["event"] == event for line in place.events())
 
 
@@ -143,7 +143,7 @@ def test_a_supervisor_that_does_not_stop_is_killed(
     assert (place.result()["outcome"], place.result()["exit_status"]) == ("supervisor_lost", 72)
 
 
-def test_a_console_that_nobody_reads_does_not_hold_up_a_stop(place: Place) -> None:
+def test_an_unread_console_does_not_hold_up_a_stop(place: Place) -> None:
     place.script(
         """
         print("x" * 300_000, flush=True)
@@ -165,7 +165,7 @@ def test_a_console_that_nobody_reads_does_not_hold_up_a_stop(place: Place) -> No
     assert took < 4.5
 
 
-def test_a_stray_without_an_environment_holds_up_nobody(place: Place, mark: str) -> None:
+def test_a_stray_without_an_environment_holds_up_no_stop(place: Place, mark: str) -> None:
     """It may be in the middle of execve, which is waited for: once, and not for each rank."""
     place.script(
         """
@@ -202,14 +202,14 @@ def test_the_result_of_an_earlier_job_does_not_outlive_a_refusal(place: Place) -
     assert "result.json" not in place.names("log/rlaunch")
 
 
-def test_a_record_descriptor_that_is_none_is_ignored(place: Place) -> None:
+def test_an_invalid_record_descriptor_is_ignored(place: Place) -> None:
     place.script("assert 'RLAUNCH_RECORD_FD' not in os.environ")
     for value in ("x", "-5", ""):
         assert place.run("train.py", env=environment(RLAUNCH_RECORD_FD=value)).status == 0
 
 
 @pytest.mark.parametrize("delay", range(0, 40, 8))
-def test_an_early_ctrl_c_shows_no_line_of_ours(place: Place, delay: int) -> None:
+def test_an_early_ctrl_c_shows_no_traceback_of_rlaunch(place: Place, delay: int) -> None:
     """A traceback of the interpreter's own start is Python's, which may also swallow the interrupt (site)."""
     place.script("")
     with place.start("train.py") as launcher:

@@ -1,4 +1,4 @@
-"""Nothing of a job outlives it: what ranks leave behind, and what is left when a launcher is killed."""
+"""Nothing of a job outlives it: leftovers of ranks, and processes of a launcher that is killed."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def leave():
 LEFT = 6
 
 
-def said(ended: Ended) -> list[str]:
+def sweep_messages(ended: Ended) -> list[str]:
     return [line.removeprefix("rlaunch: ") for line in ended.stderr.splitlines() if "swept" in line]
 
 
 @pytest.mark.parametrize("how", ["exit 0", "exit 7", "signal 11"])
-def test_what_a_rank_leaves_is_swept_and_named(place: Place, mark: str, how: str) -> None:
+def test_processes_that_a_rank_leaves_are_swept_and_named(place: Place, mark: str, how: str) -> None:
     word, number = how.split()
     end = f"os._exit({number})" if word == "exit" else f"os.kill(os.getpid(), {number})"
     place.script(LEAVE + f"leave()\ntell('ready', os.getpid())\nawait_file('end')\n{end}")
@@ -56,7 +56,7 @@ def test_what_a_rank_leaves_is_swept_and_named(place: Place, mark: str, how: str
         ended = Place.wait(launcher)
     assert marked(mark) == []
     assert ended.status == int(number) + (128 if word == "signal" else 0)
-    assert said(ended) == ["swept 6 leftover processes of rank 0 (sleep, sh)"]
+    assert sweep_messages(ended) == ["swept 6 leftover processes of rank 0 (sleep, sh)"]
 
 
 def test_a_rank_is_swept_while_the_others_go_on(place: Place, mark: str) -> None:
@@ -72,7 +72,9 @@ def test_a_rank_is_swept_while_the_others_go_on(place: Place, mark: str) -> None
         (place.folder / "end.1").touch()
         ended = Place.wait(launcher)
     assert (ended.status, marked(mark)) == (0, [])
-    assert said(ended) == [f"swept 6 leftover processes of rank {rank} (sleep, sh)" for rank in (0, 1)]
+    assert sweep_messages(ended) == [
+        f"swept 6 leftover processes of rank {rank} (sleep, sh)" for rank in (0, 1)
+    ]
 
 
 def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, mark: str) -> None:
@@ -82,7 +84,7 @@ def test_a_leftover_that_hides_its_environment_ends_with_the_job(place: Place, m
     """)
     ended = place.run("train.py", env=environment(MARK=mark))
     assert ended.status == 0
-    assert said(ended) == ["swept 1 leftover process of the job (sleep)"]
+    assert sweep_messages(ended) == ["swept 1 leftover process of the job (sleep)"]
     assert not runs(int(place.text("ready.0")), "sleep")
 
 
@@ -92,20 +94,20 @@ def test_a_resource_tracker_cleans_up_before_it_goes(place: Place, code: int) ->
     place.script(LEFT_TO_A_TRACKER + f"sys.stdout.flush()\nos._exit({code})\n")
     ended = place.run("train.py")
     assert ended.status == code
-    assert said(ended) == []
+    assert sweep_messages(ended) == []
     assert not Path("/dev/shm", place.text("ready.0")).exists()
 
 
 def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
     place.script("import subprocess; subprocess.run(['sleep', '0'])")
-    assert said(place.run("--nproc_per_node=2", "train.py")) == []
+    assert sweep_messages(place.run("--nproc_per_node=2", "train.py")) == []
 
 
 # --- Launchers that are killed. --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_whichever_process_of_the_launcher_is_killed_nothing_is_left(
+def test_nothing_is_left_when_any_process_of_the_launcher_is_killed(
     place: Place, mark: str, victim: str
 ) -> None:
     place.script(LEAVE + "leave()\ntell('ready', os.getpid())\nsleep()")
@@ -153,7 +155,8 @@ def test_a_supervisor_that_gives_up_leaves_nothing(place: Place, mark: str) -> N
     assert (ended.status, marked(mark)) == (70, [])
     # Another launcher that starts beside it just now may end them first, by their cgroup.
     assert all(
-        re.fullmatch(r"swept \d leftover process(es)? of the job \(.*\)", line) for line in said(ended)
+        re.fullmatch(r"swept \d leftover process(es)? of the job \(.*\)", line)
+        for line in sweep_messages(ended)
     ), ended
     why = "the launcher's supervisor process had to give up, exit code 70, and the job with it"
     assert why in ended.error_lines()[-1]
@@ -179,7 +182,7 @@ def test_both_killed_at_once_leave_no_rank_and_nothing_in_its_session(place: Pla
 
 
 @pytest.mark.parametrize("victim", ["front", "supervisor"])
-def test_what_was_there_before_the_launcher_is_let_alone(place: Place, mark: str, victim: str) -> None:
+def test_processes_from_before_the_launcher_are_left_alone(place: Place, mark: str, victim: str) -> None:
     """`sleep & exec python -m rlaunch` makes the launcher the parent of a stranger."""
     place.script("tell('ready', os.getpid())\nsleep()")
     line = 'sleep 600 & echo $! > elder; exec "$@"'
@@ -211,7 +214,7 @@ def test_the_supervisor_takes_no_signal_of_the_terminal(place: Place) -> None:
 # --- As the first process of a container. ----------------------------------------------------------------
 
 
-def test_as_pid_1_it_stops_and_collects_orphans(place: Place) -> None:
+def test_as_pid_1_the_launcher_stops_and_collects_orphans(place: Place) -> None:
     (place.folder / "train.py").write_text(
         RANK
         + """
@@ -251,4 +254,4 @@ sleep()
         front.terminate()
         ended = Place.wait(launcher)
     assert ended.status == 143
-    assert said(ended) == ["swept 1 leftover process of rank 0 (sleep)"]
+    assert sweep_messages(ended) == ["swept 1 leftover process of rank 0 (sleep)"]

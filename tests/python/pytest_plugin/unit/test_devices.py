@@ -10,7 +10,7 @@ import pytest
 from rlaunch._pytest.resources import device_locks
 
 
-def test_who_has_claimed_has_them_alone(tmp_path: Path) -> None:
+def test_claimed_devices_are_exclusive(tmp_path: Path) -> None:
     folder = str(tmp_path)
     with device_locks.claim("0123", 2, folder) as mine:
         assert mine == ["0", "1"]
@@ -22,7 +22,7 @@ def test_who_has_claimed_has_them_alone(tmp_path: Path) -> None:
         assert all_of_them == ["0", "1", "2", "3"]
 
 
-def test_more_than_there_are_is_said_at_once(tmp_path: Path) -> None:
+def test_a_claim_for_more_devices_than_there_are_fails_at_once(tmp_path: Path) -> None:
     with pytest.raises(device_locks.TooFewDevices, match="3 devices are wanted, and there are only 2"):
         device_locks.claim("01", 3, str(tmp_path)).__enter__()
     with pytest.raises(device_locks.TooFewDevices, match="1 devices are wanted, and there are none"):
@@ -48,7 +48,7 @@ def test_a_claim_ends_with_its_process(tmp_path: Path) -> None:
         lines = {first: "", second: ""}
         assert first.stdout is not None
         assert second.stdout is not None
-        # One of the two waits for the other: whoever has got some is killed.
+        # One of the two waits for the other: the one that has got some is killed.
         import select
 
         ready, _, _ = select.select([first.stdout, second.stdout], [], [], 60)

@@ -1,4 +1,4 @@
-"""What the ranks of a test leave behind."""
+"""Leftovers of the ranks of a test."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def test_ports_on_which_a_process_listens() -> None:
 def test_shared_memory_that_a_rank_has_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource_tracker, "register", resource_tracker.register)
     leaks = Leaks()
-    told = record_shared_memory()
+    names = record_shared_memory()
     kept = shared_memory.SharedMemory(create=True, size=20_000)
     gone = shared_memory.SharedMemory(create=True, size=10)
     gone.close()
     gone.unlink()
     name = kept.name.lstrip("/")
-    assert told() == [name]
+    assert names() == [name]
     kept.close()
     assert leaks.collect([], [], []) == []
-    assert leaks.collect([], [], told()) == [f"shared memory {name} (19 KiB)"]
-    assert told() == []
+    assert leaks.collect([], [], names()) == [f"shared memory {name} (19 KiB)"]
+    assert names() == []
     assert leaks.collect([], [], [name]) == []
 
 

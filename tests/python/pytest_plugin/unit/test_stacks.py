@@ -1,4 +1,4 @@
-"""Where ranks are, told in one screen."""
+"""The stacks of all ranks on one screen."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPUTING = written(
 )
 
 
-def test_what_faulthandler_writes_is_read() -> None:
+def test_output_of_faulthandler_is_parsed() -> None:
     met, gone = threading.Event(), threading.Event()
 
     def beside() -> None:
@@ -47,7 +47,7 @@ def test_what_faulthandler_writes_is_read() -> None:
     finally:
         gone.set()
         thread.join()
-    assert main.frames[0].function == "test_what_faulthandler_writes_is_read"
+    assert main.frames[0].function == "test_output_of_faulthandler_is_parsed"
     assert main.frames[0].file == __file__
     assert any("beside" in [frame.function for frame in other.frames] for other in others)
 
@@ -57,7 +57,7 @@ def test_escapes_in_the_names_of_files_are_read() -> None:
     assert grouping.parse(text)[0].frames == (("/t/\u00fc \u65e5\U0001f600\\udcff.py", "1", "\u00e4"),)
 
 
-def test_names_of_threads_and_what_is_no_stack() -> None:
+def test_names_of_threads_and_lines_that_are_no_stack() -> None:
     text = (
         "Fatal Python error: Aborted\n\n"
         + written(("a.py", 1, "f"), head="Thread 0x1 [loader]")
@@ -70,9 +70,9 @@ def test_names_of_threads_and_what_is_no_stack() -> None:
     assert grouping.parse("") == []
 
 
-def test_like_stacks_are_told_once_and_the_odd_one_last() -> None:
-    told = grouping.group_stacks({0: WAITING, 1: COMPUTING, 2: WAITING, 3: WAITING}, outer=("/_pytest/",))
-    assert told.splitlines() == [
+def test_like_stacks_are_shown_once_and_the_odd_one_last() -> None:
+    text = grouping.group_stacks({0: WAITING, 1: COMPUTING, 2: WAITING, 3: WAITING}, outer=("/_pytest/",))
+    assert text.splitlines() == [
         "ranks 0, 2, 3:",
         "    /t/test_a.py:12 in test_sum",
         "    /v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:9 in all_reduce",
@@ -82,22 +82,22 @@ def test_like_stacks_are_told_once_and_the_odd_one_last() -> None:
     ]
 
 
-def test_what_has_started_the_test_runner_is_left_out_with_it() -> None:
+def test_frames_below_the_test_runner_are_left_out_with_it() -> None:
     runner = [(RANK, 5, "run"), ("/v/_pytest/main.py", 4, "main")]
     started = [*runner, ("/v/rlaunch/_preload/server.py", 3, "main"), ("<string>", 1, "<module>")]
     outer, inner = ("/_pytest/", "/rlaunch/_pytest/rank/session.py"), "/rlaunch/_pytest/"
     waits = written((RANK, 9, "barrier"), ("/t/test_a.py", 12, "test_sum"), *started)
     within = written(("/v/_pytest/fixtures.py", 8, "setup"), *started)
-    told = grouping.group_stacks({0: waits}, outer, inner).splitlines()
-    assert told[1:] == [
+    text = grouping.group_stacks({0: waits}, outer, inner).splitlines()
+    assert text[1:] == [
         "    /t/test_a.py:12 in test_sum",
         f"    {RANK}:9 in barrier",
     ]
-    told = grouping.group_stacks({0: within}, outer, inner).splitlines()
-    assert told[-1] == "    /v/_pytest/fixtures.py:8 in setup"
+    text = grouping.group_stacks({0: within}, outer, inner).splitlines()
+    assert text[-1] == "    /v/_pytest/fixtures.py:8 in setup"
 
 
-def test_of_what_waits_inside_of_us_its_name_is_told() -> None:
+def test_a_wait_inside_rlaunch_is_shown_by_its_name() -> None:
     inside = [
         (SERVER, 7, "_exactly"),
         (RANK, 9, "barrier"),
@@ -110,7 +110,7 @@ def test_of_what_waits_inside_of_us_its_name_is_told() -> None:
     ]
 
 
-def test_of_two_the_odd_one_is_who_does_not_wait() -> None:
+def test_of_two_the_odd_one_is_the_rank_that_does_not_wait() -> None:
     assert "rank 0, the odd one:" in grouping.group_stacks({0: COMPUTING, 1: WAITING})
     assert "odd" not in grouping.group_stacks({0: WAITING, 1: WAITING})
     elsewhere = written(("/t/test_a.py", 20, "recv"))
@@ -118,11 +118,11 @@ def test_of_two_the_odd_one_is_who_does_not_wait() -> None:
     assert "rank 2, the odd one:" in grouping.group_stacks({0: WAITING, 1: WAITING, 2: elsewhere})
 
 
-def test_threads_of_the_odd_one_are_told_too() -> None:
+def test_threads_of_the_odd_one_are_shown_too() -> None:
     beside = written(("/t/loader.py", 5, "fetch"), head="Thread 0x2")
-    told = grouping.group_stacks({0: beside + WAITING, 1: beside + COMPUTING})
-    assert told.count("/t/loader.py:5 in fetch") == 1
-    assert "rank 1, thread beside it:" in told
+    text = grouping.group_stacks({0: beside + WAITING, 1: beside + COMPUTING})
+    assert text.count("/t/loader.py:5 in fetch") == 1
+    assert "rank 1, thread beside it:" in text
 
 
 def test_a_rank_without_python_code() -> None:
@@ -137,6 +137,6 @@ def test_ranks_are_named(ranks: list[int], words: str) -> None:
     assert grouping.format_ranks(ranks) == words
 
 
-def test_threads_of_a_rank_alone_are_told_too() -> None:
+def test_threads_of_a_rank_alone_are_shown_too() -> None:
     loader = written(("/s/data.py", 3, "load"), head="Thread 0x00007f0b")
     assert "/s/data.py:3 in load" in grouping.group_stacks({1: loader + WAITING})

@@ -24,7 +24,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleType:
-    """A Paddle whose store is what a connection at once comes to."""
+    """A Paddle whose store is the outcome of a connection at once."""
     core = types.ModuleType("paddle.base.core")
 
     def create() -> int:
@@ -36,7 +36,7 @@ def core(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> types.ModuleTy
     return core
 
 
-def test_it_looks_once_somebody_listens(
+def test_the_store_client_connects_once_a_server_listens(
     core: types.ModuleType, port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked, listens, seen = threading.Event(), store_wait.has_listener, []
@@ -64,10 +64,10 @@ def test_it_looks_once_somebody_listens(
 @pytest.mark.parametrize(
     ("variable", "value"), [("PADDLE_TRAINER_ID", "0"), ("PADDLE_MASTER", "none"), (None, None)]
 )
-def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
+def test_the_store_client_does_not_wait_where_no_server_is_expected(
     variable: str | None, value: str, core: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable is None:  # Nobody comes.
+    if variable is None:  # No rank comes.
         monkeypatch.setattr(store_wait, "MAX_WAIT", 0.0)
     else:
         monkeypatch.setenv(variable, value)
@@ -75,7 +75,7 @@ def test_it_looks_without_a_server_where_none_is_to_be_waited_for(
     assert core.create_or_get_global_tcp_store() != 0
 
 
-def test_what_it_asks_the_store_is_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
+def test_requests_to_the_store_are_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
     port.listen()
     with socket.socket() as client, socket.socket() as other:
         core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]

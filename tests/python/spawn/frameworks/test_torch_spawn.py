@@ -1,4 +1,4 @@
-"""What ``rlaunch.torch.spawn`` promises beside the contract: nobody stays, nothing is imported, torch's own
+"""Promises of ``rlaunch.torch.spawn`` beside the contract: no process stays, nothing is imported, torch's own
 ``except`` clauses hold. The contract itself is compared in ``test_torch_spawn_differential.py``."""
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from torch_spawn_ranks import (
     imported,
     interrupted,
     interrupted_parent,
-    leaves_somebody,
+    leaves_a_process,
     parent_in_join,
     sleeper,
     waits,
@@ -54,16 +54,16 @@ each_method = pytest.mark.parametrize("method", TORCHS_METHODS)
 # --- Ranks and parents ------------------------------------------------------------------------------------
 
 
-# --- Nobody stays -----------------------------------------------------------------------------------------
+# --- No process stays -------------------------------------------------------------------------------------
 
 
 @each_method
-def test_deaf_ranks_die_with_a_parent_that_is_killed(method: str) -> None:
+def test_ranks_that_ignore_signals_die_with_a_killed_parent(method: str) -> None:
     with Parent(parent_in_join, method) as parent:
         ranks = parent.ranks(2)
         parent.process.kill()
         assert all_gone(ranks.values(), 5)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 def test_an_interrupted_join_ends_the_ranks_and_is_no_success_later() -> None:
@@ -85,15 +85,15 @@ def test_ctrl_c_ends_a_call_that_joins() -> None:
         assert eventually(lambda: parent.process.send_signal(signal.SIGINT) or not alive(parent.process.pid))
         assert parent.ends() != 0
         assert all_gone(ranks.values(), 5)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
-def test_what_a_rank_leaves_is_swept(method: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_a_rank_leaves_are_swept(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     from multiprocessing import get_context
 
     queue = get_context(method).SimpleQueue()
-    start_processes(leaves_somebody, (queue,), start_method=method)
+    start_processes(leaves_a_process, (queue,), start_method=method)
     assert all_gone([queue.get()])
     assert "sleep" in capfd.readouterr().err
 
@@ -154,7 +154,7 @@ def test_two_threads_may_join() -> None:
     os.close(write)
 
 
-# --- What ranks are told ----------------------------------------------------------------------------------
+# --- Variables of ranks -----------------------------------------------------------------------------------
 
 
 @each_method
@@ -170,9 +170,9 @@ def test_ranks_have_the_parents_environment(method: str, monkeypatch: pytest.Mon
     queue = get_context(method).SimpleQueue()
     start_processes(environment, (queue,), 2, start_method=method)
     mine = {name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"}
-    for told in (queue.get(), queue.get()):
-        differing = {name for name, _ in told.items() ^ mine.items()}
-        # The phase of the test; and what the terminal's library has told the fork server.
+    for variables in (queue.get(), queue.get()):
+        differing = {name for name, _ in variables.items() ^ mine.items()}
+        # The phase of the test; and the variables that the terminal's library set in the fork server.
         assert differing <= {"PYTEST_CURRENT_TEST", "COLUMNS", "LINES"}
 
 
@@ -221,7 +221,7 @@ class TheirException(Exception):
     __slots__ = ("error_index", "error_pid")
 
     def __init__(self, msg: str, error_index: int, error_pid: int) -> None:
-        raise AssertionError("nobody calls this")
+        raise AssertionError("this is never called")
 
 
 class TheirRaised(TheirException):
@@ -280,7 +280,7 @@ def test_a_joint_exception_is_ours_alone_where_there_is_no_torch(
 @pytest.mark.parametrize(
     "odd", [None, object(), int, type("Shaped", (Exception,), {"__slots__": ()}), MemoryError]
 )
-def test_what_is_no_counterpart_does_no_harm(theirs: types.ModuleType, odd: object) -> None:
+def test_other_values_in_place_of_torchs_exception_do_no_harm(theirs: types.ModuleType, odd: object) -> None:
     vars(theirs)["ProcessRaisedException"] = odd
     with pytest.raises(ProcessRaisedException, match="ZeroDivisionError"):
         start_processes(divmod, (0,), 1, start_method="fork")
@@ -300,10 +300,10 @@ def test_the_module_is_light_to_import() -> None:
 
 
 def run_interrupted(monkeypatch: pytest.MonkeyPatch, parents: list[int]) -> list[object]:
-    """What a rank hands over whose parent's number is these, one after another."""
+    """The error that a rank hands over, if its parent's pid is each of these in turn."""
     handed: list[object] = []
     outbox: Any = types.SimpleNamespace(put=lambda kind, write: handed.append(kind))
-    monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda lifeline, told: None)
+    monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda lifeline, env: None)
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
     nothing: Any = None
     run_process(interrupted, 0, (), outbox, EnvDelta({}), nothing)
@@ -316,5 +316,5 @@ def test_an_interrupt_is_a_failure_while_there_is_a_parent(monkeypatch: pytest.M
     assert caught.value.code == 130
 
 
-def test_a_rank_that_has_lost_its_parent_has_nobody_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_has_lost_its_parent_reports_to_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_interrupted(monkeypatch, [7, 1]) == []

@@ -1,4 +1,4 @@
-"""What ranks of rlaunch.torch, and parents in processes of their own, do. Imports no pytest."""
+"""Ranks of rlaunch.torch, and parents in processes of their own. Imports no pytest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def environment(i: int, queue: Any) -> None:
     queue.put({name: value for name, value in os.environ.items() if name != "RLAUNCH_RANK_KEY"})
 
 
-def leaves_somebody(i: int, queue: Any) -> None:
+def leaves_a_process(i: int, queue: Any) -> None:
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
     queue.put(left.pid)
 
@@ -50,7 +50,7 @@ def imported(i: int, queue: Any) -> None:
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def parent_in_join(method: str) -> None:

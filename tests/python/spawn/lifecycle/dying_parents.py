@@ -27,7 +27,7 @@ RANKS = 3
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 def ring(*_: object) -> None:
@@ -88,7 +88,7 @@ def sleep_when_ready(ready: Any) -> None:
 
 
 class Stderr:
-    """Something comes between while people are told."""
+    """Something interrupts a message to the user."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -98,7 +98,7 @@ class Stderr:
             if self._what == "signal":
                 os.kill(os.getpid(), signal.SIGINT)
             else:
-                raise BrokenPipeError("nobody reads this")
+                raise BrokenPipeError("no process reads this")
         return len(text)
 
     def flush(self) -> None:

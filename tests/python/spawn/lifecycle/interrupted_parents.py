@@ -19,7 +19,7 @@ RLAUNCH = os.path.dirname(rlaunch.__file__) + os.sep
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 class Tripwire:
@@ -59,7 +59,7 @@ def interrupted_at_each_line(method: str, nprocs: int, after_torch: bool, first:
     waiting = False
 
     def ring(*_: object) -> None:
-        # What is raised in a destructor is lost, as it is for any handler: then the wire was first.
+        # An exception in a destructor is lost, as it is for any handler: then the wire was first.
         nonlocal waiting
         waiting = waiting or not wire.where
         raise Rang

@@ -94,7 +94,7 @@ def sleep_with(_: Any) -> None:
 
 
 class Rang(Exception):
-    """What a signal handler raises."""
+    """Raised by a signal handler."""
 
 
 class Alarm:

@@ -1,4 +1,4 @@
-"""What the stress tests of spawn share: ranks that misbehave, parents in processes of their own, and
+"""Helpers of the stress tests of spawn: ranks that misbehave, parents in processes of their own, and
 measures of what a spawn leaves behind. Imported by every rank, so it imports little."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def spawn(func: Callable[..., Any], method: str, nprocs: int, args: Any = (), **
 
 
 def context_of(method: str) -> Any:
-    """What makes the locks and queues for ranks of this start method."""
+    """The context that makes locks and queues for ranks of this start method."""
     return multiprocessing.get_context("spawn" if method == "zygote" else method)
 
 
@@ -86,7 +86,7 @@ def threads() -> set[str]:
 
 
 class Footprint:
-    """What this process holds: descriptors, threads, processes."""
+    """The resources of this process: descriptors, threads, processes."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -101,7 +101,7 @@ class Footprint:
         ]
 
     def left_over(self, timeout: float = 10.0) -> list[Any]:
-        """What has come and will not go. (A thread that has been told to end takes a moment.)"""
+        """Resources that have come and will not go. (A thread that was asked to end takes a moment.)"""
         eventually(lambda: not self.growth(), timeout)
         return self.growth()
 
@@ -139,7 +139,7 @@ def sleep_for_ever() -> None:
 
 
 def sleeper(deaf_ranks: str = "none") -> None:
-    """Tells its pid and sleeps. `deaf_ranks`: who ignores every request to stop: none, odd, all."""
+    """Writes its pid and sleeps. `deaf_ranks`: the ranks that ignore each request to stop: none, odd, all."""
     if deaf_ranks == "all" or (deaf_ranks == "odd" and me() % 2):
         deaf()
     tell({"rank": me(), "pid": os.getpid()})
@@ -170,7 +170,7 @@ def exit_by_rank(*codes: int) -> None:
 
 class Parent:
     """A program that spawns: a function of this module, run in a process of its own. Whatever it
-    starts carries a mark in its environment, so nobody is lost sight of."""
+    starts carries a mark in its environment, so no process is lost sight of."""
 
     def __init__(self, main: Callable[..., None], *args: Any, terminal: int | None = None) -> None:
         mark = uuid.uuid4().hex
@@ -188,7 +188,7 @@ class Parent:
             env={**os.environ, MARK: mark, "PYTHONPATH": path},
             start_new_session=True,
         )
-        self._told = b""
+        self._unread = b""
 
     def __enter__(self) -> Parent:
         return self
@@ -204,25 +204,25 @@ class Parent:
                 stream.close()
 
     def heard(self, timeout: float = PATIENCE) -> Any:
-        """The next thing told, by the parent or a rank."""
+        """The next message of the parent or a rank."""
         assert self.process.stdout is not None
         out, deadline = self.process.stdout.fileno(), time.monotonic() + timeout
-        while b"\n" not in self._told:
-            assert select.select([out], [], [], deadline - time.monotonic())[0], "nobody says anything"
+        while b"\n" not in self._unread:
+            assert select.select([out], [], [], deadline - time.monotonic())[0], "no message in time"
             more = os.read(out, 1 << 16)
             assert more, "the parent ended early:\n" + self.complaints()
-            self._told += more
-        line, _, self._told = self._told.partition(b"\n")
+            self._unread += more
+        line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
     def complaints(self) -> str:
-        """What is on its stderr, which has to be closed at the other end by now."""
+        """Its stderr, which has to be closed at the other end by now."""
         return self.process.stderr.read().decode() if self.process.stderr else ""
 
     def ranks(self, count: int) -> dict[int, int]:
-        """The pid of each rank, once all have told."""
-        told = [self.heard() for _ in range(count)]
-        return {item["rank"]: item["pid"] for item in told}
+        """The pid of each rank, once all have written it."""
+        messages = [self.heard() for _ in range(count)]
+        return {item["rank"]: item["pid"] for item in messages}
 
     def marked(self) -> list[int]:
         """Every living process that this parent brought about, itself included."""
@@ -238,7 +238,7 @@ class Parent:
         """Its exit status; it must not take for ever."""
         return self.process.wait(PATIENCE)
 
-    def leaves_nobody(self) -> bool:
+    def leaves_no_process(self) -> bool:
         return eventually(lambda: not self.marked(), 5)
 
 
@@ -266,6 +266,6 @@ def in_thread(body: Callable[[], object]) -> Iterator[threading.Thread]:
 
 
 def plain_bind(port: int) -> None:
-    """What a stranger does: binds without any option."""
+    """Binds without any option, as another program does."""
     with contextlib.closing(socket.socket()) as stranger:
         stranger.bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""What ranks and parents do in the stress tests. Imports no pytest, which would cost each rank 0.2 s."""
+"""Ranks and parents of the stress tests. Imports no pytest, which would cost each rank 0.2 s."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ ROBBED = {
 
 
 def robbed(method: str, how: str) -> None:
-    """A parent in which somebody else collects every child."""
+    """A parent in which another thread collects every child."""
     stop = threading.Event()
 
     def reap_all() -> None:

@@ -13,14 +13,14 @@ from stress import Parent
     ("method", "nprocs", "after_torch", "first"),
     [("spawn", 1, False, 0), ("fork", 2, False, 1), ("forkserver", 1, False, 2), ("fork", 2, True, 0)],
 )
-def test_no_line_is_a_bad_one_for_an_interrupt(
+def test_an_interrupt_at_any_line_leaves_no_process(
     method: str, nprocs: int, after_torch: bool, first: int
 ) -> None:
     with Parent(interrupted_at_each_line, method, nprocs, after_torch, first) as parent:
-        told = [parent.heard(100)]
-        while told[-1][0] != "lines":
-            told.append(parent.heard(100))
+        messages = [parent.heard(100)]
+        while messages[-1][0] != "lines":
+            messages.append(parent.heard(100))
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
-    assert told[-1][1] > 100
-    assert told[:-1] == []
+        assert parent.leaves_no_process()
+    assert messages[-1][1] > 100
+    assert messages[:-1] == []

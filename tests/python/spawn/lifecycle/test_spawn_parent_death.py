@@ -44,12 +44,12 @@ def joined_parent(method: str, deaf_ranks: str, grace: float, **options: Any) ->
 
 
 def codes_of(parent: Parent, raised: str) -> list[int]:
-    """The exit codes of the ranks, once the parent has told how its join ended."""
-    told = parent.heard()
-    assert (told["raised"], told["active"]) == (raised, 0), told
-    assert parent.leaves_nobody()
+    """The exit codes of the ranks, once the parent has reported how its join ended."""
+    message = parent.heard()
+    assert (message["raised"], message["active"]) == (raised, 0), message
+    assert parent.leaves_no_process()
     assert parent.ends() == 0
-    return list(told["codes"])
+    return list(message["codes"])
 
 
 # --- Interruptions ----------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_a_signal_handler_that_raises_in_join(method: str) -> None:
         wait_inside_join(parent.process.pid)
         os.kill(parent.process.pid, signal.SIGUSR1)
         assert parent.heard() == "handled"
-        assert all(map(alive, ranks.values())), "a handler that raises nothing ends nobody"
+        assert all(map(alive, ranks.values())), "a handler that raises nothing ends no rank"
         os.kill(parent.process.pid, signal.SIGALRM)
         assert codes_of(parent, "Rang") == [-15, -9, -15]
 
@@ -80,7 +80,7 @@ def test_a_signal_handler_that_raises_in_join(method: str) -> None:
 def test_an_alarm_in_the_middle_of_join(method: str) -> None:
     with Parent(alarmed, method) as parent:
         assert parent.heard() == [[], [], [-9] * RANKS]
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
         assert parent.ends() == 0
 
 
@@ -98,7 +98,7 @@ def test_a_second_signal_kills_at_once(method: str) -> None:
 
 @each_method
 @pytest.mark.parametrize(("what", "grace"), [("signal", 600), ("broken", 1.5)])
-def test_what_happens_while_people_are_told_is_not_lost(method: str, what: str, grace: float) -> None:
+def test_an_interrupt_during_a_message_to_the_user_is_not_lost(method: str, what: str, grace: float) -> None:
     with Parent(joining_loudly, method, what, grace) as parent:
         parent.ranks(RANKS)
         wait_inside_join(parent.process.pid)
@@ -114,7 +114,7 @@ def test_sigint_while_two_threads_join(method: str) -> None:
         os.kill(parent.process.pid, signal.SIGINT)
         ends, living = parent.heard()
         assert (ends[0], living) == ("KeyboardInterrupt", [])
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
         assert parent.ends() == 0
 
 
@@ -132,7 +132,7 @@ def terminal_fixture() -> Iterator[list[int]]:
 
 
 def shown(master: int, words: bytes) -> bytes:
-    """What the terminal shows, up to some words."""
+    """The output of the terminal, up to some words."""
     text, deadline = b"", time.monotonic() + PATIENCE
     while words not in text:
         assert select.select([master], [], [], deadline - time.monotonic())[0], text
@@ -151,7 +151,7 @@ def test_ctrl_c(method: str, terminal: list[int]) -> None:
 
 
 @each_method
-def test_ctrl_c_with_deaf_ranks(method: str, terminal: list[int]) -> None:
+def test_ctrl_c_with_ranks_that_ignore_signals(method: str, terminal: list[int]) -> None:
     master, slave = terminal
     with joined_parent(method, "all", 0.5, terminal=slave) as parent:
         parent.ranks(RANKS)
@@ -180,7 +180,7 @@ def test_ctrl_c_in_a_program_without_defence(method: str, terminal: list[int]) -
         wait_inside_join(parent.process.pid)
         os.write(master, b"\x03")
         assert parent.ends() == -signal.SIGINT
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
@@ -191,7 +191,7 @@ def test_a_terminal_that_is_closed(method: str, terminal: list[int]) -> None:
             os.close(fd)
         assert parent.ends() == -signal.SIGHUP
         assert all_gone(ranks.values(), 5)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 # --- Death ------------------------------------------------------------------------------------------------
@@ -213,22 +213,22 @@ def test_a_parent_that_dies_takes_its_ranks_along(method: str, death: str) -> No
         assert set(ranks.values()) < set(parent.marked())
         die(parent, death)
         assert all_gone(ranks.values(), 5)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
 @each_death
 def test_ranks_die_though_bystanders_hold_the_parents_descriptors(method: str, death: str) -> None:
     with Parent(busy_with_bystanders, method) as parent:
-        told = [parent.heard() for _ in range(RANKS + 1)]
-        (bystanders,) = (item for item in told if isinstance(item, list))
-        ranks = [item["pid"] for item in told if isinstance(item, dict)]
+        messages = [parent.heard() for _ in range(RANKS + 1)]
+        (bystanders,) = (item for item in messages if isinstance(item, list))
+        ranks = [item["pid"] for item in messages if isinstance(item, dict)]
         die(parent, death)
         assert all_gone(ranks, 5)
-        assert all(map(alive, bystanders)), "the bystanders are nobody's business"
+        assert all(map(alive, bystanders)), "the bystanders are left alone"
         for pid in bystanders:
             os.kill(pid, signal.SIGKILL)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
@@ -237,7 +237,7 @@ def test_a_parent_that_dies_while_it_starts_ranks(method: str, death: str) -> No
     with Parent(starting, method) as parent:
         parent.heard()
         die(parent, death)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @pytest.mark.parametrize("moment", ["last", "next"])
@@ -250,4 +250,4 @@ def test_the_death_of_the_fork_server_leaves_no_rank(moment: str, terminal: list
         if moment == "next":
             assert parent.heard() == 2
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()

@@ -40,7 +40,7 @@ def test_a_rank_that_cannot_be_started_takes_the_others_with_it(method: str) -> 
             assert (number, left) == (errno.EMFILE, [[], []]), trace
             assert re.search(r"rank [2-9]\d* cannot be started: .*Too many open files", text), trace
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
@@ -79,10 +79,10 @@ def test_a_program_that_is_not_there(method: str) -> None:
 @each_method
 def test_an_interrupted_start_leaves_nothing(method: str) -> None:
     with Parent(interrupted, method, 20) as parent:
-        told = [parent.heard() for _ in range(20)]
+        messages = [parent.heard() for _ in range(20)]
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
-    assert [left for _, *left in told if left != [[], []]] == []
+        assert parent.leaves_no_process()
+    assert [left for _, *left in messages if left != [[], []]] == []
 
 
 # --- Environments that are no text ------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def test_a_result_that_raises_when_unpickled_raises_where_it_is_got(method: str)
 
 
 @each_method
-def test_what_is_joined_holds_no_descriptor_but_the_sentinel(method: str) -> None:
+def test_a_joined_context_holds_no_descriptor_but_the_sentinel(method: str) -> None:
     before = descriptors()
     ctx = spawn(big, method, 3)
     # As with multiprocessing, a sentinel is there until its process object is closed.
@@ -143,10 +143,10 @@ def test_many_ranks(method: str) -> None:
 
 def test_a_large_parent_is_not_copied() -> None:
     with Parent(giant) as parent:
-        told = {method: parent.heard() for method in METHODS}
+        messages = {method: parent.heard() for method in METHODS}
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
-    for method, (resident, ranks) in told.items():
+        assert parent.leaves_no_process()
+    for method, (resident, ranks) in messages.items():
         assert resident
         assert len(ranks) == 4
         # A fork has it all in its address space, but not in memory of its own.
@@ -158,7 +158,7 @@ def test_a_large_parent_is_not_copied() -> None:
 
 @each_method
 @pytest.mark.parametrize("kind", ["fork", "popen"])
-def test_a_grandchild_that_holds_everything_keeps_nobody_waiting(method: str, kind: str) -> None:
+def test_a_grandchild_that_holds_everything_delays_no_join(method: str, kind: str) -> None:
     ctx = spawn(have_a_grandchild, method, 2, (kind,), join=False)
     sentinels = dict(ctx.sentinels)
     pids = [queue.get() for queue in ctx.return_queues]
@@ -186,7 +186,7 @@ def hides(kind: str) -> bool:
 
 @each_method
 @pytest.mark.parametrize("kind", ["fork", "popen"])
-def test_a_killed_rank_with_such_a_grandchild_fails_at_once(method: str, kind: str) -> None:
+def test_a_killed_rank_with_a_lingering_grandchild_fails_at_once(method: str, kind: str) -> None:
     said = context_of(method).SimpleQueue()
     with pytest.raises(RankError, match="Process 0 terminated with signal SIGKILL"):
         spawn(have_a_grandchild, method, 1, (kind, said))
@@ -275,7 +275,7 @@ def test_join_keeps_its_timeout_while_another_thread_joins(method: str) -> None:
 
 
 @each_method
-def test_the_deaf_are_killed_after_the_grace_and_people_are_told(
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace_with_a_message(
     method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ready = context_of(method).SimpleQueue()
@@ -310,9 +310,9 @@ def test_an_end_by_a_real_time_signal_has_its_number(method: str) -> None:
 
 @each_method
 @pytest.mark.parametrize("how", ["thief", "ignored"])
-def test_exit_codes_are_right_though_somebody_else_reaps(method: str, how: str) -> None:
+def test_exit_codes_are_right_though_another_thread_reaps(method: str, how: str) -> None:
     with Parent(robbed, method, how) as parent:
         for codes, error in [*ROBBED.items()] * (5 if method == "fork" else 1):
             assert parent.heard() == [list(codes), error]
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()

@@ -1,4 +1,4 @@
-"""What ranks of ``rlaunch.spawn`` start is ended with the job, and when the parent is killed."""
+"""Processes that ranks of ``rlaunch.spawn`` start end with the job, and when the parent is killed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from stress import METHODS, Parent, all_gone
 from tree_parents import (
     forks_a_bystander,
-    guardian_is_nobodys_child,
+    guardian_is_no_child_of_the_host,
     no_interpreter,
     parent_of_forkers,
     parent_of_leavers,
@@ -24,58 +24,63 @@ each_method = pytest.mark.parametrize("method", METHODS)
 
 @each_method
 @pytest.mark.parametrize("end", ["well", "fail"])
-def test_what_ranks_leave_is_swept_and_named(method: str, end: str) -> None:
+def test_processes_that_ranks_leave_are_swept_and_named(method: str, end: str) -> None:
     with Parent(parent_of_leavers, method, end) as parent:
-        told: list[Any] = []
-        while not isinstance(told[-1:] and told[-1], str):
-            told.append(parent.heard())
-        left = [pid for item in told[:-1] for pid in item["left"]]
-        assert told[-1] == ("fine" if end == "well" else "RankError")
+        messages: list[Any] = []
+        while not isinstance(messages[-1:] and messages[-1], str):
+            messages.append(parent.heard())
+        left = [pid for item in messages[:-1] for pid in item["left"]]
+        assert messages[-1] == ("fine" if end == "well" else "RankError")
         assert not any(map(psutil.pid_exists, left)) or all_gone(left, 2)
         parent.heard()
         assert parent.ends() == 0
         # A rank that is ended in the middle of this has left what it had.
         count = len(left) if end == "well" else r"\d+"
         assert re.search(rf"rlaunch: swept {count} leftover processes of the job \(", parent.complaints())
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
-def test_what_ranks_started_dies_with_a_parent_that_is_killed(method: str) -> None:
+def test_processes_that_ranks_started_die_with_a_killed_parent(method: str) -> None:
     with Parent(parent_of_leavers, method, "stay") as parent:
-        told = [parent.heard() for _ in range(2)]
-        left = [pid for item in told for pid in [item["pid"], *item["left"]]]
+        messages = [parent.heard() for _ in range(2)]
+        left = [pid for item in messages for pid in [item["pid"], *item["left"]]]
         assert all(map(psutil.pid_exists, left))
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone(left, 2)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
-def test_what_ranks_forked_without_an_execve_is_swept(method: str) -> None:
+def test_processes_that_ranks_forked_without_an_execve_are_swept(method: str) -> None:
     with Parent(parent_of_forkers, method, "well") as parent:
         left = [pid for _ in range(2) for pid in parent.heard()["left"]]
         assert parent.heard() == "fine"
         assert all_gone(left, 2)
         assert parent.ends() == 0
         assert "rlaunch: swept 4 leftover processes of the job (" in parent.complaints()
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 @each_method
-def test_what_ranks_forked_dies_with_a_parent_that_is_killed(method: str) -> None:
+def test_processes_that_ranks_forked_die_with_a_killed_parent(method: str) -> None:
     with Parent(parent_of_forkers, method, "stay") as parent:
-        left = [pid for _ in range(2) for told in [parent.heard()] for pid in [told["pid"], *told["left"]]]
+        left = [
+            pid
+            for _ in range(2)
+            for message in [parent.heard()]
+            for pid in [message["pid"], *message["left"]]
+        ]
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone(left, 2)
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 def test_the_guardian_is_no_child_of_the_host() -> None:
-    with Parent(guardian_is_nobodys_child) as parent:
+    with Parent(guardian_is_no_child_of_the_host) as parent:
         assert [parent.heard() for _ in range(3)] == [1, [], "no child"]
         assert parent.ends() == 0
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 def test_the_guardian_of_one_thread_lets_the_ranks_of_another_be() -> None:
@@ -83,14 +88,14 @@ def test_the_guardian_of_one_thread_lets_the_ranks_of_another_be() -> None:
         assert parent.heard() == "done"
         assert parent.ends() == 0
         assert parent.complaints() == ""
-        assert parent.leaves_nobody()
+        assert parent.leaves_no_process()
 
 
 def test_a_fork_of_the_parent_does_not_keep_the_guardian_waiting() -> None:
     with Parent(forks_a_bystander) as parent:
-        told = parent.heard()
+        message = parent.heard()
         os.kill(parent.process.pid, signal.SIGKILL)
-        assert all_gone([told["pid"], *told["left"]], 2)
+        assert all_gone([message["pid"], *message["left"]], 2)
 
 
 def test_ranks_run_where_no_guardian_can_be_started() -> None:

@@ -37,7 +37,7 @@ def parent_of_leavers(method: str, end: str) -> None:
 
 
 def fork_and_leave_behind(end: str) -> None:
-    """The same without an execve: processes that show the environment of who was forked first."""
+    """The same without an execve: processes that show the environment of the first of them."""
     read, write = os.pipe()
     for daemon in (False, True):
         if os.fork() == 0:
@@ -62,7 +62,7 @@ def parent_of_forkers(method: str, end: str) -> None:
     tell("fine")
 
 
-def guardian_is_nobodys_child() -> None:
+def guardian_is_no_child_of_the_host() -> None:
     seen = []
     signal.signal(signal.SIGCHLD, lambda *_: seen.append(True))
     spawn(time.time, "fork", 1)

@@ -31,7 +31,7 @@ def consecutive(count: int) -> range:
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM: an authority, what it signed for the server, and for a client."""
+    """Files in PEM: an authority, and the certificates that it signed for the server and for a client."""
 
     ca: Path
     server_cert: Path
@@ -130,7 +130,7 @@ class Etcd:
             assert time.monotonic() < deadline, f"etcd is not healthy: {log}"
 
     def stop(self) -> None:
-        """Kills it; what it has written stays."""
+        """Kills it; its data stays."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -173,7 +173,7 @@ class Etcd:
         )
 
     def control(self, *words: str) -> str:
-        """What etcdctl says."""
+        """The output of etcdctl."""
         done = self._control(*words)
         assert done.returncode == 0, f"etcdctl {' '.join(words)}: {done.stderr}"
         return done.stdout
@@ -243,7 +243,7 @@ class EtcdCluster:
             found = dict(line.replace('"', "").split(" : ") for line in fields.splitlines() if " : " in line)
             if found["MemberID"] == found["Leader"]:
                 return member
-        raise AssertionError("nobody leads")
+        raise AssertionError("no member leads")
 
     def move_leader(self) -> Etcd:
         """Has another member lead; returns that."""

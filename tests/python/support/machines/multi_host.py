@@ -1,4 +1,4 @@
-"""Hosts, an etcd on another one, and jobs whose nodes meet there."""
+"""Hosts, an etcd on another one, and jobs whose nodes rendezvous there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AtEtcd:
 
 
 def onto(host: Host) -> list[str]:
-    """What is put before a command that is to run there."""
+    """The prefix of a command that is to run there."""
     return ["nsenter", f"--target={host.pid}", "--net", *INTO_USER, "--"]
 
 
@@ -50,7 +50,7 @@ class MultiHost:
         return EtcdCluster(folder, host=self.server.ip, prefix=onto(self.server))
 
     def at(self, etcd: Etcd | EtcdCluster, name: str | None = None) -> Backend:
-        """Where a job meets, under a name of its own if it is not told one."""
+        """The rendezvous backend of a job, under a name of its own by default."""
         addresses = etcd.addresses if isinstance(etcd, EtcdCluster) else etcd.address
         return lambda _: AtEtcd(addresses, name or f"job{next(self.names)}")
 
@@ -62,7 +62,7 @@ def multi_host(count: int) -> Iterator[MultiHost]:
 
 
 def joining(module: str, seconds: float, lease: float, lost: float | None = None) -> list[str]:
-    """How long nodes wait: for others, and without contact; in the words of either launcher."""
+    """How long nodes wait: for others, and without contact; as options of either launcher."""
     if module == TORCH:
         conf = {
             "join_timeout": seconds,

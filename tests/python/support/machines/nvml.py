@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Four GPUs; of the seven MIG devices that the last one could have, two are there. The serial of GPU 1,
-# where GPU 2 is and how busy GPU 3 is are not known. With TELLS, whoever loads the library leaves a line in
-# `loaded`, and whoever initializes it one in `asked`.
+# where GPU 2 is and how busy GPU 3 is are not known. With TELLS, a process that loads the library leaves a
+# line in `loaded`, and one that initializes it a line in `asked`.
 FAKE = r"""
 #include <fcntl.h>
 #include <stdio.h>

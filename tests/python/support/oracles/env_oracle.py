@@ -1,4 +1,4 @@
-"""Asks the real paddle.distributed who a rank is, in a process of its own that is told the environment."""
+"""Asks the real paddle.distributed for a rank's identity, in a process with a given environment."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def ask(module: Any, asked: Question) -> Answer:
 
 @contextlib.contextmanager
 def logged_warnings() -> Iterator[list[str]]:
-    """What reaches the root logger meanwhile: Paddle's own, or rlaunch's in the end."""
+    """The records that reach the root logger meanwhile: Paddle's own, or rlaunch's in the end."""
     texts: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
@@ -106,7 +106,7 @@ def believing_to_be(here: list[str | None] | None) -> Iterator[None]:
 
 
 def launched(asked: Question) -> Answer:
-    """What Paddle's launcher would tell each rank; ``argv`` has its options, and more nodes if there are."""
+    """The variables that Paddle's launcher would set; ``argv``: its options, and more nodes if any."""
     from paddle.distributed.launch.context import Context, device
     from paddle.distributed.launch.controllers.collective import CollectiveController
 
@@ -132,8 +132,8 @@ def launched(asked: Question) -> Answer:
         except (ValueError, IndexError) as error:
             return {"error": [type(error).__name__, str(error)]}
         inherited = asked["environ"]
-        told = [dict(rank._env) for rank in controller.pod.containers]
-        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in told]}
+        variables = [dict(rank._env) for rank in controller.pod.containers]
+        return {"rows": [{n: v for n, v in env.items() if inherited.get(n) != v} for env in variables]}
 
 
 class Oracle:
@@ -176,10 +176,10 @@ def serve() -> None:
             for name, fake in believed.items():
                 stack.enter_context(mock.patch.object(core, name, fake, create=True))
             asked_of = {"launch": launched, "legacy": oracle_legacy.launched, **ORACLES}
-            told = [
+            variables = [
                 asked_of[it](asked) if it in asked_of else ask(modules[it], asked) for it in asked["whom"]
             ]
-        print(json.dumps(told), file=answers, flush=True)
+        print(json.dumps(variables), file=answers, flush=True)
 
 
 def paddle_with(count: int, device: str) -> types.ModuleType:
@@ -202,7 +202,7 @@ def paddle_with(count: int, device: str) -> types.ModuleType:
 
 @contextlib.contextmanager
 def imported(paddle: types.ModuleType | None) -> Iterator[None]:
-    """What this process has imported as Paddle; None: nothing, and the machine has no GPU."""
+    """The Paddle that this process has imported; None: none, and the machine has no GPU."""
     no_gpu = mock.patch.object(rlaunch._lib, "devices_seen", return_value=("gpu", 0))
     with mock.patch.dict(sys.modules), no_gpu:
         sys.modules.pop("paddle", None)

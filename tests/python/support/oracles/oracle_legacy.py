@@ -1,4 +1,4 @@
-"""What Paddle's legacy launcher would start: processes, devices and host name are made up, nothing else."""
+"""The ranks that Paddle's legacy launcher would start: only processes, devices and host name are made up."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-# What the real one takes for this machine's address.
+# The address that the real one uses for this machine.
 OWN_ADDRESS = "198.51.100.77"
 
 
 def etcd3(hosts: list[str]) -> types.ModuleType:
-    """The module of that name, for a server that shows these nodes to everybody, and no events to anybody."""
+    """The module of that name, for a server that shows these nodes to all clients, and events to none."""
     kept = {"/nodes/": [(host.encode(), None) for host in hosts]}
     server = mock.Mock(get_prefix=lambda prefix: kept["/nodes/"], get=lambda key: (b"0", None))
     module = types.ModuleType("etcd3")
@@ -27,7 +27,7 @@ def etcd3(hosts: list[str]) -> types.ModuleType:
 
 
 def launched(asked: dict[str, Any]) -> dict[str, Any]:
-    """``argv``: its options; ``build``: what Paddle is compiled for; ``count``: how many devices it sees;
+    """``argv``: its options; ``build``: Paddle's devices; ``count``: how many devices it sees;
     ``hosts``: the nodes that etcd shows to an elastic job."""
     from paddle.distributed.fleet import launch, launch_utils
 

@@ -33,7 +33,7 @@ class Files:
 
 
 class Torch:
-    """The part of ``torch`` that knows devices: an accelerator, and what becomes of it."""
+    """The part of ``torch`` that knows devices: an accelerator, and its properties."""
 
     def __init__(self, devices: list[str]) -> None:
         self.devices = devices

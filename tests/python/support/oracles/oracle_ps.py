@@ -1,4 +1,4 @@
-"""What Paddle's two launchers would tell the processes of a parameter-server job; nothing is started."""
+"""The variables that Paddle's two launchers would set in a parameter-server job; nothing is started."""
 
 from __future__ import annotations
 

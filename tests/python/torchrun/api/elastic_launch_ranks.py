@@ -1,4 +1,4 @@
-"""What ranks of elastic_launch do. Imports no pytest."""
+"""Ranks of elastic_launch. Imports no pytest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 
-def who(word: str) -> tuple[str, ...]:
+def identity(word: str) -> tuple[str, ...]:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
     return (word, *(os.environ[name] for name in names))
 

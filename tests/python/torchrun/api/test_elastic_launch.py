@@ -16,8 +16,8 @@ from elastic_launch_ranks import (
     ends_without_a_result,
     fails_and_is_slow_to_end,
     fails_on_rank_1,
+    identity,
     succeeds_at_last,
-    who,
 )
 from launching import environment, free_ports
 from paths import ROOT
@@ -34,7 +34,7 @@ def config(ranks: int = 2, **more: object) -> LaunchConfig:
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where logs go, and what is left of them."""
+    """The folder of logs, and the remaining ones."""
     for name in [name for name in os.environ if name not in environment()]:
         monkeypatch.delenv(name)
     folder = tmp_path / "temporary"
@@ -45,7 +45,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_function_returns_what_each_rank_returns(temporary: Path) -> None:
-    seen = elastic_launch(config(role="trainer", run_id="job"), who)("a")
+    seen = elastic_launch(config(role="trainer", run_id="job"), identity)("a")
     assert seen == {rank: ("a", str(rank), "2", str(rank), "trainer", "job") for rank in (0, 1)}
     assert list(temporary.iterdir()) == []
 
@@ -60,7 +60,7 @@ def test_a_closure_needs_cloudpickle_and_has_it_here() -> None:
     assert elastic_launch(config(), lambda more: number + more)(1) == {0: 21, 1: 21}
 
 
-def test_what_a_rank_raises_is_the_report(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_exception_of_a_rank_is_the_report(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_on_rank_1)("no such luck")
     rank, failure = caught.value.get_first_failure()
@@ -72,13 +72,13 @@ def test_what_a_rank_raises_is_the_report(capfd: pytest.CaptureFixture[str]) -> 
     assert "fails_on_rank_1 FAILED" in capfd.readouterr().err
 
 
-def test_what_ends_a_rank_without_a_word_is_in_the_report() -> None:
+def test_a_silent_end_of_a_rank_is_in_the_report() -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_on_rank_1)(7)
     assert caught.value.failures[1].exitcode == 7
 
 
-def test_who_failed_first_is_the_root_cause_though_it_was_stopped() -> None:
+def test_the_first_failure_is_the_root_cause_though_its_rank_was_stopped() -> None:
     with pytest.raises(ChildFailedError) as caught:
         elastic_launch(config(), fails_and_is_slow_to_end)()
     rank, failure = caught.value.get_first_failure()
@@ -93,7 +93,7 @@ def test_a_rank_that_ends_without_returning_has_no_result() -> None:
 
 
 def test_each_job_without_a_name_gets_its_own() -> None:
-    names = {elastic_launch(config(1), who)("a")[0][-1] for _ in range(2)}
+    names = {elastic_launch(config(1), identity)("a")[0][-1] for _ in range(2)}
     assert len(names) == 2
     assert all(name.isdecimal() and int(name) < 1 << 128 for name in names)
 
@@ -109,21 +109,21 @@ def test_a_static_rendezvous_has_its_nodes_number_among_its_settings() -> None:
     assert not [word for word in words if word.startswith("--node-rank")]
 
 
-def test_nodes_of_a_static_rendezvous_meet() -> None:
+def test_nodes_join_a_static_rendezvous() -> None:
     endpoint = f"127.0.0.1:{free_ports(1)}"
 
     def node(number: int) -> dict[int, object]:
         said = {"rdzv_configs": {"rank": number, "timeout": 60}, "rdzv_endpoint": endpoint, "run_id": "job"}
         settings = LaunchConfig(2, 2, 1, rdzv_backend="static", max_restarts=0, **said)  # type: ignore[arg-type]
-        return elastic_launch(settings, who)("a")
+        return elastic_launch(settings, identity)("a")
 
     with ThreadPoolExecutor(2) as pool:
         seen = list(pool.map(node, (0, 1)))
     assert seen == [{rank: ("a", str(rank), "2", "0", "default_role", "job")} for rank in (0, 1)]
 
 
-def test_names_are_those_that_torch_gives() -> None:
-    assert get_entrypoint_name(who, ["x"]) == "who"
+def test_names_match_torchs() -> None:
+    assert get_entrypoint_name(identity, ["x"]) == "identity"
     assert get_entrypoint_name(Holder.method, []) == "method"
     assert get_entrypoint_name("echo", ["x"]) == "echo"
     assert get_entrypoint_name(sys.executable, ["-u", "-m", "package.train", "--lr"]) == "package.train"
@@ -144,7 +144,7 @@ def test_a_dollar_in_the_temporary_folders_name_is_one(
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert elastic_launch(config(run_id="job"), who)("a")[1][:2] == ("a", "1")
+    assert elastic_launch(config(run_id="job"), identity)("a")[1][:2] == ("a", "1")
     assert list(folder.iterdir()) == []
 
 
@@ -152,11 +152,11 @@ def test_ranks_are_restarted_together() -> None:
     assert elastic_launch(config(max_restarts=2), succeeds_at_last)() == {0: "2", 1: "2"}
 
 
-def test_what_cannot_be_done_is_said() -> None:
+def test_invalid_settings_are_errors() -> None:
     with pytest.raises(LaunchError, match="--nproc-per-node"):
-        elastic_launch(config(0), who)("a")
+        elastic_launch(config(0), identity)("a")
     with pytest.raises(LaunchError, match="--rdzv-conf"):
-        elastic_launch(config(rdzv_configs={"": 1}), who)("a")
+        elastic_launch(config(rdzv_configs={"": 1}), identity)("a")
 
 
 def test_torchs_objects_for_logs_are_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from rlaunch._elastic import function_worker
 from rlaunch.errors import NoResultError
 from rlaunch.torch import LaunchConfig
 
-# A program that sends functions of its own; FUNCTION is an expression, and what it gives is called with ARGS.
+# A program that sends functions of its own; FUNCTION is an expression, and its value is called with ARGS.
 PROGRAM = """
 import os, subprocess, sys
 from rlaunch._elastic import function_worker
@@ -80,13 +80,13 @@ def without_cloudpickle(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(hidden)}
 
 
-def told(done: subprocess.CompletedProcess[str]) -> list[str]:
+def lines_of(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_a_function_of_a_script_runs_as_in_multiprocessing(tmp_path: Path) -> None:
-    lines = told(run(tmp_path, "rank", "(1, 'x')", **without_cloudpickle(tmp_path)))
+    lines = lines_of(run(tmp_path, "rank", "(1, 'x')", **without_cloudpickle(tmp_path)))
     expected = [(i, (1, "x"), ["a", "b"], "__mp_main__", str(tmp_path)) for i in range(2)]
     assert lines == ["[0, 0]", str(expected)]
     for name in ("payload", "results/0.pickle", "results/1.pickle"):
@@ -95,11 +95,11 @@ def test_a_function_of_a_script_runs_as_in_multiprocessing(tmp_path: Path) -> No
 
 
 def test_classes_of_a_script_come_back_as_they_are(tmp_path: Path) -> None:
-    assert told(run(tmp_path, "held", "('kept',)"))[1] == "['kept', 'kept']"
+    assert lines_of(run(tmp_path, "held", "('kept',)"))[1] == "['kept', 'kept']"
 
 
 def test_a_lambda_is_sent_whole(tmp_path: Path) -> None:
-    assert told(run(tmp_path, "lambda x: x * 2", "(21,)"))[1] == "[42, 42]"
+    assert lines_of(run(tmp_path, "lambda x: x * 2", "(21,)"))[1] == "[42, 42]"
 
 
 def test_without_cloudpickle_a_lambda_is_refused_with_reason(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_without_cloudpickle_a_lambda_is_refused_with_reason(tmp_path: Path) -> 
 
 
 def test_a_function_of_a_program_without_a_file_is_sent_whole(tmp_path: Path) -> None:
-    lines = told(run(tmp_path, "rank", "()", stdin=True))
+    lines = lines_of(run(tmp_path, "rank", "()", stdin=True))
     assert lines == ["[0, 0]", str([(i, (), ["a", "b"], "__main__", str(tmp_path)) for i in range(2)])]
 
 
-def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_an_error_that_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, "rank", "()", guard="")
     assert "if __name__ == '__main__':" in done.stderr
     assert done.stdout == "[1, 1]\n"
@@ -148,7 +148,7 @@ def error(folder: Path) -> Any:
     return json.loads((folder / "error.json").read_text())["message"]
 
 
-def test_what_is_raised_is_recorded(tmp_path: Path) -> None:
+def test_exceptions_are_recorded(tmp_path: Path) -> None:
     status, said = one_rank(tmp_path, divmod, 1, 0)
     assert status == 1
     assert "ZeroDivisionError" in said

@@ -25,7 +25,7 @@ FILE = "TORCHELASTIC_ERROR_FILE"
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where ``record`` is told to write."""
+    """The error file that ``record`` writes."""
     path = tmp_path / "error.json"
     monkeypatch.setenv(FILE, str(path))
     return path
@@ -114,14 +114,14 @@ def test_an_exception_is_recorded_and_raised(file: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["error.json"]
 
 
-def test_what_is_there_is_replaced_whole(file: Path) -> None:
+def test_an_existing_error_file_is_replaced_whole(file: Path) -> None:
     file.write_text("of an earlier attempt" * 1000)
     with pytest.raises(ValueError, match="now"):
         record(int)("now")
     assert "invalid literal" in json.loads(file.read_text())["message"]["message"]
 
 
-def test_what_a_function_returns_and_is_called_stays() -> None:
+def test_record_keeps_the_result_and_the_name_of_a_function() -> None:
     def main() -> int:
         """What it says."""
         return 7
@@ -188,7 +188,7 @@ def test_where_warnings_are_errors_the_error_is_raised_nevertheless(tmp_path: Pa
     assert "During handling" not in done.stderr
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     monkeypatch.setenv(FILE, str(fifo))
@@ -200,18 +200,18 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     os.close(reader)
 
 
-class Untold(Exception):
+class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no")
 
 
-def raise_untold() -> None:
-    raise Untold
+def raise_unprintable() -> None:
+    raise Unprintable
 
 
 def test_an_exception_without_a_text_is_recorded(file: Path) -> None:
-    with pytest.raises(Untold):
-        record(raise_untold)()
+    with pytest.raises(Unprintable):
+        record(raise_unprintable)()
     assert json.loads(file.read_text())["message"]["message"].startswith("Untold: ")
 
 
@@ -247,7 +247,7 @@ def test_the_recorder_imports_no_framework() -> None:
 # --- Each reads the other's -------------------------------------------------------------------------------
 
 
-def test_torch_reads_what_is_recorded_here(file: Path, torch: Torch) -> None:
+def test_torch_reads_error_files_of_rlaunch(file: Path, torch: Torch) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         record(int)("x\ny")
     content = json.loads(file.read_text())["message"]
@@ -259,7 +259,7 @@ def test_torch_reads_what_is_recorded_here(file: Path, torch: Torch) -> None:
     assert str(ours) == text
 
 
-def test_what_torch_records_is_read_here(file: Path, torch: Torch) -> None:
+def test_rlaunch_reads_error_files_of_torch(file: Path, torch: Torch) -> None:
     assert torch.asked({"file": str(file)}) == "ValueError"
     failure = ProcessFailure(0, 22, 1, str(file))
     assert failure.error_file_data == json.loads(file.read_text())
@@ -382,7 +382,7 @@ def test_a_root_cause_has_to_be_a_failure() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_file_that_is_none_is_taken_for_none(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_error_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "error.json"
     path.write_bytes(content)
     failure = ProcessFailure(0, 22, -signal.SIGSEGV, str(path))
