@@ -10,7 +10,7 @@ CARGO := env -u MAKEFLAGS cargo
 # Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 # Most Python tests wait most of the time, so more of them run than there are cores.
-WORKERS ?= 4
+WORKERS ?= 6
 # Python tests that start real ranks through each public entry point and take seconds.
 SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_results.py \
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
