@@ -9,7 +9,7 @@ CARGO := env -u MAKEFLAGS cargo
 .DEFAULT_GOAL := help
 # Thousands of test processes import the same files, so their bytecode is kept even where the environment forbids it.
 unexport PYTHONDONTWRITEBYTECODE
-# Most Python tests wait most of the time, so more of them run than there are cores.
+# Most tests wait most of the time, so more of them run than there are cores.
 WORKERS ?= 6
 # Python tests that start real ranks through each public entry point and take seconds.
 SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_results.py \
@@ -72,7 +72,7 @@ test-full: test
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch
 	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --lib
-	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --skip rendezvous:: --skip process::
+	PROPTEST_RNG_SEED=1 PROPTEST_CASES=64 PROTOCOL_CASES=200 $(CARGO) test --quiet --locked --test it -- --test-threads=$(WORKERS) --skip rendezvous:: --skip process::
 	@$(MAKE) --question $(VENV)/built || $(MAKE) --no-print-directory $(VENV)/built-debug
 	@$(MAKE) --no-print-directory check-python
 	RLAUNCH_SEED=1 $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal $(SMOKE)
@@ -87,7 +87,7 @@ lint-rust:
 # The etcd server of the tests is among the installed packages. Random cases are drawn by one seed, so that a failure comes
 # from the change; `cargo test` draws new ones each time.
 test-rust: $(VENV)/installed
-	PROPTEST_RNG_SEED=1 $(CARGO) test --locked
+	PROPTEST_RNG_SEED=1 $(CARGO) test --locked -- --test-threads=$(WORKERS)
 
 lint-python: $(VENV)/built check-python
 
