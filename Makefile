@@ -22,7 +22,7 @@ help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
 	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
-	@echo "make test-full  the same with many more random cases"
+	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
@@ -64,10 +64,12 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line lint-rust $(VENV)/torch $(VENV)/built test-rust
 	@$(MAKE) --no-print-directory lint-python test-python
 
-# More random cases: Hypothesis, the differential tests and the property tests in Rust.
+# More random cases (Hypothesis, the differential tests, the property tests and the histories in Rust), then the soak.
 test-full: export RLAUNCH_TEST_FULL := 1
 test-full: export PROPTEST_CASES := 20000
+test-full: export PROTOCOL_CASES := 20000
 test-full: test
+	$(BIN)/python tests/faults/soak.py --minutes 30
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch

@@ -148,7 +148,7 @@ def interrupted(session: Session) -> None:
 
 @scene(
     "Ctrl-C twice",
-    "The ranks ignore SIGTERM; who does not want to wait for the grace presses again.",
+    "The ranks ignore SIGTERM; to end the grace period, press it again.",
     f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {EPOCH}
