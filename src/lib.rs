@@ -15,7 +15,7 @@
 //! | 2 | [`spec`] | option tables, checked requests, their errors |
 //! | 3 | [`plan`] | which process runs where, with which devices and environment |
 //! | 4 | [`supervise`] | what happens next on this node |
-//! | 4 | [`protocol`] | rounds of nodes: who takes part, who coordinates |
+//! | 4 | [`protocol`] | rounds of nodes: participants, the coordinator |
 //! | 4 | [`report`] | log lines, failure reports, what killed a rank |
 //! | 5 | [`sys`] | the operating system; the only `unsafe` |
 //! | 6 | [`net`], [`probe`] | the bounded non-blocking server; facts of the machine |

@@ -93,7 +93,9 @@ class MissingRankError(RuntimeError):
 
 
 class WorkerError(JobError, RuntimeError):
-    """``rlaunch.launch``: a rank failed, or a signal stopped the job. The text is the failure report.
+    """``rlaunch.launch``: a rank failed, a signal stopped the job, or another node was lost.
+
+    The text is the failure report.
 
     Attributes:
         report: how the job ended.

@@ -1,6 +1,7 @@
 //! Plan of a collective or RPC job, whose ranks all run the same command: rank numbers, environment (`PADDLE_TRAINER_ID`,
 //! `PADDLE_TRAINER_ENDPOINTS`, `FLAGS_selected_gpus`, ...), endpoint and log file of each rank. The variables are written by
-//! `framework/paddle_launch.rs`; the rank numbers come from `plan/cluster.rs`, the devices from `plan/devices/assign.rs`.
+//! `framework/paddle_launch.rs`, those of torch and JAX (`--frameworks`) by `plan/env/frameworks.rs`, further ones by
+//! `plan/env/base_env.rs`. Rank numbers come from `plan/cluster.rs`, devices from `plan/devices/assign.rs`.
 
 use super::cluster::Cluster;
 use crate::framework::paddle_launch::NodeEnv;

@@ -50,7 +50,7 @@ pub enum FailureCause {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Culprit {
     /// Its role and number.
-    pub who: ProcessLabel,
+    pub label: ProcessLabel,
     /// Its number on its node, in jobs that have only ranks.
     pub local_rank: Option<usize>,
     /// Its node's name.
@@ -79,7 +79,7 @@ pub struct Culprit {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Victim {
     /// Its role and number.
-    pub who: ProcessLabel,
+    pub label: ProcessLabel,
     /// Its pid while it lived.
     pub pid: u32,
     /// How it ended.
@@ -133,7 +133,7 @@ pub fn aftermath(report: &FailureReport) -> String {
 /// The outcome in one sentence.
 pub(crate) fn headline(report: &FailureReport) -> String {
     match &report.outcome {
-        FailureCause::Failed(culprit) => format!("{} failed: {}", culprit.who, ended(culprit.exit)),
+        FailureCause::Failed(culprit) => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
         FailureCause::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
     }
 }
@@ -174,11 +174,11 @@ impl ReportWriter {
         if let Some(blame) = &culprit.blame {
             self.blame(blame);
         }
-        if let Some(who) = culprit.lost_peer {
-            let who = who.name();
+        if let Some(library) = culprit.lost_peer {
+            let library = library.name();
             self.sentence_line(
                 "  ",
-                &format!("it lost its connection to a dead peer ({who}): look for the cause on another node"),
+                &format!("it lost its connection to a dead peer ({library}): look for the cause on another node"),
             );
         }
         for paragraph in culprit.explanation.iter().flat_map(|e| e.lines()) {
@@ -348,7 +348,7 @@ impl VictimOutcome {
 }
 
 fn numbers(members: &[&Victim]) -> String {
-    named(&members.iter().map(|v| v.who).collect::<Vec<_>>())
+    named(&members.iter().map(|v| v.label).collect::<Vec<_>>())
 }
 
 /// ` (lived 3.1 s to 3.4 s)`.

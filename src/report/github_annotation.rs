@@ -19,7 +19,7 @@ pub fn github_annotation(report: &FailureReport) -> String {
         }
         message.extend(culprit.explanation.iter().flat_map(|e| e.lines()).map(|l| plain(l.as_bytes())));
         let host = plain(culprit.host.as_bytes());
-        message.push(format!("{} on {host}, pid {}", culprit.who, culprit.pid));
+        message.push(format!("{} on {host}, pid {}", culprit.label, culprit.pid));
         message.extend(culprit.log.iter().map(|log| format!("log: {}", plain(log.as_bytes()))));
     }
     message.push(format!("exit status {}", report.status));

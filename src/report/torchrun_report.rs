@@ -104,10 +104,10 @@ fn known(culprit: &Culprit) -> Vec<String> {
             field("at", plain(place.to_string().as_bytes()));
         }
     }
-    if let Some(who) = culprit.lost_peer {
+    if let Some(library) = culprit.lost_peer {
         field(
             "peer",
-            format!("it lost its connection to a dead peer ({}): look for the cause on another node", who.name()),
+            format!("it lost its connection to a dead peer ({}): look for the cause on another node", library.name()),
         );
     }
     if let Some(explanation) = &culprit.explanation {

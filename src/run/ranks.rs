@@ -158,14 +158,14 @@ impl<'a> RankProcesses<'a> {
         let last = log.map(|log| log_files::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default();
         let words = blame(&last, exit).map(|blame| blame.fault.in_a_line()).unwrap_or_default();
         let (host, node) = (membership.info().host.clone(), membership.round().map_or(0, |(_, own)| own));
-        let (who, how) = (self.label(id).to_string(), exit.to_string());
+        let (process, how) = (self.label(id).to_string(), exit.to_string());
         let (status, lost_peer) = (exit.shell_status(), self.has_lost_peer(id));
         let again = membership.info().rules.ask_for_restart(status);
         Some(NodeStop::Failure {
             failure: RankFailure {
                 host,
                 node,
-                process: who,
+                process,
                 outcome: how,
                 message: words,
                 status,

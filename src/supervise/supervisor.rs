@@ -1,4 +1,5 @@
-//! State machine that supervises the ranks of one node. A stop signal (SIGTERM, SIGINT, ...; `run/event_loop.rs` passes it on)
+//! State machine that supervises the ranks of one node. A stop signal (SIGTERM, SIGINT, ...) reaches the launcher process, which
+//! passes it to this process (`run/launcher_process.rs`); `run/stop_requests.rs` makes it an event. It
 //! sends SIGTERM to every living rank's process group; what lives after the grace period (`--grace_period`, 30 s) gets SIGKILL,
 //! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 

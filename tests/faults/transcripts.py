@@ -148,7 +148,7 @@ def interrupted(session: Session) -> None:
 
 @scene(
     "Ctrl-C twice",
-    "The ranks ignore SIGTERM; to end the grace period, press it again.",
+    "The ranks ignore SIGTERM; a second Ctrl-C kills them before the grace period is over.",
     f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 {EPOCH}
@@ -164,7 +164,7 @@ def interrupted_twice(session: Session) -> None:
 
 @scene(
     "Ctrl-Z and fg",
-    "The ranks sleep with the launcher, and go on with it.",
+    "The ranks are suspended with the launcher, and `fg` continues them.",
     f"""
 {EPOCH}
 hold()

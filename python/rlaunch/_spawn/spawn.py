@@ -30,7 +30,7 @@ def spawn(
             function of a notebook or a prompt) by value, which needs cloudpickle.
         args: its arguments; pickled likewise.
         nprocs: number of ranks. -1: one for each device, or for each CPU on a machine without devices.
-            0 or less: none.
+            0 and numbers below -1: none.
         join: whether to wait until all ranks have ended.
         daemon: whether the ranks are daemonic processes, which end when this program ends.
         **options: see ``SpawnOptions``, which documents each.

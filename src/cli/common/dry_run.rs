@@ -143,9 +143,9 @@ pub fn table(plan: &Plan, rendezvous: Option<&RendezvousSpec>, zygote: Option<&Z
     let cells: Vec<[String; 4]> = std::iter::once(["rank", "devices", "endpoint", "log"].map(str::to_owned))
         .chain(rows.iter().map(|r| {
             let log = r.log[plan.pod.log_dir.len()..].trim_start_matches('/').to_owned();
-            let who = if r.role == Role::Trainer.to_string() { r.rank.to_string() } else { r.name() };
+            let label = if r.role == Role::Trainer.to_string() { r.rank.to_string() } else { r.name() };
             let cpus = r.cpus.as_ref().map_or("cpu".to_owned(), |cpus| format!("cpu {cpus}"));
-            [who, r.devices.map_or(cpus, str::to_owned), r.endpoint.clone().unwrap_or_default(), log]
+            [label, r.devices.map_or(cpus, str::to_owned), r.endpoint.clone().unwrap_or_default(), log]
         }))
         .collect();
     let width = |column: usize| cells.iter().map(|row| row[column].len()).max().unwrap_or(0);

@@ -33,10 +33,11 @@ Exit status:
   0        every rank exited successfully
   N        the first rank that failed exited with N
   128+N    signal N ended the first rank that failed, or stopped the job
-  2        the command line or an overriding variable cannot be used
-  66       the script, the log folder, a port or a limit is not as the job needs it
+  2        an option, or a variable that sets one, is invalid
+  66       the script or log folder cannot be used, a port is taken, or a limit of
+           the system is too low
   70       an error of the launcher itself
-  71       the system would not start a rank
+  71       a rank could not be started: a limit of the system, or --preload failed
   72       the launcher's supervisor process was killed
   73       the nodes of the job did not find each other
   74       node 0's store, etcd or the master went away while ranks ran here
@@ -63,7 +64,7 @@ pub fn as_torchrun(status: i32) -> i32 {
     if status == OK { OK } else { TORCHRUN_FAILED }
 }
 
-/// The exit status of a job with this outcome; `report`: that of this node's ranks.
+/// The exit status of a job with this outcome (`--exit-code-compat` and legacy elastic jobs map it); `report`: that of this node's ranks.
 pub fn of_job(outcome: &JobOutcome, report: &NodeReport) -> i32 {
     match (outcome, &report.outcome) {
         (JobOutcome::AsReported, _) => of_node(report),

@@ -132,7 +132,7 @@ pub enum RendezvousError {
         /// The number.
         node: usize,
     },
-    /// Nodes did not come in time; node 0 knows who is here.
+    /// Nodes did not come in time; node 0 knows the nodes that are here.
     #[error(
         "{missing} did not come within {seconds} s: {here} waited; start it with the same --nnodes, --master-addr, \
          --master-port and --rdzv-id, or give it more time by --rdzv-conf timeout=SECONDS"

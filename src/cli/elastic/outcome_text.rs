@@ -35,12 +35,12 @@ pub fn of_job(outcome: &JobOutcome) -> Option<String> {
 
 /// `rank 3 on node 1 (b) failed first, with exit code 3: ValueError: no`
 pub fn of_failure(failure: &RankFailure) -> String {
-    let RankFailure { host, node, process: who, outcome: how, message: words, .. } = failure;
+    let RankFailure { host, node, process, outcome: how, message: words, .. } = failure;
     if failure.again {
-        return format!("{who} on node {node} ({host}) requested a restart of all ranks by {how}");
+        return format!("{process} on node {node} ({host}) requested a restart of all ranks by {how}");
     }
     let cause = if words.is_empty() { String::new() } else { format!(": {words}") };
-    format!("{who} on node {node} ({host}) failed first, with {how}{cause}")
+    format!("{process} on node {node} ({host}) failed first, with {how}{cause}")
 }
 
 /// `node 1 (b, 10.0.0.2) is lost: its last heartbeat came 10.1 s before that was noticed`

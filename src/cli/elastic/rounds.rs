@@ -242,15 +242,15 @@ impl Job<'_> {
             ..RankFailure::default()
         };
         if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
-            let who = launch.plan.ranks[local_rank].label().to_string();
+            let process = launch.plan.ranks[local_rank].label().to_string();
             let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
             let no_restart = Some("a rank could not be started".into());
-            return RankFailure { process: who, outcome: "no start".into(), message: words, no_restart, ..failure };
+            return RankFailure { process, outcome: "no start".into(), message: words, no_restart, ..failure };
         }
         let report = build_failure_report(launch, launched, status, context);
         let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
         RankFailure {
-            process: culprit.who.to_string(),
+            process: culprit.label.to_string(),
             outcome: culprit.exit.to_string(),
             message: culprit.blame.as_ref().map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
             lost_peer: culprit.lost_peer.is_some(),

@@ -1,4 +1,4 @@
-//! Waits for the next round while this node runs nothing: follows the job's state, prints who is missing, obeys signals.
+//! Waits for the next round while this node runs nothing: follows the job's state, prints the missing nodes, obeys signals.
 
 use crate::cli::common::message::print_notice;
 use crate::cli::elastic::participants::describe_wait;

@@ -104,7 +104,7 @@ pub fn build_failure_report(
         let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
         let signalled = end.signalled;
         Some(Victim {
-            who: launch.plan.ranks[local].label(),
+            label: launch.plan.ranks[local].label(),
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),
@@ -142,7 +142,7 @@ fn culprit_of(
         None
     };
     Culprit {
-        who: rank.label(),
+        label: rank.label(),
         local_rank: launch.plan.ranks.iter().all(|r| r.role == Role::Trainer).then_some(local),
         host: context.host.clone(),
         pid: process.pid.unwrap_or(0).unsigned_abs(),

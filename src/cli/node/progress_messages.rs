@@ -15,14 +15,14 @@ fn list_by_role(all: &[ProcessLabel]) -> String {
     ProcessLabel::by_role(all).iter().map(of).collect::<Vec<_>>().join(" and ")
 }
 
-/// Prints a progress message. `who`: the label of a process by its number on this node.
-pub fn print_progress(note: &ProgressNote, policy: &SupervisionPolicy, who: &dyn Fn(usize) -> ProcessLabel) {
-    print_notice(&line(note, grace_left(policy), who));
+/// Prints a progress message. `label`: the label of a process by its number on this node.
+pub fn print_progress(note: &ProgressNote, policy: &SupervisionPolicy, label: &dyn Fn(usize) -> ProcessLabel) {
+    print_notice(&line(note, grace_left(policy), label));
 }
 
 /// `grace`: seconds.
-fn line(note: &ProgressNote, grace: f64, who: &dyn Fn(usize) -> ProcessLabel) -> String {
-    let names = |living: &[usize]| list_by_role(&living.iter().map(|local| who(*local)).collect::<Vec<_>>());
+fn line(note: &ProgressNote, grace: f64, label: &dyn Fn(usize) -> ProcessLabel) -> String {
+    let names = |living: &[usize]| list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
     match note {
         // Paddle's launcher prints this, and scripts match it.
         ProgressNote::Finishing { living } => format!(
@@ -44,7 +44,7 @@ fn line(note: &ProgressNote, grace: f64, who: &dyn Fn(usize) -> ProcessLabel) ->
         }
         ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
             let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
-            format!("{} ended first, with {exit}; restart {attempt} (at most {of}) {wait}", who(*culprit))
+            format!("{} ended first, with {exit}; restart {attempt} (at most {of}) {wait}", label(*culprit))
         }
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
     }

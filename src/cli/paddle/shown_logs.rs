@@ -21,6 +21,6 @@ pub fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> ShownRanks {
     };
     // A single rank without a prefix is shown byte for byte; of several, whole lines.
     let raw = prefix == LinePrefix::None && wanted.len() < 2;
-    let lines = |who| (!raw).then(|| prefix.text(who, host));
-    wanted.into_iter().map(|(local, who)| ((local, Stream::Stdout), lines(who))).collect()
+    let lines = |label| (!raw).then(|| prefix.text(label, host));
+    wanted.into_iter().map(|(local, label)| ((local, Stream::Stdout), lines(label))).collect()
 }

@@ -95,15 +95,15 @@ impl<'a> EventLogger<'a> {
             "exit_code": [code],
             "worker_pid": [code.map(|_| worker.pid)],
         });
-        let who = Some((worker.rank, worker.pid));
-        self.write_event(state, "WORKER", who, (json!(self.node.get()), details), raw_error, Value::Null);
+        let worker = Some((worker.rank, worker.pid));
+        self.write_event(state, "WORKER", worker, (json!(self.node.get()), details), raw_error, Value::Null);
     }
 
     fn write_event(
         &self,
         state: &str,
         source: &str,
-        who: Option<(usize, i32)>,
+        worker: Option<(usize, i32)>,
         (group_rank, details): (Value, Value),
         raw_error: Value,
         duration_ms: Value,
@@ -116,9 +116,9 @@ impl<'a> EventLogger<'a> {
             "timestamp": 0,
             "metadata": {
                 "run_id": self.run_id,
-                "global_rank": who.map(|(rank, _)| rank),
+                "global_rank": worker.map(|(rank, _)| rank),
                 "group_rank": group_rank,
-                "worker_id": who.map(|(_, pid)| pid.to_string()),
+                "worker_id": worker.map(|(_, pid)| pid.to_string()),
                 "role": self.spec.role,
                 "hostname": self.host,
                 "state": state,

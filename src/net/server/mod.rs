@@ -1,7 +1,7 @@
 //! A bounded, non-blocking server: one event loop, and a [`Service`] that implements the protocol.
 //!
 //! The event loop accepts connections, reads and writes, and keeps the limits: on connections, on memory, on time. Clients need not
-//! prove who they are, so every client is treated as hostile:
+//! authenticate, so every client is treated as hostile:
 //!
 //! - Above the limit of connections, the oldest *evictable* one is closed: one that the service has not protected. If none is
 //!   evictable, or the system has no descriptors left, new connections wait in the kernel.

@@ -60,6 +60,6 @@ const SIGNS: [(LostPeer, &[&str]); 26] = [
 pub fn lost_peer(text: &[u8]) -> Option<LostPeer> {
     text.split(|b| *b == b'\n').find_map(|line| {
         let line = String::from_utf8_lossy(line).to_ascii_lowercase();
-        SIGNS.iter().find(|(_, words)| words.iter().all(|w| line.contains(w))).map(|(who, _)| *who)
+        SIGNS.iter().find(|(_, words)| words.iter().all(|w| line.contains(w))).map(|(library, _)| *library)
     })
 }

@@ -18,13 +18,13 @@ pub enum LinePrefix {
 }
 
 impl LinePrefix {
-    /// The text before each line of `who` on `host`.
-    pub fn text(self, who: ProcessLabel, host: &str) -> String {
+    /// The text before each line of `label` on `host`.
+    pub fn text(self, label: ProcessLabel, host: &str) -> String {
         match self {
             LinePrefix::None => String::new(),
-            LinePrefix::Rank => format!("[{who}] "),
+            LinePrefix::Rank => format!("[{label}] "),
             LinePrefix::Host => format!("[{}] ", plain(host.as_bytes())),
-            LinePrefix::RankAndHost => format!("[{who} {}] ", plain(host.as_bytes())),
+            LinePrefix::RankAndHost => format!("[{label} {}] ", plain(host.as_bytes())),
         }
     }
 }

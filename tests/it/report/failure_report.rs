@@ -25,7 +25,7 @@ fn log(lines: usize) -> LogTail {
 
 fn culprit(exit: Exit) -> Culprit {
     Culprit {
-        who: ProcessLabel::rank(7),
+        label: ProcessLabel::rank(7),
         local_rank: Some(7),
         host: "host-a".into(),
         pid: 4711,
@@ -42,7 +42,7 @@ fn culprit(exit: Exit) -> Culprit {
 
 fn victim(rank: usize) -> Victim {
     Victim {
-        who: ProcessLabel::rank(rank),
+        label: ProcessLabel::rank(rank),
         pid: 5000,
         exit: Exit::Signal(15),
         lived: Duration::from_millis(72_400),
@@ -183,9 +183,9 @@ fn a_thousand_ranks_stay_on_one_screen() {
 #[test]
 fn processes_that_are_no_ranks_are_named_by_role() {
     let of = |role, number| ProcessLabel { role, number };
-    let mut report = failed(Culprit { who: of(Role::Server, 1), local_rank: None, ..culprit(Exit::Code(3)) }, vec![]);
-    let heter = (0..2).map(|n| Victim { who: of(Role::HeterWorker, n), ..victim(0) });
-    let first = Victim { who: of(Role::Server, 0), ..victim(0) };
+    let mut report = failed(Culprit { label: of(Role::Server, 1), local_rank: None, ..culprit(Exit::Code(3)) }, vec![]);
+    let heter = (0..2).map(|n| Victim { label: of(Role::HeterWorker, n), ..victim(0) });
+    let first = Victim { label: of(Role::Server, 0), ..victim(0) };
     report.victims = heter.chain([first]).chain((0..4).map(victim)).collect();
     let names = vec!["sleep".to_owned()];
     report.swept = vec![SweptProcesses { owner: Some(of(Role::Coordinator, 0)), count: 1, names }];

@@ -11,42 +11,54 @@ from ... import _lib
 
 
 class SpawnOptions(TypedDict, total=False):
-    """The keyword options of ``rlaunch.spawn``. None means the default."""
+    """The keyword options of ``rlaunch.spawn``. None means the default.
+
+    Attributes:
+        start_method: How ranks start; "zygote": forked off a process with the modules of ``preload``.
+            Default "spawn".
+        backend: How ranks communicate. Default "auto": nccl on GPUs, bkcl on XPUs, xccl on others, else
+            gloo.
+        gpus: Comma-separated indices of the GPUs, one for each rank. Default: the first ``nprocs`` visible
+            ones.
+        xpus: Comma-separated indices of the XPUs, one for each rank. Default: the first ``nprocs`` visible
+            ones.
+        ips: Comma-separated addresses of the nodes, IPv6 bare or in brackets. Default "127.0.0.1".
+        print_config: Whether to print the options that are in effect. Default False.
+        grace_period: Seconds between SIGTERM and SIGKILL when ranks have to end (minimum 0). Default 10.
+        log_dir: Folder in which rank i writes its stdout and stderr to ``workerlog.i``. Default: not
+            redirected.
+        frameworks: Comma-separated frameworks ("paddle", "torch", "jax") whose variables are set. Default
+            "paddle".
+        preload: Modules that the zygote imports, comma-separated; with "auto" ranks start without one if
+            need be.
+        selected_devices: Deprecated: older name of ``gpus`` and ``xpus``.
+        cluster_node_ips: Deprecated: older name of ``ips``.
+        node_ip: Deprecated: which of ``ips`` is this node. Default: the address that this machine has.
+        started_port: Deprecated: port of each node's first rank, 1 to 65535. Default: 6070 on several
+            nodes, else free.
+        use_paddlecloud: Deprecated: whether PaddleCloud's variables set nodes and ports. Default: whether
+            they are set.
+        grace: Deprecated: older name of ``grace_period``.
+        dialect: Deprecated: older name of ``frameworks``.
+    """
 
     start_method: Literal["spawn", "fork", "forkserver", "zygote"] | None
-    """How ranks start; "zygote": forked off a process with the modules of ``preload``. Default "spawn"."""
     backend: Literal["auto", "gloo", "nccl", "bkcl", "xccl"]
-    """How ranks communicate. Default "auto": nccl on GPUs, bkcl on XPUs, xccl on others, else gloo."""
     gpus: str | None
-    """Comma-separated indices of the GPUs, one for each rank. Default: the first ``nprocs`` visible ones."""
     xpus: str | None
-    """Comma-separated indices of the XPUs, one for each rank. Default: the first ``nprocs`` visible ones."""
     ips: str | None
-    """Comma-separated addresses of the nodes, IPv6 bare or in brackets. Default "127.0.0.1"."""
     print_config: bool
-    """Whether to print the options that are in effect. Default False."""
     grace_period: float | str | None
-    """Seconds between SIGTERM and SIGKILL when ranks have to end (minimum 0). Default 10."""
     log_dir: str | os.PathLike[str] | None
-    """Folder in which rank i writes its stdout and stderr to ``workerlog.i``. Default: not redirected."""
     frameworks: str | None
-    """Comma-separated frameworks ("paddle", "torch", "jax") whose variables are set. Default "paddle"."""
     preload: str | Sequence[str] | None
-    """Modules that the zygote imports, comma-separated; with "auto" ranks start without one if need be."""
     selected_devices: str | None
-    """Deprecated: older name of ``gpus`` and ``xpus``."""
     cluster_node_ips: str | None
-    """Deprecated: older name of ``ips``."""
     node_ip: str | None
-    """Deprecated: which of ``ips`` is this node. Default: the address that this machine has."""
     started_port: int | None
-    """Deprecated: port of each node's first rank, 1 to 65535. Default: 6070 on several nodes, else free."""
     use_paddlecloud: bool | None
-    """Deprecated: whether PaddleCloud's variables set nodes and ports. Default: whether they are set."""
     grace: float | str | None
-    """Deprecated: older name of ``grace_period``."""
     dialect: str | None
-    """Deprecated: older name of ``frameworks``."""
 
 
 def check_option_names(options: dict[str, Any]) -> None:

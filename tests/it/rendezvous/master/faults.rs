@@ -244,8 +244,10 @@ fn the_kind_of_listener_is_recognized() {
 
 #[test]
 fn a_stranger_s_record_makes_no_state_too_long() {
-    let (_server, port) = started(config(None, LEASE));
-    let (mut a, mut b) = pair(to(port, None, LEASE));
+    // Long enough that no node is lost while this one reads 70 long records.
+    let lease = LEASE * 6;
+    let (_server, port) = started(config(None, lease));
+    let (mut a, mut b) = pair(to(port, None, lease));
     let hello = |id: String, record: String| {
         let mut bare = Bare::new(port, None);
         bare.say(&FromNode::Hello { version: String::new(), job: "job".into(), id, record });
