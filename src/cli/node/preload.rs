@@ -20,7 +20,7 @@ pub fn zygote(asked: Option<&PreloadSpec>, plan: &Plan, python: &OsStr) -> Resul
             Ok(None)
         }
         Err(why) => {
-            let hint = "leave it out, or add auto, with which every rank is started by itself then";
+            let hint = "leave it out, or add auto: every rank imports for itself then";
             Err(CliError::Usage(SpecError::new("--preload", asked.modules.join(","), why.to_string(), hint)))
         }
     }

@@ -205,8 +205,8 @@ def test_both_compute_the_same_order(
                 offer = member["info"]
                 assert one["endpoints"] == ",".join(offer["endpoints"])
                 assert (one["candidate"], one["replicas"]) == (offer["master"], offer["ranks"])
-    foreign = [member["info"]["name"] for member in members if member["info"]["foreign"]]
-    assert sorted(foreign) == sorted(other[0] for other in others)
+    of_paddle = [member["info"]["name"] for member in members if member["info"]["is_paddle_launcher"]]
+    assert sorted(of_paddle) == sorted(other[0] for other in others)
 
 
 @pytest.mark.parametrize("sort_ip", [False, True])

@@ -229,7 +229,7 @@ def test_an_unsafe_preload_is_refused_or_given_up_as_requested(job: Job, body: s
     (job.folder / "fired").rename(job.folder / "armed")
     ended = job.run(*job.options("unsafe,auto"), "train.py")
     assert ended.status == 0, ended.stderr
-    (line,) = (line for line in lines_of(ended) if "zygote" in line)
+    (line,) = (line for line in lines_of(ended) if "no preload server" in line)
     assert line.startswith("no preload server: importing unsafe ")
     assert why in line
     assert line.endswith("; every rank imports for itself")
@@ -242,7 +242,7 @@ def test_programs_that_this_python_does_not_run_are_refused(job: Job) -> None:
     assert ended.status == USAGE
     assert ended.error_lines() == [
         "rlaunch: error: --preload counted: true is not run by the launcher's Python; leave it out, or "
-        "add auto, with which every rank is started by itself then"
+        "add auto: every rank imports for itself then"
     ]
     ended = job.run(*job.options("auto"), no_python, "true")
     assert ended.status == 0

@@ -212,7 +212,7 @@ def raise_unprintable() -> None:
 def test_an_exception_without_a_text_is_recorded(file: Path) -> None:
     with pytest.raises(Unprintable):
         record(raise_unprintable)()
-    assert json.loads(file.read_text())["message"]["message"].startswith("Untold: ")
+    assert json.loads(file.read_text())["message"]["message"].startswith("Unprintable: ")
 
 
 def test_another_handler_records_instead(file: Path) -> None:
