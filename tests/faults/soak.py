@@ -105,8 +105,8 @@ class Figures:
 
 PAGE = """# Soak
 
-The launcher in random signals: jobs of 1 to 8 ranks that obey SIGTERM, ignore it, fail, die, leave children,
-sessions and daemons and write output, while random signals go to random members of them. Written by
+The soak starts jobs of 1 to 8 ranks that obey SIGTERM, ignore it, fail, die, leave children,
+sessions and daemons and write output, and sends random signals to random processes of them. Written by
 `make soak`; do not edit. Linux {linux}, Python {python}, {cores} cores. What is checked after each run stands
 at the top of `tests/faults/soak.py`.
 """

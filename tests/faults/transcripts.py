@@ -263,7 +263,8 @@ HEAD = """# What a user sees
 
 Made by `python tests/faults/transcripts.py`; do not edit. A job of two ranks at a terminal of 80 columns:
 what is typed, what is pressed (`^C`, `^Z`) and what is shown, in a run of each scene. Pids, times, paths, the
-host and the numbers of lines are replaced by fixed words, colours left out.
+host and the numbers of lines are replaced by fixed words, colours left out. Lines that begin with LAUNCH keep
+Paddle's texts, in which a pod is a node's launcher and a container is a rank.
 """
 
 
