@@ -132,8 +132,8 @@ def broken(points: list[Point]) -> list[str]:
 
 HEAD = """# How many nodes agree
 
-Time from the start of the first node until every node has read the first round with its members, and the bytes
-that a node reads. A node brings 8 ranks and their endpoints, the longest records there are. Written by
+Time from the start of the first node until every node has read the first round with its members, and the
+bytes that a node reads. A node brings 8 ranks and their endpoints, the longest records there are. Written by
 `make agents`; do not edit. {machine}. All nodes, and the etcd or the master of the rendezvous, are on this
 one machine and share its cores: what is measured is all the work of all of them.
 
@@ -141,8 +141,8 @@ one machine and share its cores: what is measured is all the work of all of them
 TAIL = """
 ![time and bytes against nodes](agents.svg)
 
-Each node reads the list of members once. So the bytes that a node reads grow with the number of nodes, and their sum
-grows with its square. The bytes that a node sends do not depend on the number of nodes.
+Each node reads the list of members once. So the bytes that a node reads grow with the number of nodes,
+and their sum grows with its square. The bytes that a node sends do not depend on the number of nodes.
 """
 
 
