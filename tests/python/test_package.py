@@ -92,8 +92,10 @@ def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
     maturin = str(Path(sys.executable).with_name("maturin"))
     run(maturin, "sdist", "--out", str(tmp_path))
     [archive] = tmp_path.glob("*.tar.gz")
+    # Python before 3.10.12 and 3.11.4 has no filters.
+    options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+        tar.extractall(tmp_path, **options)  # type: ignore[arg-type]
     source = archive.with_name(archive.name.removesuffix(".tar.gz"))
     # Dependencies that are built already are reused. What is in a wheel is the same in each profile, and to
     # optimize rlaunch once more takes minutes.
