@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import select
+import signal
 import sys
 import textwrap
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launching import until
 
 TESTS = """
     import os, pytest
@@ -70,11 +72,19 @@ class Session:
 
     def interrupt(self) -> None:
         """Ctrl-C at the prompt, until it is seen: readline misses one that comes before it waits."""
+        # The prompt may be there before pytest has read that a rank's debugger has the terminal.
+        until(self._ignores_interrupts, "pytest to leave Ctrl-C to the debugger")
         for _ in range(60):
             self.type("\x03")
             if select.select([self._terminal], [], [], 1.0)[0]:
                 break
         self.until("--KeyboardInterrupt--")
+
+    def _ignores_interrupts(self) -> bool:
+        """Whether the pytest process ignores SIGINT (proc(5), SigIgn)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+        return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)
 
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
