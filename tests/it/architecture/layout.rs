@@ -52,8 +52,11 @@ fn python_files_are_short_and_folders_small() {
 }
 
 #[test]
-fn test_folders_are_small() {
-    assert_none(&[large_folders(&read("tests", &["rs"])), large_folders(&read("tests", &["py"]))].concat());
+fn test_files_are_short_and_folders_small() {
+    for kind in ["rs", "py"] {
+        let sources = read("tests", &[kind]);
+        assert_none(&[long_files(&sources), large_folders(&sources)].concat());
+    }
 }
 
 #[test]

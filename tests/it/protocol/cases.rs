@@ -2,12 +2,13 @@
 
 use super::node::Exit;
 use super::scenario::{Happening, Life, Story};
+use super::states::state;
 use super::world::{World, time};
 use Life::{Fails, Well};
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
-    OnFailure, OnNodeLoss, RankFailure, RoundMember, RoundStopCause, next_step,
+    Coordinator, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss,
+    RankFailure, RoundMember, RoundStopCause,
 };
 use std::time::Duration;
 
@@ -475,44 +476,4 @@ fn a_node_that_is_back_and_still_runs_stops_before_the_next_round() {
     let world = World::live(&story);
     assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
     assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);
-}
-
-fn state(serial: u64, round: u64, phase: JobPhase) -> JobState {
-    JobState { serial, round, phase, ..Coordinator::new(time(0)).state().clone() }
-}
-
-#[test]
-fn outdated_states_are_ignored() {
-    let mut node = NodeState::new("a");
-    let member = [RoundMember { id: "a".into(), info: NodeInfo::default() }];
-    assert!(node.note_state(&state(5, 2, JobPhase::Running), None));
-    assert_eq!(
-        next_step(&node, &state(5, 2, JobPhase::Running)),
-        NodeStep::Wait,
-        "it does not know yet whether it takes part"
-    );
-    assert!(!node.note_state(&state(4, 2, JobPhase::Running), Some(&member)));
-    assert_eq!(
-        next_step(&node, &state(5, 2, JobPhase::Running)),
-        NodeStep::Start { round: 2 },
-        "the list is still the round's"
-    );
-    assert!(!node.note_state(&state(3, 1, JobPhase::Gathering), Some(&[])));
-    assert!(node.note_state(&state(6, 3, JobPhase::Running), Some(&[])));
-    assert_eq!(
-        next_step(&node, &state(6, 3, JobPhase::Running)),
-        NodeStep::ReportReady { seen: 3 },
-        "it would take part in the next"
-    );
-}
-
-/// The job ended before it had heard anything of it.
-#[test]
-fn a_member_receives_the_end_though_it_never_saw_the_job_open() {
-    let (mut node, ended) = (NodeState::new("a"), state(5, 1, JobPhase::Ended { end: JobEnd::Completed }));
-    node.note_state(&ended, Some(&[]));
-    assert_eq!(next_step(&node, &ended), NodeStep::Wait, "that was an earlier job");
-    let (mut node, members) = (NodeState::new("a"), [RoundMember { id: "a".into(), info: NodeInfo::default() }]);
-    node.note_state(&ended, Some(&members));
-    assert_eq!(next_step(&node, &ended), NodeStep::End(JobEnd::Completed));
 }

@@ -4,6 +4,7 @@ mod cases;
 mod checks;
 mod node;
 mod scenario;
+mod states;
 mod world;
 
 use rlaunch::protocol::{JobEnd, JobPhase, RoundStopCause};
