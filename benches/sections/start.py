@@ -43,8 +43,21 @@ print(json.dumps(min(times)))
 """
 
 
+PTH_LINE = """
+import json, os, time
+from rlaunch._install.pth_file import LINE
+os.environ.pop("RLAUNCH_INSTALL", None)
+times = []
+for _ in range(200):
+    start = time.perf_counter()
+    exec(LINE)
+    times.append(1000 * (time.perf_counter() - start))
+print(json.dumps(min(times)))
+"""
+
+
 def measure_import(session: Session) -> None:
-    """`import` of the package, over bare Python; and of `env.py` alone, which needs no extension."""
+    """`import` of the package, over bare Python; of `env.py` alone, without the extension; the .pth file."""
     packages = {RLAUNCH.name: "rlaunch", PADDLE.name: "paddle", TORCHRUN.name: "torch"}
 
     def cost(python: str, statement: str, turns: int) -> float:
@@ -63,6 +76,10 @@ def measure_import(session: Session) -> None:
     )
     alone: float = answer([RLAUNCH.python, "-c", ALONE, str(session.folder)])
     session.row("import of env.py alone", {RLAUNCH.name: alone}, "ms", Promise("env.py", most=1))
+    line: float = answer([RLAUNCH.python, "-c", PTH_LINE])
+    share = 100 * line / cost(RLAUNCH.python, "pass", 20)
+    what = "rlaunch_install.pth without its variable, of Python's start"
+    session.row(what, {RLAUNCH.name: share}, "%", Promise("install", most=2))
 
 
 def bare(ranks: int, script: Path) -> None:

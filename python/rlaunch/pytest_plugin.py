@@ -1,11 +1,12 @@
 """The pytest plugin: tests marked ``@pytest.mark.ranks(n)`` run on n ranks.
 
-With RLAUNCH_INSTALL=1, a suite that calls ``paddle.distributed.spawn`` runs on rlaunch.
+With RLAUNCH_INSTALL=1, a suite that calls the launchers of Paddle or torch runs on rlaunch.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import contextlib
 
 import pytest
 
@@ -14,13 +15,29 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _is_install_requested() -> bool:
-    return os.environ.get("RLAUNCH_INSTALL", "").lower() in ("1", "true", "yes", "on")
+def _read_requested_frameworks() -> list[str]:
+    from ._install.import_hook import read_variable
+
+    try:
+        return read_variable()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _read_seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) < 1e9:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be a number of seconds, 0 for no limit, but got {text!r}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     timeout = "seconds for a test on ranks, unless its marker or pytest-timeout sets them; 0: no limit"
+    startup_timeout = (
+        "seconds for ranks to start and import the test's file, unless the marker sets them; 0: no limit"
+    )
     parser.addini("ranks_timeout", f"{timeout} (default: 300)")
+    parser.addini("ranks_startup_timeout", f"{startup_timeout} (default: 120)")
     parser.addini(
         "ranks_preload",
         "modules to import once for all tests on ranks whose markers set neither preload nor start_method "
@@ -38,23 +55,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="RANK",
         help="rank that enters the debugger when a test on ranks fails (--pdb: the first rank that fails)",
     )
-    group.addoption("--ranks-timeout", type=float, default=None, metavar="SECONDS", help=timeout)
+    for name, text in (("--ranks-timeout", timeout), ("--ranks-startup-timeout", startup_timeout)):
+        group.addoption(name, type=_read_seconds, default=None, metavar="SECONDS", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "ranks(n, *, timeout=None, start_method=None, gpus=None, frameworks='paddle,torch', preload=None, "
-        "shared=()): run the test on n ranks, each a process of its own.",
+        "ranks(n, *, timeout=None, startup_timeout=None, start_method=None, gpus=None, "
+        "frameworks='paddle,torch', preload=None, shared=()): run the test on n ranks, each a process of its "
+        "own.",
     )
-    if _is_install_requested():
-        from .paddle import install
+    for name in ("ranks_timeout", "ranks_startup_timeout"):
+        try:
+            _read_seconds(config.getini(name) or "0")
+        except argparse.ArgumentTypeError as error:
+            raise pytest.UsageError(f"{name} {error}") from None
+    is_distributed = config.getoption("tx", None) and config.getoption("dist", "no") != "no"
+    if is_distributed and config.getoption("ranks_pdb") is not None:
+        raise pytest.UsageError(
+            "--ranks-pdb is incompatible with distributing tests, because workers of pytest-xdist have no "
+            "terminal; try -n 0"
+        )
+    if names := _read_requested_frameworks():
+        from ._install.import_hook import InstallingFinder
 
-        config.add_cleanup(install().uninstall)
+        finder = InstallingFinder(names)
+        finder.install()
+        config.add_cleanup(finder.uninstall)
 
 
 def pytest_report_header() -> list[str]:
-    return ["rlaunch: installed under paddle.distributed.spawn"] if _is_install_requested() else []
+    names = _read_requested_frameworks()
+    return [f"rlaunch: installed in place of the launchers of {' and '.join(names)}"] if names else []
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

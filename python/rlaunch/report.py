@@ -22,6 +22,7 @@ class RankResult:
         pid: its process id, while it ran.
         attempt: number of restarts before it, from 0.
         seconds: time from its start to its end.
+        ended: when it ended, in seconds since 1970; None if it did not run or this is unknown.
         told: whether the launcher sent it a signal before it ended.
         killed: whether the launcher killed it, after the grace period or at a second signal.
         peak_memory_bytes: its peak memory, including children that it waited for.
@@ -39,6 +40,7 @@ class RankResult:
     pid: int | None
     attempt: int
     seconds: float | None
+    ended: float | None
     told: bool
     killed: bool
     peak_memory_bytes: int | None
@@ -82,10 +84,13 @@ class Report:
         ranks: the ranks, by number.
         attempts: the attempts before the last one, in order.
         swept: number of killed leftover processes that belong to no particular rank.
+        left_running: pid and name of each process that still runs by ``no_sweep``.
         job_id: name of the job.
         host: name of this machine.
         log_dir: absolute path of the folder with the log files.
         verdict: the launcher's failure report; None if there was no failure.
+        reason: why the culprit failed, in one line: the exception that it printed, else its exit.
+        last_lines: the last lines of the culprit's log.
         culprit_role: the culprit's role, as in ``RankResult``.
         job_end: how the whole job ended, if its nodes had a rendezvous; else None.
     """
@@ -97,10 +102,13 @@ class Report:
     ranks: tuple[RankResult, ...]
     attempts: tuple[AttemptResult, ...]
     swept: int
+    left_running: tuple[tuple[int, str], ...]
     job_id: str
     host: str
     log_dir: str
     verdict: str | None
+    reason: str | None
+    last_lines: str | None
     culprit_role: str | None
     job_end: str | None
 
@@ -109,7 +117,9 @@ def make_report_from(result: dict[str, Any]) -> Report:
     """Returns the report of a ``result.json``. Fields that ``Report`` does not have are ignored."""
     ranks = tuple(_make(RankResult, one) for one in result["ranks"])
     attempts = tuple(_make(AttemptResult, one) for one in result["attempts"])
-    report: Report = _make(Report, {"job_end": None, **result, "ranks": ranks, "attempts": attempts})
+    left = tuple((one["pid"], one["name"]) for one in result["left_running"])
+    lists = {"ranks": ranks, "attempts": attempts, "left_running": left}
+    report: Report = _make(Report, {"job_end": None, **result, **lists})
     return report
 
 

@@ -46,7 +46,8 @@ def run(args: Namespace) -> None:
     process of its own; ``rlaunch.launch`` documents how output, signals and Ctrl-C pass through.
 
     Raises:
-        ChildFailedError: a rank failed. Also an instance of torch's class, if torch's errors are imported.
+        ChildFailedError: a rank failed. The text is the failure report, which is not printed besides. Also an
+            instance of torch's class, if torch's errors are imported.
         WorkerError: a signal stopped the job, or node 0's store was lost. Its ``report`` has the details.
         LaunchError: the launcher could not start the job; its ``status`` is the exit status.
         OSError: the launcher cannot be started.

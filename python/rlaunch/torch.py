@@ -43,6 +43,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 class elastic_launch:
     """Runs a function or a program on ranks that restart together: ``elastic_launch(config, f)(*args)``.
 
@@ -57,8 +61,8 @@ class elastic_launch:
         health_check_server: must be None: rlaunch has no health checks.
 
     Raises:
-        ChildFailedError: a rank failed and no restart is left. Also an instance of torch's class, if torch's
-            errors are imported.
+        ChildFailedError: a rank failed and no restart is left. The text is the failure report, which is not
+            printed besides. Also an instance of torch's class, if torch's errors are imported.
         WorkerError: a signal stopped the job, or node 0's store was lost.
         LaunchError: the launcher could not start the job.
         NoResultError: a rank exited successfully without returning, as by ``os._exit(0)``.
@@ -68,8 +72,9 @@ class elastic_launch:
     def __init__(
         self, config: LaunchConfig, entrypoint: Callable[..., Any] | str, health_check_server: None = None
     ) -> None:
-        if health_check_server is not None:
-            raise TypeError("health_check_server: rlaunch has no health checks; leave it out, or give None")
+        from ._elastic.elastic_launch import refuse_health_checks
+
+        refuse_health_checks(health_check_server)
         self._config = config
         self._entrypoint = entrypoint
 
@@ -82,8 +87,9 @@ class elastic_launch:
 def install() -> Installation:
     """Replaces ``torch.distributed.run`` by ``rlaunch.run`` in this process. Imports torch.
 
-    For programs that call it, such as ``accelerate launch``. If it is installed already, nothing changes, and
-    the returned object undoes nothing.
+    For programs that call it, such as ``accelerate launch``. ``torch.distributed.launcher.elastic_launch``,
+    which accelerate's ``notebook_launcher`` calls, runs on ``rlaunch.torch.elastic_launch``. If rlaunch is
+    installed already, nothing changes, and the returned object undoes nothing.
 
     Returns:
         An object whose ``uninstall()`` undoes it, also at the end of a ``with`` block.
@@ -91,16 +97,16 @@ def install() -> Installation:
     Raises:
         ImportError: torch is not installed.
     """
-    from ._install import torchrun
+    from ._install import installed
 
-    return torchrun.install()
+    return installed.install("torch")
 
 
 def uninstall() -> None:
     """Undoes ``install``."""
-    from ._install import torchrun
+    from ._install import installed
 
-    torchrun.uninstall()
+    installed.uninstall("torch")
 
 
 def spawn(

@@ -44,7 +44,7 @@ pub fn plan(
             master: master.clone(),
             binding: share.binding.clone(),
         };
-        let mut env = base_env::without_proxies(vars);
+        let mut env = base_env::of_paddles_launcher(vars);
         env.extend(&share.lists);
         let log_number = match spec.job {
             JobKind::Rpc => {
@@ -81,6 +81,6 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: if spec.job == JobKind::Rpc { "rpc" } else { "collective" },
-        servers_end: false,
+        awaits_servers: false,
     })
 }

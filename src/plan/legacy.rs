@@ -458,6 +458,7 @@ pub fn plan(
         for name in PROXIES.into_iter().filter(|name| vars.contains_key(*name)) {
             env.unset(name);
         }
+        base_env::set_openmp_threads(&mut env, vars);
         env.extend(&paddle_legacy::write(&identity, &world));
         if let Some(interface) = &layout.interface {
             base_env::set_interface(&mut env, vars, interface);
@@ -479,6 +480,6 @@ pub fn plan(
         },
         job_id: spec.job_id.clone(),
         mode: if role == Role::Mapper { "rank mapping" } else { "collective" },
-        servers_end: false,
+        awaits_servers: false,
     })
 }

@@ -17,7 +17,7 @@ pub mod tuner;
 
 use crate::framework::{Binding, paddle_launch, torch};
 use crate::model::{CpuSet, Endpoint, EnvDelta, ProcessLabel, Role};
-pub use output::{AttemptText, LineFilter, OutputPlan, Stream, StreamSink};
+pub use output::{AttemptText, LineFilter, OutputPlan, ShownStream, Stream, StreamSink};
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -136,8 +136,8 @@ pub struct Plan {
     pub job_id: String,
     /// `collective`, `ps`, ...
     pub mode: &'static str,
-    /// Whether servers exit by themselves: workers of other nodes may need them after those of this node have exited.
-    pub servers_end: bool,
+    /// Whether the job waits for the servers to exit, as `paddle.distributed.launch` does.
+    pub awaits_servers: bool,
 }
 
 impl Plan {

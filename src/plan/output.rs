@@ -80,6 +80,15 @@ impl StreamSink {
     }
 }
 
+/// How the console shows a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownStream {
+    /// The prefix of each line; `None`: copied byte for byte.
+    pub prefix: Option<String>,
+    /// Whether the rank gets a terminal, if the console is one. Then the stream is copied byte for byte.
+    pub pty: bool,
+}
+
 /// Filter file: it receives the shown lines of a stream, of all ranks, that contain one of these texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineFilter {

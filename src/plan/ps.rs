@@ -111,7 +111,7 @@ pub fn plan(
     let mut hashes = ExportHashes::default();
     let one = |process: PsProcess| {
         let identity = job.identity(&process);
-        let mut env = base_env::without_proxies(vars);
+        let mut env = base_env::of_paddles_launcher(vars);
         env.extend(&paddle_ps::write(&identity, lists.get_or_insert_with(|| paddle_ps::EndpointLists::of(&identity))));
         let log = format!("{}.{}", process.role.log_prefix(), process.local);
         let file = if process.role == Role::Trainer { process.number.to_string() } else { log.clone() };
@@ -127,11 +127,11 @@ pub fn plan(
         pod,
         job_id: spec.job_id.clone(),
         mode: "ps",
-        servers_end: matches!(spec_ps.launcher, PsLauncher::Launch { .. }) && spec_ps.hosts().len() > 1,
+        awaits_servers: matches!(spec_ps.launcher, PsLauncher::Launch { .. }) || spec.server_timeout.is_some(),
     })
 }
 
-/// The plan for a process whose variables the job platform has set. Only those for nested launchers are added.
+/// The plan for a process whose variables the job platform has set. Only those for nested launchers and OMP_NUM_THREADS are added.
 pub fn platform_process(
     spec: &LaunchSpec,
     role: Role,
@@ -140,6 +140,7 @@ pub fn platform_process(
     context: &LaunchContext,
 ) -> Result<Plan, SpecError> {
     let mut env = EnvDelta::new();
+    base_env::set_openmp_threads(&mut env, vars);
     let env_overflow =
         base_env::complete(&mut env, vars, &context.log_dir, role.log_prefix(), &mut ExportHashes::default())?;
     let argv = command::argv(&spec.script, &spec.args, &context.python, vars);
@@ -151,7 +152,7 @@ pub fn platform_process(
         auto_cluster: spec.auto_cluster,
     };
     let job_id = spec.job_id.clone();
-    Ok(Plan { ranks: vec![one], nnodes: 1, world_size: 1, pod, job_id, mode: "ps", servers_end: false })
+    Ok(Plan { ranks: vec![one], nnodes: 1, world_size: 1, pod, job_id, mode: "ps", awaits_servers: false })
 }
 
 /// One process of this node.

@@ -9,7 +9,7 @@ use crate::plan::env::frameworks;
 use crate::plan::env::frameworks::ExtraFrameworks;
 use crate::plan::env::nested::ExportHashes;
 use crate::plan::{
-    AttemptText, LaunchContext, LineFilter, OutputPlan, PerAttemptEnv, Plan, RankPlan, Stream, StreamSink,
+    AttemptText, LaunchContext, LineFilter, OutputPlan, PerAttemptEnv, Plan, RankPlan, ShownStream, Stream, StreamSink,
 };
 use crate::spec::SpecError;
 use crate::spec::frameworks::Framework;
@@ -67,8 +67,8 @@ impl NodePosition {
     }
 }
 
-/// Shown streams by local rank, each with the prefix of its lines; `None`: bytes are copied unchanged.
-pub type ShownStreams = BTreeMap<(usize, Stream), Option<String>>;
+/// Shown streams by local rank.
+pub type ShownStreams = BTreeMap<(usize, Stream), ShownStream>;
 
 /// The plan for this node. `run_id`: name of the job; `host`: short name of this machine; `workers`: number of workers on
 /// this node; `threads`: OMP_NUM_THREADS, if the launcher sets it; `cpus`: CPUs of each worker, if they are bound.
@@ -124,11 +124,12 @@ pub fn plan(
         let sinks = Stream::BOTH.map(|stream| {
             let (sink, lines) = sink(spec, stream, local_rank);
             let whole = (workers > 1).then(String::new);
-            match lines {
+            let how = match lines {
                 ShownLines::Hidden => None,
-                ShownLines::Unchanged => shown.insert((local_rank, stream), whole),
-                ShownLines::Prefixed => shown.insert((local_rank, stream), Some(prefix.clone())),
+                ShownLines::Unchanged => Some(ShownStream { prefix: whole, pty: spec.pty }),
+                ShownLines::Prefixed => Some(ShownStream { prefix: Some(prefix.clone()), pty: false }),
             };
+            shown.extend(how.map(|how| ((local_rank, stream), how)));
             sink
         });
         ranks.push(RankPlan {
@@ -146,7 +147,7 @@ pub fn plan(
     }
     let pod = paddle_launch::PodInfo { name: String::new(), log_dir: context.log_dir.clone(), auto_cluster: false };
     let (nnodes, world_size, job_id) = (position.nnodes, position.world_size, run_id.to_owned());
-    Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", servers_end: false }, shown))
+    Ok((Plan { ranks, nnodes, world_size, pod, job_id, mode: "torch", awaits_servers: false }, shown))
 }
 
 /// The filter files of `--duplicate-stdout-filters` and `--duplicate-stderr-filters`.

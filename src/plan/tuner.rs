@@ -26,7 +26,7 @@ pub fn plan(
         world_size: cluster.endpoints.len(),
         local_size: cluster.own_ports().len(),
     };
-    let mut env: EnvDelta = base_env::without_proxies(vars);
+    let mut env: EnvDelta = base_env::of_paddles_launcher(vars);
     paddle_tuner::write(&tuner_env, &mut env);
     paddle_launch::write_pod(&context.log_dir, &context.pod_name, &mut env);
     let env_overflow = base_env::complete(&mut env, vars, &context.log_dir, Role::Tuner, &mut ExportHashes::default())?;

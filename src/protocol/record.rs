@@ -214,7 +214,7 @@ pub struct RankFailure {
     pub node: usize,
     /// The rank's name for people: `rank 3`.
     pub process: String,
-    /// How it ended: `exit code 3`, `SIGKILL`.
+    /// How it ended: `exit code 3`, `SIGKILL`; `an error` if it was stopped while it was still exiting.
     pub outcome: String,
     /// The last line of its error, empty if it has none.
     pub message: String,

@@ -5,6 +5,9 @@
 use super::descriptor::Descriptor;
 use super::errors::os_error;
 use crate::run::sweep;
+use crate::run::sweep::Leftover;
+use crate::run::sweep::no_sweep::NoSweep;
+use crate::spec::no_sweep;
 use crate::sys::io::fd;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
@@ -88,16 +91,20 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
             }
         }
         // The host is gone: nothing is left to report the swept processes to.
-        sweep::by_key(key).map(drop)
+        sweep::by_key(key, &NoSweep::default()).map(drop)
     })
     .map_err(os_error)
 }
 
-/// Kills all processes whose key begins with `key` and a slash. Returns their former ids and their names.
+/// The ids and names of processes.
+type Processes = Vec<(i32, String)>;
+
+/// Kills all processes whose key begins with `key` and a slash. Returns those that were killed and those that no sweep ends.
 #[pyfunction]
-pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<Vec<(i32, String)>> {
-    let found = py.detach(|| sweep::by_key(key)).map_err(os_error)?;
-    Ok(found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect())
+pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<(Processes, Processes)> {
+    let swept = py.detach(|| sweep::by_key(key, &NoSweep::default())).map_err(os_error)?;
+    let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();
+    Ok((listed(swept.killed), listed(swept.left)))
 }
 
 /// The ids of processes whose key begins with `key` and a slash.
@@ -117,4 +124,11 @@ pub fn mark_memory(key: &str) {
 #[pyfunction]
 pub fn swept_line(names: Vec<String>) -> String {
     crate::report::failure_report::sweep(names.len(), &[], &names)
+}
+
+/// The line that says what still runs: `left running by RLAUNCH_NO_SWEEP: uploader (pid 4242)`.
+#[pyfunction]
+pub fn left_line(processes: Vec<(i32, String)>) -> String {
+    let processes: Vec<_> = processes.iter().map(|(pid, name)| (*pid, name.as_str())).collect();
+    crate::report::failure_report::left_running(no_sweep::VARIABLE, &processes)
 }

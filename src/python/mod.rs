@@ -56,7 +56,7 @@ mod lib {
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
-    use super::guardian::{find_leftovers, guard, mark_memory, start_guardian, sweep_leftovers, swept_line};
+    use super::guardian::{find_leftovers, guard, left_line, mark_memory, start_guardian, sweep_leftovers, swept_line};
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]
@@ -78,14 +78,16 @@ mod lib {
         py.detach(|| frontend::main(&args, &python, record))
     }
 
-    /// The names of the command line's options and of their aliases, and whether each is a flag.
+    /// The names of the command line's options and of their aliases, whether each is a flag, and the name that replaces it if
+    /// it is deprecated.
     #[pyfunction]
-    fn launch_options() -> BTreeMap<&'static str, bool> {
+    fn launch_options() -> BTreeMap<&'static str, (bool, Option<&'static str>)> {
         let names = |opt: &'static Opt| {
-            let names = std::iter::once(opt.name).chain(opt.aliases.iter().copied()).chain(opt.old.map(|old| old.name));
-            names.map(|name| (name, opt.kind))
+            let names = std::iter::once(opt.name).chain(opt.aliases.iter().copied()).map(|name| (name, None));
+            let names = names.chain(opt.old.map(|old| (old.name, Some(opt.name))));
+            names.map(|(name, replaced_by)| (name, (opt.kind == OptKind::Flag, replaced_by)))
         };
-        OPTIONS.iter().flat_map(names).map(|(name, kind)| (name, kind == OptKind::Flag)).collect()
+        OPTIONS.iter().flat_map(names).collect()
     }
 
     /// The library that reports a lost peer in this end of a rank's log; None if there is no such message.

@@ -7,7 +7,6 @@
 use crate::model::exit::signal_label;
 use crate::model::{Exit, ProcessLabel};
 use crate::report::cause::blame::Blame;
-use crate::report::cause::fault::FaultKind;
 use crate::report::cause::lost_peer::LostPeer;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::{LogTail, shorten};
@@ -69,10 +68,46 @@ pub struct Culprit {
     pub blame: Option<Blame>,
     /// The end of its log.
     pub tail: LogTail,
-    /// It printed that its peer was gone, so the first failure is on another node.
-    pub lost_peer: Option<LostPeer>,
+    /// It failed because it lost its connection to a peer, and no rank of this node is the cause.
+    pub lost_peer: Option<(LostPeer, PeersOfVictim)>,
+    /// The launcher stopped it while it was exiting, so its exit says nothing.
+    pub stopped_by_launcher: bool,
     /// Further facts about its end, such as the OOM killer's; a paragraph a line.
     pub explanation: Option<String>,
+}
+
+impl Culprit {
+    /// Why it failed: the exception that it printed, else its exit.
+    pub fn reason(&self) -> String {
+        self.blame.as_ref().map_or(self.exit.to_string(), |blame| blame.fault.to_string())
+    }
+}
+
+/// What is known of the peers of a rank that lost its connection to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeersOfVictim {
+    /// These had exited successfully before.
+    Exited(Vec<ProcessLabel>),
+    /// There are other nodes, whose launchers know more.
+    OnOtherNodes,
+    /// All are on this node, and none has printed an error.
+    Silent,
+}
+
+/// The sentence on a culprit that lost its connection to a peer.
+pub fn describe_lost_peer(library: LostPeer, peers: &PeersOfVictim) -> String {
+    let what = if library.is_timeout() { "it waited for a peer in vain" } else { "it lost its connection to a peer" };
+    let library = library.name();
+    match peers {
+        PeersOfVictim::Exited(ranks) => {
+            let had = if ranks.len() == 1 { "had" } else { "had all" };
+            format!("{what} ({library}): {} {had} exited with 0 before", named(ranks))
+        }
+        PeersOfVictim::OnOtherNodes => format!("{what} ({library}): look for the cause on another node"),
+        PeersOfVictim::Silent => {
+            format!("{what} ({library}); no other rank has printed an error: see their logs")
+        }
+    }
 }
 
 /// Another rank that failed or was stopped.
@@ -90,6 +125,8 @@ pub struct Victim {
     pub signalled: bool,
     /// It printed that its peer was gone.
     pub lost_peer: bool,
+    /// It printed the same error as the culprit.
+    pub same_failure: bool,
     /// It was killed after the grace period.
     pub killed_after_grace: bool,
 }
@@ -133,7 +170,12 @@ pub fn aftermath(report: &FailureReport) -> String {
 /// The outcome in one sentence.
 pub(crate) fn headline(report: &FailureReport) -> String {
     match &report.outcome {
-        FailureCause::Failed(culprit) => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
+        FailureCause::Failed(culprit) => match &culprit.blame {
+            Some(blame) if culprit.stopped_by_launcher => {
+                format!("{} failed: {}", culprit.label, plain(blame.fault.in_a_line().as_bytes()))
+            }
+            _ => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
+        },
         FailureCause::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
     }
 }
@@ -174,12 +216,8 @@ impl ReportWriter {
         if let Some(blame) = &culprit.blame {
             self.blame(blame);
         }
-        if let Some(library) = culprit.lost_peer {
-            let library = library.name();
-            self.sentence_line(
-                "  ",
-                &format!("it lost its connection to a dead peer ({library}): look for the cause on another node"),
-            );
+        if let Some((library, peers)) = &culprit.lost_peer {
+            self.sentence_line("  ", &describe_lost_peer(*library, peers));
         }
         for paragraph in culprit.explanation.iter().flat_map(|e| e.lines()) {
             self.sentence_line("  ", &plain(paragraph.as_bytes()));
@@ -220,15 +258,8 @@ impl ReportWriter {
             let at = root.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
             self.line(&format!("  first {}{}", shown(text.lines().next().unwrap_or_default()), shown(&at)));
         }
-        match blame.kind {
-            FaultKind::DeviceMemory => self.sentence_line("  ", "the memory of the GPU was full"),
-            FaultKind::DeviceAssert => {
-                self.sentence_line(
-                    "  ",
-                    "GPUs report late: only with CUDA_LAUNCH_BLOCKING=1 does the traceback show the line",
-                );
-            }
-            _ => {}
+        if let Some(hint) = blame.kind.hint() {
+            self.sentence_line("  ", hint);
         }
     }
 
@@ -260,14 +291,14 @@ impl ReportWriter {
         let stopped: Vec<_> = groups.iter().filter(|(f, _)| !alike(f)).collect();
         let failed: Vec<_> = groups.iter().filter(|(f, _)| alike(f)).collect();
         let (named, rest) = failed.split_at(failed.len().min(MOST_ALIKE));
-        for (fate, members) in stopped.iter().filter(|(f, _)| *f == VictimOutcome::LostPeer).chain(named) {
+        for (fate, members) in stopped.iter().filter(|(f, _)| f.comes_first()).chain(named) {
             self.sentence_line("", &fate.sentence(members, because));
         }
         let rest: Vec<&Victim> = rest.iter().flat_map(|(_, members)| members.iter().copied()).collect();
         if !rest.is_empty() {
             self.sentence_line("", &format!("{} failed too, in other ways{}", numbers(&rest), lives(&rest)));
         }
-        for (fate, members) in stopped.iter().filter(|(f, _)| *f != VictimOutcome::LostPeer) {
+        for (fate, members) in stopped.iter().filter(|(f, _)| !f.comes_first()) {
             self.sentence_line("", &fate.sentence(members, because));
         }
     }
@@ -305,9 +336,16 @@ pub fn sweep(count: usize, owners: &[ProcessLabel], names: &[String]) -> String 
     format!("swept {processes} of {whose}{names}")
 }
 
+/// The line that names processes which still run: `left running by --no_sweep: uploader (pid 4242)`.
+pub fn left_running(by: &str, processes: &[(i32, &str)]) -> String {
+    let named = processes.iter().map(|(pid, name)| format!("{} (pid {pid})", plain(name.as_bytes())));
+    format!("left running by {by}: {}", named.collect::<Vec<_>>().join(", "))
+}
+
 /// How a victim ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VictimOutcome {
+    Same,
     LostPeer,
     Failed(Exit),
     Stopped,
@@ -318,15 +356,20 @@ impl VictimOutcome {
     fn of(victim: &Victim) -> VictimOutcome {
         match victim {
             Victim { lost_peer: true, .. } => VictimOutcome::LostPeer,
+            Victim { same_failure: true, killed_after_grace: false, .. } => VictimOutcome::Same,
             Victim { signalled: false, exit, .. } => VictimOutcome::Failed(*exit),
             Victim { killed_after_grace: true, .. } => VictimOutcome::Killed,
             _ => VictimOutcome::Stopped,
         }
     }
 
+    fn comes_first(self) -> bool {
+        matches!(self, VictimOutcome::Same | VictimOutcome::LostPeer)
+    }
+
     fn order(self) -> u8 {
         match self {
-            VictimOutcome::LostPeer => 0,
+            VictimOutcome::Same | VictimOutcome::LostPeer => 0,
             VictimOutcome::Failed(_) => 1,
             VictimOutcome::Stopped => 2,
             VictimOutcome::Killed => 3,
@@ -338,6 +381,7 @@ impl VictimOutcome {
         let too = if because.is_empty() { "" } else { " too" };
         let (were, their) = if one { ("was", "its") } else { ("were", "their") };
         let what = match self {
+            VictimOutcome::Same => "failed in the same way".to_owned(),
             VictimOutcome::LostPeer => format!("lost {their} connection to a dead peer"),
             VictimOutcome::Failed(exit) => format!("failed{too}, with {exit}"),
             VictimOutcome::Stopped => format!("{were} stopped{because}"),

@@ -13,6 +13,7 @@ pub(crate) mod wording;
 pub use crate::report::cause::blame::{Blame, blame};
 pub use crate::report::cause::fault::{CodeLocation, FaultKind, RankFault};
 pub use crate::report::cause::lost_peer::{LostPeer, lost_peer};
+pub use crate::report::console::interrupts::InterruptFilter;
 pub use crate::report::console::lines::LineSplitter;
 pub use crate::report::console::prefix::LinePrefix;
 pub use crate::report::console::tail::{LogTail, tail};

@@ -5,7 +5,7 @@ use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::LogTail;
-use crate::report::failure_report::{Culprit, FailureReport, aftermath};
+use crate::report::failure_report::{Culprit, FailureReport, aftermath, describe_lost_peer};
 use crate::report::wording::lasted;
 
 /// The longest border.
@@ -103,12 +103,15 @@ fn known(culprit: &Culprit) -> Vec<String> {
         if let Some(place) = &blame.fault.place {
             field("at", plain(place.to_string().as_bytes()));
         }
+        if let Some(root) = &blame.root {
+            field("first", plain(root.in_a_line().as_bytes()));
+        }
+        if let Some(hint) = blame.kind.hint() {
+            field("cause", hint.to_owned());
+        }
     }
-    if let Some(library) = culprit.lost_peer {
-        field(
-            "peer",
-            format!("it lost its connection to a dead peer ({}): look for the cause on another node", library.name()),
-        );
+    if let Some((library, peers)) = &culprit.lost_peer {
+        field("peer", describe_lost_peer(*library, peers));
     }
     if let Some(explanation) = &culprit.explanation {
         field("cause", indented(explanation.lines()));

@@ -27,18 +27,20 @@ pub trait RankHost {
     fn group_lingers(&self, _pid: i32) -> bool {
         false
     }
-    /// Whether the next attempt has to wait although its delay is over.
-    fn delays_restart(&self) -> bool {
-        false
+    /// Until when the next attempt has to wait at most, although its delay is over (`clock::now`); `None`: it has not.
+    fn delays_restart(&self) -> Option<Duration> {
+        None
     }
     /// A child that leads a session has ended and is about to be reaped.
     fn before_reap(&mut self, _end: &PendingExit<'_>) {}
-    /// A child has been reaped.
-    fn reaped(&mut self, _id: ChildId, _child: &Child, _exit: Exit) {}
+    /// A child has been reaped. `signalled`: it had been sent a signal to end.
+    fn reaped(&mut self, _id: ChildId, _child: &Child, _exit: Exit, _signalled: bool) {}
     /// Whether the output of a failed child says that it lost a peer.
     fn has_lost_peer(&mut self, _id: ChildId) -> bool {
         false
     }
+    /// A child has failed; the others are about to be asked to stop.
+    fn before_stop(&mut self) {}
     /// Ends all remaining processes of the job, before a new attempt.
     fn sweep_job(&mut self) {}
     /// Reports the progress of a stop or a restart.
@@ -62,7 +64,7 @@ const GROUP_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How long the engine waits for the end of the peer that a failed rank has lost. The kernel closes the sockets of a process
 /// before it reports its end (exit_files before exit_notify in do_exit), and a busy machine may run others in between.
-const PEER_PATIENCE: Duration = Duration::from_millis(50);
+const PEER_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The first token of the host's own descriptors; smaller tokens are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
@@ -157,7 +159,8 @@ impl Engine {
     /// a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
         let again = (!self.lingering.is_empty()).then_some(GROUP_INTERVAL);
-        let time_left = self.time_left().filter(|_| !self.is_delayed(host));
+        let until = self.delayed_until(host);
+        let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
         let timeout = [limit, time_left, again].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
@@ -167,6 +170,9 @@ impl Engine {
             if ended.iter().all(|(id, exit)| exit.is_success() || host.has_lost_peer(*id)) {
                 let living: Vec<_> = self.children.iter().flatten().map(|child| child.as_fd()).collect();
                 pidfd::await_any(&living, PEER_PATIENCE);
+            }
+            if !self.is_stopping() {
+                host.before_stop();
             }
             let more = self.poll.wait(Some(Duration::ZERO))?;
             ended.extend(self.reap(&more, host)?);
@@ -183,17 +189,17 @@ impl Engine {
         tokens.sort_unstable();
         tokens.dedup();
         let mut effects = Vec::new();
-        if !self.is_delayed(host) {
+        if self.delayed_until(host).is_none() {
             self.supervisor.handle_timeout(clock::now(), &mut effects);
         }
         self.act(effects, host)?;
         Ok(tokens)
     }
 
-    /// Whether the supervisor's deadline is the start of the next attempt and has to wait. While ranks live, the deadline
-    /// is another one.
-    fn is_delayed(&self, host: &dyn RankHost) -> bool {
-        host.delays_restart() && self.supervisor.living().is_empty()
+    /// Until when the supervisor's deadline, the start of the next attempt, has to wait, if it has. While ranks live, the
+    /// deadline is another one.
+    fn delayed_until(&self, host: &dyn RankHost) -> Option<Duration> {
+        if self.supervisor.living().is_empty() { host.delays_restart() } else { None }
     }
 
     /// Passes an event from outside to the supervisor.
@@ -229,7 +235,8 @@ impl Engine {
         let Some(exit) = child.try_exit()? else { return Ok(None) };
         self.forget(rank, &child)?;
         self.children[rank] = None;
-        host.reaped(id, &child, exit);
+        let signalled = self.asked.contains(&id) || self.killed.contains(&id);
+        host.reaped(id, &child, exit, signalled);
         Ok(Some((id, exit)))
     }
 

@@ -88,10 +88,10 @@ pub fn run(
     event_loop.run()
 }
 
-/// The lifecycle of each rank: servers whose end the job waits for count as its work.
+/// The lifecycle of each rank.
 fn lifecycles(plan: &Plan) -> Vec<Lifecycle> {
     let of = |rank: &RankPlan| match Lifecycle::of(rank.role) {
-        Lifecycle::Server if plan.servers_end => Lifecycle::Main,
+        Lifecycle::Server if plan.awaits_servers => Lifecycle::AwaitedServer,
         lifecycle => lifecycle,
     };
     plan.ranks.iter().map(of).collect()
@@ -192,6 +192,9 @@ impl<'a> EventLoop<'a> {
         match token {
             SIGNALS => {
                 for signal in self.signals.drain() {
+                    if matches!(signal, libc::SIGWINCH | libc::SIGCONT) {
+                        self.ranks.resize_terminals();
+                    }
                     if let Some(event) = self.event_of(signal, SignalRoute::Directly) {
                         self.ranks.suspend_or_resume_zygote(&event);
                         self.send(event)?;
@@ -233,6 +236,10 @@ impl<'a> EventLoop<'a> {
     fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
         let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
         self.ranks.journal.write(JournalEvent::Signal { signal });
+        // Ranks that receive it too print a traceback each.
+        if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
+            self.ranks.leave_out_interrupts();
+        }
         Some(event)
     }
 
@@ -268,8 +275,18 @@ impl<'a> EventLoop<'a> {
         if let Some(zygote) = launch.zygote.as_deref().filter(|_| membership.is_none()) {
             zygote.end();
         }
-        let mut rest = sweep::all(&launch.kept_children(), launch.cgroup.as_ref())?;
+        let mut is_stopped_again = || {
+            let direct = signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly));
+            // Shared memory is removed even if the launcher process has been killed.
+            let passed_on = supervisor.requested().unwrap_or_default();
+            let all = direct.chain(passed_on.into_iter().map(|signal| (signal, SignalRoute::Requested)));
+            let events = all.filter_map(|(signal, route)| requests.event(signal, route, &launch.forwarded_signals));
+            events.filter(|event| matches!(event, SupervisorEvent::Stop(_))).count() > 0
+        };
+        let (kept, cgroup) = (launch.kept_children(), launch.cgroup.as_ref());
+        let mut rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again)?;
         rest.killed.append(&mut ranks.strays);
+        ranks.close_terminals();
         let is_stop = |signal: &i32| STOP.contains(signal) && !launch.forwarded_signals.contains(signal);
         let mut give_up =
             || signals.drain().iter().any(is_stop) || supervisor.requested().is_none_or(|s| s.iter().any(is_stop));
@@ -288,6 +305,7 @@ impl<'a> EventLoop<'a> {
         for follower in ranks.followers() {
             shown = shown.and(follower.finish(CONSOLE_PATIENCE, limit, &wake, &mut give_up)?);
         }
+        let interrupted = ranks.followers().map(|follower| follower.interrupted_logs()).sum();
         ranks.finish_rotation();
         if let bytes @ 1.. = ranks.unshown() {
             shown = shown.and(ShownMark::AllBut(bytes));
@@ -299,7 +317,18 @@ impl<'a> EventLoop<'a> {
             return Err(io::Error::other("the job ended without a report"));
         };
         let RankProcesses { processes, swept, journal, .. } = ranks;
-        Ok(LaunchResult { report, processes, swept, shown, rest, round_stop, outcome, journal })
+        Ok(LaunchResult {
+            report,
+            processes,
+            swept,
+            shown,
+            interrupted,
+            rest,
+            round_stop,
+            outcome,
+            blame_ground: None,
+            journal,
+        })
     }
 }
 

@@ -1,9 +1,12 @@
 //! What a launch needs beside the plan, and the interface through which a front end hears of its progress.
 
-use crate::plan::{LineFilter, Plan, Stream};
+use crate::plan::{LineFilter, Plan, ShownStream, Stream};
+use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
+use crate::run::sweep::no_sweep::NoSweep;
 use crate::run::zygote::{PreloadContext, Zygote};
 use crate::spec::log_rotation::LogRotationSpec;
+use crate::spec::no_sweep;
 use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
 use crate::sys::process::cgroup::JobCgroup;
 use std::cell::RefCell;
@@ -13,11 +16,11 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// Variables with secrets of the launcher. No process that it starts inherits them.
-pub const SECRET_VARS: [&str; 3] = ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER"];
+/// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
+pub const OWN_VARS: [&str; 4] = ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE];
 
-/// The streams of local ranks that the console shows, each with the prefix of its lines. `None`: copied byte for byte.
-pub type ShownRanks = BTreeMap<(usize, Stream), Option<String>>;
+/// The streams of local ranks that the console shows.
+pub type ShownRanks = BTreeMap<(usize, Stream), ShownStream>;
 
 /// What the ranks are started with, beside the plan.
 pub struct Launch<'a> {
@@ -53,6 +56,8 @@ pub struct Launch<'a> {
     /// The cgroup that ranks start in. The supervisor process creates it, so that the launcher process can still kill
     /// its members when the supervisor is gone.
     pub cgroup: Option<JobCgroup>,
+    /// Processes of ranks that no sweep ends.
+    pub no_sweep: NoSweep,
     /// The preload server that ranks are forked from. The supervisor process owns it, through all rounds.
     pub zygote: Option<Rc<Zygote>>,
     /// The folder of PADDLE_GLOO_FS_PATH, which exists while the job runs.
@@ -86,6 +91,7 @@ impl Launch<'_> {
             nofile: self.nofile,
             job_key: self.job_key.clone(),
             cgroup: self.cgroup.clone(),
+            no_sweep: self.no_sweep.clone(),
             zygote: self.zygote.clone(),
             gloo_tmpdir: self.gloo_tmpdir.clone(),
             removed_on_success: self.removed_on_success.clone(),
@@ -112,8 +118,8 @@ impl Launch<'_> {
 pub trait LaunchListener {
     /// A rank runs.
     fn started(&self, id: ChildId, pid: i32);
-    /// The supervisor stops the job, or restarts it.
-    fn progressed(&self, note: &ProgressNote);
+    /// The supervisor stops the job, or restarts it after this failure.
+    fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>);
     /// The preload server takes long to import these modules.
     fn preload_is_slow(&self, _modules: &str) {}
     /// It has imported them, after so many seconds. Called only after `preload_is_slow`.

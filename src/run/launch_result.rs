@@ -3,10 +3,21 @@
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::output::console::ShownMark;
-use crate::run::ranks::RankState;
+use crate::run::rank_state::RankState;
 use crate::run::record::journal::Journal;
 use crate::run::sweep::{Leftover, SweepResult};
-use crate::supervise::NodeReport;
+use crate::supervise::{NodeReport, RankReport};
+use crate::sys::clock;
+use std::time::Duration;
+
+/// Why another rank than the one that ended first is the culprit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlameGround {
+    /// It wrote its error file first.
+    ErrorFile,
+    /// The rank that ended first, a local rank, had only lost its connection to another.
+    Victim(usize),
+}
 
 /// What remains of a launch.
 pub struct LaunchResult {
@@ -18,12 +29,26 @@ pub struct LaunchResult {
     pub swept: Vec<Vec<Leftover>>,
     /// How much of the ranks' output the console has shown.
     pub shown: ShownMark,
+    /// Of how many logs the console left out a traceback of KeyboardInterrupt.
+    pub interrupted: usize,
     /// Leftovers that belong to no rank in particular.
     pub rest: SweepResult,
     /// Why the other nodes stopped the round, if they did.
     pub round_stop: Option<RoundStop>,
     /// The outcome of the job with the other nodes.
     pub outcome: JobOutcome,
+    /// Why the culprit is not the rank that ended first, if it is another.
+    pub blame_ground: Option<BlameGround>,
     /// The journal, for the last event.
     pub journal: Journal,
+}
+
+impl LaunchResult {
+    /// When a rank ended, by the wall clock.
+    pub fn ended(&self, local_rank: usize) -> Duration {
+        // The supervisor's clock is monotonic; records have the wall clock.
+        let RankReport { started_at, lived, .. } = &self.report.ranks[local_rank];
+        let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
+        clock::wall().saturating_sub(clock::now().saturating_sub(ended))
+    }
 }

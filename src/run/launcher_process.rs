@@ -68,6 +68,8 @@ pub struct LauncherSide {
     status: OwnedFd,
     /// A pipe for signals that the supervisor process has to act on.
     requests: OwnedFd,
+    /// Whether SIGWINCH means nothing else than a new window size.
+    resizes: bool,
     /// Children that existed before: `exec python -m rlaunch` in a shell script inherits those of the shell.
     earlier_children: BTreeSet<i32>,
 }
@@ -100,13 +102,14 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
         signals.install_one(signal);
     }
+    let resizes = signals.install_one(libc::SIGWINCH);
     let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let (requested, requests) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     // Until the supervisor process has a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
-            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, earlier_children }))
+            Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, earlier_children }))
         }
         ForkSide::Child { parent } => {
             tree::become_subreaper()?;
@@ -148,6 +151,7 @@ impl LauncherSide {
                         self.send(libc::SIGCONT);
                         deadline = deadline.map(|at| at + clock::now().saturating_sub(asleep));
                     }
+                    libc::SIGWINCH if self.resizes => self.send(signal),
                     signal => {
                         self.request(signal);
                         if !launch.forwarded_signals.contains(&signal) {
@@ -188,11 +192,16 @@ impl LauncherSide {
     /// Kills all descendants of this process, including the supervisor process, and all processes with the job's key.
     fn sweep(&self, launch: &Launch<'_>) -> io::Result<SweepResult> {
         let cgroup = launch.cgroup.as_ref();
-        let mut swept = sweep::all(&self.earlier_children, cgroup)?;
-        swept.killed.extend(sweep::by_key(&launch.job_key)?);
+        let mut swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false)?;
+        let strays = sweep::by_key(&launch.job_key, &launch.no_sweep)?;
+        swept.killed.extend(strays.killed);
+        swept.left.extend(strays.left);
+        // Descendants have the key too.
+        swept.left.sort();
+        swept.left.dedup();
         // These two belong to the launcher, not to the job.
         swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
-        sweep::close(cgroup);
+        sweep::close(cgroup, &launch.no_sweep);
         Ok(swept)
     }
 

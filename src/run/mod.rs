@@ -2,12 +2,14 @@
 
 pub mod engine;
 pub mod event_loop;
+pub mod first_failure;
 pub mod launch;
 pub mod launch_result;
 pub mod launcher_process;
 pub mod multi_node;
 pub mod output;
 pub mod prepare;
+pub mod rank_state;
 pub mod ranks;
 pub mod record;
 pub mod start_error;

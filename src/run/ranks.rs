@@ -2,11 +2,11 @@
 //! journal entries.
 
 use crate::model::{Exit, ProcessLabel};
-use crate::plan::OutputPlan;
+use crate::plan::{OutputPlan, Stream};
 use crate::protocol::{NodeStop, RankFailure};
-use crate::report::cause::blame::blame;
 use crate::report::lost_peer;
 use crate::run::engine::{PendingExit, RankHost, StartError};
+use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::membership::Membership;
 use crate::run::multi_node::torch_store::ServedTorchStore;
@@ -15,8 +15,10 @@ use crate::run::output::log_files::{self, TAIL_BYTES};
 use crate::run::output::log_rotation::LogRotation;
 use crate::run::output::output_routing::OutputRouting;
 use crate::run::output::rank_streams;
+use crate::run::output::rank_terminal::RankTerminal;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::prepare::preflight::store_limits;
+use crate::run::rank_state::RankState;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::start_error::RankStartError;
 use crate::run::sweep;
@@ -24,6 +26,7 @@ use crate::run::sweep::{Leftover, SweepBudget};
 use crate::run::tokens::ZYGOTE;
 use crate::run::zygote::{ForkedStartError, ZygoteEvent};
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
+use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::cgroup::CgroupDir;
@@ -37,23 +40,12 @@ use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How much of a log's end is searched for the loss of a peer.
 const LOST_PEER_BYTES: u64 = 4 * 1024;
-
-/// The present process of one rank.
-#[derive(Clone, Debug, Default)]
-pub struct RankState {
-    /// Its process id; `None` if it has not run.
-    pub pid: Option<i32>,
-    /// The attempt that it belongs to.
-    pub attempt: u32,
-    /// Offset in its log at which its output starts. While its log is rotated: the offset before anything was removed
-    /// from the log's beginning.
-    pub log_start: u64,
-    /// Its peak memory in bytes, including children that it waited for.
-    pub peak_memory: u64,
-}
+/// A position after the end of any log.
+const FAR: u64 = 1 << 62;
 
 /// The ranks of a plan: what the engine acts on.
 pub struct RankProcesses<'a> {
@@ -71,12 +63,16 @@ pub struct RankProcesses<'a> {
     pub strays: Vec<Leftover>,
     swept_last: usize,
     sweep_budget: SweepBudget,
+    /// When a rank ended last.
+    last_end: Duration,
     /// The TCPStore of the ranks, if the launcher serves it.
     store: ServedTorchStore<'a>,
     /// Log rotation, if there is any.
     rotation: Option<LogRotation>,
     /// Copies logs to the console and to filter files.
     routing: OutputRouting<'a>,
+    /// The terminals of ranks in the present attempt, with the local rank.
+    terminals: Vec<(usize, RankTerminal)>,
     poll: Arc<Poller>,
     /// The journal of events.
     pub journal: Journal,
@@ -110,8 +106,10 @@ impl<'a> RankProcesses<'a> {
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
             sweep_budget: SweepBudget::default(),
+            last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
             routing: OutputRouting::new(launch, poll.clone(), tokens),
+            terminals: Vec::new(),
             poll,
             journal,
             listener,
@@ -128,9 +126,24 @@ impl<'a> RankProcesses<'a> {
         self.routing.follower(number)
     }
 
+    /// From now on leaves out of the console the tracebacks that end in KeyboardInterrupt.
+    pub fn leave_out_interrupts(&mut self) {
+        self.routing.leave_out_interrupts();
+    }
+
     /// Bytes of the logs that could not be followed.
     pub fn unshown(&self) -> u64 {
         self.routing.unshown()
+    }
+
+    /// Gives the ranks' terminals the size of the one that the user sees.
+    pub fn resize_terminals(&self) {
+        self.terminals.iter().for_each(|(_, terminal)| terminal.resize());
+    }
+
+    /// Closes the ranks' terminals after the last output has been copied to the logs.
+    pub fn close_terminals(&mut self) {
+        self.terminals.clear();
     }
 
     fn label(&self, id: ChildId) -> ProcessLabel {
@@ -142,6 +155,7 @@ impl<'a> RankProcesses<'a> {
         let removed = self.rotation.as_mut().map(LogRotation::finish).unwrap_or_default();
         for (process, removed) in self.processes.iter_mut().zip(removed) {
             process.log_start = process.log_start.saturating_sub(removed);
+            process.log_end_at_failure = process.log_end_at_failure.map(|end| end.saturating_sub(removed));
         }
     }
 
@@ -152,28 +166,36 @@ impl<'a> RankProcesses<'a> {
             StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
             _ => return None,
         };
-        let process = &self.processes[local_rank];
-        let id = ChildId { attempt: process.attempt, local_rank };
-        let log = self.launch.tail_file(local_rank, process.attempt);
-        let last = log.map(|log| log_files::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default();
-        let words = blame(&last, exit).map(|blame| blame.fault.in_a_line()).unwrap_or_default();
+        let first = self.describe_failure(local_rank, exit);
+        let process = self.launch.plan.ranks[first.local_rank].label().to_string();
         let (host, node) = (membership.info().host.clone(), membership.round().map_or(0, |(_, own)| own));
-        let (process, how) = (self.label(id).to_string(), exit.to_string());
-        let (status, lost_peer) = (exit.shell_status(), self.has_lost_peer(id));
+        let status = exit.shell_status();
         let again = membership.info().rules.ask_for_restart(status);
         Some(NodeStop::Failure {
             failure: RankFailure {
                 host,
                 node,
                 process,
-                outcome: how,
-                message: words,
+                outcome: first.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
+                message: first.message,
                 status,
-                lost_peer,
+                lost_peer: first.lost_peer,
                 again,
                 ..RankFailure::default()
             },
         })
+    }
+
+    /// The failure behind that of the rank that ended first.
+    fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
+        let read = |local: usize, end: u64| {
+            let (process, rotated) = (&self.processes[local], self.rotation.as_ref().and_then(|all| all.log(local)));
+            let offset = |position: u64| rotated.as_ref().map_or(position, |log| log.offset(position));
+            let end = if end == u64::MAX { end } else { offset(end) };
+            let log = self.launch.tail_file(local, process.attempt);
+            log.map(|log| log_files::tail_until(&log, offset(process.log_start), end, TAIL_BYTES)).unwrap_or_default()
+        };
+        first_failure::describe(&self.processes, ended_first, exit, &read)
     }
 
     /// Forks the rank from the preload server. `None`: it has to be started without.
@@ -220,8 +242,13 @@ impl<'a> RankProcesses<'a> {
         self.store.check().map_err(|source| RankStartError::Store { rank, program: program.clone(), source })?;
         // The logs of an earlier attempt have been moved away.
         let overwrite = self.launch.log_overwrite && id.attempt == 0;
-        let opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
+        let mut opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
             .map_err(|error| step(&error.path.display().to_string(), error.source))?;
+        for stream in Stream::BOTH {
+            let console = self.routing.terminal(id, stream).cloned();
+            let terminal = console.and_then(|console| opened.open_terminal(stream, console));
+            self.terminals.extend(terminal.map(|terminal| (id.local_rank, terminal)));
+        }
         let [stdout, stderr] = opened.descriptors();
         let mut rotated = None;
         if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
@@ -284,21 +311,28 @@ impl RankHost for RankProcesses<'_> {
         self.launch.policy.repeats_signal && sweep::is_group_alive(pid)
     }
 
-    fn delays_restart(&self) -> bool {
-        self.launch.zygote.as_ref().is_some_and(|zygote| zygote.is_importing())
+    fn delays_restart(&self) -> Option<Duration> {
+        if self.launch.zygote.as_ref().is_some_and(|zygote| zygote.is_importing()) {
+            return Some(Duration::MAX);
+        }
+        sweep::shm_manager_works_until(self.last_end)
     }
 
     fn before_reap(&mut self, end: &PendingExit<'_>) {
         let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
         // Processes that an error hides now are found by the sweep of the whole job.
-        let found = sweep::after_rank(end, &key, &mut self.sweep_budget).unwrap_or_default();
+        let found = sweep::after_rank(end, &key, &self.launch.no_sweep, &mut self.sweep_budget).unwrap_or_default();
         self.swept_last = found.len();
         self.swept[end.id.local_rank].extend(found);
     }
 
-    fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit) {
+    fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit, signalled: bool) {
+        // What follows reads the end of its log.
+        self.terminals.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, terminal)| terminal.drain());
         let process = &mut self.processes[id.local_rank];
+        (process.exit, process.signalled) = (Some(exit), signalled);
         process.peak_memory = child.peak_memory();
+        self.last_end = clock::now();
         let (pid, swept, peak_memory_bytes) = (child.pid(), self.swept_last, process.peak_memory);
         let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
         self.journal.write(JournalEvent::RankEnded {
@@ -322,11 +356,24 @@ impl RankHost for RankProcesses<'_> {
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
+    fn before_stop(&mut self) {
+        self.terminals.iter().for_each(|(_, terminal)| terminal.drain());
+        for local in 0..self.processes.len() {
+            let log = self.launch.tail_file(local, self.processes[local].attempt);
+            let rotated = self.rotation.as_ref().and_then(|rotation| rotation.log(local));
+            let removed = rotated.map_or(0, |log| FAR - log.offset(FAR));
+            let end = log.and_then(|log| Some(std::fs::metadata(log).ok()?.len() + removed));
+            self.processes[local].log_end_at_failure = end;
+        }
+    }
+
     fn sweep_job(&mut self) {
-        let swept = sweep::all(&self.launch.kept_children(), self.launch.cgroup.as_ref());
+        let (kept, cgroup) = (self.launch.kept_children(), self.launch.cgroup.as_ref());
+        let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
+        self.close_terminals();
         self.routing.end_attempt();
         self.finish_rotation();
         let backups = self.launch.rotation.map_or(0, |rotation| rotation.backups);
@@ -348,12 +395,20 @@ impl RankHost for RankProcesses<'_> {
         }
     }
 
-    fn report_progress(&mut self, note: ProgressNote) {
-        if let (ProgressNote::Restarting { .. }, Some(zygote)) = (&note, &self.launch.zygote) {
-            // On an error the next start fails, and that is reported.
-            let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
+    fn report_progress(&mut self, mut note: ProgressNote) {
+        let mut failure = None;
+        if let ProgressNote::Restarting { culprit, exit, .. } = &mut note {
+            if let Some(zygote) = &self.launch.zygote {
+                // On an error the next start fails, and that is reported.
+                let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
+            }
+            let first = self.describe_failure(*culprit, *exit);
+            *culprit = first.local_rank;
+            *exit = self.processes[first.local_rank].exit.unwrap_or(*exit);
+            failure = Some(first);
         }
-        self.journal.write_note(&note, |local| self.launch.plan.ranks[local].label());
-        self.listener.progressed(&note);
+        let message = failure.as_ref().map_or("", |first| first.message.as_str());
+        self.journal.write_note(&note, message, |local| self.launch.plan.ranks[local].label());
+        self.listener.progressed(&note, failure.as_ref());
     }
 }

@@ -38,7 +38,7 @@ impl StopRequests {
     /// from a user who presses Ctrl-C again, and that reaches the launcher process.
     pub fn event(&mut self, signal: i32, route: SignalRoute, forwarded: &BTreeSet<i32>) -> Option<SupervisorEvent> {
         match (signal, route) {
-            (libc::SIGCHLD, _) => None,
+            (libc::SIGCHLD, _) | (libc::SIGWINCH, SignalRoute::Directly) => None,
             (libc::SIGTSTP, _) => Some(SupervisorEvent::Suspend),
             (libc::SIGCONT, _) => Some(SupervisorEvent::Resume),
             (_, SignalRoute::Directly) if forwarded.contains(&signal) => None,
@@ -90,6 +90,7 @@ mod tests {
         assert!(requests.event(10, Directly, &forwarded).is_none());
         assert!(matches!(requests.event(10, Requested, &forwarded), Some(SupervisorEvent::ForwardSignal(10))));
         assert!(requests.event(libc::SIGCHLD, Directly, &forwarded).is_none());
+        assert!(requests.event(libc::SIGWINCH, Directly, &forwarded).is_none());
         assert!(matches!(requests.event(libc::SIGTSTP, Directly, &forwarded), Some(SupervisorEvent::Suspend)));
         assert!(matches!(requests.event(libc::SIGCONT, Directly, &forwarded), Some(SupervisorEvent::Resume)));
     }

@@ -1,4 +1,4 @@
-//! `--console_ranks` and `--log_prefix`: which ranks' output the console shows, and the prefix of each line.
+//! `--console_ranks`, `--log_prefix` and `--pty`: which ranks' output the console shows, and how.
 
 use crate::model::{ProcessLabel, Role};
 use crate::spec::error::SpecError;
@@ -25,6 +25,8 @@ pub struct ConsoleSpec {
     pub shown: ShownLogs,
     /// The prefix of each line; `None`: the rank if several are shown, else none.
     pub prefix: Option<PrefixKind>,
+    /// Whether a single rank without a prefix gets a terminal, if the console is one.
+    pub pty: bool,
 }
 
 /// The processes whose logs the console shows.
@@ -39,6 +41,16 @@ pub enum ShownLogs {
 }
 
 impl ConsoleSpec {
+    /// The warning about requested ranks that a job of `world_size` ranks does not have.
+    pub fn without_rank(&self, world_size: usize) -> Option<String> {
+        let ShownLogs::These(ranks) = &self.shown else { return None };
+        let absent: Vec<String> = ranks.range(world_size..).map(usize::to_string).collect();
+        (!absent.is_empty()).then(|| {
+            let (list, last) = (absent.join(","), world_size.saturating_sub(1));
+            format!("--console_ranks {list}: the job has no such rank; its ranks are 0 to {last}")
+        })
+    }
+
     /// Returns the indices of the processes that the console shows.
     pub fn select(&self, all: &[ProcessLabel]) -> Vec<usize> {
         let is_rank = |process: &ProcessLabel| process.role == Role::Trainer;
@@ -52,7 +64,7 @@ impl ConsoleSpec {
     }
 }
 
-/// Reads and checks both options.
+/// Reads and checks these options.
 pub fn check(values: &OptValues) -> Result<ConsoleSpec, SpecError> {
     let prefix = match values.text("log_prefix").unwrap_or("auto") {
         "" | "auto" => None,
@@ -76,5 +88,10 @@ pub fn check(values: &OptValues) -> Result<ConsoleSpec, SpecError> {
             },
         )?),
     };
-    Ok(ConsoleSpec { shown, prefix })
+    let pty = match values.text("pty") {
+        None | Some("" | "auto") => true,
+        Some("never") => false,
+        Some(_) => return Err(values.error("pty", "is not a choice", "give auto or never")),
+    };
+    Ok(ConsoleSpec { shown, prefix, pty })
 }

@@ -1,13 +1,13 @@
 //! What the user asked for: option tables, values with their source, typed and checked requests.
 
 pub mod console;
-pub mod dry_run;
 pub mod endpoints;
 pub mod error;
 pub mod forwarded_signals;
 pub mod frameworks;
 pub mod legacy;
 pub mod log_rotation;
+pub mod no_sweep;
 pub mod options;
 pub mod paddle;
 pub mod preload;

@@ -59,6 +59,15 @@ impl Opt {
     }
 }
 
+/// `--dry_run`: the form in which the launcher prints the plan instead of starting it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DryRun {
+    /// A table.
+    Table,
+    /// JSON.
+    Json,
+}
+
 /// An option without aliases and choices.
 pub const fn opt(
     name: &'static str,
@@ -129,6 +138,8 @@ pub struct OptValues {
     pub overridden: Vec<(&'static str, &'static str, String)>,
     /// The variables in effect that have an old name.
     pub deprecated: Vec<Deprecation>,
+    /// The other name (`gpus`) by which the command line gives an option (`devices`).
+    pub aliases: BTreeMap<&'static str, &'static str>,
 }
 
 /// The variables of a process, by name.
@@ -253,6 +264,7 @@ impl OptValues {
     pub fn field(&self, name: &str) -> String {
         match self.map.get(name).map(|value| &value.source) {
             Some(ValueSource::Env(var)) => (*var).to_owned(),
+            Some(ValueSource::Flag) => format!("--{}", self.aliases.get(name).unwrap_or(&name)),
             _ => format!("--{name}"),
         }
     }

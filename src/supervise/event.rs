@@ -84,6 +84,13 @@ pub enum ProgressNote {
         /// The servers that are alive.
         living: Vec<usize>,
     },
+    /// All children but the servers have exited successfully; the job waits for the servers.
+    AwaitingServers {
+        /// The servers that are alive.
+        living: Vec<usize>,
+        /// How long; `None`: no limit.
+        limit: Option<Duration>,
+    },
     /// A stop signal came; these ranks have the grace period to end.
     Stopping {
         /// The signal.

@@ -14,6 +14,9 @@ pub enum Lifecycle {
     /// its exit status is no failure any more. Until then any status but 0 fails the job. In a job without
     /// a `Main` child it is treated as one.
     Server,
+    /// Like a `Server`, but the job waits for it: when all `Main` children have exited successfully, it may run for
+    /// `SupervisionPolicy::server_timeout` before it receives SIGTERM, and any status but 0 fails the job.
+    AwaitedServer,
 }
 
 impl Lifecycle {
@@ -30,12 +33,15 @@ impl Lifecycle {
 /// The lifecycles that apply: without `Main` children, servers count as `Main`.
 pub(super) fn effective_lifecycles(lifecycles: &[Lifecycle]) -> impl Iterator<Item = Lifecycle> {
     let has_main = lifecycles.contains(&Lifecycle::Main);
-    lifecycles.iter().map(move |one| if *one == Lifecycle::Server && !has_main { Lifecycle::Main } else { *one })
+    lifecycles.iter().map(move |one| match one {
+        Lifecycle::Server | Lifecycle::AwaitedServer if !has_main => Lifecycle::Main,
+        other => *other,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Lifecycle::{First, Main, Server};
+    use super::Lifecycle::{AwaitedServer, First, Main, Server};
     use super::*;
 
     #[test]
@@ -43,6 +49,8 @@ mod tests {
         let effective = |given: &[Lifecycle]| effective_lifecycles(given).collect::<Vec<_>>();
         assert_eq!(effective(&[Server, First, Server]), [Main, First, Main]);
         assert_eq!(effective(&[Server, First, Main]), [Server, First, Main]);
+        assert_eq!(effective(&[AwaitedServer, First]), [Main, First]);
+        assert_eq!(effective(&[AwaitedServer, Main]), [AwaitedServer, Main]);
         assert_eq!(effective(&[]), []);
     }
 }

@@ -18,6 +18,8 @@ use std::time::Duration;
 enum SupervisorPhase {
     Pending,
     Running,
+    /// Only awaited servers are alive; the timer is `server_timeout`.
+    AwaitingServers,
     /// The stop signal has been sent; the timer is the grace period.
     Stopping,
     /// SIGKILL has been sent; the timer is `KILL_PATIENCE`.
@@ -39,6 +41,7 @@ pub struct Supervisor {
     children: Vec<SupervisedChild>,
     grace: Duration,
     stop_by: Option<Duration>,
+    server_timeout: Option<Duration>,
     repeats_signal: bool,
     restarts: RestartCounter,
     /// The attempts that were followed by another.
@@ -57,6 +60,7 @@ impl Supervisor {
             children: effective_lifecycles(lifecycles).map(SupervisedChild::new).collect(),
             grace: policy.grace,
             stop_by: policy.stop_by,
+            server_timeout: policy.server_timeout,
             repeats_signal: policy.repeats_signal,
             restarts: RestartCounter::new(policy.restart),
             attempts: Vec::new(),
@@ -115,6 +119,7 @@ impl Supervisor {
         }
         self.timer.disarm();
         match self.phase {
+            SupervisorPhase::AwaitingServers => self.finish_work(now, effects),
             SupervisorPhase::Stopping => self.kill(now, effects),
             SupervisorPhase::Killing => self.abandon(now, effects),
             SupervisorPhase::Backoff(failed) => self.restart(now, failed, effects),
@@ -132,18 +137,42 @@ impl Supervisor {
 
     /// Continues after an event without a failure: starts the next child, or ends the attempt.
     fn proceed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.phase != SupervisorPhase::Running {
+        if !self.is_running() {
             self.restart_or_finish(now, effects);
         } else if self.is_done() {
-            let living = self.living();
-            if !living.is_empty() {
-                effects.push(Effect::Note(ProgressNote::Finishing { living }));
-            }
-            self.stop(now, StopReason::Done, effects);
+            self.finish_work(now, effects);
         } else if let Some(rank) = self.next_to_start() {
             self.children[rank].state = ChildState::Starting;
             effects.push(Effect::Spawn(self.id(rank)));
+        } else if self.phase == SupervisorPhase::Running && self.only_servers_are_left() {
+            self.phase = SupervisorPhase::AwaitingServers;
+            if let Some(limit) = self.server_timeout {
+                self.timer.arm(now, limit);
+            }
+            let (living, limit) = (self.living(), self.server_timeout);
+            effects.push(Effect::Note(ProgressNote::AwaitingServers { living, limit }));
         }
+    }
+
+    /// The work is done: servers that are alive are signalled.
+    fn finish_work(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        let living = self.living();
+        if !living.is_empty() {
+            effects.push(Effect::Note(ProgressNote::Finishing { living }));
+        }
+        self.stop(now, StopReason::Done, effects);
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::AwaitingServers)
+    }
+
+    /// All children have been started, and all but servers have exited successfully.
+    fn only_servers_are_left(&self) -> bool {
+        self.children.iter().all(|c| match c.lifecycle {
+            Lifecycle::Server | Lifecycle::AwaitedServer => !matches!(c.state, ChildState::Starting),
+            Lifecycle::First | Lifecycle::Main => c.exited_successfully(),
+        })
     }
 
     /// Children start one at a time, and none starts while a `First` runs.
@@ -166,7 +195,7 @@ impl Supervisor {
         child.state = ChildState::Alive;
         child.started = now;
         match self.phase {
-            SupervisorPhase::Running => self.proceed(now, effects),
+            SupervisorPhase::Running | SupervisorPhase::AwaitingServers => self.proceed(now, effects),
             // A stop came while the child was being started, so it has not been signalled yet.
             SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
             SupervisorPhase::Killing => {
@@ -217,6 +246,7 @@ impl Supervisor {
             // A signal during the stop after a failure is the first one.
             SupervisorPhase::Pending
             | SupervisorPhase::Running
+            | SupervisorPhase::AwaitingServers
             | SupervisorPhase::Stopping
             | SupervisorPhase::Backoff(_) => {
                 effects.push(Effect::Note(ProgressNote::Stopping { signal, living: self.living() }));
@@ -250,7 +280,7 @@ impl Supervisor {
         }
         self.resume(now, effects);
         self.add_reason(StopReason::LauncherKilled);
-        if matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::Stopping) {
+        if self.is_running() || self.phase == SupervisorPhase::Stopping {
             self.kill(now, effects);
         }
         self.restart_or_finish(now, effects);
@@ -279,7 +309,7 @@ impl Supervisor {
     /// Begins to stop, once. A later reason changes neither the culprit nor the end of the grace period.
     fn stop(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
         self.add_reason(reason);
-        if matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Running) {
+        if self.phase == SupervisorPhase::Pending || self.is_running() {
             self.resume(now, effects);
             self.phase = SupervisorPhase::Stopping;
             let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));

@@ -52,6 +52,7 @@ pub struct Signals {
     read: OwnedFd,
     _write: OwnedFd,
     old: Vec<(i32, libc::sigaction)>,
+    ignored: Vec<i32>,
 }
 
 impl Signals {
@@ -59,7 +60,7 @@ impl Signals {
     pub fn install() -> io::Result<Self> {
         let (read, write) = pipe()?;
         PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
-        let mut signals = Self { read, _write: write, old: Vec::new() };
+        let mut signals = Self { read, _write: write, old: Vec::new(), ignored: Vec::new() };
         for signal in STOP.into_iter().chain(NOTIFY) {
             signals.install_one(signal);
         }
@@ -67,22 +68,31 @@ impl Signals {
     }
 
     /// Installs the handler of one more signal, unless it was ignored before. SIGCHLD is always handled: while it is
-    /// ignored, the exit status of children is lost (waitpid(2)).
-    pub fn install_one(&mut self, signal: i32) {
+    /// ignored, the exit status of children is lost (waitpid(2)). Returns false if it was handled or ignored.
+    pub fn install_one(&mut self, signal: i32) -> bool {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: a null new action only reads the old one into `before`, which is plain data; the handler of the new action
         // is async-signal-safe.
         unsafe {
             if libc::sigaction(signal, ptr::null(), before.as_mut_ptr()) != 0 {
-                return;
+                return false;
             }
             let before = before.assume_init();
             let handler = before.sa_sigaction;
             let keep = handler == libc::SIG_IGN && signal != libc::SIGCHLD;
-            if !keep && handler != handled().sa_sigaction && libc::sigaction(signal, &handled(), ptr::null_mut()) == 0 {
+            self.ignored.extend(keep.then_some(signal));
+            let installed =
+                !keep && handler != handled().sa_sigaction && libc::sigaction(signal, &handled(), ptr::null_mut()) == 0;
+            if installed {
                 self.old.push((signal, before));
             }
+            installed
         }
+    }
+
+    /// Whether a signal has no handler because it was ignored before.
+    pub fn is_ignored(&self, signal: i32) -> bool {
+        self.ignored.contains(&signal)
     }
 
     /// Opens a new pipe, in a process that was forked from the one that installed the handlers.

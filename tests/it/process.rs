@@ -1,8 +1,10 @@
 //! Real child processes: their environment, signals, cgroups and exit statuses; no other process is ever signalled.
 
+use nix::fcntl::{Flock, FlockArg};
 use rlaunch::model::{CpuSet, Exit};
 use rlaunch::run::engine::{Engine, RankHost, StartError};
 use rlaunch::run::output::console::LogFollower;
+use rlaunch::run::output::pending_text::LogForm;
 use rlaunch::supervise::{
     ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
 };
@@ -268,6 +270,31 @@ fn a_cgroup_that_was_killed_takes_processes_once_it_is_renewed() {
 }
 
 #[test]
+fn a_cgroup_created_anew_survives_who_takes_its_predecessor_for_abandoned() {
+    let Some((group, folder)) = cgroup("anew") else {
+        return assert!(cgroup("anew").is_none(), "nowhere to be had, every time");
+    };
+    drop(folder);
+    // Another launcher locks the cgroup between two rounds of its owner, and goes on once the next has begun.
+    let how = FlockArg::LockExclusiveNonblock;
+    let abandoned = Flock::lock(File::open(group.path()).unwrap(), how).unwrap_or_else(|(_, errno)| panic!("{errno}"));
+    let folder = group.renew(Duration::ZERO).unwrap();
+    let (mut read, write) = pipe();
+    let mut wanted = shell("echo on; read end; exit 7", &write, None);
+    let (input, end) = pipe();
+    wanted.stdio[0] = Some(input.as_raw_fd());
+    wanted.cgroup = Some(folder.as_raw_fd());
+    let child = start(&wanted);
+    read.read_exact(&mut [0; 3]).unwrap();
+    let ended_it = group.end_locked(&abandoned, Duration::from_secs(20));
+    assert_eq!(ended_it.unwrap_err().raw_os_error(), Some(libc::ENOENT), "the locked one is gone");
+    assert_eq!(group.members(), [child.pid()]);
+    drop(end);
+    assert_eq!(ended(&child), Exit::Code(7));
+    assert!(group.close(Duration::from_secs(20)));
+}
+
+#[test]
 fn children_start_without_a_cgroup_that_cannot_be_joined() {
     let no_cgroup = File::open("/dev/null").unwrap();
     let (mut read, write) = pipe();
@@ -406,7 +433,7 @@ fn output_written_before_its_log_was_watched_is_shown() {
     let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
     drop(console);
     assert!(!follower.has_more());
-    follower.follow(&path, 0, None, None).unwrap();
+    follower.follow(&path, 0, None, LogForm::Bytes).unwrap();
     // No event will ever report that the file has grown.
     assert!(follower.has_more());
     follower.copy(&poll).unwrap();
@@ -416,4 +443,27 @@ fn output_written_before_its_log_was_watched_is_shown() {
     shown.read_to_string(&mut text).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(text, "early\n");
+}
+
+#[test]
+fn ranks_at_terminals_share_one_line_by_line_except_for_bars() {
+    let paths = [0, 1].map(|n| std::env::temp_dir().join(format!("rlaunch-shared-{}-{n}", std::process::id())));
+    let mut logs = paths.each_ref().map(|path| File::create(path).unwrap());
+    let (mut shown, console) = pipe();
+    let poll = Poller::new().unwrap();
+    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
+    drop(console);
+    for path in &paths {
+        follower.follow(path, 0, None, LogForm::Terminal).unwrap();
+    }
+    for (log, text) in [(0, "whole\nhalf "), (1, "\r 5%|#"), (0, "line\n"), (1, "\r 9%|##"), (0, "rest")] {
+        logs[log].write_all(text.as_bytes()).unwrap();
+        follower.grown(&poll).unwrap();
+    }
+    follower.finish(Duration::ZERO, Duration::ZERO, &[], &mut || false).unwrap();
+    drop(follower);
+    let mut text = String::new();
+    shown.read_to_string(&mut text).unwrap();
+    paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    assert_eq!(text, "whole\n\r 5%|#half line\n\r 9%|##rest");
 }

@@ -60,6 +60,7 @@ OLD = [
     ("from rlaunch.report import AttemptResult, RankResult, Report", ""),
     ("from rlaunch.run import command, get_args_parser, main, parse_args, run", ""),
     ("from rlaunch.paddle import install, uninstall", ""),
+    ("import rlaunch.torch as t; assert set(t.__all__) <= set(dir(t))", ""),
     ("from rlaunch.torch import LaunchConfig, ProcessContext, elastic_launch, install, uninstall", ""),
     ("from rlaunch.torch import ProcessException, ProcessExitedException, ProcessRaisedException", ""),
     ("from rlaunch.torch import spawn, start_processes", ""),

@@ -87,20 +87,35 @@ def test_the_package_depends_on_nothing() -> None:
     assert "\ndependencies = []\n" in (ROOT / "pyproject.toml").read_text()
 
 
+def unpack(archive: Path, folder: Path) -> Path:
+    """The sources, in a folder that stays. Only files that differ are written, as cargo compares times."""
+    fresh = archive.parent / "fresh"
+    # Python before 3.10.12 and 3.11.4 has no filters.
+    options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as tar:
+        tar.extractall(fresh, **options)  # type: ignore[arg-type]
+    [top] = fresh.iterdir()
+    for file in [path for path in folder.rglob("*") if path.is_file()]:
+        if not (top / file.relative_to(folder)).is_file():
+            file.unlink()
+    for file in [path for path in top.rglob("*") if path.is_file()]:
+        to = folder / file.relative_to(top)
+        if not to.is_file() or to.read_bytes() != file.read_bytes():
+            to.parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(file.read_bytes())
+    return folder
+
+
 @pytest.mark.timeout(600)
 def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
     maturin = str(Path(sys.executable).with_name("maturin"))
     run(maturin, "sdist", "--out", str(tmp_path))
     [archive] = tmp_path.glob("*.tar.gz")
-    # Python before 3.10.12 and 3.11.4 has no filters.
-    options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, **options)  # type: ignore[arg-type]
-    source = archive.with_name(archive.name.removesuffix(".tar.gz"))
     # Dependencies that are built already are reused. What is in a wheel is the same in each profile, and to
     # optimize rlaunch once more takes minutes.
     profile = ["--release"] if FULL else []
     target = os.environ.get("CARGO_TARGET_DIR", str(ROOT / "target"))
+    source = unpack(archive, Path(target) / "sdist")
     wheels = tmp_path / "wheels"
     run(maturin, "build", *profile, "--locked", "--out", str(wheels), cwd=source, CARGO_TARGET_DIR=target)
     [wheel] = wheels.glob("*.whl")

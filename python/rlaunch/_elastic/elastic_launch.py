@@ -34,6 +34,12 @@ def run_elastic(
         return function_worker.load_results(results, [rank.rank for rank in report.ranks])
 
 
+def refuse_health_checks(server: Any) -> None:
+    """Raises a TypeError if there is a health check server."""
+    if server is not None:
+        raise TypeError("health_check_server: rlaunch has no health checks; leave it out, or give None")
+
+
 def build_options(config: LaunchConfig, run_id: str) -> list[str]:
     """Returns the options of ``python -m rlaunch.run`` for a config."""
     conf = dict(config.rdzv_configs)
@@ -61,6 +67,8 @@ def build_options(config: LaunchConfig, run_id: str) -> list[str]:
         **_read_numa_options(config.numa_options),
     }
     options = [f"--{name}={value}" for name, value in values.items() if value is not None]
+    # torchrun, not its elastic_launch, sets OMP_NUM_THREADS to 1.
+    options.append("--share-cpus")
     return [*options, "--virtual-local-rank"] if config.virtual_local_rank else options
 
 

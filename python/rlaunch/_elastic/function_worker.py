@@ -30,9 +30,11 @@ def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) ->
     """
     from .._spawn.main_guard import check_main_guard
     from .._spawn.pickling import build_preparation_data
+    from .._spawn.start.preparation import add_cell_sources
 
     check_main_guard()
     preparation, has_main = build_preparation_data("rank")
+    add_cell_sources(preparation)
     # multiprocessing's type for it can only be pickled for a process of its own.
     preparation["authkey"] = bytes(preparation["authkey"])
     call = (entrypoint, tuple(args))

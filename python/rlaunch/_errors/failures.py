@@ -90,18 +90,28 @@ def _read_error_file(path: str) -> tuple[dict[str, Any], Any, int] | None:
 
 
 class ChildFailedError(Exception):
-    """Ranks failed. The text is the failure report that torchrun prints.
+    """Ranks failed. The text is the failure report in the form that torchrun prints.
 
     Attributes:
         name: name of the program or function that they ran.
         failures: the failed ranks by global rank, in the order of the report.
+        report: the ``rlaunch.Report`` of the job; None if no launcher made one.
     """
 
-    def __init__(self, name: str, failures: dict[int, ProcessFailure], root: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        failures: dict[int, ProcessFailure],
+        root: int | None = None,
+        report: Any = None,
+        text: str = "",
+    ) -> None:
         """
         Args:
             root: the global rank that failed first. Default, as in torch: the first one in ``failures`` with
                 the smallest timestamp.
+            report: the ``rlaunch.Report`` of the job.
+            text: the launcher's failure report. Default: ``format_msg()``.
 
         Raises:
             ValueError: ``failures`` is empty or does not contain ``root``.
@@ -110,12 +120,13 @@ class ChildFailedError(Exception):
             raise ValueError(f"the root cause, rank {root}, is not among the failures: {list(failures)}")
         self.name = name
         self.failures = failures
+        self.report = report
         self._root = root
         # Not by super(): torch's class may be next, and takes more arguments.
-        Exception.__init__(self, self.format_msg())
+        Exception.__init__(self, text or self.format_msg())
 
     def __reduce__(self) -> Any:
-        return _make_child_failed_error, (self.name, self.failures, self._root)
+        return _make_child_failed_error, (self.name, self.failures, self._root, self.report, str(self))
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Returns the root cause: its global rank and its failure."""
@@ -164,6 +175,6 @@ def _format_failure(index: int, rank: int, failure: ProcessFailure, host: str) -
 
 
 def _make_child_failed_error(
-    name: str, failures: dict[int, ProcessFailure], root: int | None
+    name: str, failures: dict[int, ProcessFailure], root: int | None, report: Any, text: str
 ) -> ChildFailedError:
-    return peer_class(ChildFailedError, TORCH_ERRORS)(name, failures, root)
+    return peer_class(ChildFailedError, TORCH_ERRORS)(name, failures, root, report, text)

@@ -1,4 +1,4 @@
-"""Replaces attributes of modules, and restores them."""
+"""Replaces attributes of modules and functions, and restores them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import ModuleType, TracebackType
+    from types import TracebackType
 
 
 class Installation:
     """The effect of ``install()``; ``uninstall()`` or the end of a ``with`` block undoes it."""
 
-    def __init__(self, replacements: Iterable[tuple[ModuleType, str, Any]]) -> None:
+    def __init__(self, replacements: Iterable[tuple[Any, str, Any]]) -> None:
         """
         Args:
-            replacements: a module, the name of its attribute, and the new value of that.
+            replacements: an object, the name of its attribute, and the new value of that.
         """
-        self._originals: list[tuple[ModuleType, str, Any]] = []
-        for module, name, value in replacements:
-            self._originals.append((module, name, getattr(module, name)))
-            setattr(module, name, value)
+        self._originals: list[tuple[Any, str, Any]] = []
+        for owner, name, value in replacements:
+            self._originals.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, value)
 
     @property
     def is_active(self) -> bool:
@@ -39,8 +39,8 @@ class Installation:
     def uninstall(self) -> None:
         """Restores the original values. A second call has no effect."""
         while self._originals:
-            module, name, value = self._originals.pop()
-            setattr(module, name, value)
+            owner, name, value = self._originals.pop()
+            setattr(owner, name, value)
 
     def __enter__(self) -> Installation:
         return self

@@ -27,12 +27,14 @@ def launch(
 
     Output of the ranks and the launcher goes to this program's stdout and stderr: to descriptors 1 and 2 if
     ``sys.stdout`` and ``sys.stderr`` use them, otherwise (a notebook, pytest's capturing) through these
-    objects.
+    objects. A shown rank's stdout and stderr are one log file, as in Paddle, and both go to stdout.
 
     Ctrl-C: the first one asks the ranks to stop, a second one kills them. When all ranks have ended, the
-    KeyboardInterrupt is raised. Any other exception of a signal handler has the same effect. This holds in
-    the main thread, where Python runs signal handlers. A call in another thread shares the terminal's process
-    group and stops only by the terminal's Ctrl-C. In a coroutine, call it through ``asyncio.to_thread``.
+    KeyboardInterrupt is raised. Any other exception of a signal handler has the same effect. SIGTERM, SIGHUP
+    and SIGQUIT stop the ranks and then end this process, unless the program handles or ignores them. This
+    holds in the main thread, where Python runs signal handlers. A call in another thread shares the
+    terminal's process group and stops only by the terminal's Ctrl-C. In a coroutine, call it through
+    ``asyncio.to_thread``.
 
     Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like. ``ranks`` of
     the report are those of this node; ``job_end`` is the outcome of the whole job. A rank that fails on
@@ -53,7 +55,7 @@ def launch(
 
     Raises:
         WorkerError: a rank failed, a signal stopped the job, or another node was lost. Its ``report`` has
-            the details.
+            the details. If a rank failed, its text is the failure report, which is not printed besides.
         LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
             the rendezvous failed or the job did not admit this node.
         TypeError: an option does not exist.
@@ -77,18 +79,19 @@ def _build_flags(options: dict[str, Any]) -> list[bytes]:
             raise TypeError(_describe_unknown(name, known))
         if value is None:
             continue
-        if known[name]:
+        is_flag, _ = known[name]
+        if is_flag:
             flags += [b"--" + name.encode()] if value else []
         else:
             flags.append(b"--" + name.encode() + b"=" + _format_value(value))
     return flags
 
 
-def _describe_unknown(name: str, known: dict[str, bool]) -> str:
+def _describe_unknown(name: str, known: dict[str, tuple[bool, str | None]]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, known.keys() - {name}, 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {(known[near[0]][1] or near[0])!r}?" if near else ""
     return f"launch() has no option {name!r}{hint}"
 
 

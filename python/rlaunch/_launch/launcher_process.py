@@ -6,6 +6,7 @@ import os
 import sys
 
 from .. import _lib
+from .outcome import print_unraised_report
 from .status_pipe import VARIABLE
 
 TYPE_CHECKING = False  # Importing typing takes longer than this module.
@@ -16,16 +17,81 @@ if TYPE_CHECKING:
 def run_launcher(argv: list[bytes], environ: dict[str, str], cwd: Any) -> tuple[bytes, int | None]:
     """Runs the launcher until it ends; returns what it wrote to its status pipe, and its exit status.
 
+    A SIGTERM, SIGHUP or SIGQUIT whose action is the default one is passed on to the launcher, and ends this
+    process once the job has ended.
+
     Raises:
         OSError: the launcher cannot be started.
         BaseException: an exception that a signal handler raised, once the job has ended.
     """
-    launcher = _Launcher(argv, environ, cwd)
-    try:
-        launcher.wait()
-    finally:
-        launcher.end()
+    with _DeferredSignals() as signals:
+        launcher = _Launcher(argv, environ, cwd)
+        try:
+            launcher.wait(signals)
+        finally:
+            launcher.end()
     return bytes(launcher.record), launcher.status
+
+
+class _DeferredSignals:
+    """Handlers of signals that would end this process, and with it the job, without a grace period.
+
+    A handler raises only while `wait` can take the exception. The end of the ``with`` block removes the
+    handlers, and the first signal received ends this process.
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._raised = 0
+        self._raises = False
+        self._handled: list[int] = []
+
+    def __enter__(self) -> _DeferredSignals:
+        import signal
+        import threading
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._handled.append(number)
+                    signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, _frame: Any) -> None:
+        self._received.append(number)
+        self.check()
+
+    def arm(self) -> None:
+        """From now on raises the next signal, at once if it has been received."""
+        self._raises = True
+        self.check()
+
+    def disarm(self) -> None:
+        """From now on only remembers signals."""
+        self._raises = False
+
+    def check(self) -> None:
+        """Raises a signal that has not been raised: one was swallowed, or came while this was disarmed."""
+        if self._raises and self._raised < len(self._received):
+            self._raises = False
+            number = self._received[self._raised]
+            self._raised += 1
+            raise _SignalReceived(number)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        import signal
+
+        for number in self._handled:
+            signal.signal(number, signal.SIG_DFL)
+        if self._received:
+            os.kill(os.getpid(), self._received[0])
+
+
+class _SignalReceived(BaseException):
+    """Interrupts a wait for the launcher; `run_launcher` does not raise it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 class _Launcher:
@@ -78,7 +144,7 @@ class _Launcher:
             pass
         return self._open_pipe(_TextSink(stream)).writer
 
-    def wait(self) -> None:
+    def wait(self, signals: _DeferredSignals) -> None:
         """Waits until the launcher has ended. An exception meanwhile stops the job, and is raised then."""
         import signal
 
@@ -86,7 +152,9 @@ class _Launcher:
         others = 0
         while True:
             try:
-                self._forward_output()
+                signals.arm()
+                self._forward_output(signals)
+                signals.disarm()
                 break
             except KeyboardInterrupt as error:
                 interrupted = interrupted or error
@@ -96,13 +164,15 @@ class _Launcher:
                 others += 1
                 if others > 2:
                     break
-                self._process.signal(signal.SIGTERM)
+                self._process.signal(error.number if isinstance(error, _SignalReceived) else signal.SIGTERM)
         if interrupted is not None:
+            print_unraised_report(bytes(self.record))
             raise interrupted
 
-    def _forward_output(self) -> None:
+    def _forward_output(self, signals: _DeferredSignals) -> None:
         ended = self._process.fileno()
         while self.status is None or not self._has_record():
+            signals.check()
             readers = {pipe.reader: pipe for pipe in self._pipes if pipe.reader >= 0}
             for fd in _lib.await_readable([*readers, *([ended] if self.status is None else [])]):
                 if fd == ended:

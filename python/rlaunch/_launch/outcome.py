@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..report import Report
@@ -38,3 +40,22 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
     if report.outcome in ("too_few_nodes", "refused"):
         raise LaunchError(report.job_end or report.outcome, report.exit_status)
     raise WorkerError(report.verdict or report.job_end or f"the job ended with {report.outcome}", report)
+
+
+def print_unraised_report(record: bytes) -> None:
+    """Prints the failure report or the error of a job that failed, if no exception with it is raised."""
+    import contextlib
+    import json
+
+    # The launcher may have been killed in the middle of the record; stderr may be closed, missing or broken.
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        fields = json.loads(record or b"{}")
+        outcome, text = fields.get("outcome"), ""
+        if outcome is None and "error" in fields:
+            text = f"rlaunch: error: {fields['error']}\n"
+        elif outcome == "not_started":
+            why = next((rank["why"] for rank in fields["ranks"] if rank.get("why")), "")
+            text = f"rlaunch: error: cannot start {why}\n"
+        elif outcome == "failed":
+            text = fields.get("verdict") or ""
+        print(text, end="", file=sys.stderr, flush=True)

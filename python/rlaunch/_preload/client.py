@@ -94,7 +94,7 @@ class Zygote:
             raise ZygoteError(f"no preload server: {reply['refused']}")
         if "failed" in reply:
             error = ZygoteError(f"no preload server: {reply['failed']}")
-            if "traceback" in reply and hasattr(error, "add_note"):  # Python 3.11.
+            if reply.get("traceback") and hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(reply["traceback"].rstrip())
             raise error
 

@@ -107,9 +107,11 @@ def _import_modules(modules: list[str]) -> dict[str, Any]:
             lines = traceback.format_exception_only(type(error), error)
             # The reply has to fit into one message, and JSON takes up to six bytes a character.
             frames = "".join(traceback.format_tb(error.__traceback__))[-6000:]
+            # If the module itself does not exist, all frames are those of the import.
+            is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
             return {
                 "failed": f"import {module}: {lines[-1].strip()}"[:1500],
-                "traceback": f"{frames}{''.join(lines)[:2000]}",
+                "traceback": "" if is_absent else f"{frames}{''.join(lines)[:2000]}",
             }
     return {"ready": True, "seconds": round(time.monotonic() - start, 3), "imported": modules}
 

@@ -12,6 +12,8 @@ from .. import _lib
 
 # The variable: KEY=<program>/<call of spawn>/0/<rank>.
 KEY = "RLAUNCH_RANK_KEY"
+# The variable that spares a process from the sweep, if its value is 1. No rank inherits it.
+NO_SWEEP = "RLAUNCH_NO_SWEEP"
 
 # This process's key, and the descriptor whose closing tells its guardian that this process has ended. An
 # entry is added in one step: if an exception comes between the guardian's start and that, the guardian
@@ -52,14 +54,20 @@ def key_variable(key: str, rank: int) -> dict[str, str]:
     return {KEY: f"{key}/0/{rank}"}
 
 
-def sweep_leftovers(key: str) -> list[tuple[int, str]]:
-    """Ends the processes that the ranks of one ``spawn`` left; returns the pid and name of each."""
+def sweep_leftovers(key: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
+    """Ends the processes that the ranks of one ``spawn`` left.
+
+    Returns:
+        The pid and name of each process that was ended, and of each that ``NO_SWEEP`` spares.
+    """
     return _lib.sweep_leftovers(key)
 
 
-def swept_message(swept: list[tuple[int, str]]) -> str:
-    """Returns the line that reports swept processes."""
-    return f"rlaunch: {_lib.swept_line([name for _, name in swept])}"
+def swept_message(swept: list[tuple[int, str]], left: list[tuple[int, str]]) -> str:
+    """Returns the lines that report swept processes, and those left running; empty if there is none."""
+    lines = [_lib.swept_line([name for _, name in swept])] if swept else []
+    lines += [_lib.left_line(left)] if left else []
+    return "\n".join(f"rlaunch: {line}" for line in lines)
 
 
 # The guardian is not a child of a process forked off this one.

@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import outcome, preload_modules
+from . import outcome, preload_modules, subtests
 from .marker import MarkerError, RanksMarker, read_marker
 from .rank_server import read_file
 from .resources.device_locks import TooFewDevices
-from .run import Run
+from .run import Outcome, Run
+from .stacks.at_quit import stacks_at_quit
+from .stacks.grouping import format_ranks
 from .task_builder import build_task
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-DEFAULT_TIMEOUT = 300.0
+_DEFAULT_TIMEOUT = 300.0
+_DEFAULT_STARTUP_TIMEOUT = 120.0
 
 # The checked marker, or its error.
 _marker = pytest.StashKey["RanksMarker | MarkerError"]()
 _run = pytest.StashKey[Run]()
 _raised = pytest.StashKey[BaseException]()
+# The test during which the session was interrupted.
+_interrupted = pytest.StashKey[pytest.Item]()
 # The timeout of pytest-timeout, in seconds.
 _timeout = pytest.StashKey[float]()
 # The modules that the zygote imports, by the value of `preload`.
@@ -48,13 +53,40 @@ def run_on_ranks(config: pytest.Config, items: list[pytest.Item]) -> None:
         closure = item.fixturenames  # type: ignore[attr-defined]
         own = [name for name in ("tmp_path",) if name in closure and name not in marker.shared]
         item.fixturenames = [*own, *marker.shared]  # type: ignore[attr-defined]
+        item.__dict__["setup"] = functools.partial(_set_up, item, tuple(item.fixturenames))  # type: ignore[attr-defined]
         item.__dict__["runtest"] = functools.partial(_run_phase, item, "call")
+    if not hasattr(config, "workerinput"):  # Workers of pytest-xdist have no debugger.
+        _check_debug_rank(config, items)
     if not config.pluginmanager.has_plugin("rlaunch-ranks"):
-        config.pluginmanager.register(_Hooks(), "rlaunch-ranks")
+        config.pluginmanager.register(_Hooks(config), "rlaunch-ranks")
+
+
+def _check_debug_rank(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuses ``--ranks-pdb`` for a rank that no test has."""
+    chosen: int | None = config.getoption("ranks_pdb", None)
+    markers = [item.stash[_marker] for item in items]
+    largest = max((marker.n for marker in markers if isinstance(marker, RanksMarker)), default=None)
+    if chosen is not None and largest is not None and not 0 <= chosen < largest:
+        ranks = format_ranks(list(range(largest)))
+        raise pytest.UsageError(
+            f"--ranks-pdb {chosen}: no selected test has this rank; the largest has {ranks}"
+        )
+
+
+def _set_up(item: Any, names: tuple[str, ...]) -> None:
+    """Sets up these fixtures alone. The ranks set up others that a plugin has added (pytest-asyncio)."""
+    fill = item._request._fillfixtures
+
+    def fill_own() -> None:
+        item.fixturenames = list(names)
+        fill()
+
+    item._request._fillfixtures = fill_own
+    type(item).setup(item)
 
 
 def _read_marker(item: pytest.Item) -> RanksMarker:
-    mark = item.get_closest_marker("ranks")
+    mark = _find_mark(item)
     if not isinstance(item, pytest.Function) or mark is None:
         raise MarkerError(
             f"@pytest.mark.ranks is for test functions and methods, not for {type(item).__name__}"
@@ -65,11 +97,22 @@ def _read_marker(item: pytest.Item) -> RanksMarker:
     try:
         return read_marker(mark, item.config.getini("ranks_preload") or None)
     except MarkerError as error:
-        raise MarkerError(f"{item.nodeid}: {error}") from None
+        # pytest's summary has room for the reason alone.
+        raise MarkerError(f"{error} (@pytest.mark.ranks of {item.nodeid})") from None
+
+
+def _find_mark(item: pytest.Item) -> pytest.Mark | None:
+    """Returns the marker of ``pytest.param(..., marks=)``, else the closest one."""
+    callspec = getattr(item, "callspec", None)
+    of_parameters = [mark for mark in callspec.marks if mark.name == "ranks"] if callspec is not None else []
+    return of_parameters[-1] if of_parameters else item.get_closest_marker("ranks")
 
 
 class _Hooks:
     """The plugin with the hooks."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -82,7 +125,10 @@ class _Hooks:
             or item.config.getoption("setupplan", False)
         ):
             return
-        run = item.stash[_run] = Run(lambda warning: _record_warning(item, warning))
+        _leave_fixtures_to_ranks(item)
+        run = item.stash[_run] = Run(
+            lambda warning: _record_warning(item, warning), _get_startup_timeout(item, marker)
+        )
         run.set_timeout(_get_timeout(item, marker))
         if "preload" in marker.options:
             marker.options["preload"] = _list_preload_modules(item.config, marker.options["preload"])
@@ -93,9 +139,10 @@ class _Hooks:
         except (ValueError, RuntimeError, OSError) as error:
             text = f"the ranks cannot be started: {str(error).strip()}"
             raise pytest.fail.Exception(text, pytrace=False) from None
-        except BaseException:
+        except BaseException as error:
             # An interrupt. With --pdb there may be no teardown.
             run.close()
+            _record_interrupt(item, "setup", error)
             raise
         _run_phase(item, "setup")
 
@@ -119,17 +166,38 @@ class _Hooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        report = yield
         run, raised = item.stash.get(_run, None), item.stash.get(_raised, None)
+        if run is not None:
+            subtests.log_subtests(item, run, call.when, self)
+        report = yield
         if run is not None and call.excinfo is not None and call.excinfo.value is raised:
             report.longrepr = outcome.format_failure(item, run)
             # It was raised in a rank, where --pdb has shown it. This process has no frames to debug.
             call.excinfo = None
+        if run is not None:
+            subtests.fail_if_subtests_failed(run, report)
             if run.has_quit:
                 item.session.shouldstop = "Quitting debugger"
+            elif isinstance(raised, KeyboardInterrupt):  # With --pdb, where pytest goes on after it.
+                item.session.shouldstop = "KeyboardInterrupt"
         if call.when == "teardown" and run is not None:
             del item.stash[_run]
         return report
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        item = self._config.stash.get(_interrupted, None)
+        if item is None or excinfo.value is not item.stash.get(_raised, None):
+            return
+        run = item.stash[_run]
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        shown = getattr(reporter, "_keyboardinterrupt_memo", None)
+        if shown is not None and isinstance(excinfo.value, KeyboardInterrupt):
+            # Instead of the line of this plugin that waited for the ranks.
+            text = outcome.format_interrupt(item, run)
+            shown.reprcrash = outcome.InterruptedRanks(text)
+            shown.addsection("ranks", text)  # With --full-trace.
+        run.close()
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:
@@ -146,6 +214,23 @@ class _Hooks:
         return True if item.stash.get(_timeout, None) is not None else None
 
 
+def _leave_fixtures_to_ranks(item: pytest.Item) -> None:
+    """Keeps plugins from setting up fixtures here that the ranks set up.
+
+    Hypothesis's plugin asks the test's request for each fixture, whose scope it checks
+    (``pytest_runtest_call`` in ``_hypothesis_pytestplugin.py``). It gets the definition instead.
+    """
+    request: Any = item._request  # type: ignore[attr-defined]
+    set_up = request._get_active_fixturedef
+
+    def get(name: str) -> Any:
+        definitions = request._arg2fixturedefs.get(name)
+        is_ours = name in item.fixturenames  # type: ignore[attr-defined]
+        return set_up(name) if is_ours or not definitions else definitions[-1]
+
+    request._get_active_fixturedef = get
+
+
 def _run_phase(item: pytest.Item, phase: str) -> None:
     """Waits until all ranks have passed a phase.
 
@@ -155,16 +240,36 @@ def _run_phase(item: pytest.Item, phase: str) -> None:
     __tracebackhide__ = True
     run = item.stash[_run]
     try:
-        run.run_until(phase)
-    except BaseException:
+        with stacks_at_quit(functools.partial(_describe_at_quit, item, run)):
+            run.run_until(phase)
+    except BaseException as error:
         run.close()
+        _record_interrupt(item, phase, error)
         raise
     is_decided = run.outcome is not None and run.outcome.when == phase
     if is_decided or phase != "setup":
         _add_output(item, run)
     if is_decided:
-        raised = item.stash[_raised] = outcome.make_exception(run)
+        raised = item.stash[_raised] = outcome.make_exception(item, run)
+        _record_interrupt(item, phase, raised)
         raise raised
+
+
+def _record_interrupt(item: pytest.Item, phase: str, error: BaseException) -> None:
+    if isinstance(error, (KeyboardInterrupt, pytest.exit.Exception)):
+        run = item.stash[_run]
+        run.outcome = run.outcome or Outcome("interrupt", phase, None, None)
+        item.stash[_raised] = error
+        item.config.stash[_interrupted] = item
+
+
+def _describe_at_quit(item: pytest.Item, run: Run) -> str:
+    """Has this process print to its own stderr, and returns the stacks of the ranks for it."""
+    capture: Any = item.config.pluginmanager.get_plugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture()
+    run.collect_interrupted_stacks()
+    return outcome.format_interrupt(item, run)
 
 
 def _list_preload_modules(config: pytest.Config, preload: str) -> str:
@@ -194,15 +299,26 @@ def _get_timeout(item: pytest.Item, marker: RanksMarker) -> float:
     own = item.stash.get(_timeout, None)
     if own is not None:
         return own
-    option = item.config.getoption("ranks_timeout", None)
-    if option is None:
-        option = item.config.getini("ranks_timeout") or DEFAULT_TIMEOUT
-    return float(option)
+    return _read_option(item.config, "ranks_timeout", _DEFAULT_TIMEOUT)
+
+
+def _get_startup_timeout(item: pytest.Item, marker: RanksMarker) -> float:
+    """Returns the startup timeout: the marker's, else the option's, else the ini file's."""
+    if marker.startup_timeout is not None:
+        return marker.startup_timeout
+    return _read_option(item.config, "ranks_startup_timeout", _DEFAULT_STARTUP_TIMEOUT)
+
+
+def _read_option(config: pytest.Config, name: str, default: float) -> float:
+    option = config.getoption(name, None)
+    return float(option if option is not None else config.getini(name) or default)
 
 
 def _add_output(item: pytest.Item, run: Run) -> None:
     """Adds the new output of the ranks to the next report."""
     for peer in run.peers:
+        if peer.output.closed:  # The run was closed at an interrupt.
+            continue
         when = f"of rank {peer.number}"
         for name, file in (("stdout", peer.output), ("stderr", peer.errors)):
             output = read_file(file, peer.shown.get(name, 0))

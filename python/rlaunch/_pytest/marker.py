@@ -24,6 +24,7 @@ class RanksMarker:
     Attributes:
         n: number of ranks.
         timeout: seconds, 0 for no limit; None if the marker has none.
+        startup_timeout: the same, for the start of the ranks.
         options: options for ``rlaunch.spawn``, except those for devices.
         gpus: True: any free GPU for each rank; a list of their names; None: no GPUs.
         shared: names of fixtures that the parent sets up for all ranks.
@@ -31,6 +32,7 @@ class RanksMarker:
 
     n: int
     timeout: float | None
+    startup_timeout: float | None
     options: dict[str, Any]
     gpus: list[str] | bool | None
     shared: tuple[str, ...]
@@ -46,14 +48,14 @@ def read_marker(mark: pytest.Mark, preload: str | None = None) -> RanksMarker:
         default = {} if "start_method" in mark.kwargs else {"preload": preload}
         return _check_arguments(*mark.args, **{**default, **mark.kwargs})
     except TypeError as error:
-        text = str(error).replace("_check_arguments()", "ranks()")
-        raise MarkerError(f"@pytest.mark.ranks: {text}") from None
+        raise MarkerError(str(error).replace("_check_arguments()", "ranks()")) from None
 
 
 def _check_arguments(
     n: Any,
     *,
     timeout: Any = None,
+    startup_timeout: Any = None,
     start_method: Any = None,
     gpus: Any = None,
     frameworks: Any = "paddle,torch",
@@ -62,7 +64,8 @@ def _check_arguments(
     shared: Any = (),
 ) -> RanksMarker:
     _require(type(n) is int and n >= 1, "n", n, "the number of ranks, 1 or more")
-    _require(timeout is None or _is_timeout(timeout), "timeout", timeout, "a number of seconds, 0 for none")
+    for name, seconds in (("timeout", timeout), ("startup_timeout", startup_timeout)):
+        _require(seconds is None or _is_timeout(seconds), name, seconds, "a number of seconds, 0 for none")
     if start_method is None:
         start_method = "zygote" if preload else "spawn"
     _require(
@@ -86,7 +89,10 @@ def _check_arguments(
     _require(are_enough, "gpus", gpus, f"as many devices as ranks, so {n}")
     if preload:
         options["preload"] = preload
-    return RanksMarker(n, None if timeout is None else float(timeout), options, devices, tuple(shared))
+    limit, startup_limit = (
+        None if seconds is None else float(seconds) for seconds in (timeout, startup_timeout)
+    )
+    return RanksMarker(n, limit, startup_limit, options, devices, tuple(shared))
 
 
 def _is_timeout(value: Any) -> bool:
@@ -109,4 +115,4 @@ def _read_devices(gpus: Any) -> list[str] | bool | None:
 
 def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
     if not holds:
-        raise MarkerError(f"@pytest.mark.ranks: {name} must be {wanted}, but got {value!r}")
+        raise MarkerError(f"{name} must be {wanted}, but got {value!r}")

@@ -15,6 +15,9 @@ LENGTH = struct.Struct("!Q")
 # The phases of a test, in their order.
 PHASES = ("setup", "call", "teardown")
 
+# What describes a subtest in its serialized report, of pytest and of pytest-subtests.
+SUBTEST = "_subtest.context"
+
 
 def encode(kind: str, content: Any) -> bytes:
     """Returns the frame of a message."""

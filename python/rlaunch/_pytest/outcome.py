@@ -13,10 +13,11 @@ from ..errors import RankError
 from .rank_server import RankPeer, describe_exit
 from .run import Outcome, Run, describe_death
 from .stacks.frames import find_test_frame
-from .stacks.grouping import group_stacks
+from .stacks.grouping import format_ranks, group_stacks
 
 if TYPE_CHECKING:
     from _pytest._code.code import ExceptionChainRepr
+    from _pytest._io import TerminalWriter
 
 
 class RankFailed(Exception):
@@ -26,26 +27,31 @@ class RankFailed(Exception):
 # --- The exception --------------------------------------------------------------------------------------
 
 
-def make_exception(run: Run) -> BaseException:
+def make_exception(item: pytest.Item, run: Run) -> BaseException:
     """Returns the exception to raise, of the rank's own type: ``xfail(raises=...)`` checks it."""
     outcome = run.outcome
     assert outcome is not None
     if outcome.kind == "interrupt":
         return _make_interrupt(outcome.content)
-    if outcome.kind == "timeout":
-        return TimeoutError(_describe_timeout(outcome))
+    if outcome.kind in ("timeout", "late"):
+        return TimeoutError(_describe_timeout(item, outcome))
     if outcome.kind == "died":
         assert outcome.rank is not None
         text = describe_death(run.peers[outcome.rank], outcome.content)
         return RankError(text, outcome.rank, outcome.content)
     if outcome.kind == "error":
         return pytest.fail.Exception(str(outcome.content), pytrace=False)
-    xfailed = outcome.content.get("wasxfail")
+    return repeat_exception(outcome.content, outcome.raised)
+
+
+def repeat_exception(report: dict[str, Any], raised: dict[str, Any] | None) -> BaseException:
+    """Returns the exception that a rank has reported: of a phase or a subtest that has not passed."""
+    xfailed = report.get("wasxfail")
     if xfailed is not None:
         return pytest.xfail.Exception(str(xfailed))
-    if outcome.kind == "skipped":
-        return pytest.skip.Exception(_get_skip_reason(outcome.content.get("longrepr")))
-    return _decode_exception(outcome.raised)
+    if report["outcome"] == "skipped":
+        return pytest.skip.Exception(_get_skip_reason(report.get("longrepr")))
+    return _decode_exception(raised)
 
 
 def _make_interrupt(exit_arguments: tuple[str, int | None] | None) -> BaseException:
@@ -105,32 +111,63 @@ def format_failure(item: pytest.Item, run: Run) -> Any:
     outcome = run.outcome
     assert outcome is not None
     if outcome.kind == "skipped":
-        return _load_report(item, outcome).longrepr
+        return load_report(item, outcome.content).longrepr
     if outcome.kind == "failed":
-        text = _load_report(item, outcome).longrepr
-        if not hasattr(text, "addsection"):
-            text = _make_text(item, str(text), str(text).partition("\n")[0])
+        text = load_report(item, outcome.content).longrepr
     else:
-        text = _make_text(item, *_describe(run, outcome))
-    crash = getattr(text, "reprcrash", None)
-    if crash is not None and outcome.rank is not None and not crash.message.startswith("rank "):
-        crash.message = f"rank {outcome.rank}: {crash.message}"
-    if len(run.peers) > 1 or outcome.rank is None:
-        states = [f"rank {peer.number}: {describe_state(item, run, peer)}" for peer in run.peers]
-        text.addsection("ranks", "\n".join(states), "-")
-    return text
+        text = _make_text(item, *_describe(item, run, outcome))
+    states = [f"rank {peer.number}: {describe_state(item, run, peer)}" for peer in run.peers]
+    return add_ranks(item, text, None if outcome.rank is None else f"rank {outcome.rank}", states)
 
 
-def _load_report(item: pytest.Item, outcome: Outcome) -> Any:
-    data = {**outcome.content}
+def format_interrupt(item: pytest.Item, run: Run) -> str:
+    """Describes a test whose session the user ends, with the stacks of its ranks."""
+    if not run.peers:
+        return f"{item.nodeid} was interrupted while its ranks were started"
+    return f"{item.nodeid} was interrupted\n\n{_group_stacks(run)}".rstrip()
+
+
+class InterruptedRanks:
+    """Takes the place of the location that pytest prints below ``KeyboardInterrupt``."""
+
+    message = "KeyboardInterrupt"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def toterminal(self, writer: TerminalWriter) -> None:
+        writer.line(self._text)
+
+
+def _group_stacks(run: Run) -> str:
+    return group_stacks(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest/")
+
+
+def add_ranks(item: pytest.Item, longrepr: Any, culprits: str | None, states: list[str]) -> Any:
+    """Returns the ``longrepr`` with the culprits in its summary, and with a section on all ranks."""
+    if not hasattr(longrepr, "addsection"):
+        longrepr = _make_text(item, str(longrepr), str(longrepr).partition("\n")[0])
+    crash = getattr(longrepr, "reprcrash", None)
+    if crash is not None and culprits is not None and not crash.message.startswith("rank "):
+        crash.message = f"{culprits}: {crash.message}"
+    if len(states) > 1 or culprits is None:
+        longrepr.addsection("ranks", "\n".join(states), "-")
+    return longrepr
+
+
+def load_report(item: pytest.Item, content: dict[str, Any]) -> Any:
+    """Returns the report that a rank has serialized."""
+    data = {**content}
     return item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
 
 
-def _describe(run: Run, outcome: Outcome) -> tuple[str, str]:
+def _describe(item: pytest.Item, run: Run, outcome: Outcome) -> tuple[str, str]:
     """Returns the text of an outcome that is no failed phase, and its line for pytest's summary."""
-    if outcome.kind == "timeout":
-        stacks = group_stacks(run.stacks, outer=("/_pytest/", "/pluggy/"), inner="/rlaunch/_pytest/")
-        return f"{_describe_timeout(outcome)}\n\n{stacks}", _describe_timeout(outcome)
+    if outcome.kind in ("timeout", "late"):
+        line = _describe_timeout(item, outcome)
+        return f"{line}\n\n{_group_stacks(run)}".rstrip(), line
+    if outcome.kind == "interrupt":
+        return format_interrupt(item, run), "KeyboardInterrupt"
     assert outcome.rank is not None
     if outcome.kind == "died":
         line = describe_death(run.peers[outcome.rank], outcome.content)
@@ -138,10 +175,16 @@ def _describe(run: Run, outcome: Outcome) -> tuple[str, str]:
         return f"{line}\n\n{fatal_error}".rstrip(), line
     text = str(outcome.content)
     line = f"rank {outcome.rank} could not run the test"
-    return f"{line}:\n\n{text}", line + ": " + text.strip().rpartition("\n")[2]
+    last_line = text.strip().rpartition("\n")[2]
+    return f"{line}:\n\n{text}", f"{line}: {last_line.removeprefix('E ').lstrip()}"
 
 
-def _describe_timeout(outcome: Outcome) -> str:
+def _describe_timeout(item: pytest.Item, outcome: Outcome) -> str:
+    if outcome.kind == "late":
+        seconds, late = outcome.content
+        have = f"{format_ranks(late)} {'has' if len(late) == 1 else 'have'}"
+        file = item.nodeid.partition("::")[0]
+        return f"{have} not imported {file} after {seconds:g} s (ranks_startup_timeout)"
     return f"timeout: the ranks had not all ended after {outcome.content:g} s"
 
 
@@ -161,24 +204,34 @@ def describe_state(item: pytest.Item, run: Run, peer: RankPeer) -> str:
         text = _abbreviate(own)
         return f"{text} (above)" if own is run.outcome else text.replace("failed:", "failed too:", 1)
     if peer.number in run.stopped:
-        frame = find_test_frame(run.stacks.get(peer.number, ""), item.config.rootpath)
         text = "passed, then stopped" if peer.passed > 1 else "stopped"
-        text = f"{text} in {frame}" if frame is not None else text
+        place = _find_place(item, run, peer)
+        text = f"{text} in {place}" if place is not None else text
         if not peer.has_begun:
-            text = "stopped before its test began"
+            text = f"{text}, before its test began" if place is not None else f"{text} before its test began"
         return f"{text} ({peer.waits})" if peer.waits else text
     return "passed" if peer.exitcode == 0 else describe_exit(peer.exitcode)
+
+
+def _find_place(item: pytest.Item, run: Run, peer: RankPeer) -> str | None:
+    """Returns where a rank was when it was stopped; None if it has not answered or its session was over."""
+    stack = run.stacks.get(peer.number, "")
+    frame = find_test_frame(stack, item.config.rootpath)
+    if frame is not None or not stack or peer.is_done:
+        return frame
+    phase = peer.current_phase()
+    return f"pytest's {'set-up' if phase == 'setup' else phase} of the test"
 
 
 def _abbreviate(outcome: Outcome) -> str:
     if outcome.kind == "died":
         return describe_exit(outcome.content)
     if outcome.kind == "failed":
-        return f"failed: {_get_first_line(outcome.content.get('longrepr'))}"
+        return f"failed: {get_first_line(outcome.content.get('longrepr'))}"
     return {"skipped": "skipped", "interrupt": "interrupted"}.get(outcome.kind, "could not run the test")
 
 
-def _get_first_line(longrepr: Any) -> str:
+def get_first_line(longrepr: Any) -> str:
     """Returns the first line of a failed phase's message."""
     crash = longrepr.get("reprcrash") if isinstance(longrepr, dict) else None
     text = crash["message"] if crash else str(longrepr)

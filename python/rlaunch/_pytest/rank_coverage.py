@@ -36,9 +36,9 @@ class RankCoverage:
         self._rank = rank
         self._coverage: Any = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> RankCoverage:
         if self._settings is None:
-            return
+            return self
         import coverage
 
         inherited = coverage.Coverage.current()
@@ -48,6 +48,12 @@ class RankCoverage:
         path = os.path.join(self._settings["folder"], f"coverage.{self._rank}")
         self._coverage = coverage.Coverage(data_file=path, **options)
         self._coverage.start()
+        return self
+
+    def save(self) -> None:
+        """Writes what has been measured so far. The parent stops a rank whose test has not passed."""
+        if self._coverage is not None:
+            self._coverage.save()
 
     def __exit__(self, *_: object) -> None:
         if self._coverage is not None:

@@ -39,6 +39,7 @@ class RankPeer:
         shared_memory: names of the shared memory that it created and did not remove.
         passed: number of phases that it has passed.
         reports: serialized reports of its phases, in the order of arrival.
+        subtests: by phase, serialized reports of subtests that are not logged yet, and their exceptions.
         waits: the operation that it waits in, as users call it; None if there is none.
         payload: the value that it gave to this operation, pickled.
         is_done: whether it has sent its last message.
@@ -56,6 +57,7 @@ class RankPeer:
         self.shared_memory: list[str] = []
         self.passed = 0
         self.reports: list[dict[str, Any]] = []
+        self.subtests: dict[str, list[tuple[dict[str, Any], dict[str, Any] | None]]] = {}
         self.waits: str | None = None
         self.payload = b""
         self.is_done = False

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _GRACE_PERIOD = 2.0
 # Seconds to wait for the failure of a rank if all failures so far are of ranks that lost their connection.
 _LOST_PEER_WAIT = 1.0
-# Seconds that ranks may take to reach their test: they import what it needs.
-_START_TIMEOUT = 300.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
 
@@ -49,11 +47,13 @@ class Outcome:
     """Why a test ended before all ranks had passed it.
 
     Attributes:
-        kind: ``failed``, ``skipped``, ``died``, ``error``, ``timeout`` or ``interrupt``.
+        kind: ``failed``, ``skipped``, ``died``, ``error``, ``timeout``, ``late`` (a timeout before all ranks
+            had imported the test's file) or ``interrupt``.
         when: the phase of the test.
-        rank: the rank that caused it; None for a timeout.
+        rank: the rank that caused it; None for ``timeout``, ``late`` and Ctrl-C in this process.
         content: by kind: the serialized report; the exit code; the text of the error; the timeout in
-            seconds; the arguments of ``pytest.exit``, None for Ctrl-C.
+            seconds; that of the startup and the late ranks; the arguments of ``pytest.exit``, None for
+            Ctrl-C.
         raised: the exception, as encoded by the rank.
     """
 
@@ -73,20 +73,29 @@ class Run:
         outcome: the one that decides the test; None as long as nothing went wrong.
         stacks: stacks of the ranks that were stopped, as text, by rank.
         stopped: the ranks that were stopped.
+        failed_subtests: number of subtests that failed and are logged.
         has_quit: whether the user quit the debugger, and with it the session.
         leaks: what the ranks left behind, a line each; known after ``close``. Empty if ranks were stopped.
     """
 
-    def __init__(self, on_warning: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, on_warning: Callable[[dict[str, Any]], None], startup_timeout: float | None = None
+    ) -> None:
+        """
+        Args:
+            startup_timeout: seconds for the ranks to start and import the test's file; None or 0: no limit.
+        """
         self.peers: list[RankPeer] = []
         self.outcomes: list[Outcome] = []
         self.outcome: Outcome | None = None
         self.stacks: dict[int, str] = {}
         self.stopped: set[int] = set()
+        self.failed_subtests = 0
         self.has_quit = False
         self.leaks: list[str] = []
         # The handler of SIGINT while a debugger has the terminal.
         self._sigint_handler: Any = None
+        self._startup_timeout = startup_timeout or None
         self._timeout: float | None = None
         self._leak_check = Leaks()
         # The claimed devices and the folder for coverage.
@@ -100,10 +109,15 @@ class Run:
     def set_timeout(self, seconds: float | None) -> None:
         """Sets the time for the test, counted from when all ranks have reached it; None or 0: no limit."""
         self._timeout = seconds or None
-        begun = bool(self.peers) and all(peer.has_begun for peer in self.peers)
-        allowed = (
-            None if self._timeout is None else self._timeout if begun else max(_START_TIMEOUT, self._timeout)
-        )
+        if self._have_all_begun():
+            self._restart_timer()
+
+    def _have_all_begun(self) -> bool:
+        return bool(self.peers) and all(peer.has_begun for peer in self.peers)
+
+    def _restart_timer(self) -> None:
+        """Restarts the timer of the startup, or that of the test once all ranks have reached it."""
+        allowed = self._timeout if self._have_all_begun() else self._startup_timeout
         self._deadline = None if allowed is None else time.monotonic() + allowed
 
     def start(self, marker: RanksMarker, task: Task) -> None:
@@ -147,6 +161,7 @@ class Run:
         rows = zip(context.processes, own, files, strict=True)
         self.peers = [RankPeer(i, process, end, three) for i, (process, end, three) in enumerate(rows)]
         self._server = RankServer(self.peers, self._handle_message)
+        self._restart_timer()
 
     def _prepare_coverage(self) -> dict[str, Any] | None:
         """Returns the settings for the ranks' coverage, if this process is measured."""
@@ -169,9 +184,16 @@ class Run:
                 return bool(self.outcomes) or all(peer.exitcode is not None for peer in self.peers)
             return bool(self.outcomes) or all(peer.passed >= number for peer in self.peers)
 
-        if not self._server.serve(is_reached, self._get_deadline):
+        try:
+            is_in_time = self._server.serve(is_reached, self._get_deadline)
+        except KeyboardInterrupt:
+            is_in_time = True
+            self._add(Outcome("interrupt", phase, None, None))
+        if not is_in_time:
             slowest = min((p for p in self.peers if p.exitcode is None), key=lambda peer: peer.passed)
-            self._add(Outcome("timeout", slowest.current_phase(), None, self._timeout))
+            late = [peer.number for peer in self.peers if not peer.has_begun]
+            kind, content = ("late", (self._startup_timeout, late)) if late else ("timeout", self._timeout)
+            self._add(Outcome(kind, slowest.current_phase(), None, content))
         if self.outcomes:
             self._decide()
             self._stop()
@@ -209,14 +231,15 @@ class Run:
             self._on_warning(content)
         elif kind == "begun":
             peer.has_begun = True
-            self.set_timeout(self._timeout)
+            if self._have_all_begun():
+                self._restart_timer()
         elif kind == "shared_memory":
             peer.shared_memory = content
         elif kind == "debugging":
             peer.is_debugging = content
             self._leave_interrupts_to_rank(content)
             if not content:  # The time in the debugger does not count.
-                self.set_timeout(self._timeout)
+                self._restart_timer()
         elif kind == "quit":
             self.has_quit = True
         elif kind == "report":
@@ -241,12 +264,14 @@ class Run:
             self._sigint_handler = None
 
     def _handle_report(self, peer: RankPeer, report: dict[str, Any], raised: dict[str, Any] | None) -> None:
-        peer.reports.append(report)
         outcome = report["outcome"]
-        is_of_phase = report.get("$report_type") == "TestReport"  # Others are of subtests.
-        if outcome == "passed" and is_of_phase:
+        if report.get("$report_type") != "TestReport":
+            peer.subtests.setdefault(peer.current_phase(), []).append((report, raised))
+            return
+        peer.reports.append(report)
+        if outcome == "passed":
             peer.passed = PHASES.index(report["when"]) + 1
-        elif outcome == "failed" or (outcome == "skipped" and is_of_phase):
+        else:
             self._add(Outcome(outcome, report["when"], peer.number, report, raised))
 
     # The decision.
@@ -288,13 +313,20 @@ class Run:
     def _stop(self) -> None:
         """Collects the stacks of the ranks that run, and stops them."""
         running = [peer for peer in self.peers if peer.exitcode is None]
-        others = [peer for peer in running if self.outcome is not None and self.outcome.rank != peer.number]
-        self.stacks.update(collect_stacks(others))
+        if self.outcome is not None and self.outcome.kind == "interrupt":
+            self.collect_interrupted_stacks()
+        else:
+            others = [peer for peer in running if self.outcome is None or self.outcome.rank != peer.number]
+            self.stacks.update(collect_stacks(others))
         self._server.drain()
         self.stopped = {peer.number for peer in running}
         if self._context is not None:
             self._context.stop()
         self._server.drain()
+
+    def collect_interrupted_stacks(self) -> None:
+        """Collects the stacks of all ranks, which may have received the signal too."""
+        self.stacks.update(collect_stacks(self.peers, interrupted=True))
 
     def read_fatal_error(self, rank: int) -> str:
         """Returns what faulthandler wrote when a rank was killed by a fatal signal."""
@@ -302,14 +334,17 @@ class Run:
 
 
 def describe_death(peer: RankPeer, exitcode: int) -> str:
-    """Describes in one line how a rank died."""
-    if exitcode < 0:
-        when = (
-            " when its test was over" if peer.is_done else "" if peer.is_ready else " before its test began"
-        )
-        return f"rank {peer.number} was {describe_exit(exitcode)}{when}"
-    when = "after" if peer.is_done else "in the middle of" if peer.is_ready else "before"
-    return f"rank {peer.number} has ended with {describe_exit(exitcode)} {when} the test"
+    """Describes in one line how a rank died, and when."""
+    end = f"was {describe_exit(exitcode)}" if exitcode < 0 else f"has ended with {describe_exit(exitcode)}"
+    if peer.is_done:
+        when = " after the test"
+    elif peer.has_begun:
+        when = "" if exitcode < 0 else " in the middle of the test"
+    elif peer.is_ready:
+        when = " before its test began: while it imported the test file, a conftest.py or a plugin"
+    else:
+        when = " before its test began"
+    return f"rank {peer.number} {end}{when}"
 
 
 def _join_messages(longrepr: Any) -> str:

@@ -9,6 +9,8 @@ import pytest
 
 # As `Task.debug_rank`: the first rank that fails.
 ANY_RANK = -1
+# As `workerid` in `Task.worker`, if no worker of pytest-xdist runs the test: the value of its `worker_id`.
+NO_WORKER = "master"
 
 
 @dataclass

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from .task import ANY_RANK, Task, list_node_names
+from .task import ANY_RANK, NO_WORKER, Task, list_node_names
 
 # Options that concern only the parent, and the value that a rank's session gets instead.
 _RANK_OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(("maxfail", "reruns", "timeout", "verbose_reruns"), 0),
+    **dict.fromkeys(("reruns", "timeout", "verbose_reruns"), 0),
     **dict.fromkeys(("keyword", "markexpr"), ""),
     **dict.fromkeys(("usepdb", "trace", "lf", "failedfirst", "newfirst", "stepwise", "stepwise_skip"), False),
     **dict.fromkeys(("stepwise_reset", "cacheclear", "setupshow", "pyargs", "doctestmodules"), False),
@@ -43,18 +43,24 @@ def build_task(item: pytest.Item) -> Task:
     return Task(
         path=str(item.path),
         names=list_node_names(item),
-        options=_pickle_options(config),
+        options={**_pickle_options(config), "maxfail": pickle.dumps(_get_maxfail(item))},
         plugins=[plugin for plugin in config.option.plugins if isinstance(plugin, str)],
         folder=str(config.invocation_params.dir),
         cwd=_get_cwd(config),
         basetemp=_get_basetemp(config),
-        worker=getattr(config, "workerinput", None) or _make_workerinput(),
+        worker=getattr(config, "workerinput", None) or _make_workerinput(config),
         captures=config.getoption("capture", "fd") != "no",
         has_colour=bool(writer is not None and writer.hasmarkup),
         debug_rank=_get_debug_rank(config),
         width=writer.fullwidth if writer is not None else 80,
         values=_pickle_fixture_values(item),
     )
+
+
+def _get_maxfail(item: pytest.Item) -> int:
+    """Returns the number of failures after which a test ends at its next failing subtest; 0: it does not."""
+    maxfail: int = item.config.getoption("maxfail", 0)
+    return max(1, maxfail - item.session.testsfailed) if maxfail else 0
 
 
 def _get_debug_rank(config: pytest.Config) -> int | None:
@@ -74,9 +80,13 @@ def _get_cwd(config: pytest.Config) -> str:
         return str(config.invocation_params.dir)
 
 
-def _make_workerinput() -> dict[str, Any]:
-    """Returns a ``workerinput``, by which plugins know that another process reports."""
-    return {"workerid": "master", "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
+def _make_workerinput(config: pytest.Config) -> dict[str, Any]:
+    """Returns a ``workerinput``, by which plugins know that another process reports.
+
+    In workers of pytest-xdist, pytest-randomly has added its seed.
+    """
+    substitute = {"workerid": NO_WORKER, "workercount": 1, "testrunuid": "", "mainargv": sys.argv}
+    return {**substitute, "randomly_seed": config.getoption("randomly_seed", None)}
 
 
 def _pickle_options(config: pytest.Config) -> dict[str, bytes]:

@@ -45,8 +45,10 @@ class RanksContext:
         self._slots = result_slots
         self._leases = leases
         self._key: str | None = key
-        # The pid and name of each process that the ranks left behind; known once all have ended.
+        # The pid and name of each process that the ranks left behind, and of those that live on; known once
+        # all have ended.
         self._swept: list[tuple[int, str]] = []
+        self._left: list[tuple[int, str]] = []
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
 
@@ -67,7 +69,7 @@ class RanksContext:
         key, self._key = self._key, None
         if key is not None:
             self._before_sweep(key)
-            self._swept = sweep_leftovers(key)
+            self._swept, self._left = sweep_leftovers(key)
             self._report_swept()
 
     def _before_sweep(self, key: str) -> None:
@@ -75,8 +77,8 @@ class RanksContext:
 
     def _report_swept(self) -> None:
         """Hook: reports the swept processes on stderr."""
-        if self._swept:
-            print_if_possible(swept_message(self._swept))
+        if message := swept_message(self._swept, self._left):
+            print_if_possible(message)
 
 
 class MultiprocessContext(RanksContext):

@@ -26,11 +26,39 @@ MAX_SECONDS = 5.0
 # Characters of a name up to which the search descends further.
 MAX_NAME_LENGTH = 300
 
+# The packages whose frames show how a value was pickled, and not where it is.
+_PICKLERS = ("rlaunch", "cloudpickle", "copyreg", "multiprocessing", "pickle")
+
 _ATOMS = {type(None), bool, int, float, complex, str, bytes, bytearray, range}
 
 
 class OutOfTime(Exception):
     """Raised by a trial at its deadline."""
+
+
+def trim_traceback(error: Exception) -> bool:
+    """Removes the frames of rlaunch and of the picklers from an exception that pickling has raised.
+
+    Frames of other code, such as the ``__reduce__`` of a class, stay.
+
+    Returns:
+        Whether pickling has raised it.
+    """
+    entries = []
+    entry = error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    names = [str(each.tb_frame.f_globals.get("__name__")) for each in entries]
+    if f"{__package__}.pickling" not in names:
+        return False
+    inside = list(zip(names, entries, strict=True))[names.index(f"{__package__}.pickling") :]
+    trimmed = None
+    for name, entry in reversed(inside):
+        if name.partition(".")[0] not in _PICKLERS:
+            trimmed = types.TracebackType(trimmed, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = trimmed
+    return True
 
 
 def find_culprit(parts: Mapping[str, Any], trial: Trial, deadline: float) -> tuple[str, Any] | None:

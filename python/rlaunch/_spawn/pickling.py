@@ -7,6 +7,7 @@ notebook) is pickled by value, which needs cloudpickle.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import os
 import pickle
@@ -51,12 +52,16 @@ class Pickler:
     Args:
         parts: the user's objects, by the names that the user knows them by. An error names the part.
         recipient: the receiving side, for the text of an error.
+        copies_tensors: whether tensors are sent whole. Else as torch and Paddle share them between
+            processes: the sender has to live until they are received.
     """
 
-    def __init__(self, parts: Mapping[str, Any], recipient: str) -> None:
+    def __init__(self, parts: Mapping[str, Any], recipient: str, copies_tensors: bool = False) -> None:
         self._parts = parts
         self._recipient = recipient
+        self._copies_tensors = copies_tensors
         self._pickler: Any = None
+        self._is_by_value = False
 
     def dump(
         self, value: Any, file: IO[bytes], main: bool = True, on_restart: Callable[[], None] = lambda: None
@@ -70,17 +75,22 @@ class Pickler:
                 names what cannot be pickled.
         """
         if self._pickler is None:
-            self._pickler = _first_pickler(main)
+            # What is defined at a prompt is in no file, even if the main module was imported from one.
+            can_import_main = main and not (hasattr(sys, "ps1") and _import_cloudpickle() is not None)
+            by_name = pickle.Pickler if can_import_main else _ByNameExceptMain
+            self._pickler = _make_pickler(by_name, copyreg.dispatch_table, self._copies_tensors)
         start = file.tell()
         try:
             try:
                 self._pickler(file, -1).dump(value)
                 return
             except _NOT_BY_NAME:
-                by_value = _load_by_value_pickler()
-                if by_value is None or self._pickler is by_value:
+                cloudpickle = _import_cloudpickle()
+                if cloudpickle is None or self._is_by_value:
                     raise
-            self._pickler = by_value
+            by_value = cloudpickle.Pickler
+            self._pickler = _make_pickler(by_value, by_value.dispatch_table, self._copies_tensors)
+            self._is_by_value = True
             file.seek(start)
             file.truncate()
             on_restart()
@@ -111,7 +121,7 @@ class Pickler:
             error.add_note(line)
 
     def _advice(self, culprit: Any) -> str:
-        if _is_definition(culprit) and _load_by_value_pickler() is None:
+        if _is_definition(culprit) and _import_cloudpickle() is None:
             return (
                 "Define it at the top level of a module, or install cloudpickle, which pickles it by value."
             )
@@ -123,7 +133,7 @@ def _is_definition(thing: Any) -> bool:
     return issubclass(type(thing), (type, types.FunctionType))
 
 
-class _ByNameExceptMain(ForkingPickler):
+class _ByNameExceptMain(pickle.Pickler):
     """Refuses what the main module defines: the other side has a different main module."""
 
     def reducer_override(self, obj: Any) -> Any:
@@ -132,35 +142,33 @@ class _ByNameExceptMain(ForkingPickler):
         return NotImplemented
 
 
-def _first_pickler(main: bool) -> Any:
-    # What is defined at a prompt is in no file, even if the main module was imported from one.
-    can_import_main = main and not (hasattr(sys, "ps1") and _load_by_value_pickler() is not None)
-    return ForkingPickler if can_import_main else _ByNameExceptMain
+def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> Any:
+    """Returns a subclass that uses the reducers registered with multiprocessing beside the known ones."""
+    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    if copies_tensors:  # The frameworks' own reducers put tensors into shared memory.
+        reducers = {
+            kind: reduce
+            for kind, reduce in reducers.items()
+            if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in ("torch", "paddle")
+        }
 
-
-@functools.cache
-def _make_by_value_pickler(cloudpickle: Any) -> Any:
-    extra = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-
-    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        """cloudpickle's pickler, extended by the reducers that are registered with multiprocessing."""
-
+    class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.
-        dispatch_table: ClassVar[Any] = ChainMap(extra, cloudpickle.Pickler.dispatch_table)
+        dispatch_table: ClassVar[Any] = ChainMap(reducers, known)  # type: ignore[arg-type]
 
-        def __init__(self, file: Any, protocol: int, fix_imports: bool = True, callback: Any = None) -> None:
-            super().__init__(file, protocol, callback)
+        def __init__(self, file: Any, protocol: int, callback: Any = None) -> None:
+            super().__init__(file, protocol, buffer_callback=callback)
 
-    return ByValue
+    return Extended
 
 
-def _load_by_value_pickler() -> Any:
-    """Returns the pickler class that pickles by value; None if cloudpickle is not installed."""
+def _import_cloudpickle() -> Any:
+    """Returns the module, whose pickler pickles by value; None if it is not installed."""
     try:
         import cloudpickle
     except ImportError:
         return None
-    return _make_by_value_pickler(cloudpickle)
+    return cloudpickle
 
 
 class _NullFile:
@@ -191,7 +199,7 @@ def _try_pickling(pickler: Any, deadline: float, value: Any) -> Sequence[Any] | 
 
     try:
         # The callback takes buffers, such as arrays, out of band.
-        Trial(_NullFile(deadline), 5, True, lambda buffer: None).dump(value)
+        Trial(_NullFile(deadline), 5, lambda buffer: None).dump(value)
     except OutOfTime:
         raise
     except Exception:

@@ -26,9 +26,9 @@ class EnvDelta:
         self.variables = variables
         self.unset = list(unset)
 
-    def with_variables(self, variables: dict[str, str]) -> EnvDelta:
-        """Returns a copy that sets these variables too."""
-        return EnvDelta({**self.variables, **variables}, self.unset)
+    def with_variables(self, variables: dict[str, str], unset: str) -> EnvDelta:
+        """Returns a copy that sets these variables too, and does not inherit ``unset``."""
+        return EnvDelta({**self.variables, **variables}, [*self.unset, unset])
 
     def apply(self) -> None:
         """Applies it to this process. In a rank that was started by exec this changes nothing."""
@@ -107,8 +107,14 @@ def run_rank(
 def _put_result(result_slot: ResultSlot, result: Any) -> None:
     from .pickling import Pickler
 
-    pickler = Pickler({"result": result}, "the parent")
-    result_slot.put(RESULT, lambda file: pickler.dump(result, file))
+    pickler = Pickler({"result": result}, "the parent", copies_tensors=True)
+    try:
+        result_slot.put(RESULT, lambda file: pickler.dump(result, file))
+    except Exception as error:
+        from .pickle_diagnosis import trim_traceback
+
+        trim_traceback(error)
+        raise error
 
 
 def put_error(result_slot: ResultSlot) -> None:

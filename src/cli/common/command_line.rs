@@ -3,6 +3,8 @@
 use crate::spec::options::{Opt, OptKind};
 use crate::spec::shown;
 use clap::{Arg, Command};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 
 /// Why a command line cannot be parsed. One line each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -58,7 +60,7 @@ pub enum CommandLineError {
     },
     /// There is no script.
     #[error(
-        "the following arguments are required: training_script, training_script_args; for example: {example} train.py"
+        "the following arguments are required: training_script, training_script_args (which may be none); for example: {example} train.py"
     )]
     NoScript {
         /// A command without the script.
@@ -115,14 +117,65 @@ fn help(opt: &Opt) -> String {
     text
 }
 
+/// Options that launchers have and scripts hardly ever do.
+const LAUNCHERS_OWN: [&str; 8] =
+    ["nproc_per_node", "nnodes", "master", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf"];
+
+/// The warning about a launcher's option among the script's arguments, unless the launcher has it too. `flags`: the
+/// launcher's options; `rest`: the script and its arguments.
+pub fn misplaced_option(flags: &BTreeMap<&'static str, String>, rest: &[OsString]) -> Option<String> {
+    let name = |arg: &OsString| Some(arg.to_str()?.strip_prefix("--")?.split('=').next()?.replace('-', "_"));
+    let is_misplaced = |arg: &&OsString| {
+        name(arg).is_some_and(|name| {
+            LAUNCHERS_OWN.contains(&&*name) && !flags.keys().any(|flag| flag.replace('-', "_") == name)
+        })
+    };
+    let (script, args) = rest.split_first()?;
+    // A script that is a launcher itself: torchrun, torch.distributed.run, paddle.distributed.launch.
+    if script.to_str().is_some_and(|script| script.ends_with("run") || script.ends_with("launch")) {
+        return None;
+    }
+    let arg = args.iter().find(is_misplaced)?.to_str()?;
+    let option = arg.split('=').next()?;
+    Some(format!(
+        "the script receives {option}, as it follows the script; options of the launcher go before the script"
+    ))
+}
+
 /// The option whose name is most like this one, if any is similar; never a shortened name.
 pub fn nearest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let plain = |name: &str| name.trim_start_matches('-').replace('-', "_");
     let wanted = plain(name);
+    // mpirun's and srun's short names.
+    let wanted = if matches!(&*wanted, "n" | "np") { "nproc_per_node".to_owned() } else { wanted };
     // A name that is part of another is nearer than one that only begins alike.
     let similarity = |option: &&'static str| {
         let option = plain(option);
         strsim::jaro_winkler(&wanted, &option) + f64::from(option.contains(&wanted))
     };
     names.filter(|option| similarity(option) > 0.8).max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launchers_option_behind_the_script_is_found() {
+        let found = |flag: Option<&'static str>, line: &str| {
+            let flags = flag.map(|flag| (flag, "2".to_owned())).into_iter().collect();
+            misplaced_option(&flags, &line.split(' ').map(OsString::from).collect::<Vec<_>>()).is_some()
+        };
+        for (flag, line, expected) in [
+            (None, "t.py --nproc_per_node 2", true),
+            (None, "t.py x --rdzv-endpoint=a:1", true),
+            (Some("nnodes"), "t.py --nproc-per-node=2", true),
+            (Some("nproc-per-node"), "t.py --nproc_per_node=2", false),
+            (None, "t.py --gpus 2 nnodes -nnodes --nnodes_max=2", false),
+            (None, "torch.distributed.run --nproc_per_node 2 t.py", false),
+            (None, "paddle.distributed.launch --nnodes 2 t.py", false),
+        ] {
+            assert_eq!(found(flag, line), expected, "{flag:?} {line}");
+        }
+    }
 }

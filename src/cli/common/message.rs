@@ -3,7 +3,7 @@
 //! Log lines have the form of Paddle's launcher or of torchrun, because users' scripts match them.
 
 use crate::sys::clock;
-use crate::sys::io::console::Console;
+use crate::sys::io::console::{Console, MID_LINE};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,9 +42,9 @@ pub fn print_notice(line: &str) {
 
 fn write(fd: i32, bytes: &[u8]) {
     let timeout = if STUCK.load(Ordering::Relaxed) { Duration::ZERO } else { WRITE_TIMEOUT };
-    if let Ok(console) = Console::open(fd)
-        && !console.write_all(bytes, timeout)
-    {
+    let Ok(console) = Console::open(fd) else { return };
+    let begins_line = console.is_terminal() && MID_LINE.swap(false, Ordering::Relaxed);
+    if !console.write_all(&[if begins_line { b"\n" } else { &b""[..] }, bytes].concat(), timeout) {
         STUCK.store(true, Ordering::Relaxed);
     }
 }

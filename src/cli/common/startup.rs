@@ -4,14 +4,15 @@ use crate::cli::common::error::CliError;
 use crate::cli::common::message::print_notice;
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::plan::env::nested::{OuterLauncher, without_outer_exports};
-use crate::run::launch::SECRET_VARS;
+use crate::run::launch::OWN_VARS;
 use crate::spec::options::{Deprecation, EnvVars, Opt};
 use crate::sys::io::console;
 use crate::sys::signals::{self, BLOCKED_AT_START, Signals};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::mem::ManuallyDrop;
 use std::os::fd::RawFd;
+use tracing::info;
 
 /// Runs a launcher and returns its exit status. `status_fd`: the write end of the status pipe, or negative.
 pub fn run_launcher(
@@ -31,6 +32,13 @@ pub fn run_launcher(
     match body(&mut signals, &mut status_pipe) {
         Ok(status) => status,
         Err(error) => status_pipe.fail(&error),
+    }
+}
+
+/// Logs that SIGINT is ignored, as by `command &` in a script, where no terminal shows that Ctrl-C has no effect.
+pub fn log_ignored_interrupt(signals: &Signals) {
+    if signals.is_ignored(libc::SIGINT) && !std::io::stderr().is_terminal() {
+        info!("SIGINT is ignored, as it was when this launcher started; SIGTERM stops the job");
     }
 }
 
@@ -57,7 +65,7 @@ pub struct LauncherEnv {
 pub fn separate_outer_exports(base: Environment, all: &EnvVars) -> LauncherEnv {
     let (vars, outer) = without_outer_exports(all);
     let dropped = outer.as_ref().map_or(&[][..], |outer| &outer.dropped);
-    let is_kept = |name: &OsString| !dropped.iter().any(|d| *name == **d) && !SECRET_VARS.iter().any(|s| *name == **s);
+    let is_kept = |name: &OsString| !dropped.iter().any(|d| *name == **d) && !OWN_VARS.iter().any(|s| *name == **s);
     let base = base.into_iter().filter(|(name, _)| is_kept(name)).collect();
     LauncherEnv { base, vars, outer }
 }

@@ -9,24 +9,30 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::RawFd;
 
-/// The write end; none for a launcher that was started from a shell.
+/// The write end; none for a launcher that was started from a shell. Its reader raises errors and failure reports as
+/// exceptions, so they are not printed too.
 #[derive(Debug)]
-pub struct StatusPipe(Option<File>);
+pub struct StatusPipe {
+    writer: Option<File>,
+    is_read: bool,
+}
 
 impl StatusPipe {
     /// Takes over this descriptor, none if it is negative. It closes at exec, so no rank has it.
     pub fn take(fd: RawFd) -> Self {
-        Self((fd >= 0).then(|| fd::take(fd).ok()).flatten().map(File::from))
+        let writer = (fd >= 0).then(|| fd::take(fd).ok()).flatten().map(File::from);
+        let is_read = writer.is_some();
+        Self { writer, is_read }
     }
 
     /// Whether a program reads it.
     pub fn is_read(&self) -> bool {
-        self.0.is_some()
+        self.is_read
     }
 
     /// Writes what is in `result.json`. Only the first write counts.
     pub fn write(&mut self, result: &Value) {
-        if let Some(mut file) = self.0.take() {
+        if let Some(mut file) = self.writer.take() {
             // The reader may be gone.
             let _ = file.write_all(format!("{result}\n").as_bytes());
         }
@@ -37,10 +43,12 @@ impl StatusPipe {
         self.write(&json!({"version": VERSION, "error": error, "exit_status": exit_status}));
     }
 
-    /// Prints the error that ends the launcher and writes it; returns the exit status.
+    /// Prints the error that ends the launcher, unless its reader does, and writes it; returns the exit status.
     pub fn fail(&mut self, error: &CliError) -> i32 {
         let (text, status) = (error.to_string(), exit_code::of_error(error));
-        message::print_error(&text);
+        if !self.is_read {
+            message::print_error(&text);
+        }
         self.write_error(&text, status);
         status
     }

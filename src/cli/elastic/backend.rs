@@ -15,6 +15,7 @@ use crate::run::multi_node::membership::Membership;
 use crate::run::prepare::preflight;
 use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec};
 use crate::sys::clock;
+use crate::sys::io::ports::PortBusy;
 use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, TcpListener};
@@ -290,6 +291,12 @@ fn print_peer_command(endpoint: &Endpoint, command: &str, has_key: bool) {
     message::to_stdout(text.as_bytes());
 }
 
+/// The process of this machine that listens at an endpoint.
+fn find_listener(endpoint: &Endpoint) -> Option<PortBusy> {
+    let is_own = net::resolve(&endpoint.host).into_iter().any(net::is_own);
+    if is_own { PortBusy::by_listener(endpoint.port) } else { None }
+}
+
 /// Probes until there is a master. `None`: a stop was requested first.
 fn wait_for_master(
     rendezvous: &RendezvousSpec,
@@ -304,7 +311,10 @@ fn wait_for_master(
         pause = PROBE_PAUSE;
         let why = match master::probe(&endpoint.host, endpoint.port, PROBE_TIMEOUT, clock::now) {
             ProbeResult::Nothing(why) => why,
-            ProbeResult::Foreign(reply) => {
+            ProbeResult::Foreign(mut reply) => {
+                if let Some(busy) = find_listener(endpoint) {
+                    reply = format!("{reply}; {busy}");
+                }
                 let expected =
                     if option == "--master" { "an rlaunch or Paddle launcher's master" } else { "an rlaunch master" };
                 return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected });
@@ -315,6 +325,7 @@ fn wait_for_master(
         if now >= began + rendezvous.join_timeout {
             let (seconds, timeout_option) =
                 (rendezvous.join_timeout.as_secs_f64(), rendezvous.option_names.join_timeout);
+            let why = find_listener(endpoint).map_or(why.clone(), |busy| format!("{why}, and {busy}"));
             return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option });
         }
         if now >= next_notice {
@@ -326,7 +337,8 @@ fn wait_for_master(
                 all => format!(" ({})", all.join(", ")),
             };
             let left = (began + rendezvous.join_timeout).saturating_sub(now).as_secs();
-            print_notice(&format!("waiting for the master at {endpoint}{resolved}: {why}; {left} s left"));
+            let busy = find_listener(endpoint).map_or(String::new(), |busy| format!(", and {busy}"));
+            print_notice(&format!("waiting for the master at {endpoint}{resolved}: {why}{busy}; {left} s left"));
         }
     }
     Ok(None)

@@ -163,7 +163,7 @@ impl Job<'_> {
             journal = mem::take(&mut launched.journal);
             let next = match &launched.report.outcome {
                 NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. } => {
-                    let failure = self.failure((own, failures, &membership.info().rules), &this, &launched);
+                    let failure = self.failure((own, failures, &membership.info().rules), &this, &mut launched);
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
@@ -220,10 +220,9 @@ impl Job<'_> {
         &self,
         (node, failures, rules): (usize, u32, &JobRules),
         launch: &Launch<'_>,
-        launched: &LaunchResult,
+        launched: &mut LaunchResult,
     ) -> RankFailure {
         let context = self.frontend.report_context();
-        let status = self.frontend.exit_status(launched);
         let (no_restart, delay) = match self.rounds.restart_delay(launched, failures) {
             Ok(delay) => (None, delay),
             Err(why) => (Some(describe_no_restart(why)), Duration::ZERO),
@@ -232,6 +231,8 @@ impl Job<'_> {
             NodeOutcome::Failed { exit, .. } => rules.ask_for_restart(exit.shell_status()),
             _ => false,
         };
+        // The rules above look at the rank that ended first, which has an exit status of its own.
+        let status = job_record::decide_exit_status(launch, launched, self.frontend);
         let failure = RankFailure {
             host: context.host.clone(),
             node,
@@ -251,7 +252,7 @@ impl Job<'_> {
         let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
         RankFailure {
             process: culprit.label.to_string(),
-            outcome: culprit.exit.to_string(),
+            outcome: if culprit.stopped_by_launcher { "an error".into() } else { culprit.exit.to_string() },
             message: culprit.blame.as_ref().map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
             lost_peer: culprit.lost_peer.is_some(),
             ..failure
@@ -309,7 +310,7 @@ fn record_without_ranks(
     let host = &frontend.report_context().host;
     let result = result::without_ranks(launch, host, exit_status, outcome, Some(&text));
     if let Err(error) = journal::write_result(&launch.log_dir, &result) {
-        warn!("result.json cannot be written: {}", log_files::plain(&error));
+        print_notice(&error.to_string());
     }
     print_error(&text);
     (exit_status, serde_json::to_value(result).unwrap_or_default())

@@ -17,6 +17,7 @@ use crate::plan::{LaunchContext, RankPlan};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, Participants, RoundMember};
 use crate::report::failure_report::FailureReport;
 use crate::run;
+use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::output::log_files;
@@ -26,7 +27,7 @@ use crate::spec::legacy::collective::{LegacySpec, NodeSource};
 use crate::spec::legacy::elastic::LegacyElasticSpec;
 use crate::spec::options::EnvVars;
 use crate::spec::paddle::job::JobKind;
-use crate::supervise::{ChildId, NoRestart, NodeOutcome, ProgressNote, SupervisionPolicy};
+use crate::supervise::{ChildId, NoRestart, NodeOutcome, ProgressNote};
 use core::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
@@ -249,8 +250,8 @@ impl Frontend for LegacyElasticFrontend<'_> {
         self.inner.rank_started(id, pid, launch);
     }
 
-    fn report_progress(&self, note: &ProgressNote, policy: &SupervisionPolicy, launch: &Launch<'_>) {
-        self.inner.report_progress(note, policy, launch);
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
+        self.inner.report_progress(note, failure, launch);
     }
 
     fn exit_status(&self, launched: &LaunchResult) -> i32 {
@@ -260,7 +261,14 @@ impl Frontend for LegacyElasticFrontend<'_> {
         }
     }
 
-    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+    fn report_end(
+        &self,
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+        status: i32,
+        failure: Option<&FailureReport>,
+        own_text: Option<&str>,
+    ) {
         if matches!(launched.report.outcome, NodeOutcome::Failed { .. }) {
             for (RankPlan { rank, .. }, end) in launch.plan.ranks.iter().zip(&launched.report.ranks) {
                 if let Some(exit) = end.exit.filter(|exit| !end.signalled && !exit.is_success()) {
@@ -269,6 +277,6 @@ impl Frontend for LegacyElasticFrontend<'_> {
                 }
             }
         }
-        self.inner.report_end(launch, launched, status, failure);
+        self.inner.report_end(launch, launched, status, failure, own_text);
     }
 }

@@ -4,17 +4,21 @@ use crate::cli::common::message::{print_error, print_notice};
 use crate::model::{Exit, Role};
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::blame;
+use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::console::tail;
-use crate::report::failure_report::{Culprit, FailureCause, FailureReport, SweptProcesses, Victim, sweep};
+use crate::report::failure_report::{
+    Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep,
+};
 use crate::report::lost_peer;
+use crate::run::first_failure;
 use crate::run::launch::Launch;
-use crate::run::launch_result::LaunchResult;
+use crate::run::launch_result::{BlameGround, LaunchResult};
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::console::ShownMark;
 use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
-use crate::supervise::NodeOutcome;
+use crate::supervise::{NodeOutcome, RankReport};
 use crate::sys::process::tree;
 use std::path::Path;
 use tracing::warn;
@@ -31,13 +35,20 @@ pub struct ReportContext {
     pub github: bool,
     /// Whether the report is left out (`--log_level CRITICAL`).
     pub quiet: bool,
+    /// Whether the program that started the launcher raises an exception with the report of a failure as its text.
+    pub raised_by_caller: bool,
     /// Whether messages are those of the legacy launcher.
     pub legacy: bool,
 }
 
-/// Warns of processes that could not be killed and of output that is incomplete.
+/// Names processes that still run, and warns of output that is incomplete.
 pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
     print_unkillable(&launched.rest.stuck);
+    print_left(&launched.rest.left);
+    if launched.interrupted > 0 {
+        let (ranks, place) = (launched.interrupted, launch.log_dir.display());
+        print_notice(&format!("KeyboardInterrupt in {ranks} rank(s); the tracebacks are in the logs in {place}"));
+    }
     if let ShownMark::AllBut(bytes) = launched.shown {
         warn!("the console blocked; {bytes} bytes of output are only in the logs in {}", launch.log_dir.display());
     }
@@ -50,6 +61,14 @@ pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
 pub(crate) fn print_swept(launch: &Launch<'_>, launched: &LaunchResult) {
     for swept in swept(launch, launched) {
         print_notice(&sweep(swept.count, swept.owner.as_slice(), &swept.names));
+    }
+}
+
+/// Names processes that no sweep ends.
+pub fn print_left(left: &[Leftover]) {
+    if !left.is_empty() {
+        let left: Vec<_> = left.iter().map(|process| (process.pid, process.name.as_str())).collect();
+        print_notice(&left_running("--no_sweep", &left));
     }
 }
 
@@ -100,17 +119,27 @@ pub fn build_failure_report(
         NodeOutcome::Failed { culprit, .. } => Some(culprit),
         _ => None,
     };
+    let culprit_fault = match &outcome {
+        FailureCause::Failed(culprit) => culprit.blame.as_ref().map(|blame| blame.fault.clone()),
+        FailureCause::Stopped { .. } => None,
+    };
     let victims = report.ranks.iter().enumerate().filter_map(|(local, end)| {
         let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
         let signalled = end.signalled;
+        let is_read = !signalled || culprit_fault.is_some();
+        // What it printed after it was asked to stop is an answer to that.
+        let until = if signalled { launched.processes[local].log_end_at_failure.unwrap_or(0) } else { u64::MAX };
+        let bytes = if is_read { bytes_until(launch, launched, local, until) } else { Vec::new() };
+        let fault = |bytes: &[u8]| blame(bytes, Exit::Code(1)).map(|blame| blame.fault);
         Some(Victim {
             label: launch.plan.ranks[local].label(),
+            same_failure: culprit_fault.is_some() && fault(&bytes) == culprit_fault,
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),
             signalled,
             // A rank that was stopped may log a lost connection too, but did not end because of it.
-            lost_peer: !signalled && lost_peer(&last_bytes(launch, launched, local)).is_some(),
+            lost_peer: !signalled && lost_peer(&bytes).is_some(),
             killed_after_grace: end.killed,
         })
     });
@@ -131,11 +160,20 @@ fn culprit_of(
     let bytes = last_bytes(launch, launched, local);
     let mut tail = tail::tail(&bytes, tail::TailLimits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
-    // A rank that was stopped is the culprit only if its error file was written first.
-    let explanation = if launched.report.ranks[local].signalled {
-        Some(
-            "it wrote its error file before any other rank ended, and was still exiting when it was stopped".to_owned(),
-        )
+    let signalled = launched.report.ranks[local].signalled;
+    let explanation = if let (true, Some(ground)) = (signalled, launched.blame_ground) {
+        Some(match ground {
+            BlameGround::ErrorFile => {
+                "it wrote its error file before any other rank ended, and was still exiting when it was stopped"
+                    .to_owned()
+            }
+            BlameGround::Victim(victim) => {
+                let victim = launch.plan.ranks[victim].label();
+                format!(
+                    "it had failed, and was still exiting when {victim} lost its connection to it and exited; then it was stopped"
+                )
+            }
+        })
     } else if exit == Exit::Signal(libc::SIGKILL) {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
@@ -151,14 +189,45 @@ fn culprit_of(
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
         blame: blame(&bytes, exit),
-        lost_peer: lost_peer(&bytes),
+        lost_peer: match read_account(&bytes, exit, signalled) {
+            // A rank that was stopped is the culprit only for an error of its own.
+            Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),
+            Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
+        },
+        stopped_by_launcher: signalled,
         explanation,
         tail,
     }
 }
 
+/// What is known of the peers of a rank that lost its connection to one.
+fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> PeersOfVictim {
+    let ended = |end: &RankReport| Some(end.started_at? + end.lived?);
+    let at = ended(&launched.report.ranks[local]);
+    let exited_before = |end: &RankReport| end.exit.is_some_and(|exit| exit.is_success()) && ended(end) <= at;
+    let (ranks, plan) = (&launched.report.ranks, launch.plan);
+    let is_peer = |other: usize| plan.ranks[other].role == plan.ranks[local].role;
+    let exited: Vec<_> = (0..ranks.len()).filter(|other| is_peer(*other) && exited_before(&ranks[*other])).collect();
+    match exited.is_empty() {
+        _ if plan.nnodes > 1 => PeersOfVictim::OnOtherNodes,
+        false => PeersOfVictim::Exited(exited.into_iter().map(|other| plan.ranks[other].label()).collect()),
+        true => PeersOfVictim::Silent,
+    }
+}
+
+/// The local rank that failed first, where the one that ended first only lost its connection to another.
+pub(crate) fn find_behind_victim(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
+    let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
+    let read = |local: usize, end: u64| bytes_until(launch, launched, local, end);
+    first_failure::find_behind_victim(&launched.processes, culprit, &read)
+}
+
 fn last_bytes(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Vec<u8> {
+    bytes_until(launch, launched, local, u64::MAX)
+}
+
+fn bytes_until(launch: &Launch<'_>, launched: &LaunchResult, local: usize, end: u64) -> Vec<u8> {
     let process = &launched.processes[local];
     let log = launch.tail_file(local, process.attempt);
-    log.map(|log| log_files::tail(&log, process.log_start, TAIL_BYTES)).unwrap_or_default()
+    log.map(|log| log_files::tail_until(&log, process.log_start, end, TAIL_BYTES)).unwrap_or_default()
 }

@@ -6,10 +6,11 @@ use crate::cli::elastic::outcome_text;
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::progress_messages;
 use crate::report::failure_report::FailureReport;
+use crate::run::first_failure::FirstFailure;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::RoundStop;
-use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
+use crate::supervise::{ChildId, ProgressNote};
 
 /// What one front end prints and how it exits.
 pub trait Frontend {
@@ -22,8 +23,8 @@ pub trait Frontend {
     /// A rank's process has started.
     fn rank_started(&self, _id: ChildId, _pid: i32, _launch: &Launch<'_>) {}
     /// The job is being stopped or restarted.
-    fn report_progress(&self, note: &ProgressNote, policy: &SupervisionPolicy, launch: &Launch<'_>) {
-        progress_messages::print_progress(note, policy, &|local| launch.plan.ranks[local].label());
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
+        progress_messages::print_progress(note, failure, &launch.policy, &|local| launch.plan.ranks[local].label());
     }
     /// The local rank that failed first, where that is not the one that ended first.
     fn find_first_failure(&self, _launch: &Launch<'_>, _launched: &LaunchResult) -> Option<usize> {
@@ -41,8 +42,24 @@ pub trait Frontend {
     fn is_final(&self, _launch: &Launch<'_>, _status: i32) -> bool {
         true
     }
-    /// Prints how this node's ranks ended.
-    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>);
+    /// The text of a failure report without colours, where the front end has its own form.
+    fn render_failure(
+        &self,
+        _launch: &Launch<'_>,
+        _launched: &LaunchResult,
+        _failure: &FailureReport,
+    ) -> Option<String> {
+        None
+    }
+    /// Prints how this node's ranks ended. `own_text`: from `render_failure`.
+    fn report_end(
+        &self,
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+        status: i32,
+        failure: Option<&FailureReport>,
+        own_text: Option<&str>,
+    );
 }
 
 /// Passes the engine's events to a front end.
@@ -56,8 +73,8 @@ impl LaunchListener for EngineListener<'_> {
         self.frontend.rank_started(id, pid, self.launch);
     }
 
-    fn progressed(&self, note: &ProgressNote) {
-        self.frontend.report_progress(note, &self.launch.policy, self.launch);
+    fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>) {
+        self.frontend.report_progress(note, failure, self.launch);
     }
 
     fn preload_is_slow(&self, modules: &str) {

@@ -2,20 +2,19 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
-use crate::cli::node::build_failure_report::build_failure_report;
+use crate::cli::common::message::print_notice;
+use crate::cli::node::build_failure_report::{build_failure_report, find_behind_victim};
 use crate::cli::node::frontend::Frontend;
 use crate::report::failure_report::{ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
-use crate::run::launch_result::LaunchResult;
+use crate::run::launch_result::{BlameGround, LaunchResult};
 use crate::run::output::console::ShownMark;
-use crate::run::output::log_files;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::record::result;
 use crate::supervise::NodeOutcome;
-use tracing::warn;
 
 /// Opens the journal (`events.jsonl`) and writes the start of the job.
 pub(crate) fn open_journal(launch: &Launch<'_>, frontend: &dyn Frontend) -> Result<Journal, CliError> {
@@ -42,17 +41,19 @@ pub(crate) fn record_end(
     let outcome = launched.outcome.word(&launched.report);
     launched.journal.write(JournalEvent::JobEnded { outcome, exit_status });
     let failure = build_failure_report(launch, &launched, exit_status, context);
-    let text = failure.as_ref().map(|failure| render(failure, ReportStyle::default()).trim_end().to_owned());
-    let result = result::build_result(launch, &launched, &context.host, exit_status, text.as_deref(), job_end);
+    let own_text = failure.as_ref().and_then(|failure| frontend.render_failure(launch, &launched, failure));
+    let text = own_text.clone().or_else(|| Some(render(failure.as_ref()?, ReportStyle::default())));
+    let failure_text = failure.as_ref().zip(text.as_deref().map(str::trim));
+    let result = result::build_result(launch, &launched, &context.host, exit_status, failure_text, job_end);
     let is_all_shown = !matches!(launched.shown, ShownMark::AllBut(_)) && exit_status == exit_code::OK;
     let disposable = launch.removed_on_success.as_deref().filter(|_| is_all_shown);
     if disposable.is_none()
         && let Err(error) = journal::write_result(&launch.log_dir, &result)
     {
-        warn!("result.json cannot be written: {}", log_files::plain(&error));
+        print_notice(&error.to_string());
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    frontend.report_end(launch, &launched, exit_status, failure.as_ref());
+    frontend.report_end(launch, &launched, exit_status, failure.as_ref(), own_text.as_deref());
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
 }
@@ -61,10 +62,12 @@ pub(crate) fn record_end(
 /// stopped it has no exit status of its own: then the status is that of the rank that ended first.
 pub(crate) fn decide_exit_status(launch: &Launch<'_>, launched: &mut LaunchResult, frontend: &dyn Frontend) -> i32 {
     let observed = frontend.exit_status(launched);
-    let first = frontend
-        .find_first_failure(launch, launched)
-        .and_then(|local| Some((local, launched.report.ranks[local].exit?)));
-    let Some((culprit, exit)) = first else { return observed };
+    let NodeOutcome::Failed { culprit: ended_first, .. } = launched.report.outcome else { return observed };
+    let by_file = frontend.find_first_failure(launch, launched).map(|local| (local, BlameGround::ErrorFile));
+    let first = by_file.or_else(|| Some((find_behind_victim(launch, launched)?, BlameGround::Victim(ended_first))));
+    let of_first = first.and_then(|(local, ground)| Some((local, ground, launched.report.ranks[local].exit?)));
+    let Some((culprit, ground, exit)) = of_first else { return observed };
     launched.report.outcome = NodeOutcome::Failed { culprit, exit };
+    launched.blame_ground = Some(ground);
     if launched.report.ranks[culprit].signalled { observed } else { frontend.exit_status(launched) }
 }

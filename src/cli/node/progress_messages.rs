@@ -3,6 +3,8 @@
 use crate::cli::common::message::print_notice;
 use crate::model::ProcessLabel;
 use crate::model::exit::signal_label;
+use crate::report::console::escape::plain;
+use crate::run::first_failure::FirstFailure;
 use crate::supervise::{NoRestart, ProgressNote, SupervisionPolicy};
 use crate::sys::clock;
 use std::time::Duration;
@@ -16,12 +18,22 @@ fn list_by_role(all: &[ProcessLabel]) -> String {
 }
 
 /// Prints a progress message. `label`: the label of a process by its number on this node.
-pub fn print_progress(note: &ProgressNote, policy: &SupervisionPolicy, label: &dyn Fn(usize) -> ProcessLabel) {
-    print_notice(&line(note, grace_left(policy), label));
+pub fn print_progress(
+    note: &ProgressNote,
+    failure: Option<&FirstFailure>,
+    policy: &SupervisionPolicy,
+    label: &dyn Fn(usize) -> ProcessLabel,
+) {
+    print_notice(&line(note, failure, grace_left(policy), label));
 }
 
-/// `grace`: seconds.
-fn line(note: &ProgressNote, grace: f64, label: &dyn Fn(usize) -> ProcessLabel) -> String {
+/// `failure`: what a restart follows; `grace`: seconds.
+fn line(
+    note: &ProgressNote,
+    failure: Option<&FirstFailure>,
+    grace: f64,
+    label: &dyn Fn(usize) -> ProcessLabel,
+) -> String {
     let names = |living: &[usize]| list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
     match note {
         // Paddle's launcher prints this, and scripts match it.
@@ -29,6 +41,10 @@ fn line(note: &ProgressNote, grace: f64, label: &dyn Fn(usize) -> ProcessLabel) 
             "all workers exit, going to finish parameter server: waiting up to {grace} s for {} to stop",
             names(living)
         ),
+        ProgressNote::AwaitingServers { living, limit } => {
+            let limit = limit.map_or("without a limit".into(), |limit| format!("up to {} s", limit.as_secs_f64()));
+            format!("all workers have exited: waiting {limit} for {} to exit (--server_timeout)", names(living))
+        }
         ProgressNote::Stopping { signal, living } if living.is_empty() => {
             format!("{}: nothing runs", signal_label(*signal))
         }
@@ -44,7 +60,13 @@ fn line(note: &ProgressNote, grace: f64, label: &dyn Fn(usize) -> ProcessLabel) 
         }
         ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
             let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
-            format!("{} ended first, with {exit}; restart {attempt} (at most {of}) {wait}", label(*culprit))
+            // A rank that was still exiting when it was stopped has no exit status of its own.
+            let exit = failure.map_or(Some(*exit), |failure| failure.exit);
+            let how = exit.map_or(String::new(), |exit| format!(", with {exit}"));
+            let message = failure.map_or("", |failure| failure.message.as_str());
+            let colon = if message.is_empty() { "" } else { ": " };
+            let message = plain(message.as_bytes());
+            format!("{} failed first{how}{colon}{message}; restart {attempt} (at most {of}) {wait}", label(*culprit))
         }
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
     }
@@ -78,7 +100,7 @@ mod tests {
     #[test]
     fn the_end_of_the_servers_is_reported_in_paddles_text() {
         let server = |number| ProcessLabel { role: Role::Server, number };
-        let text = line(&ProgressNote::Finishing { living: vec![0, 2] }, 1.5, &server);
+        let text = line(&ProgressNote::Finishing { living: vec![0, 2] }, None, 1.5, &server);
         assert!(text.contains("all workers exit, going to finish parameter server"), "{text}");
         assert!(text.contains("server(s) 0, 2"), "{text}");
     }

@@ -11,7 +11,13 @@ use tracing::warn;
 /// The policy for checked options. `seed`: of the random part of restart delays.
 pub fn supervision_policy(spec: &LaunchSpec, vars: &EnvVars, seed: u64) -> SupervisionPolicy {
     let restart = restart_policy(&spec.restarts, seed);
-    SupervisionPolicy { grace: spec.grace_period, stop_by: stop_by(vars), restart, ..SupervisionPolicy::default() }
+    SupervisionPolicy {
+        grace: spec.grace_period,
+        stop_by: stop_by(vars),
+        restart,
+        server_timeout: spec.server_timeout,
+        ..SupervisionPolicy::default()
+    }
 }
 
 /// When Slurm kills the job, on the supervisor's clock: SLURM_JOB_END_TIME plus its KillWait (slurm.conf(5)), 30 s by

@@ -6,7 +6,7 @@ use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::cli::elastic::rounds;
-use crate::cli::node::build_failure_report::print_unkillable;
+use crate::cli::node::build_failure_report::{print_left, print_unkillable};
 use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end};
 use crate::model::Exit;
@@ -17,12 +17,12 @@ use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
 use crate::run::launcher_process;
 use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorSide};
-use crate::run::output::log_files;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::result;
 use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
+use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::current;
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
@@ -30,7 +30,6 @@ use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tracing::warn;
 
 /// How this node's plan comes about.
 pub enum NodeWork<'a> {
@@ -87,10 +86,10 @@ pub fn run_node(
             // The zygote still runs after several rounds, or after an error.
             if launch.zygote.as_ref().is_some_and(|zygote| zygote.end()) {
                 // Ends what its modules have started. If /proc cannot be read here, the launcher process sweeps.
-                let _ = sweep::all(&BTreeSet::new(), None);
+                let _ = sweep::all(&BTreeSet::new(), &launch.no_sweep, None, clock::now(), &mut || false);
             }
             // Before the report: a launcher that is PID 1 ends this process when it exits.
-            sweep::close(launch.cgroup.as_ref());
+            sweep::close(launch.cgroup.as_ref(), &launch.no_sweep);
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
             // The kernel may take its time to end this process, and the next job may want these ports.
             drop(leases);
@@ -134,15 +133,16 @@ fn guard_supervisor(
     if !names.is_empty() {
         print_notice(&failure_report::sweep(names.len(), &[], &names));
     }
+    print_left(&swept.left);
     status_pipe.write_error(&text, status);
-    let result = serde_json::to_value(result::without_supervisor(launch, host, status, names.len()));
+    let result = serde_json::to_value(result::without_supervisor(launch, host, status, &swept));
     // The supervisor may have hung at the log folder: this process must not hang there as well.
     let (folder, (done, wait)) = (launch.log_dir.clone(), bounded(1));
     std::thread::spawn(move || {
         let _ = done.send(journal::write_result(&folder, &result.unwrap_or_default()));
     });
     if let Ok(Err(error)) = wait.recv_timeout(Duration::from_secs(1)) {
-        warn!("result.json cannot be written: {}", log_files::plain(&error));
+        print_notice(&error.to_string());
     }
     status
 }

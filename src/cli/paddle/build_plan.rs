@@ -48,7 +48,7 @@ fn collective_plan(
     context: &LaunchContext,
     ask: DeviceQuery<'_>,
 ) -> Result<BuiltPlan, CliError> {
-    let visible = assign::visible(vars, ask).map_err(CliError::Usage)?;
+    let visible = assign::visible(vars, ask).map_err(CliError::Usage)?.or_kind_of_option(spec);
     // Before anything is allocated for each rank: the number may be absurd.
     let ranks = assign::ranks(spec, &visible);
     let nofile = preflight::raise_file_limit("--nproc_per_node", ranks, preflight::FDS_OF_LAUNCH)

@@ -40,7 +40,9 @@ pub fn print_final_report(
         NodeOutcome::NotStarted { local_rank } => {
             error!("Pod failed");
             let why = launched.report.ranks[*local_rank].start_error.as_deref();
-            print_error(&format!("cannot start {}", why.unwrap_or_default()));
+            if !context.raised_by_caller {
+                print_error(&format!("cannot start {}", why.unwrap_or_default()));
+            }
         }
         NodeOutcome::Failed { culprit, exit } => {
             let rank = &launch.plan.ranks[*culprit];
@@ -65,13 +67,15 @@ pub fn print_final_report(
     }
     info!("Exit code {status}");
     if let Some(failure) = failure {
-        if matches!(failure.outcome, FailureCause::Failed(_)) {
+        // Only then `rlaunch.launch` raises a WorkerError for certain.
+        let is_raised = context.raised_by_caller && launched.outcome.word(&launched.report) == "failed";
+        if matches!(failure.outcome, FailureCause::Failed(_)) && !is_raised {
             info!("------------------------- ERROR LOG DETAIL -------------------------");
         }
         if context.github {
             message::to_stdout(format!("{}\n", github_annotation(failure)).as_bytes());
         }
-        if !context.quiet {
+        if !context.quiet && !is_raised {
             let style = ReportStyle { color: context.colour };
             message::to_stderr(render(failure, style).as_bytes());
         }

@@ -1,6 +1,6 @@
 //! `python -m rlaunch`: the front end that replaces `python -m paddle.distributed.launch`.
 
-use crate::cli::common::command_line::CommandLineError;
+use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::error::{CliError, system};
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
@@ -32,9 +32,10 @@ use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::output::{gpu_log, log_files, log_rotation};
 use crate::run::prepare::{gloo_tmpdir, preflight};
+use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::SpecError;
-use crate::spec::dry_run::DryRun;
-use crate::spec::options::{self, EnvVars, ValueSource};
+use crate::spec::options::DryRun;
+use crate::spec::options::{self, EnvVars, OptValues, ValueSource};
 use crate::spec::paddle::job;
 use crate::spec::paddle::launch;
 use crate::spec::paddle::launch::LaunchSpec;
@@ -67,8 +68,8 @@ fn parse_and_launch(
     signals: &mut Signals,
     status_pipe: &mut StatusPipe,
 ) -> Result<i32, CliError> {
-    let (flags, rest, deprecated) = match parse::parse(args)? {
-        PaddleArgs::Job { flags, rest, deprecated } => (flags, rest, deprecated),
+    let (flags, rest, deprecated, aliases) = match parse::parse(args)? {
+        PaddleArgs::Job { flags, rest, deprecated, aliases } => (flags, rest, deprecated, aliases),
         PaddleArgs::Print(text) => {
             print_output(&text);
             return Ok(exit_code::OK);
@@ -80,6 +81,7 @@ fn parse_and_launch(
     let (base, all) = startup::read_environment(paddle_options::OPTIONS)?;
     let LauncherEnv { base, vars, outer } = startup::separate_outer_exports(base, &all);
     let mut values = paddle_options::merge(&flags, &vars);
+    values.aliases = aliases;
     startup::print_deprecations(deprecated.iter().chain(&values.deprecated));
     let mut spec = launch::check(&values, &vars, &rest).map_err(CliError::Usage)?;
     if outer.is_none()
@@ -127,6 +129,13 @@ fn parse_and_launch(
                 "Unset '{name}' to ensure stable NCCL communication in distributed training (backed up as '{name}_original')."
             );
         }
+        if let Some(warning) = plan::env::base_env::replaced_openmp_threads(&vars) {
+            warn!("{warning}");
+        }
+        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+            warn!("{warning}");
+        }
+        startup::log_ignored_interrupt(signals);
         for line in spec.infos.drain(..) {
             info!("{line}");
         }
@@ -148,11 +157,7 @@ fn parse_and_launch(
 }
 
 /// This job's nodes from the scheduler, where no option names them.
-fn ask_scheduler(
-    spec: &LaunchSpec,
-    values: &options::OptValues,
-    vars: &EnvVars,
-) -> Result<Option<SchedulerNodes>, CliError> {
+fn ask_scheduler(spec: &LaunchSpec, values: &OptValues, vars: &EnvVars) -> Result<Option<SchedulerNodes>, CliError> {
     let is_open =
         matches!((&spec.job, &spec.nodes), (job::JobKind::Collective | job::JobKind::Rpc, JobNodes::One { .. }));
     let several = values.given("nnodes").is_none_or(|text| text.trim() != "1");
@@ -227,7 +232,8 @@ fn launch_on_this_node(
     log_files::archive_attempts(&log_dir, spec.log_overwrite).map_err(CliError::Preflight)?;
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
     let cgroup = if spec.cgroup { JobCgroup::find(&key) } else { None };
-    debug!("cgroup of the ranks, if it can be made: {:?}", cgroup.as_ref().map(JobCgroup::path));
+    let cgroup_path = cgroup.as_ref().map_or("none".into(), |cgroup| cgroup.path().display().to_string());
+    debug!("cgroup of the ranks, if it can be made: {cgroup_path}");
     let legacy = is_legacy(spec);
     let asked = supervision_policy(spec, vars, fastrand::u64(..));
     let mut policy = asked.clone();
@@ -255,6 +261,7 @@ fn launch_on_this_node(
         nofile,
         job_key: key,
         cgroup,
+        no_sweep: NoSweep::new(spec.no_sweep.clone()),
         zygote,
         gloo_tmpdir: has_folder.then(|| PathBuf::from(&launch_context.gloo_tmpdir)),
         removed_on_success: None,
@@ -263,7 +270,8 @@ fn launch_on_this_node(
     let colour = launch.colour && std::io::stderr().is_terminal();
     let quiet = spec.log_level == "CRITICAL";
     let memory = OomCounters::now(Path::new("/"));
-    let context = ReportContext { host, memory, colour, github, quiet, legacy };
+    let raised_by_caller = status_pipe.is_read();
+    let context = ReportContext { host, memory, colour, github, quiet, raised_by_caller, legacy };
     for signal in &spec.forward_signals {
         signals.install_one(*signal);
     }
@@ -362,7 +370,14 @@ impl Frontend for PaddleFrontend<'_> {
         !prepare::has_mapped(launch.plan, status)
     }
 
-    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+    fn report_end(
+        &self,
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+        status: i32,
+        failure: Option<&FailureReport>,
+        _own_text: Option<&str>,
+    ) {
         if prepare::has_mapped(launch.plan, status) {
             info!("the rank mapping is there; starting the job with it");
         } else {

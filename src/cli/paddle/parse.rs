@@ -7,10 +7,12 @@ use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind};
 use crate::spec::paddle::options::{HEADINGS, OPTIONS};
 use crate::spec::shown;
+use crate::spec::torchrun::options::is_torchs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 
 /// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub enum PaddleArgs {
         rest: Vec<OsString>,
         /// The options that were given by an old name.
         deprecated: Vec<Deprecation>,
+        /// The options that were given by another of their names.
+        aliases: BTreeMap<&'static str, &'static str>,
     },
     /// Text for stdout: help, version.
     Print(String),
@@ -83,15 +87,23 @@ fn names_before(opt: &'static Opt) -> impl Iterator<Item = &'static str> {
     std::iter::once(opt.old.map_or(opt.name, |old| old.name)).chain(opt.aliases.iter().copied())
 }
 
+/// The name of an option as it was given; its value may be no UTF-8.
+fn given_name(arg: &OsString) -> Option<&str> {
+    let name = arg.as_bytes().strip_prefix(b"--")?.split(|byte| *byte == b'=').next()?;
+    std::str::from_utf8(name).ok()
+}
+
 /// Abbreviations that clap would find ambiguous or give a new meaning, with the name that each stands for. An
 /// abbreviation that Paddle's launcher accepts keeps its meaning there, and one that was unique before options were
-/// renamed keeps that. Old names make no abbreviation ambiguous.
-fn abbreviations() -> BTreeMap<&'static str, &'static str> {
+/// renamed keeps that. Old names make no abbreviation ambiguous. Only those that are among `args`: all of them would
+/// cost each start a millisecond.
+fn abbreviations(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
+    let given: BTreeSet<&str> = args.iter().filter_map(given_name).collect();
     let renamed = || OPTIONS.iter().filter_map(|opt| Some([opt.name, opt.old?.name])).flatten();
     let is_name = |cut: &str| OPTIONS.iter().any(|opt| names(opt).chain(opt.old.map(|old| old.name)).any(|n| n == cut));
     let mut meanings = BTreeMap::new();
     for cut in PADDLES.into_iter().chain(renamed()).flat_map(|name| (1..name.len()).map(move |end| &name[..end])) {
-        if is_name(cut) || meanings.contains_key(cut) {
+        if !given.contains(cut) || is_name(cut) || meanings.contains_key(cut) {
             continue;
         }
         let only = |mut found: Box<dyn Iterator<Item = &'static str>>| found.next().filter(|_| found.next().is_none());
@@ -107,8 +119,8 @@ fn abbreviations() -> BTreeMap<&'static str, &'static str> {
     meanings
 }
 
-/// The options of the launcher for clap.
-pub fn command() -> Command {
+/// The options of the launcher for clap, with the abbreviations that `args` use.
+fn command(args: &[OsString]) -> Command {
     let command = Command::new("rlaunch")
         .bin_name("python -m rlaunch")
         .version(env!("CARGO_PKG_VERSION"))
@@ -122,7 +134,7 @@ pub fn command() -> Command {
         .allow_external_subcommands(true)
         .external_subcommand_value_parser(clap::value_parser!(OsString))
         .disable_help_subcommand(true);
-    let abbreviations = abbreviations();
+    let abbreviations = abbreviations(args);
     let finish = |name: &'static str, arg: Arg| {
         let arg = if name.contains('_') { arg.alias(name.replace('_', "-")) } else { arg };
         arg.aliases(abbreviations.iter().filter(|(_, meaning)| **meaning == name).map(|(cut, _)| *cut))
@@ -138,7 +150,7 @@ pub fn command() -> Command {
 
 /// Parses a command line, without its program name.
 pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
-    let matches = match command().no_binary_name(true).try_get_matches_from(args) {
+    let matches = match command(args).no_binary_name(true).try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return convert_error(&error),
     };
@@ -168,7 +180,23 @@ pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
         }
         None => Vec::new(),
     };
-    Ok(PaddleArgs::Job { flags, rest, deprecated })
+    let aliases = given_aliases(&args[..args.len().saturating_sub(rest.len())]);
+    Ok(PaddleArgs::Job { flags, rest, deprecated, aliases })
+}
+
+/// The options that these arguments give by an alias, with it. clap does not tell which one was given.
+fn given_aliases(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
+    let mut aliases = BTreeMap::new();
+    for given in args.iter().filter_map(given_name).map(|name| name.replace('-', "_")) {
+        for opt in OPTIONS.iter().filter(|opt| !opt.aliases.is_empty()) {
+            match names(opt).find(|name| name.starts_with(&given)) {
+                Some(name) if name == opt.name => aliases.remove(opt.name),
+                Some(alias) => aliases.insert(opt.name, alias),
+                None => continue,
+            };
+        }
+    }
+    aliases
 }
 
 /// clap's error, or the text that it wants printed.
@@ -187,10 +215,13 @@ fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
         ErrorKind::UnknownArgument => match candidates(&name) {
             candidates if candidates.len() > 1 => CommandLineError::Ambiguous { name, candidates },
             _ => {
-                let hint = nearest(&name).map_or_else(
-                    || "see python -m rlaunch --help; options of the script go after it".to_owned(),
-                    |nearest| format!("did you mean --{nearest}? Options of the script go after it"),
-                );
+                let hint = match nearest(&name) {
+                    Some(nearest) => format!("did you mean --{nearest}? Options of the script go after it"),
+                    None if is_torchs(&name.trim_start_matches('-').replace('_', "-")) => {
+                        "it is an option of torchrun; python -m rlaunch.run replaces that".to_owned()
+                    }
+                    None => "see python -m rlaunch --help; options of the script go after it".to_owned(),
+                };
                 CommandLineError::UnknownOption { name, hint }
             }
         },
@@ -212,7 +243,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 
 /// The options that a shortened name could stand for.
 fn candidates(name: &str) -> Vec<String> {
-    let cut = name.trim_start_matches('-');
+    let cut = name.strip_prefix("--").unwrap_or_default();
     OPTIONS.iter().flat_map(names).filter(|n| !cut.is_empty() && n.starts_with(cut)).map(|n| format!("--{n}")).collect()
 }
 
@@ -299,21 +330,19 @@ mod tests {
 
     #[test]
     fn an_abbreviation_keeps_the_meaning_that_it_had_before_options_were_renamed() {
-        let meanings = [("p", "log_prefix"), ("pre", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
+        let meanings = [("pre", "log_prefix"), ("f", "force"), ("for", "force"), ("z", "preload")];
         for (cut, name) in meanings.into_iter().chain([("gra", "grace_period"), ("le", "legacy"), ("job", "job_id")]) {
             assert_eq!(job(&format!("--{cut} 0 t.py")).0.keys().collect::<Vec<_>>(), [&name], "{cut}");
         }
         for (cut, name) in [("forw", "forward_signals"), ("prel", "preload"), ("hea", "heartbeat_timeout")] {
             assert_eq!(job_with_notices(&format!("--{cut}=0 t.py")), ([(name, "0".to_owned())].into(), String::new()));
         }
-        // Ambiguous only with an old name.
-        assert_eq!(job("--no t.py").0.keys().collect::<Vec<_>>(), [&"no_python"]);
         assert!(refused("--log 1 t.py").starts_with("ambiguous option: --log could match --log_dir"));
     }
 
     #[test]
     fn no_old_name_is_in_the_help() {
-        let help = command().render_long_help().to_string();
+        let help = command(&[]).render_long_help().to_string();
         for old in OPTIONS.iter().filter_map(|opt| opt.old) {
             let words = |name: &str| {
                 help.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-').any(|w| w == name)
@@ -331,7 +360,10 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_refused_in_one_line() {
-        assert_eq!(refused("--serv 2 t.py"), "ambiguous option: --serv could match --servers, --server_num");
+        assert_eq!(
+            refused("--serv 2 t.py"),
+            "ambiguous option: --serv could match --servers, --server_num, --server_timeout"
+        );
         assert!(
             refused("--nproc_pre_node 2 t.py").contains("--nproc_per_node"),
             "{}",

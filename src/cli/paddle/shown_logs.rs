@@ -1,15 +1,19 @@
-//! Which ranks' logs the console shows, and the prefix of their lines.
+//! Which ranks' logs the console shows, and how.
 
 use crate::model::ProcessLabel;
-use crate::plan::{self, Plan, Stream};
+use crate::plan::{self, Plan, ShownStream, Stream};
 use crate::report::LinePrefix;
 use crate::run::launch::ShownRanks;
 use crate::spec::console::PrefixKind;
 use crate::spec::paddle::launch::LaunchSpec;
+use tracing::warn;
 
-/// The logs that the console shows, by local rank, with the prefix of their lines.
+/// The logs that the console shows, by local rank.
 pub fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> ShownRanks {
     let all: Vec<ProcessLabel> = plan.ranks.iter().map(plan::RankPlan::label).collect();
+    if let (Some(warning), true) = (spec.console.without_rank(plan.world_size), spec.rendezvous.is_none()) {
+        warn!("{warning}");
+    }
     let wanted: Vec<_> = spec.console.select(&all).into_iter().map(|local| (local, all[local])).collect();
     let prefix = match spec.console.prefix {
         Some(PrefixKind::None) => LinePrefix::None,
@@ -21,6 +25,6 @@ pub fn shown(spec: &LaunchSpec, plan: &Plan, host: &str) -> ShownRanks {
     };
     // A single rank without a prefix is shown byte for byte; of several, whole lines.
     let raw = prefix == LinePrefix::None && wanted.len() < 2;
-    let lines = |label| (!raw).then(|| prefix.text(label, host));
-    wanted.into_iter().map(|(local, label)| ((local, Stream::Stdout), lines(label))).collect()
+    let how = |label| ShownStream { prefix: (!raw).then(|| prefix.text(label, host)), pty: raw && spec.console.pty };
+    wanted.into_iter().map(|(local, label)| ((local, Stream::Stdout), how(label))).collect()
 }

@@ -1,5 +1,6 @@
 //! `python -m rlaunch.run`: the drop-in for `torchrun`.
 
+use crate::cli::common::command_line;
 use crate::cli::common::error::CliError;
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
@@ -53,6 +54,10 @@ fn parse_and_launch(
     let mut spec = torchrun::check(&values, &vars, &rest).map_err(CliError::Usage).map_err(&write_error_file)?;
     let is_compat = spec.exit_code_compat;
     message::with_torchrun_log(&spec.log_level.clone(), || {
+        if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
+            warn!("{warning}");
+        }
+        startup::log_ignored_interrupt(signals);
         for warning in spec.warnings.drain(..) {
             warn!("{warning}");
         }

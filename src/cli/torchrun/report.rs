@@ -40,10 +40,7 @@ pub fn render_report(
     if let Some(own) = own {
         let data = match file {
             Some(file) => error_file::passed_on(file.data, exit.returncode()),
-            None => {
-                let message = known.blame.as_ref().map_or(exit.to_string(), |blame| blame.fault.to_string());
-                error_file::made(&message, &known.tail.lines.join("\n"), now(), exit.returncode())
-            }
+            None => error_file::made(&known.reason(), &known.tail.lines.join("\n"), now(), exit.returncode()),
         };
         write(own, &data);
     }
@@ -85,16 +82,8 @@ pub fn find_first_failure(launch: &Launch<'_>, launched: &LaunchResult) -> Optio
     };
     let others = (0..launch.plan.ranks.len()).filter(|local| *local != culprit && failed(*local));
     let (at, first) = others.filter_map(|local| Some((wrote(local)?, local))).min()?;
-    let before = wrote(culprit).unwrap_or_else(|| ended(launched, culprit).saturating_sub(TICK));
+    let before = wrote(culprit).unwrap_or_else(|| launched.ended(culprit).saturating_sub(TICK));
     (at < before && read_error_file(launch, first, attempt).is_some()).then_some(first)
-}
-
-/// When a worker ended, by the wall clock.
-fn ended(launched: &LaunchResult, local_rank: usize) -> Duration {
-    // The supervisor's clock is monotonic; reports have the wall clock.
-    let RankReport { started_at, lived, .. } = &launched.report.ranks[local_rank];
-    let ended = started_at.unwrap_or_default() + lived.unwrap_or_default();
-    clock::wall().saturating_sub(clock::now().saturating_sub(ended))
 }
 
 /// The content of a worker's error file, or torchelastic's placeholder.
@@ -119,7 +108,7 @@ fn failure(
         local_rank,
         pid: process.pid.unwrap_or(0).unsigned_abs(),
         exit,
-        time: clock::local_seconds(ended(launched, local_rank)),
+        time: clock::local_seconds(launched.ended(local_rank)),
         error_file: path.zip(file.as_ref()).map(|(path, file)| (path.display().to_string(), last_lines(&file.text))),
     };
     (failure, file)

@@ -25,17 +25,19 @@ use crate::probe::memory::OomCounters;
 use crate::probe::{accelerators, cpus, numa, torch};
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
+use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::{log_files, log_rotation, run_folder};
 use crate::run::prepare::{ports, preflight};
-use crate::spec::SpecError;
-use crate::spec::dry_run::DryRun;
+use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::frameworks::Framework;
 use crate::spec::log_rotation::LogRotationSpec;
+use crate::spec::options::DryRun;
 use crate::spec::options::{EnvVars, parse_bool};
-use crate::spec::torchrun::{EventLog, TorchScript, TorchSpec, TorchrunBackend};
+use crate::spec::torchrun::{EventLog, LogDir, TorchScript, TorchSpec, TorchrunBackend};
+use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
@@ -67,6 +69,9 @@ pub fn launch(
     let began = clock::now();
     let allowed = sys_affinity::own().map_err(system("the CPUs of this process"))?;
     let workers = count_workers(spec, vars, allowed.len())?;
+    if let Some(warning) = shared_gpus(spec, vars, workers) {
+        warn!("{warning}");
+    }
     let nofile = preflight::raise_file_limit_for_store("--nproc-per-node", workers).map_err(CliError::Preflight)?;
     check_script(&spec.script).map_err(CliError::Preflight)?;
     let StaticRendezvous { mut place, mut leases, store, nodes, advertised } =
@@ -110,6 +115,11 @@ pub fn launch(
         }
         None => folder.create().map_err(CliError::Preflight)?,
     }
+    // A user who asks for logs wants to read them, wherever they are.
+    let keeps_logs = spec.streams.has_redirects() && spec.log_dir != LogDir::Nowhere;
+    if keeps_logs && spec.log_dir == LogDir::Temporary {
+        print_notice(&format!("the logs are in {}; choose another folder with --log-dir", folder.run.display()));
+    }
     log_files::write_env_overflow(&plan).map_err(system(launch_context.log_dir.clone()))?;
     let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
     // The variable of --cgroup in Paddle's front end.
@@ -135,9 +145,10 @@ pub fn launch(
         nofile,
         cgroup: if without_cgroup { None } else { JobCgroup::find(&key) },
         job_key: key,
+        no_sweep: NoSweep::new(spec.no_sweep.clone()),
         zygote,
         gloo_tmpdir: None,
-        removed_on_success: folder.removed_on_success.clone(),
+        removed_on_success: folder.removed_on_success.clone().filter(|_| !keeps_logs),
     };
     let context = ReportContext {
         host: host.clone(),
@@ -145,13 +156,15 @@ pub fn launch(
         colour: launch.colour && std::io::stderr().is_terminal(),
         github: vars.get("GITHUB_ACTIONS").is_some_and(|v| v == "true"),
         quiet: false,
+        raised_by_caller: status_pipe.is_read(),
         legacy: false,
     };
     let events = (spec.event_log == EventLog::Console)
         .then(|| EventLogger::new(spec, &run_id, &host, (place.node, place.nnodes), &launch.program));
     // `rlaunch.torch.elastic_launch` runs a function, whose name is a better title than the script's.
     let title = vars.get("RLAUNCH_TITLE").cloned().unwrap_or_else(|| plan::title(spec));
-    let frontend = TorchrunFrontend { spec, title, error_file, context, events, rendezvous_took: clock::now() - began };
+    let rendezvous_took = clock::now() - began;
+    let frontend = TorchrunFrontend { spec, title, error_file, context, events, rendezvous_took };
     let (TorchrunBackend::Dynamic(rendezvous), Some(advertised)) = (&spec.rendezvous, advertised) else {
         return run_node::run_node(
             &launch,
@@ -179,17 +192,38 @@ fn count_workers(spec: &TorchSpec, vars: &EnvVars, cpus: usize) -> Result<usize,
     torch::count(spec.nproc, "--nproc-per-node", Path::new("/"), vars, cpus).map_err(CliError::Preflight)
 }
 
+/// The warning about a CUDA_VISIBLE_DEVICES with fewer GPUs of this machine than workers. The driver is asked only if the list
+/// is that short.
+fn shared_gpus(spec: &TorchSpec, vars: &EnvVars, workers: usize) -> Option<String> {
+    let list = vars.get("CUDA_VISIBLE_DEVICES").filter(|list| list.split(',').count() < workers)?;
+    let gpus = if spec.frameworks.contains(&Framework::Torch) { torch::gpus(vars).ok()?.len() } else { 0 };
+    (gpus > 0).then(|| {
+        format!(
+            "CUDA_VISIBLE_DEVICES {}: shows {gpus} GPU(s) to {workers} local ranks, so ranks share a GPU or lack theirs; \
+             request fewer ranks or show more GPUs",
+            shown(list)
+        )
+    })
+}
+
 /// OMP_NUM_THREADS for each worker; `None` where the user has set it, or there is only one worker.
 fn omp_threads(spec: &TorchSpec, vars: &EnvVars, workers: usize, allowed: &CpuSet) -> Option<usize> {
     if vars.contains_key("OMP_NUM_THREADS") || workers < 2 {
         return None;
     }
-    if spec.omp_compat {
-        return Some(1);
+    if spec.share_cpus {
+        let cpus = cpus::cpus(Path::new("/"), allowed);
+        warn!("{}", cpus.note(workers));
+        return Some(cpus.threads(workers));
     }
-    let cpus = cpus::cpus(Path::new("/"), allowed);
-    warn!("{}", cpus.note(workers));
-    Some(cpus.threads(workers))
+    if !spec.omp_compat {
+        // Scripts match the beginning, which is torchrun's.
+        warn!(
+            "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being \
+             overloaded; set OMP_NUM_THREADS, or give --share-cpus to divide the CPUs among the ranks"
+        );
+    }
+    Some(1)
 }
 
 /// The CPUs that each worker is bound to; empty without `--numa-binding`.
@@ -259,6 +293,7 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
     let max_restart = if matches!(spec.rendezvous, TorchrunBackend::Dynamic(_)) { 0 } else { spec.max_restarts };
     let restart = RestartPolicy { max_restart, ..RestartPolicy::default() };
     SupervisionPolicy {
+        server_timeout: None,
         grace: spec.shutdown_timeout,
         stop_by: stop_by(vars),
         restart,
@@ -315,7 +350,7 @@ impl Frontend for TorchrunFrontend<'_> {
         }
     }
 
-    fn report_progress(&self, note: &ProgressNote, policy: &SupervisionPolicy, launch: &Launch<'_>) {
+    fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
         if let ProgressNote::Restarting { attempt, of, .. } = note {
             // torchrun logs the number before it counts this restart.
             let left = of.saturating_sub(*attempt) + 1;
@@ -324,7 +359,7 @@ impl Frontend for TorchrunFrontend<'_> {
             }
             info!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
         }
-        progress_messages::print_progress(note, policy, &|local| launch.plan.ranks[local].label());
+        progress_messages::print_progress(note, failure, &launch.policy, &|local| launch.plan.ranks[local].label());
     }
 
     fn find_first_failure(&self, launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
@@ -339,7 +374,18 @@ impl Frontend for TorchrunFrontend<'_> {
         if self.spec.exit_code_compat { exit_code::as_torchrun(status) } else { status }
     }
 
-    fn report_end(&self, launch: &Launch<'_>, launched: &LaunchResult, status: i32, failure: Option<&FailureReport>) {
+    fn render_failure(&self, launch: &Launch<'_>, launched: &LaunchResult, failure: &FailureReport) -> Option<String> {
+        report::render_report(launch, launched, failure, &self.title, self.error_file)
+    }
+
+    fn report_end(
+        &self,
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+        status: i32,
+        failure: Option<&FailureReport>,
+        own_text: Option<&str>,
+    ) {
         let own = self.error_file;
         warn_of_losses(launch, launched);
         match &launched.report.outcome {
@@ -351,7 +397,9 @@ impl Frontend for TorchrunFrontend<'_> {
             NodeOutcome::NotStarted { local_rank } => {
                 let why = launched.report.ranks[*local_rank].start_error.as_deref();
                 let why = format!("cannot start {}", why.unwrap_or_default());
-                print_error(&why);
+                if !self.context.raised_by_caller {
+                    print_error(&why);
+                }
                 report::write_launcher_error(own, &format!("RuntimeError: {why}"));
             }
             NodeOutcome::Stopped { .. } if launched.outcome == JobOutcome::StoreLost => {
@@ -374,8 +422,11 @@ impl Frontend for TorchrunFrontend<'_> {
         if self.context.github {
             message::to_stdout(format!("{}\n", github_annotation(failure)).as_bytes());
         }
-        let report = report::render_report(launch, launched, failure, &self.title, own);
         let style = ReportStyle { color: self.context.colour };
-        message::to_stderr(report.unwrap_or_else(|| render(failure, style)).as_bytes());
+        match own_text {
+            Some(_) if self.context.raised_by_caller => {}
+            Some(text) => message::to_stderr(text.as_bytes()),
+            None => message::to_stderr(render(failure, style).as_bytes()),
+        }
     }
 }

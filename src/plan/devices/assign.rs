@@ -26,6 +26,33 @@ pub struct VisibleDevices {
     pub all: bool,
 }
 
+impl VisibleDevices {
+    /// The same. If there are none and no list, their kind is what the name of the option says: `--xpus`.
+    pub fn or_kind_of_option(self, spec: &LaunchSpec) -> Self {
+        let kind = match spec.devices_option.as_str() {
+            "--xpus" | "--selected_xpus" => "xpu",
+            "--npus" => "npu",
+            _ => return self,
+        };
+        if self.from.is_none() && self.devices.is_empty() { Self { kind, ..self } } else { self }
+    }
+}
+
+/// The devices that the user requests.
+#[derive(Clone, Copy)]
+struct RequestedDevices<'a> {
+    ids: &'a [String],
+    /// The option that gives them.
+    option: &'a str,
+}
+
+impl RequestedDevices<'_> {
+    /// An error about the option.
+    fn error(self, why: String, hint: &str) -> SpecError {
+        SpecError::new(self.option, self.ids.join(","), why, hint)
+    }
+}
+
 /// Devices of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceShare {
@@ -160,18 +187,26 @@ fn choose<'a>(
     machine: DeviceQuery<'_>,
 ) -> Result<(DeviceIndices<'a>, Vec<String>), SpecError> {
     let mut warnings = Vec::new();
-    let chosen = match &spec.devices {
+    let requested = spec.devices.as_ref().map(|ids| RequestedDevices { ids, option: &spec.devices_option });
+    if let (Some(RequestedDevices { ids, option }), None, true) = (requested, visible.from, visible.devices.is_empty())
+    {
+        warnings.push(format!("no driver shows any device; {option} {} is used as given", ids.join(",")));
+    }
+    let chosen = match requested {
         None => DeviceIndices::all_of(visible),
         Some(requested) if visible.from.is_none() && visible.kind == "gpu" => {
-            if visible.devices.is_empty() {
-                let list = requested.join(",");
-                warnings.push(format!("no driver shows any device; --devices {list} is used as given"));
-            }
             without_list(requested, visible, machine)?
         }
         Some(requested) => {
-            let places =
-                requested.iter().map(|id| place_of(id, requested, visible, machine)).collect::<Result<_, _>>()?;
+            let is_as_given = visible.from.is_none() && visible.devices.is_empty();
+            let place = |id: &String| match id.parse() {
+                Ok(number) if is_as_given => Ok(number),
+                Err(_) if is_as_given => {
+                    Err(requested.error(format!("{} is not a device", id.escape_debug()), "give numbers"))
+                }
+                _ => place_of(id, requested, visible, machine),
+            };
+            let places = requested.ids.iter().map(place).collect::<Result<_, _>>()?;
             DeviceIndices { places, ..DeviceIndices::all_of(visible) }
         }
     };
@@ -206,7 +241,7 @@ pub fn gpus(shares: &[DeviceShare], visible: &VisibleDevices) -> Vec<Device> {
 /// Chosen indices in a list of devices.
 struct DeviceIndices<'a> {
     list: Cow<'a, [Device]>,
-    /// Whether the list was made from `--devices`, because none is set.
+    /// Whether the list was made from the requested devices, because none is set.
     made: bool,
     places: Vec<usize>,
 }
@@ -250,17 +285,16 @@ impl<'a> DeviceIndices<'a> {
     }
 }
 
-/// `--devices` without a visible list: numbers are the driver's; UUIDs and MIG devices become a list.
+/// Requested devices without a visible list: numbers are the driver's; UUIDs and MIG devices become a list.
 fn without_list(
-    requested: &[String],
+    requested: RequestedDevices<'_>,
     visible: &VisibleDevices,
     machine: DeviceQuery<'_>,
 ) -> Result<DeviceIndices<'static>, SpecError> {
-    let list = requested.join(",");
-    let refuse = |why: String, hint: &str| Err(SpecError::new("--devices", &list, why, hint));
+    let refuse = |why: String, hint: &str| Err(requested.error(why, hint));
     let mut named: Vec<Device> = Vec::new();
     let mut places = Vec::new();
-    for id in requested {
+    for id in requested.ids {
         let Some(device) = Device::of_cuda(id) else {
             return refuse(format!("{} is not a device", id.escape_debug()), "give numbers, GPU-... or MIG-...");
         };
@@ -292,7 +326,7 @@ fn without_list(
 /// The index of `id` in the list.
 fn place_of(
     id: &str,
-    requested: &[String],
+    requested: RequestedDevices<'_>,
     visible: &VisibleDevices,
     machine: DeviceQuery<'_>,
 ) -> Result<usize, SpecError> {
@@ -304,9 +338,7 @@ fn place_of(
     let mut places = (0..visible.devices.len()).filter(|place| visible.devices[*place].means(&device));
     match (places.next(), places.next()) {
         (Some(place), None) => Ok(place),
-        (Some(_), Some(_)) => Err(SpecError::new(
-            "--devices",
-            requested.join(","),
+        (Some(_), Some(_)) => Err(requested.error(
             format!("{id} matches several devices in {CUDA} ({})", joined(&visible.devices)),
             "give a longer prefix of its UUID",
         )),
@@ -325,17 +357,17 @@ fn in_another_form(device: &Device, visible: &VisibleDevices, machine: DeviceQue
     visible.devices.iter().position(|listed| machine.uuid(listed) == Some(uuid))
 }
 
-fn not_there(id: &str, requested: &[String], visible: &VisibleDevices) -> SpecError {
+fn not_there(id: &str, requested: RequestedDevices<'_>, visible: &VisibleDevices) -> SpecError {
     let from = visible.from.unwrap_or("the driver's devices");
     let list = joined(&visible.devices);
     let why = format!("device {} is not in {from} ({})", id.escape_debug(), list.escape_debug());
-    SpecError::new("--devices", requested.join(","), why, "choose from the list, or change it")
+    requested.error(why, "choose from the list, or change it")
 }
 
 /// The option or variable that determines the devices, and its value.
-fn source(spec: &LaunchSpec, visible: &VisibleDevices) -> (&'static str, String) {
+fn source<'a>(spec: &'a LaunchSpec, visible: &VisibleDevices) -> (&'a str, String) {
     match (&spec.devices, visible.from) {
-        (Some(requested), _) => ("--devices", requested.join(",")),
+        (Some(requested), _) => (&spec.devices_option, requested.join(",")),
         (None, Some(from)) => (from, joined(&visible.devices)),
         (None, None) => ("the driver", String::new()),
     }

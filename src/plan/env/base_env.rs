@@ -6,18 +6,43 @@ use crate::plan::env::nested;
 use crate::plan::env::nested::ExportHashes;
 use crate::spec::SpecError;
 use crate::spec::options::EnvVars;
+use crate::spec::shown;
+use crate::spec::spawn::options::python_int;
 use std::fmt::Display;
 
-/// Moves lower-case proxy variables to other names, because proxies break the traffic between ranks.
-pub fn without_proxies(vars: &EnvVars) -> EnvDelta {
+/// The changes that Paddle's launcher makes for processes of every role: it moves lower-case proxy variables to other names,
+/// because proxies break the traffic between ranks, and sets OMP_NUM_THREADS.
+pub fn of_paddles_launcher(vars: &EnvVars) -> EnvDelta {
     let mut env = EnvDelta::new();
     for name in PROXIES {
         if let Some(value) = vars.get(name) {
             env.unset(name).set(format!("{name}_original"), value.as_str());
         }
     }
+    set_openmp_threads(&mut env, vars);
     env
 }
+
+/// Sets OMP_NUM_THREADS as `import paddle` does in Paddle's launchers: 1 unless it is a whole number.
+pub fn set_openmp_threads(env: &mut EnvDelta, vars: &EnvVars) {
+    let given = vars.get(OMP_NUM_THREADS).map(String::as_str);
+    let threads = given.and_then(|text| python_int(text).ok()).unwrap_or(1).to_string();
+    if given != Some(&threads) {
+        env.set(OMP_NUM_THREADS, threads);
+    }
+}
+
+/// The warning about an OMP_NUM_THREADS that `set_openmp_threads` replaces by 1.
+pub fn replaced_openmp_threads(vars: &EnvVars) -> Option<String> {
+    let text = vars.get(OMP_NUM_THREADS).filter(|text| !text.is_empty() && python_int(text).is_err())?;
+    Some(format!(
+        "{OMP_NUM_THREADS} {}: is not a whole number, so ranks receive 1, as from Paddle's launcher; give a number",
+        shown(text)
+    ))
+}
+
+/// The variable with the number of threads of each rank.
+pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
 
 /// Proxy variables that are removed from the environment of ranks.
 pub const PROXIES: [&str; 2] = ["http_proxy", "https_proxy"];
@@ -89,6 +114,22 @@ fn move_long_lists(env: &mut EnvDelta, vars: &EnvVars, log_dir: &str, name: impl
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn openmp_has_one_thread_unless_the_user_gives_a_number() {
+        // As seen in ranks of Paddle's launchers.
+        for (given, changed, is_replaced) in [
+            (None, Some("1"), false),
+            (Some(""), Some("1"), false),
+            (Some("3"), None, false),
+            (Some(" 03"), Some("3"), false),
+            (Some("4,2"), Some("1"), true),
+        ] {
+            let vars: EnvVars = given.map(|text| (OMP_NUM_THREADS.to_owned(), text.to_owned())).into_iter().collect();
+            assert_eq!(of_paddles_launcher(&vars).get(OMP_NUM_THREADS), changed, "{given:?}");
+            assert_eq!(replaced_openmp_threads(&vars).is_some(), is_replaced, "{given:?}");
+        }
+    }
 
     #[test]
     fn the_interface_is_set_unless_the_user_has_set_one() {

@@ -33,6 +33,7 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
         stops[crash.line] = true;
     }
     let raised = traceback::find(&lines, &stops);
+    let all: Vec<&RankFault> = raised.iter().map(|r| &r.fault).collect();
     let last_word = lines.iter().rposition(|l| !l.is_empty()).unwrap_or(0);
 
     let exceptions = raised.iter().map(|r| (weight_of_exception(r, exit, last_word), r.lines.start, Found::Raised(r)));
@@ -41,16 +42,33 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
         exceptions.chain(natives).filter(|(weight, ..)| *weight > 0).max_by_key(|(weight, at, _)| (*weight, *at))?;
     Some(match found {
         Found::Raised(raised) => {
-            let kind = kind(&raised.fault);
+            let kind = match kind(&raised.fault) {
+                FaultKind::Exception if is_lost_helper(&raised.fault, &lines[raised.lines.clone()]) => {
+                    FaultKind::LostHelper
+                }
+                other => other,
+            };
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
-            Blame { kind, fault: raised.fault.clone(), root: root.or_else(|| raised.root.clone()) }
+            let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
+            Blame { kind, fault: raised.fault.clone(), root }
         }
         Found::Crash(crash) => {
             let is_shown = |r: &&RaisedException| {
                 crash.kind != FaultKind::Message && r.fate == ExceptionEffect::Raised && r.lines.end <= at
             };
             let before = raised.iter().rfind(is_shown);
+            // C++ threads that still run when the interpreter exits: the exception that ended it is the cause.
+            let is_teardown = |before: &&RaisedException| {
+                crash.fault.text.contains("without an active exception") && at - before.lines.end <= 2
+            };
+            if let Some(before) = before.filter(is_teardown) {
+                return Some(Blame {
+                    kind: kind(&before.fault),
+                    fault: before.fault.clone(),
+                    root: before.root.clone(),
+                });
+            }
             Blame { kind: crash.kind, fault: crash.fault.clone(), root: before.map(|r| r.fault.clone()) }
         }
     })
@@ -91,6 +109,21 @@ fn weight_of_crash(crash: &Crash, exit: Exit) -> u8 {
         _ if crash.echo => 3,
         _ => 4,
     }
+}
+
+/// The exception by which torch reports that a worker of a DataLoader died (`_error_if_any_worker_fails` in
+/// torch/csrc/DataLoader.cpp), if it is not the error itself: the loss of the connection to the worker may be noticed first.
+fn dead_worker_beside(fault: &RankFault, all: &[&RankFault]) -> Option<RankFault> {
+    let is_it =
+        |one: &&&RankFault| one.text.starts_with("DataLoader worker (pid ") && one.text.contains("is killed by signal");
+    all.iter().find(is_it).filter(|one| **one != fault).map(|one| (*one).clone())
+}
+
+/// Whether an exception is the loss of a connection of multiprocessing. `lines`: its traceback.
+fn is_lost_helper(fault: &RankFault, lines: &[&str]) -> bool {
+    let errors = ["ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError"];
+    let frame = lines.iter().rfind(|line| line.trim_start().starts_with("File \""));
+    errors.contains(&fault.what.as_str()) && frame.is_some_and(|line| line.contains("multiprocessing/connection.py\""))
 }
 
 /// The kind of failure behind an exception.

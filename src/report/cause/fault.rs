@@ -7,6 +7,8 @@ use std::fmt;
 pub enum FaultKind {
     /// An uncaught Python exception.
     Exception,
+    /// A connection of Python's multiprocessing broke: the process at its other end has died.
+    LostHelper,
     /// The memory of a GPU was full.
     DeviceMemory,
     /// An assertion failed in code that ran on a GPU.
@@ -23,6 +25,26 @@ pub enum FaultKind {
     Paddle,
     /// A message of a shell or of a program about its command line.
     Message,
+}
+
+impl FaultKind {
+    /// What a user should know beside the error itself.
+    pub fn hint(self) -> Option<&'static str> {
+        match self {
+            Self::DeviceMemory => Some("the memory of the GPU was full"),
+            Self::DeviceAssert => {
+                Some("GPUs report late: only with CUDA_LAUNCH_BLOCKING=1 does the traceback show the line")
+            }
+            Self::LostHelper => Some("the process that it read from has died, such as a worker of a DataLoader"),
+            Self::Exception
+            | Self::Interpreter
+            | Self::Panic
+            | Self::Abort
+            | Self::Terminate
+            | Self::Paddle
+            | Self::Message => None,
+        }
+    }
 }
 
 /// A line of a program.

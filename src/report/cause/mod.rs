@@ -3,6 +3,7 @@
 pub mod blame;
 pub mod error_file;
 pub mod fault;
+pub mod first_failure;
 pub mod lost_peer;
 pub mod native;
 pub mod traceback;

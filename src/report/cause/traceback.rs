@@ -3,9 +3,9 @@
 use crate::report::cause::fault::{CodeLocation, RankFault};
 use std::ops::Range;
 
-const HEADER: &str = "Traceback (most recent call last):";
+pub(crate) const HEADER: &str = "Traceback (most recent call last):";
 const GROUP: &str = "+ Exception Group Traceback (most recent call last):";
-const CHAINS: [&str; 2] = [
+pub(crate) const CHAINS: [&str; 2] = [
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 ];

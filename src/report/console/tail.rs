@@ -4,6 +4,8 @@ use crate::report::console::escape::plain;
 use crate::report::console::lines::LineSplitter;
 use std::collections::VecDeque;
 
+const ESC: u8 = 0x1b;
+
 /// Limits of a tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailLimits {
@@ -28,16 +30,17 @@ pub struct LogTail {
     pub cut: bool,
 }
 
-/// The last lines of `log`. Of a line that `\r` overwrites the last state counts; blank lines at the end do not count.
+/// The last lines of `log`. Of a line that is overwritten (progress bars) the last state counts; blank lines at the end do not
+/// count.
 pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
     let mut lines = VecDeque::new();
     let mut cut = false;
     let mut blank = 0;
-    each_line(log, |line| {
-        let text = plain(line);
+    for row in rows(log) {
+        let text = plain(&row);
         if text.trim().is_empty() {
             blank += 1;
-            return;
+            continue;
         }
         let blanks = std::mem::take(&mut blank).min(limits.lines);
         lines.extend(std::iter::repeat_n(String::new(), blanks));
@@ -46,7 +49,7 @@ pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
             lines.pop_front();
             cut = true;
         }
-    });
+    }
     let mut room = limits.bytes;
     let mut shown = VecDeque::new();
     for mut line in lines.into_iter().rev() {
@@ -61,19 +64,53 @@ pub fn tail(log: &[u8], limits: TailLimits) -> LogTail {
     LogTail { lines: shown.into(), cut }
 }
 
-/// All lines of a text, escaped.
-pub(crate) fn plain_lines(text: &[u8]) -> Vec<String> {
-    let mut lines = Vec::new();
-    each_line(text, |line| lines.push(plain(line)));
-    lines
+/// The rows that a terminal shows of a text. What follows `\r` or a cursor movement upwards (CSI A) replaces the row.
+fn rows(text: &[u8]) -> Vec<Vec<u8>> {
+    let (mut rows, mut at, mut replaces) = (vec![Vec::new()], 0_usize, false);
+    let mut rest = text;
+    while let Some(first) = rest.first() {
+        let length = match (upwards(rest), first) {
+            (Some((count, length)), _) => {
+                (at, replaces) = (at.saturating_sub(count), true);
+                length
+            }
+            (_, b'\n') => {
+                (at, replaces) = (at + 1, true);
+                rows.resize_with(rows.len().max(at + 1), Vec::new);
+                1
+            }
+            (_, b'\r') => {
+                replaces = true;
+                1
+            }
+            _ => {
+                if std::mem::take(&mut replaces) {
+                    rows[at].clear();
+                }
+                let length = 1 + rest[1..].iter().take_while(|byte| !matches!(**byte, b'\n' | b'\r' | ESC)).count();
+                rows[at].extend_from_slice(&rest[..length]);
+                length
+            }
+        };
+        rest = &rest[length..];
+    }
+    rows
 }
 
-fn each_line(text: &[u8], mut take: impl FnMut(&[u8])) {
-    let mut splitter = LineSplitter::new();
-    splitter.feed(text, &mut take);
-    if let Some(rest) = splitter.finish() {
-        take(&rest);
-    }
+/// A cursor movement upwards at the beginning of a text: the number of rows, and its length.
+fn upwards(text: &[u8]) -> Option<(usize, usize)> {
+    let body = text.strip_prefix(&[ESC, b'['])?;
+    let digits = body.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let count = std::str::from_utf8(&body[..digits]).ok()?.parse().unwrap_or(1);
+    (body.get(digits) == Some(&b'A')).then_some((count.max(1), digits + 3))
+}
+
+/// All lines of a text, escaped.
+pub(crate) fn plain_lines(text: &[u8]) -> Vec<String> {
+    let (mut lines, mut splitter) = (Vec::new(), LineSplitter::new());
+    splitter.feed(text, |line| lines.push(plain(line)));
+    lines.extend(splitter.finish().map(|rest| plain(&rest)));
+    lines
 }
 
 /// Cuts `line` to at most `most` bytes, including a final `…`. Returns whether it did.

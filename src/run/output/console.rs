@@ -1,12 +1,11 @@
 //! Copies growing log files to the console: every byte in order for a single rank, whole lines with a prefix for several.
 //! The log files are the buffer, so neither a rank nor the launcher ever waits for the console.
 
-use crate::report::LineSplitter;
 use crate::report::console::escape::ColorPolicy;
-use crate::report::console::prefix::write_line;
 use crate::run::output::log_rotation::{RotatedLog, WITHOUT_WATCH};
+use crate::run::output::pending_text::{LogForm, PendingText, TextRules};
 use crate::sys::clock;
-use crate::sys::io::console::Console;
+use crate::sys::io::console::{Console, MID_LINE};
 use crate::sys::io::inotify::{GrownFiles, GrowthWatch, WatchId};
 use crate::sys::io::poll::Poller;
 use std::fs::File;
@@ -15,6 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const CHUNK: usize = 64 * 1024;
@@ -61,8 +61,7 @@ struct FollowedLog {
     grown: bool,
     /// Whether its rank has ended, so that it does not grow any more.
     ended: bool,
-    /// On a shared console: the prefix of each line.
-    lines: Option<(String, LineSplitter)>,
+    pending: PendingText,
     /// Since when it has had an unfinished line that has not been shown.
     held: Option<Duration>,
 }
@@ -105,7 +104,7 @@ pub struct LogFollower {
     watch: Option<GrowthWatch>,
     /// When unwatched files were checked last.
     checked: Duration,
-    console: Console,
+    console: Arc<Console>,
     colours: ColorPolicy,
     /// Only lines that contain one of these texts are copied; empty: all lines.
     only: Vec<Vec<u8>>,
@@ -119,7 +118,14 @@ pub struct LogFollower {
     /// Whether the console's reader is gone.
     gone: bool,
     more: bool,
+    /// Whether ranks at a terminal have written escape sequences there; `None` without any such rank.
+    escaped: Option<bool>,
+    /// Whether tracebacks of KeyboardInterrupt are left out, and of how many logs some were.
+    interrupted: Option<usize>,
 }
+
+/// Colors off, the cursor visible: a rank may have been killed while it drew.
+const RESTORE: &[u8] = b"\x1b[0m\x1b[?25h";
 
 impl LogFollower {
     /// Follows no log yet. `colour`: whether a terminal is shown colours, with a prefix. `tokens`: for growth events and for
@@ -134,7 +140,7 @@ impl LogFollower {
             sources: Vec::new(),
             watch,
             checked: clock::now(),
-            console,
+            console: Arc::new(console),
             colours,
             only: Vec::new(),
             out: Vec::new(),
@@ -143,6 +149,8 @@ impl LogFollower {
             skipped: 0,
             gone: false,
             more: false,
+            escaped: None,
+            interrupted: None,
         })
     }
 
@@ -151,28 +159,53 @@ impl LogFollower {
         Self { only: texts.iter().map(|text| text.clone().into_bytes()).collect(), ..self }
     }
 
-    /// Follows the log at `path` from `offset` on. `prefix`: the prefix of each line; `None`: copied byte for byte. A log that
-    /// is the console itself (a launcher inside a rank) is not followed: it would be copied to itself forever.
+    /// The console.
+    pub fn console(&self) -> &Arc<Console> {
+        &self.console
+    }
+
+    /// Follows the log at `path` from `offset` on. A log that is the console itself (a launcher inside a rank) is not followed:
+    /// it would be copied to itself forever.
     pub fn follow(
         &mut self,
         path: &Path,
         offset: u64,
         rotated: Option<Arc<RotatedLog>>,
-        prefix: Option<String>,
+        form: LogForm,
     ) -> io::Result<()> {
         let file = File::open(path)?;
         if self.console.is(&file) {
             return Ok(());
         }
         let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
-        let lines = prefix.map(|prefix| (prefix, LineSplitter::new()));
+        if form == LogForm::Terminal {
+            self.escaped.get_or_insert_default();
+        }
+        let mut pending = PendingText::new(form);
+        if self.interrupted.is_some() {
+            pending.leave_out_interrupts();
+        }
         if let Some(log) = &rotated {
             log.keep_from(offset);
         }
-        self.sources.push(FollowedLog { file, offset, rotated, watched, grown: true, ended: false, lines, held: None });
+        let (grown, ended, held) = (true, false, None);
+        self.sources.push(FollowedLog { file, offset, rotated, watched, grown, ended, pending, held });
         // Bytes that were written before the watch cause no event.
         self.more = true;
         Ok(())
+    }
+
+    /// From now on leaves out tracebacks that end in KeyboardInterrupt: the user has pressed Ctrl-C.
+    pub fn leave_out_interrupts(&mut self) {
+        self.interrupted.get_or_insert(0);
+        for source in &mut self.sources {
+            source.pending.leave_out_interrupts();
+        }
+    }
+
+    /// The number of logs of which a traceback was left out.
+    pub fn interrupted_logs(&self) -> usize {
+        self.interrupted.unwrap_or(0)
     }
 
     /// Marks all followed logs as ended. The next attempt writes to other files.
@@ -218,7 +251,7 @@ impl LogFollower {
         unwatched.then(|| self.checked.saturating_add(WITHOUT_WATCH))
     }
 
-    /// Shows unfinished lines that have been held long enough, each as a line of its own, and checks unwatched files.
+    /// Shows unfinished lines that have been held long enough, with a prefix as lines of their own, and checks unwatched files.
     pub fn handle_timeout(&mut self, poll: &Poller) -> io::Result<()> {
         let now = clock::now();
         if self.due().is_none_or(|at| at > now) {
@@ -228,16 +261,13 @@ impl LogFollower {
             self.checked = now;
             self.sources.iter_mut().for_each(|source| source.grown |= source.watched.is_none());
         }
+        let rules = TextRules { colours: self.colours, only: &self.only, shared: self.sources.len() > 1 };
         for source in &mut self.sources {
-            if source.held.is_some_and(|since| since.saturating_add(HOLD) <= now)
-                && self.only.is_empty()
-                && let Some((prefix, lines)) = &mut source.lines
-            {
-                source.held = None;
-                if let Some(line) = lines.take_pending() {
-                    write_line(&mut self.out, prefix, &line, self.colours);
-                }
+            if source.held.is_none_or(|since| since.saturating_add(HOLD) > now) || !self.only.is_empty() {
+                continue;
             }
+            source.held = None;
+            source.pending.take_held(rules, &mut self.out);
         }
         self.copy(poll)
     }
@@ -263,6 +293,7 @@ impl LogFollower {
     /// Fills `out`. False when there is nothing to read.
     fn read(&mut self) -> io::Result<bool> {
         let mut buffer = vec![0; CHUNK];
+        let shared = self.sources.len() > 1;
         let first = |sources: &[FollowedLog]| {
             let ended = sources.iter().position(|s| s.ended);
             ended.or_else(|| sources.iter().position(|s| s.grown))
@@ -276,28 +307,15 @@ impl LogFollower {
                 continue;
             };
             self.skipped += skipped;
-            let (out, colours, only) = (&mut self.out, self.colours, &self.only);
-            match &mut source.lines {
-                None => out.extend_from_slice(&buffer[..read]),
-                Some((prefix, lines)) => {
-                    lines.feed(&buffer[..read], |line| {
-                        if is_wanted(line, only) {
-                            write_line(out, prefix, line, colours);
-                        }
-                    });
-                    let holds = lines.is_holding() && only.is_empty();
-                    source.held = holds.then(|| source.held.unwrap_or_else(clock::now));
-                }
-            }
+            let rules = TextRules { colours: self.colours, only: &self.only, shared };
+            let holds = source.pending.feed(&buffer[..read], rules, &mut self.out);
+            source.held = holds.then(|| source.held.unwrap_or_else(clock::now));
             if read > 0 && !source.ended {
                 // Moved behind the others, so that a rank that always writes does not starve them.
                 self.sources[at..].rotate_left(1);
             } else if read == 0 && source.ended {
-                if let Some((prefix, lines)) = &mut source.lines
-                    && let Some(line) = lines.finish()
-                    && is_wanted(&line, only)
-                {
-                    write_line(out, prefix, &line, colours);
+                if source.pending.finish(rules, &mut self.out) {
+                    self.interrupted = self.interrupted.map(|logs| logs + 1);
                 }
                 self.unwatch(at);
             } else if read == 0 {
@@ -328,7 +346,13 @@ impl LogFollower {
                     self.blocked = poll.writable_once(&self.console, self.token)?;
                     return Ok(false);
                 }
-                Ok(written) => drop(self.out.drain(..written)),
+                Ok(written) => {
+                    if let Some(escaped) = &mut self.escaped {
+                        *escaped |= self.out[..written].contains(&0x1b);
+                        MID_LINE.store(!self.out[..written].ends_with(b"\n"), Ordering::Relaxed);
+                    }
+                    self.out.drain(..written);
+                }
                 // The reader is gone (`| head`): the job continues, and its logs are complete.
                 Err(_) => {
                     self.gone = true;
@@ -363,6 +387,10 @@ impl LogFollower {
                 return Ok(ShownMark::Abandoned);
             }
             if self.sources.is_empty() && self.out.is_empty() {
+                if self.escaped.take() == Some(true) {
+                    self.out = RESTORE.to_vec();
+                    continue;
+                }
                 return Ok(if self.skipped > 0 { ShownMark::AllBut(self.skipped) } else { ShownMark::All });
             }
             let until = if self.blocked { patient.min(end) } else { clock::now() };
@@ -375,9 +403,4 @@ impl LogFollower {
             }
         }
     }
-}
-
-/// Whether a line contains one of these texts, or there are none.
-fn is_wanted(line: &[u8], only: &[Vec<u8>]) -> bool {
-    only.is_empty() || only.iter().any(|text| text.is_empty() || line.windows(text.len()).any(|part| part == text))
 }

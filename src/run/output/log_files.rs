@@ -13,7 +13,16 @@ pub fn make_folder(path: &Path) -> Result<(), SpecError> {
         Err(SpecError::new("--log_dir", path.display().to_string(), why, "name a folder that you may write to"))
     };
     if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(path) {
-        return refuse(if path.is_dir() { error.to_string() } else { format!("cannot be created: {}", plain(&error)) });
+        // A file in the way gives "File exists" or "Not a directory", which names no file.
+        let in_the_way = path.ancestors().find(|part| part.exists()).filter(|part| !part.is_dir());
+        let kind =
+            in_the_way.map_or("", |part| if part.is_file() { "is a file, not a folder" } else { "is not a folder" });
+        return refuse(match in_the_way {
+            Some(part) if part == path => kind.to_owned(),
+            Some(part) => format!("cannot be created: {} {kind}", part.display()),
+            None if path.is_dir() => error.to_string(),
+            None => format!("cannot be created: {}", plain(&error)),
+        });
     }
     match create_unlinked(path) {
         Ok(_) => Ok(()),
@@ -235,15 +244,20 @@ pub const TAIL_BYTES: u64 = 64 * 1024;
 /// The last `most` bytes of a log after `start`, from the beginning of a line. If the log has been truncated below
 /// `start`, the last bytes of all of it.
 pub fn tail(path: &Path, start: u64, most: u64) -> Vec<u8> {
+    tail_until(path, start, u64::MAX, most)
+}
+
+/// The same of the bytes before `end`.
+pub fn tail_until(path: &Path, start: u64, end: u64, most: u64) -> Vec<u8> {
     use std::io::{Read, Seek, SeekFrom};
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(path)?;
-        let end = file.metadata()?.len();
+        let end = file.metadata()?.len().min(end);
         let start = if start > end { 0 } else { start };
         let from = end.saturating_sub(most).max(start);
         file.seek(SeekFrom::Start(from))?;
         let mut bytes = Vec::new();
-        file.take(most).read_to_end(&mut bytes)?;
+        file.take(end.saturating_sub(from)).read_to_end(&mut bytes)?;
         if from > start
             && let Some(newline) = bytes.iter().position(|b| *b == b'\n').filter(|i| i + 1 < bytes.len())
         {

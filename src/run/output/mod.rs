@@ -5,5 +5,7 @@ pub mod gpu_log;
 pub mod log_files;
 pub mod log_rotation;
 pub mod output_routing;
+pub mod pending_text;
 pub mod rank_streams;
+pub mod rank_terminal;
 pub mod run_folder;

@@ -1,10 +1,11 @@
 //! Routes ranks' output while they write it: to the console's two streams, and to files for lines with certain texts.
 
-use crate::plan::{LineFilter, Stream};
+use crate::plan::{LineFilter, ShownStream, Stream};
 use crate::run::launch::Launch;
 use crate::run::output::console::LogFollower;
 use crate::run::output::log_files;
 use crate::run::output::log_rotation::RotatedLog;
+use crate::run::output::pending_text::LogForm;
 use crate::run::output::rank_streams::OpenStream;
 use crate::supervise::ChildId;
 use crate::sys::io::console::Console;
@@ -81,29 +82,34 @@ impl<'a> OutputRouting<'a> {
         self.unfollowed.iter().map(unread).sum()
     }
 
+    /// The console that shows a stream of a rank, if it is a terminal and the rank gets one too.
+    pub fn terminal(&self, id: ChildId, stream: Stream) -> Option<&Arc<Console>> {
+        self.launch.shown.get(&(id.local_rank, stream)).filter(|shown| shown.pty)?;
+        self.followers[stream.index()].as_ref().map(LogFollower::console).filter(|console| console.is_terminal())
+    }
+
     /// Follows a file that a rank writes to, if it is shown.
     pub fn follow(&mut self, id: ChildId, log: &OpenStream, rotated: Option<&Arc<RotatedLog>>) {
         self.open_filters(id.attempt);
-        let Some(prefix) = self.launch.shown.get(&(id.local_rank, log.stream)) else { return };
+        let Some(ShownStream { prefix, .. }) = self.launch.shown.get(&(id.local_rank, log.stream)) else { return };
         let rotated = rotated.filter(|_| log.rotates);
-        self.follow_with(log.stream.index(), log, rotated, prefix.clone());
+        let form = match prefix {
+            _ if log.at_terminal => LogForm::Terminal,
+            None => LogForm::Bytes,
+            Some(prefix) => LogForm::Lines(prefix.clone()),
+        };
+        self.follow_with(log.stream.index(), log, rotated, form);
         if log.rotates {
             return;
         }
         for (number, _) in self.launch.filters.iter().enumerate().filter(|(_, filter)| filter.stream == log.stream) {
-            self.follow_with(2 + number, log, None, Some(prefix.clone().unwrap_or_default()));
+            self.follow_with(2 + number, log, None, LogForm::Lines(prefix.clone().unwrap_or_default()));
         }
     }
 
-    fn follow_with(
-        &mut self,
-        number: usize,
-        log: &OpenStream,
-        rotated: Option<&Arc<RotatedLog>>,
-        prefix: Option<String>,
-    ) {
+    fn follow_with(&mut self, number: usize, log: &OpenStream, rotated: Option<&Arc<RotatedLog>>, form: LogForm) {
         let followed = match &mut self.followers[number] {
-            Some(follower) => follower.follow(&log.path, log.start, rotated.cloned(), prefix).is_ok(),
+            Some(follower) => follower.follow(&log.path, log.start, rotated.cloned(), form).is_ok(),
             // A closed console is no failure.
             None => !self.failed.contains(&number),
         };
@@ -123,6 +129,11 @@ impl<'a> OutputRouting<'a> {
             let follower = self.followers[2 + number].take();
             self.followers[2 + number] = follower.map(|follower| follower.only(texts));
         }
+    }
+
+    /// From now on leaves out of the console the tracebacks that end in KeyboardInterrupt.
+    pub fn leave_out_interrupts(&mut self) {
+        self.followers.iter_mut().take(2).flatten().for_each(LogFollower::leave_out_interrupts);
     }
 
     /// Handles the end of an attempt: copies the rest of its lines to the filter files and closes them.
@@ -166,7 +177,7 @@ mod tests {
             pod,
             job_id: String::new(),
             mode: "",
-            servers_end: false,
+            awaits_servers: false,
         };
         let folder = std::env::temp_dir().join(format!("rlaunch-routing-{}", std::process::id()));
         std::fs::create_dir(&folder).unwrap();
@@ -178,7 +189,7 @@ mod tests {
             torch_store: Vec::new().into(),
             log_overwrite: false,
             rotation: None,
-            shown: [((0, Stream::Stdout), None)].into(),
+            shown: [((0, Stream::Stdout), ShownStream { prefix: None, pty: false })].into(),
             filters: Vec::new(),
             colour: false,
             policy: SupervisionPolicy::with_grace(Duration::ZERO),
@@ -186,6 +197,7 @@ mod tests {
             nofile: None,
             job_key: String::new(),
             cgroup: None,
+            no_sweep: crate::run::sweep::no_sweep::NoSweep::default(),
             zygote: None,
             gloo_tmpdir: None,
             removed_on_success: None,
@@ -193,11 +205,13 @@ mod tests {
         let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap()), 0);
         let path = folder.join("log");
         let id = ChildId { attempt: 0, local_rank: 0 };
-        routing.follow(id, &OpenStream { stream: Stream::Stdout, path: path.clone(), start: 2, rotates: true }, None);
+        let written =
+            |stream, start| OpenStream { stream, path: path.clone(), start, rotates: true, at_terminal: false };
+        routing.follow(id, &written(Stream::Stdout, 2), None);
         assert_eq!(routing.unshown(), 0);
         std::fs::write(&path, "1 lines").unwrap();
         assert_eq!(routing.unshown(), 5);
-        routing.follow(id, &OpenStream { stream: Stream::Stderr, path, start: 0, rotates: true }, None);
+        routing.follow(id, &written(Stream::Stderr, 0), None);
         assert_eq!(routing.unshown(), 5, "stderr is not shown");
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -3,6 +3,8 @@
 
 use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
 use crate::run::output::log_files;
+use crate::run::output::rank_terminal::RankTerminal;
+use crate::sys::io::console::Console;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,6 +24,8 @@ pub struct OpenStream {
     pub start: u64,
     /// Whether log rotation applies.
     pub rotates: bool,
+    /// Whether the rank writes to a terminal, from which the file is copied.
+    pub at_terminal: bool,
 }
 
 /// The stdout and stderr of a rank.
@@ -36,6 +40,20 @@ impl RankStreams {
     /// The descriptors; `None`: inherited from the launcher.
     pub fn descriptors(&self) -> [Option<RawFd>; 2] {
         [0, 1].map(|index| self.ends[index].as_ref().map(|file| file.as_raw_fd()))
+    }
+
+    /// Gives the rank a terminal like `console` instead of a file. Without pseudo-terminals (a full or missing /dev/pts) it
+    /// keeps the file.
+    pub fn open_terminal(&mut self, stream: Stream, console: Arc<Console>) -> Option<RankTerminal> {
+        let written = self.written.iter_mut().find(|written| written.stream == stream)?;
+        let log = self.ends[stream.index()].clone()?;
+        let (terminal, end) = RankTerminal::open(console, log.clone(), written.path.clone()).ok()?;
+        written.at_terminal = true;
+        let end = Arc::new(end);
+        for other in self.ends.iter_mut().flatten().filter(|other| Arc::ptr_eq(other, &log)) {
+            *other = end.clone();
+        }
+        Some(terminal)
     }
 }
 
@@ -58,7 +76,7 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
                 log_files::open(&path, overwrite).map_err(|source| StreamError { path: path.clone(), source })?,
             );
             let start = file.metadata().map_or(0, |m| m.len());
-            let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true }];
+            let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true, at_terminal: false }];
             Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written })
         }
         OutputPlan::Separate(sinks) => {
@@ -80,7 +98,7 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
                         let file = log_files::open(&path, true)
                             .map_err(|source| StreamError { path: path.clone(), source })?;
                         let rotates = matches!(sink, StreamSink::Captured(_));
-                        opened.written.push(OpenStream { stream, path, start: 0, rotates });
+                        opened.written.push(OpenStream { stream, path, start: 0, rotates, at_terminal: false });
                         file
                     }
                 };

@@ -1,6 +1,6 @@
 //! The pre-hook: a shell command of the user that runs before each round of a legacy elastic job (`--elastic_pre_hook`).
 
-use crate::run::launch::SECRET_VARS;
+use crate::run::launch::OWN_VARS;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
@@ -82,7 +82,7 @@ pub fn run(
 
 fn start(command: &str, vars: &[(&str, String)]) -> io::Result<(Child, [HookOutput; 2])> {
     let mut env: BTreeMap<OsString, OsString> =
-        std::env::vars_os().filter(|(name, _)| !SECRET_VARS.iter().any(|secret| *name == **secret)).collect();
+        std::env::vars_os().filter(|(name, _)| !OWN_VARS.iter().any(|secret| *name == **secret)).collect();
     env.extend(vars.iter().map(|(name, value)| ((*name).into(), value.into())));
     let env = env.into_iter().map(|(name, value)| [name.into_vec(), value.into_vec()].join(&b'='));
     let argv = ["sh", "-c", command].map(|word| word.as_bytes().to_vec());

@@ -11,7 +11,8 @@ use serde::ser::SerializeStructVariant;
 use serde::{Serialize, Serializer};
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
 use tracing::warn;
 
 /// The schema version of both files.
@@ -82,6 +83,11 @@ pub enum JournalEvent<'a> {
         living: Vec<usize>,
         living_roles: Vec<Role>,
     },
+    AwaitingServers {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+        limit_seconds: Option<f64>,
+    },
     Stopping {
         signal: i32,
         living: Vec<usize>,
@@ -105,6 +111,7 @@ pub enum JournalEvent<'a> {
         culprit: usize,
         culprit_role: Role,
         exit: Exit,
+        message: String,
         delay_seconds: f64,
     },
     NotRestarting {
@@ -145,6 +152,7 @@ struct JournalLine<'a> {
 #[derive(Debug, Default)]
 pub struct Journal {
     events: Option<File>,
+    path: PathBuf,
     /// The length of the file up to its last complete line.
     length: u64,
     sequence: u64,
@@ -157,7 +165,7 @@ impl Journal {
             .map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
         let path = folder.join("events.jsonl");
         let events = log_files::open(&path, true).map_err(|e| log_files::unusable(&path, &e))?;
-        Ok(Self { events: Some(events), length: 0, sequence: 0 })
+        Ok(Self { events: Some(events), path, length: 0, sequence: 0 })
     }
 
     /// Writes one event.
@@ -178,7 +186,7 @@ impl Journal {
         match written {
             Ok(more) => self.length += more,
             Err(error) => {
-                warn!("cannot write events.jsonl any more: {}", log_files::plain(&error));
+                warn!("cannot write {} any more: {}", self.path.display(), log_files::plain(&error));
                 // Removes the incomplete line, which readers could not parse.
                 let _ = file.set_len(self.length);
                 self.events = None;
@@ -186,14 +194,19 @@ impl Journal {
         }
     }
 
-    /// Writes a progress note of the supervisor. `label`: the label of a local rank.
-    pub fn write_note(&mut self, note: &ProgressNote, label: impl Fn(usize) -> ProcessLabel) {
+    /// Writes a progress note of the supervisor. `message`: the error before a restart; `label`: the label of a local rank.
+    pub fn write_note(&mut self, note: &ProgressNote, message: &str, label: impl Fn(usize) -> ProcessLabel) {
         let numbers = |living: &[usize]| living.iter().map(|l| label(*l).number).collect();
         let roles = |living: &[usize]| living.iter().map(|l| label(*l).role).collect();
         self.write(match note {
             ProgressNote::Finishing { living } => {
                 JournalEvent::Finishing { living: numbers(living), living_roles: roles(living) }
             }
+            ProgressNote::AwaitingServers { living, limit } => JournalEvent::AwaitingServers {
+                living: numbers(living),
+                living_roles: roles(living),
+                limit_seconds: limit.map(|limit| limit.as_secs_f64()),
+            },
             ProgressNote::Stopping { signal, living } => {
                 JournalEvent::Stopping { signal: *signal, living: numbers(living), living_roles: roles(living) }
             }
@@ -212,6 +225,7 @@ impl Journal {
                 culprit: label(*culprit).number,
                 culprit_role: label(*culprit).role,
                 exit: *exit,
+                message: message.to_owned(),
                 delay_seconds: delay.as_secs_f64(),
             },
             ProgressNote::NotRestarting { why } => JournalEvent::NotRestarting { why: word(*why) },
@@ -233,11 +247,50 @@ fn word(why: NoRestart) -> &'static str {
     }
 }
 
-/// Writes `result.json` atomically.
-pub fn write_result(log_dir: &Path, result: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_string_pretty(result).map_err(io::Error::from)?;
+/// Why `result.json` is not where it should be.
+#[derive(Debug, Error)]
+pub enum ResultNotWritten {
+    /// It is in another folder.
+    #[error("cannot write {}: {}; it is in {} instead", .path.display(), log_files::plain(.source), .elsewhere.display())]
+    Elsewhere {
+        /// Where it should be.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+        /// Where it is.
+        elsewhere: PathBuf,
+    },
+    /// It is nowhere.
+    #[error(
+        "cannot write {}: {}; nor can {} be written: {}",
+        .path.display(), log_files::plain(.source), .elsewhere.display(), log_files::plain(.other)
+    )]
+    Nowhere {
+        /// Where it should be.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+        /// The other place that was tried.
+        elsewhere: PathBuf,
+        /// The error there.
+        other: io::Error,
+    },
+}
+
+/// Writes `result.json` atomically; if that fails (a full disk), to a file in the system's folder for temporary files.
+pub fn write_result(log_dir: &Path, result: &impl Serialize) -> Result<(), ResultNotWritten> {
+    let mut text = serde_json::to_string_pretty(result).unwrap_or_default();
     text.push('\n');
-    log_files::replace(&log_files::records_folder(log_dir)?.join(log_files::RESULT), &text)
+    let path = log_dir.join(log_files::RECORDS).join(log_files::RESULT);
+    let Err(source) = log_files::records_folder(log_dir).and_then(|_| log_files::replace(&path, &text)) else {
+        return Ok(());
+    };
+    let key: String = (0..8).map(|_| fastrand::alphanumeric()).collect();
+    let elsewhere = std::env::temp_dir().join(format!("rlaunch-result-{key}.json"));
+    Err(match log_files::replace(&elsewhere, &text) {
+        Ok(()) => ResultNotWritten::Elsewhere { path, source, elsewhere },
+        Err(other) => ResultNotWritten::Nowhere { path, source, elsewhere, other },
+    })
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 
 use crate::model::{Exit, Role};
 use crate::plan::RankPlan;
+use crate::report::failure_report::{Culprit, FailureCause, FailureReport};
 use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::record::journal::VERSION;
-use crate::run::sweep::Leftover;
+use crate::run::sweep::SweepResult;
 use crate::supervise::{NodeOutcome, RankReport};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -31,13 +32,29 @@ pub struct JobResult<'a> {
     ranks: Vec<RankRecord<'a>>,
     /// The number of killed leftovers that belong to no rank in particular.
     swept: usize,
+    /// Processes that still run because the user wants them to.
+    left_running: Vec<LeftRunning<'a>>,
     /// The failure report without colours; `None` for a job that exited successfully.
     #[serde(rename = "verdict")]
     failure_report: Option<&'a str>,
+    /// Why the culprit failed, in one line.
+    reason: Option<String>,
+    /// The last lines of the culprit's log.
+    last_lines: Option<String>,
     /// The outcome of the whole job as text, for jobs with a rendezvous.
     job_end: Option<&'a str>,
     /// Variables that the launcher sets to the same value for all ranks; secrets are masked.
     environment: BTreeMap<&'a str, String>,
+}
+
+#[derive(Debug, Serialize)]
+struct LeftRunning<'a> {
+    pid: i32,
+    name: &'a str,
+}
+
+fn left_running(swept: &SweepResult) -> Vec<LeftRunning<'_>> {
+    swept.left.iter().map(|process| LeftRunning { pid: process.pid, name: &process.name }).collect()
 }
 
 #[derive(Debug, Serialize)]
@@ -60,6 +77,8 @@ struct RankRecord<'a> {
     pid: Option<i32>,
     attempt: u32,
     seconds: Option<f64>,
+    /// When it ended, in seconds since 1970.
+    ended: Option<f64>,
     /// Whether the launcher had signalled it before it ended.
     #[serde(rename = "told")]
     signalled: bool,
@@ -71,14 +90,14 @@ struct RankRecord<'a> {
     environment: BTreeMap<&'a str, String>,
 }
 
-/// Builds the record of a job. `failure_report`: as text; `job_end`: the outcome of the whole job as text, for
+/// Builds the record of a job. `failure`: the failure report and its text; `job_end`: the outcome of the whole job as text, for
 /// jobs with a rendezvous.
 pub fn build_result<'a>(
     launch: &'a Launch<'_>,
     launched: &'a LaunchResult,
     host: &'a str,
     exit_status: i32,
-    failure_report: Option<&'a str>,
+    failure: Option<(&FailureReport, &'a str)>,
     job_end: Option<&'a str>,
 ) -> JobResult<'a> {
     let ranks = &launch.plan.ranks;
@@ -108,6 +127,7 @@ pub fn build_result<'a>(
             pid: process.pid,
             attempt: process.attempt,
             seconds: end.lived.map(|lived| lived.as_secs_f64()),
+            ended: end.lived.map(|_| launched.ended(local).as_secs_f64()),
             signalled: end.signalled,
             killed: end.killed,
             peak_memory_bytes: end.exit.map(|_| process.peak_memory),
@@ -122,7 +142,10 @@ pub fn build_result<'a>(
         }
         _ => None,
     };
-    let rest: &[Leftover] = &launched.rest.killed;
+    let failed = failure.and_then(|(report, _)| match &report.outcome {
+        FailureCause::Failed(culprit) => Some(&**culprit),
+        FailureCause::Stopped { .. } => None,
+    });
     JobResult {
         version: VERSION,
         job_id: &launch.plan.job_id,
@@ -135,16 +158,29 @@ pub fn build_result<'a>(
         restarts: Some(report.restarts),
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
-        swept: rest.len(),
-        failure_report,
+        swept: launched.rest.killed.len(),
+        left_running: left_running(&launched.rest),
+        failure_report: failure.map(|(_, text)| text),
+        reason: failed.map(Culprit::reason),
+        last_lines: failed.map(|culprit| culprit.tail.lines.join("\n")),
         job_end,
         environment: common.iter().map(|(name, value)| (*name, secrets::value(name, value))).collect(),
     }
 }
 
-/// The record of a job whose supervisor process was killed. `swept`: the number of processes that the sweep killed.
-pub fn without_supervisor<'a>(launch: &'a Launch<'_>, host: &'a str, exit_status: i32, swept: usize) -> JobResult<'a> {
-    JobResult { restarts: None, swept, ..without_ranks(launch, host, exit_status, &JobOutcome::SupervisorLost, None) }
+/// The record of a job whose supervisor process was killed.
+pub fn without_supervisor<'a>(
+    launch: &'a Launch<'_>,
+    host: &'a str,
+    exit_status: i32,
+    swept: &'a SweepResult,
+) -> JobResult<'a> {
+    JobResult {
+        restarts: None,
+        swept: swept.killed.len(),
+        left_running: left_running(swept),
+        ..without_ranks(launch, host, exit_status, &JobOutcome::SupervisorLost, None)
+    }
 }
 
 /// The record of a job that ended in this way before a rank ran on this node.
@@ -165,10 +201,13 @@ pub fn without_ranks<'a>(
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         failure_report: None,
+        reason: None,
+        last_lines: None,
         restarts: Some(0),
         attempts: Vec::new(),
         ranks: Vec::new(),
         swept: 0,
+        left_running: Vec::new(),
         job_end,
         environment: BTreeMap::new(),
     }

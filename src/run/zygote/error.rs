@@ -39,7 +39,7 @@ pub enum PreloadFailure {
     ImportRaised {
         /// The import and the exception.
         why: String,
-        /// Its traceback.
+        /// Its traceback; empty if there is no such module.
         traceback: String,
     },
     /// An import did something that makes a fork unsafe.
@@ -92,8 +92,21 @@ fn end_of(exit: Exit) -> String {
 impl PreloadFailure {
     fn traceback(&self) -> Option<&str> {
         match self {
-            PreloadFailure::ImportRaised { traceback, .. } => Some(traceback.trim_end()),
+            PreloadFailure::ImportRaised { traceback, .. } => {
+                Some(traceback.trim_end()).filter(|text| !text.is_empty())
+            }
             _ => None,
+        }
+    }
+
+    /// What to do about it. `modules`: the requested modules, separated by commas.
+    fn advice(&self, modules: &str) -> String {
+        match self {
+            // The server leaves the traceback out if a requested module does not exist.
+            PreloadFailure::ImportRaised { traceback, .. } if traceback.is_empty() => {
+                format!("check the names of --preload={modules}, and PYTHONPATH")
+            }
+            _ => format!("with --preload={modules},auto every rank imports for itself then"),
         }
     }
 }
@@ -103,7 +116,8 @@ impl PreloadFailure {
 pub enum ForkedStartError {
     /// There is no preload server, and ranks may not be started without one.
     #[error(
-        "{failure}; with --preload={modules},auto every rank imports for itself then{}{}",
+        "{failure}; {}{}{}",
+        failure.advice(modules),
         if failure.traceback().is_some() { "\n" } else { "" },
         failure.traceback().unwrap_or_default()
     )]

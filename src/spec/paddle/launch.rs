@@ -3,7 +3,6 @@
 use crate::model::Endpoint;
 use crate::spec::console;
 use crate::spec::console::ConsoleSpec;
-use crate::spec::dry_run::DryRun;
 use crate::spec::endpoints;
 use crate::spec::error::SpecError;
 use crate::spec::forwarded_signals;
@@ -11,7 +10,8 @@ use crate::spec::frameworks;
 use crate::spec::frameworks::Framework;
 use crate::spec::log_rotation;
 use crate::spec::log_rotation::LogRotationSpec;
-use crate::spec::options::{EnvVars, OptValues};
+use crate::spec::no_sweep;
+use crate::spec::options::{DryRun, EnvVars, OptValues};
 use crate::spec::paddle::job;
 use crate::spec::paddle::job::JobKind;
 use crate::spec::paddle::nodes;
@@ -71,6 +71,8 @@ pub struct LaunchSpec {
     pub nproc_per_node: Option<usize>,
     /// Devices, if given, without blanks.
     pub devices: Option<Vec<String>>,
+    /// The option or variable that gives them, as the user wrote it: `--gpus`.
+    pub devices_option: String,
     /// The job's nodes. With parameter servers: the source of free ports. The legacy launcher's nodes are in `job`.
     pub nodes: JobNodes,
     /// The rendezvous, if no list names the nodes.
@@ -93,6 +95,8 @@ pub struct LaunchSpec {
     pub auto_cluster: bool,
     /// The time between SIGTERM and SIGKILL.
     pub grace_period: Duration,
+    /// How long servers may run after this node's trainers; `None`: as long as they do (legacy: not at all).
+    pub server_timeout: Option<Duration>,
     /// When a failed job restarts.
     pub restarts: RestartSpec,
     /// What the console shows of the ranks' output.
@@ -101,6 +105,8 @@ pub struct LaunchSpec {
     pub forward_signals: BTreeSet<i32>,
     /// Whether the ranks run in a cgroup of their own, if one can be made.
     pub cgroup: bool,
+    /// Names of processes that no sweep ends.
+    pub no_sweep: BTreeSet<String>,
     /// The modules to preload, if ranks are forked.
     pub preload: Option<PreloadSpec>,
     /// Only print the plan.
@@ -191,6 +197,15 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         Some(0) => Some(1),
         other => other,
     };
+    if nproc == Some(0) && matches!(job, JobKind::Collective | JobKind::Rpc) {
+        let instead = if nproc_per_node.is_none() { "one rank per device, else one," } else { "one rank" };
+        let error = values.error(
+            "nproc_per_node",
+            &format!("is not a number of ranks; {instead} is started, as by Paddle's launcher"),
+            "give 1 or more, or leave it out",
+        );
+        warnings.push(error.to_string());
+    }
     let log_dir = values.text("log_dir").unwrap_or("log").to_owned();
     if log_dir.is_empty() {
         return Err(values.error("log_dir", "is empty", "name a folder, or leave the option out for ./log"));
@@ -206,6 +221,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         args: args.to_vec(),
         nproc_per_node,
         devices: devices(values)?,
+        devices_option: values.field(devices_name(values).unwrap_or("devices")),
         nodes,
         rendezvous,
         log_dir,
@@ -217,10 +233,12 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         job_id,
         auto_cluster: values.bool("auto_cluster_config")?.unwrap_or(false),
         grace_period: Duration::from_secs_f64(values.seconds("grace_period")?.unwrap_or(30.0)),
+        server_timeout: values.seconds("server_timeout")?.map(Duration::from_secs_f64),
         restarts: restarts::check(values)?,
         console: console::check(values)?,
         forward_signals: forwarded_signals::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
+        no_sweep: no_sweep::check(values, "no_sweep")?,
         preload: preload::check(values, "paddle")?,
         dry_run: match values.text("dry_run") {
             None => None,
@@ -298,9 +316,14 @@ fn check_nnodes(values: &OptValues, nodes: &JobNodes, job: &JobKind) -> Result<(
     }
 }
 
-fn devices(values: &OptValues) -> Result<Option<Vec<String>>, SpecError> {
+/// The option that gives the devices.
+fn devices_name(values: &OptValues) -> Option<&'static str> {
     let given = |name: &&str| values.given(name).is_some_and(|text| !text.trim().is_empty());
-    let Some(name) = ["devices", "selected_gpus"].into_iter().find(given) else { return Ok(None) };
+    ["devices", "selected_gpus"].into_iter().find(given)
+}
+
+fn devices(values: &OptValues) -> Result<Option<Vec<String>>, SpecError> {
+    let Some(name) = devices_name(values) else { return Ok(None) };
     let text = values.text(name).unwrap_or("");
     let list: Vec<String> = text.split(',').map(|d| d.trim().to_owned()).collect();
     if list.iter().any(String::is_empty) {

@@ -124,6 +124,12 @@ pub fn check(
         }
         return Ok(fixed(hosts, own, &values.field("ips"), list, &values.field("start_port")));
     }
+    if let Some(port) = values.on_command_line("start_port") {
+        warnings.push(format!(
+            "--start_port {port}: has no effect without --ips, and the ranks use free ports; \
+             set FLAGS_FIXED_PORT for fixed ones"
+        ));
+    }
     if let Some(nodes) = on_paddlecloud(vars, own)? {
         return Ok(nodes);
     }
@@ -143,8 +149,19 @@ fn own_address<'a>(values: &'a OptValues, warnings: &mut Vec<String>) -> Option<
     let address = values.text("host").filter(|host| host.contains(['.', ':']));
     if let Some(given) = address {
         warnings.push(format!("Host ip reset to {given}"));
+        if is_cut_short(given) {
+            let (field, why) = (values.field("host"), "has fewer numbers than the four of an IPv4 address");
+            warnings
+                .push(format!("{field} {given}: {why}, so nodes and ranks may not find it; give the whole address"));
+        }
     }
     address
+}
+
+/// Whether an address is only the beginning of an IPv4 address. inet_aton(3) reads it, with zeroes before the last number.
+fn is_cut_short(address: &str) -> bool {
+    let mut parts = address.split('.');
+    parts.clone().count() < 4 && parts.all(|part| part.parse::<u8>().is_ok())
 }
 
 fn single_node_at(address: Option<&str>, values: &OptValues, vars: &EnvVars) -> Result<JobNodes, SpecError> {
@@ -220,7 +237,9 @@ pub fn hosts(field: &str, list: &str, first: u16) -> Result<Vec<FixedHost>, Spec
         if name.contains(foreign)
             || Endpoint::parse(&Endpoint::new(name, first).to_string()).is_none_or(|read| read.host != name)
         {
-            return refuse(format!("{} is not an address", name.escape_debug()), "give addresses without ports");
+            let is_list = name.split([' ', '\t', ';']).all(|part| !part.is_empty() && !part.contains(foreign));
+            let hint = if is_list { "separate addresses by commas" } else { "give addresses without ports" };
+            return refuse(format!("{} is not an address", name.escape_debug()), hint);
         }
         if name.contains(':') && name.parse::<core::net::Ipv6Addr>().is_err() {
             return refuse(

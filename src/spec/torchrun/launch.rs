@@ -1,12 +1,12 @@
 //! The request of `python -m rlaunch.run`, checked and typed. Contract: `torchrun` of torch 2.15.
 
 use crate::model::exit::signal_number;
-use crate::spec::dry_run::DryRun;
 use crate::spec::error::{SpecError, shown};
 use crate::spec::forwarded_signals;
 use crate::spec::frameworks;
 use crate::spec::frameworks::Framework;
-use crate::spec::options::{EnvVars, OptValues};
+use crate::spec::no_sweep;
+use crate::spec::options::{DryRun, EnvVars, OptValues};
 use crate::spec::preload;
 use crate::spec::preload::PreloadSpec;
 use crate::spec::torchrun::rendezvous;
@@ -163,12 +163,18 @@ pub struct TorchSpec {
     pub event_log: EventLog,
     /// The output of ranks that the launcher reads.
     pub capture: OutputCapture,
-    /// Whether OMP_NUM_THREADS is 1 if there are several ranks.
+    /// Whether captured output is written to a terminal, if the launcher's is one.
+    pub pty: bool,
+    /// Whether no message says that OMP_NUM_THREADS is 1.
     pub omp_compat: bool,
+    /// Whether OMP_NUM_THREADS is the rank's share of the CPUs instead of 1.
+    pub share_cpus: bool,
     /// Whether the exit status of a failed or stopped job is always 1.
     pub exit_code_compat: bool,
     /// The frameworks whose variables the ranks receive.
     pub frameworks: BTreeSet<Framework>,
+    /// Names of processes that no sweep ends.
+    pub no_sweep: BTreeSet<String>,
     /// The modules to preload, if ranks are forked.
     pub preload: Option<PreloadSpec>,
     /// Only print the plan.
@@ -246,9 +252,12 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
             Some("none") => OutputCapture::None,
             _ => OutputCapture::Stderr,
         },
+        pty: values::choice(values, "pty")? != Some("never"),
         omp_compat: values::flag(values, "omp-compat")?,
+        share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,
         frameworks: frameworks::check(values)?,
+        no_sweep: no_sweep::check(values, "no-sweep")?,
         preload: preload::check(values, "torch")?,
         dry_run: match values.text("dry-run") {
             None => None,

@@ -45,12 +45,15 @@ pub const OPTIONS: &[Opt] = &[
     Opt { choices: &["bash", "zsh", "fish"], ..opt("print-completion", Text, &[], None, "Print the completion script for bash, zsh or fish") },
     renamed("dialect", "RLAUNCH_DIALECT", opt("frameworks", Text, &["RLAUNCH_FRAMEWORKS"], Some("torch"), "Comma-separated frameworks whose variables the ranks receive: paddle, torch, jax")),
     opt("pass-local-rank", Flag, &[], None, "Pass --local-rank=N as the script's first argument, as torch.distributed.launch does"),
-    opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "Set OMP_NUM_THREADS to 1 if there are several ranks, instead of dividing the CPUs among them"),
+    opt("omp-compat", Flag, &["RLAUNCH_OMP_COMPAT"], None, "Set OMP_NUM_THREADS to 1 for several ranks without a message"),
+    opt("share-cpus", Flag, &["RLAUNCH_SHARE_CPUS"], None, "Set OMP_NUM_THREADS to the allowed CPUs divided by the ranks of this node instead of 1, unless it is already set"),
     opt("exit-code-compat", Flag, &["RLAUNCH_EXIT_CODE_COMPAT"], None, "Exit with status 1 whenever the job fails or is stopped"),
     renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as torch. With auto among them, ranks import for themselves if a fork would not be safe")),
+    opt("no-sweep", Text, &["RLAUNCH_NO_SWEEP"], None, "Comma-separated names of detached processes, as in /proc/PID/comm, that a rank may leave running; a longer name is compared by its first 15 bytes"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
     renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
+    Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

@@ -47,6 +47,14 @@ pub struct StreamRoutes {
 }
 
 impl StreamRoutes {
+    /// Whether `--redirects` asks for a log of any rank.
+    pub fn has_redirects(&self) -> bool {
+        match &self.redirects {
+            StreamBits::All(bits) => *bits != 0,
+            StreamBits::ByLocalRank(map) => map.values().any(|bits| *bits != 0),
+        }
+    }
+
     /// The destinations for a local rank.
     pub fn of(&self, local_rank: usize) -> RankRoutes {
         let (redirects, tee) = (self.redirects.of(local_rank), self.tee.of(local_rank));

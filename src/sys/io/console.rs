@@ -8,6 +8,7 @@ use nix::sys::socket::{MsgFlags, send};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// How to write without blocking.
@@ -22,6 +23,9 @@ enum WriteMode {
     /// Cannot be reopened (a terminal of another user): poll first, then write at most PIPE_BUF bytes.
     Polled,
 }
+
+/// Whether a rank at a terminal has left it in the middle of a line, such as a progress bar. Other text begins a new line.
+pub static MID_LINE: AtomicBool = AtomicBool::new(false);
 
 /// An output that accepts as much as it can without blocking.
 #[derive(Debug)]

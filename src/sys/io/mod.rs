@@ -1,4 +1,4 @@
-//! File descriptors: epoll, inotify, Unix sockets, consoles, port leases.
+//! File descriptors: epoll, inotify, Unix sockets, consoles, pseudo-terminals, port leases.
 
 pub mod console;
 pub mod fd;
@@ -6,3 +6,4 @@ pub mod inotify;
 pub mod packet;
 pub mod poll;
 pub mod ports;
+pub mod pty;

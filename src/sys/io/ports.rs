@@ -110,6 +110,12 @@ struct PortHolder {
 }
 
 impl PortBusy {
+    /// The process that listens on a port of this machine, if this user may see it.
+    pub fn by_listener(port: u16) -> Option<Self> {
+        let found = holder(port)?;
+        Some(Self { port, error: Errno::EADDRINUSE, holder: Some(found) })
+    }
+
     fn new(port: u16, error: Errno) -> Self {
         Self { port, error, holder: (error == Errno::EADDRINUSE).then(|| holder(port)).flatten() }
     }

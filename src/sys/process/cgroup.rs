@@ -5,15 +5,20 @@
 use crate::sys::clock;
 use crate::sys::process::clone3;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::fs::{self, File, OpenOptions};
+use nix::sys::stat::Mode;
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 const PREFIX: &str = "rlaunch-";
+
+/// How often a cgroup is created that another launcher takes for an abandoned one.
+const CREATE_TRIES: u32 = 5;
 
 /// How long the members of an abandoned cgroup are waited for after they have been killed.
 const ABANDONED_PATIENCE: Duration = Duration::from_millis(100);
@@ -46,6 +51,19 @@ impl JobCgroup {
     /// Fails without cgroup.kill (Linux 5.14), and if no process can be started in it.
     pub fn create(&self) -> io::Result<CgroupDir> {
         self.end_abandoned();
+        // Another launcher may see it before it is locked, and remove it.
+        let taken = |error: &io::Error| matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotFound);
+        let mut created = self.create_once();
+        for _ in 1..CREATE_TRIES {
+            if !created.as_ref().is_err_and(taken) {
+                break;
+            }
+            created = self.create_once();
+        }
+        created
+    }
+
+    fn create_once(&self) -> io::Result<CgroupDir> {
         fs::create_dir(&self.path)?;
         let kill = OpenOptions::new().write(true).open(self.path.join("cgroup.kill"));
         let locked = kill.and_then(|_| lock(&self.path, FlockArg::LockSharedNonblock));
@@ -71,11 +89,21 @@ impl JobCgroup {
         let beside = self.path.parent().and_then(|own| fs::read_dir(own).ok()).into_iter().flatten().flatten();
         let groups = beside.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()));
         for path in groups.map(|entry| entry.path()) {
-            // The exclusive lock keeps other launchers from using it meanwhile.
-            if let Ok(_folder) = lock(&path, FlockArg::LockExclusiveNonblock) {
-                Self { path }.close(ABANDONED_PATIENCE);
+            if let Ok(folder) = lock(&path, FlockArg::LockExclusiveNonblock) {
+                // A member that the kernel holds stays; the next launcher tries again.
+                let _ = Self { path }.end_locked(&folder, ABANDONED_PATIENCE);
             }
         }
+    }
+
+    /// Kills the members of the cgroup whose folder is locked, and removes it. Its owner may have removed it before it was
+    /// locked and created another one of this name, with processes that live: those are left alone. The exclusive lock keeps
+    /// launchers from starting processes in the locked one.
+    pub fn end_locked(&self, folder: &CgroupDir, patience: Duration) -> io::Result<()> {
+        let open = |name: &str, flags| openat(&**folder, name, flags | OFlag::O_CLOEXEC, Mode::empty()).map(File::from);
+        open("cgroup.kill", OFlag::O_WRONLY)?.write_all(b"1")?;
+        await_empty(open("cgroup.events", OFlag::O_RDONLY)?, clock::now().saturating_add(patience))?;
+        if is_same(&fs::metadata(&self.path)?, &folder.metadata()?) { self.remove_tree() } else { Ok(()) }
     }
 
     /// Its path.
@@ -101,6 +129,14 @@ impl JobCgroup {
         lists.flat_map::<Vec<i32>, _>(pids).collect()
     }
 
+    /// Moves a member to the cgroup of this process, above this one. Whether it is there, or has ended.
+    pub fn release(&self, pid: i32) -> bool {
+        let above = self.path.parent().map(|above| OpenOptions::new().write(true).open(above.join("cgroup.procs")));
+        let moved =
+            above.is_some_and(|procs| procs.is_ok_and(|mut procs| procs.write_all(pid.to_string().as_bytes()).is_ok()));
+        moved || !Path::new("/proc").join(pid.to_string()).exists()
+    }
+
     /// Kills the remaining members and removes the cgroup once it is empty, within `patience`. Whether it was removed.
     pub fn close(&self, patience: Duration) -> bool {
         // If this fails, the members are still waited for.
@@ -113,23 +149,8 @@ impl JobCgroup {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             done => return done,
         }
-        let mut events = File::open(self.path.join("cgroup.events"))?;
-        loop {
-            // poll reports changes since the last read, so no change is missed in between.
-            let mut text = String::new();
-            events.rewind()?;
-            events.read_to_string(&mut text)?;
-            if !populated(&text) {
-                return self.remove_tree();
-            }
-            let left = until.saturating_sub(clock::now()).as_millis().min(i32::MAX as u128) as i32;
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-            match poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLPRI)], timeout) {
-                Ok(0) => return Err(Errno::EBUSY.into()),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        await_empty(File::open(self.path.join("cgroup.events"))?, until)?;
+        self.remove_tree()
     }
 
     /// Removes it and the cgroups below it, deepest first. A missing cgroup is no error.
@@ -155,6 +176,30 @@ impl JobCgroup {
         }
         found
     }
+}
+
+/// Waits until a cgroup has no members. `events`: its cgroup.events.
+fn await_empty(mut events: File, until: Duration) -> io::Result<()> {
+    loop {
+        // poll reports changes since the last read, so no change is missed in between.
+        let mut text = String::new();
+        events.rewind()?;
+        events.read_to_string(&mut text)?;
+        if !populated(&text) {
+            return Ok(());
+        }
+        let left = until.saturating_sub(clock::now()).as_millis().min(i32::MAX as u128) as i32;
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        match poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLPRI)], timeout) {
+            Ok(0) => return Err(Errno::EBUSY.into()),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 fn populated(events: &str) -> bool {

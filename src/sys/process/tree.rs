@@ -126,12 +126,43 @@ pub fn has_no_environment(pid: i32) -> bool {
     std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|block| block.is_empty())
 }
 
-/// Whether a process is a resource tracker of Python's multiprocessing (or loky). It ends by itself after its clients, and
-/// unlinks the shared memory that they left.
-pub fn is_resource_tracker(pid: i32) -> bool {
+/// A helper process that ends by itself once its clients have, after it has removed what they shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CleanupHelper {
+    /// multiprocessing's (and loky's) resource tracker, which unlinks shared memory, and its fork server: both end at
+    /// once.
+    Multiprocessing,
+    /// `torch_shm_manager`, which unlinks the memory of torch's sharing strategy `file_system`: 2 s after its last
+    /// client has ended (SHUTDOWN_TIMEOUT in torch/lib/libshm/manager.cpp).
+    TorchShmManager,
+}
+
+/// `torch_shm_manager` as the kernel shortens it.
+const TORCH_SHM_MANAGER: &str = "torch_shm_manag";
+
+impl CleanupHelper {
+    /// Which of them a process is.
+    pub fn of(pid: i32) -> Option<Self> {
+        let stat = ProcStat::of(pid)?;
+        if stat.name == TORCH_SHM_MANAGER {
+            return Some(Self::TorchShmManager);
+        }
+        // Processes that the fork server has forked have its command line too.
+        let is_fork_server = |pid: i32| command_line_has(pid, b"forkserver import main");
+        let helps = command_line_has(pid, b"resource_tracker import main")
+            || is_fork_server(pid) && !is_fork_server(stat.parent);
+        helps.then_some(Self::Multiprocessing)
+    }
+
+    /// Whether a process is `torch_shm_manager`; reads less of it than `of`.
+    pub fn is_torch_shm_manager(pid: i32) -> bool {
+        ProcStat::of(pid).is_some_and(|stat| stat.name == TORCH_SHM_MANAGER)
+    }
+}
+
+fn command_line_has(pid: i32, part: &[u8]) -> bool {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    const MAIN: &[u8] = b"resource_tracker import main";
-    words.windows(MAIN.len()).any(|window| window == MAIN)
+    words.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether a live process has no command line: for a moment during execve, after its parent has resumed.

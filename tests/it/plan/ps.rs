@@ -181,9 +181,9 @@ fn on_the_platform_a_process_runs_once_in_its_given_role() {
     let plan = planned(&words).unwrap();
     let [one] = &plan.ranks[..] else { panic!("{plan:?}") };
     assert_eq!((one.role, one.rank, one.log().as_str()), (Role::Server, 1, "serverlog.0"));
-    // Nothing, but for launchers inside it.
+    // Nothing of the job.
     let set: Vec<&str> = one.env.vars().iter().map(|(name, _)| &**name).collect();
-    assert_eq!(set, ["RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
+    assert_eq!(set, ["OMP_NUM_THREADS", "RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
     let plan = planned(&format!("{CLOUD} --worker_num 2 --legacy true")).unwrap();
     assert_eq!(plan.ranks[0].label().to_string(), "rank 0");
 }

@@ -4,9 +4,8 @@ use proptest::prelude::*;
 use rlaunch::cli::torchrun::parse::{TorchrunArgs, parse};
 use rlaunch::model::Endpoint;
 use rlaunch::spec::SpecError;
-use rlaunch::spec::dry_run::DryRun;
 use rlaunch::spec::frameworks::Framework;
-use rlaunch::spec::options::EnvVars;
+use rlaunch::spec::options::{DryRun, EnvVars};
 use rlaunch::spec::rendezvous::BackendSpec;
 use rlaunch::spec::torchrun::options::{HEADINGS, OPTIONS, SIGNALS, is_torchs, merge};
 use rlaunch::spec::torchrun::{
@@ -383,6 +382,8 @@ fn the_console() {
     assert!(error("--event-log-handler mine").starts_with("--event-log-handler mine: "));
     assert_eq!(spec("--capture none").capture, OutputCapture::None);
     assert!(error("--capture all").contains("invalid choice: 'all'; give none or stderr"));
+    assert_eq!((spec("").pty, spec("--pty never").pty), (true, false));
+    assert!(error("--pty on").contains("invalid choice: 'on'; give auto or never"));
     assert_eq!((spec("--dry-run").dry_run, spec("--dry-run=json").dry_run), (Some(DryRun::Table), Some(DryRun::Json)));
     let level = |text| asked("t.py", &[("LOGLEVEL", text)]).map(|made| made.log_level).map_err(|e| e.to_string());
     assert_eq!((level("warn"), level("INFO")), (Ok("WARNING".into()), Ok("INFO".into())));

@@ -308,12 +308,51 @@ fn an_exception_in_passing_is_not_blamed_for_a_signal() {
     assert_eq!(blame(b"epoch 1: loss 0.3\nNote: done\n", Exit::Code(1)), None);
 }
 
+/// Which of the two errors torch raises depends on what it notices first.
+#[test]
+fn a_worker_that_died_inside_a_rank_is_named() {
+    let reset = "Traceback (most recent call last):
+  File \"/w/train.py\", line 9, in <module>
+    for batch in loader:
+  File \"/usr/lib/python3.11/multiprocessing/connection.py\", line 395, in _recv
+    chunk = read(handle, remaining)
+ConnectionResetError: [Errno 104] Connection reset by peer
+";
+    let words = "ConnectionResetError: [Errno 104] Connection reset by peer";
+    expect(reset, Exit::Code(1), FaultKind::LostHelper, words, "/w/train.py:9 in <module>", "");
+    let died = "RuntimeError: DataLoader worker (pid 71) is killed by signal: Killed. ";
+    let head = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n\
+        Traceback (most recent call last):\n  File \"/opt/lib/python3.11/site-packages/torch/utils/data/dataloader.py\", \
+        line 1706, in __del__\n    self._shutdown_workers()\n";
+    let beside = format!("{reset}{head}{died}\n");
+    expect(&beside, Exit::Code(1), FaultKind::LostHelper, words, "/w/train.py:9 in <module>", died);
+    let own = reset.replace("multiprocessing/connection.py", "socket.py");
+    assert_eq!(found(&own, Exit::Code(1)).kind, FaultKind::Exception, "a connection of the script's");
+}
+
 #[test]
 fn each_library_s_message_of_a_lost_peer_is_recognized() {
     for (text, who) in [
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1", LostPeer::Gloo),
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:1] Read error [::1]:2: Connection reset by peer", LostPeer::Gloo),
         ("RuntimeError: Application timeout caused pair closure", LostPeer::Gloo),
+        (
+            "RuntimeError: [/x/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1 peer_str = [::1]:2",
+            LostPeer::GlooTimeout,
+        ),
+        (
+            "RuntimeError: [/x/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv operation",
+            LostPeer::GlooTimeout,
+        ),
+        (
+            "[rank1]:[E] [PG ID 0 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3)",
+            LostPeer::NcclTimeout,
+        ),
+        (
+            "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+            LostPeer::TorchStoreTimeout,
+        ),
+        ("\x1b[1;35mRuntimeError\x1b[0m: \x1b[35mConnection closed by peer\x1b[0m", LostPeer::Gloo),
         ("ncclRemoteError: A call failed possibly due to a network error", LostPeer::Nccl),
         ("NCCL error: remote process exited or there was a network error", LostPeer::Nccl),
         ("RuntimeError: NCCL communicator was aborted on rank 0.", LostPeer::Nccl),

@@ -4,7 +4,8 @@ use rlaunch::model::{Exit, ProcessLabel, Role};
 use rlaunch::report::cause::fault::{CodeLocation, FaultKind, RankFault};
 use rlaunch::report::console::tail::{TailLimits, tail};
 use rlaunch::report::failure_report::{
-    Culprit, FailureCause, FailureReport, ReportStyle, SweptProcesses, Victim, render,
+    Culprit, FailureCause, FailureReport, PeersOfVictim, ReportStyle, SweptProcesses, Victim, describe_lost_peer,
+    render,
 };
 use rlaunch::report::{Blame, LogTail, LostPeer, github_annotation};
 use std::time::Duration;
@@ -36,6 +37,7 @@ fn culprit(exit: Exit) -> Culprit {
         blame: None,
         tail: log(2),
         lost_peer: None,
+        stopped_by_launcher: false,
         explanation: None,
     }
 }
@@ -48,6 +50,7 @@ fn victim(rank: usize) -> Victim {
         lived: Duration::from_millis(72_400),
         signalled: true,
         lost_peer: false,
+        same_failure: false,
         killed_after_grace: false,
     }
 }
@@ -129,8 +132,37 @@ fn a_gpu_assertion() {
 fn a_culprit_that_lost_a_peer() {
     let text = "[/gloo/transport/tcp/pair.cc:534] Connection closed by peer";
     let blame = Blame { fault: fault("RuntimeError", text, None), ..nan() };
-    let culprit = Culprit { blame: Some(blame), lost_peer: Some(LostPeer::Gloo), ..culprit(Exit::Code(1)) };
+    let culprit = Culprit {
+        blame: Some(blame),
+        lost_peer: Some((LostPeer::Gloo, PeersOfVictim::OnOtherNodes)),
+        ..culprit(Exit::Code(1))
+    };
     insta::assert_snapshot!(plainly(&failed(culprit, vec![])));
+}
+
+#[test]
+fn what_is_known_of_the_peers_of_a_victim() {
+    let exited = |ranks: &[usize]| PeersOfVictim::Exited(ranks.iter().copied().map(ProcessLabel::rank).collect());
+    for (peers, text) in [
+        (exited(&[1]), "it lost its connection to a peer (gloo): rank 1 had exited with 0 before"),
+        (exited(&[1, 2]), "it lost its connection to a peer (gloo): ranks 1, 2 had all exited with 0 before"),
+        (
+            PeersOfVictim::Silent,
+            "it lost its connection to a peer (gloo); no other rank has printed an error: see their logs",
+        ),
+    ] {
+        assert_eq!(describe_lost_peer(LostPeer::Gloo, &peers), text);
+    }
+}
+
+#[test]
+fn a_culprit_that_was_still_exiting_and_ranks_that_failed_in_the_same_way() {
+    let culprit = Culprit { blame: Some(nan()), stopped_by_launcher: true, ..culprit(Exit::Signal(15)) };
+    let same = |rank| Victim { same_failure: true, ..victim(rank) };
+    let text = plainly(&failed(culprit, vec![same(1), same(2), same(3)]));
+    assert!(text.starts_with("rank 7 failed: ValueError: loss is nan"), "{text}");
+    assert!(text.contains("\nranks 1-3 failed in the same way"), "{text}");
+    assert!(!text.contains("stopped because"), "{text}");
 }
 
 #[test]

@@ -284,6 +284,11 @@ fn a_tail_collapses_progress_and_says_when_it_is_cut() {
     let found = tail(log.as_bytes(), TailLimits::default());
     assert_eq!((found.lines.len(), found.cut), (20, true));
     assert_eq!((found.lines[0].as_str(), found.lines[19].as_str()), ("epoch 10: done", "epoch 29: done"));
+    // Two bars of rich, then two of tqdm.
+    let rich: String = (0..30).map(|i| format!("a {i}%\nb {i}%\r\x1b[2K\x1b[1A\x1b[2K")).collect();
+    let tqdm: String = (0..30).map(|i| format!("\n\rinner {i}%\x1b[A\router {i}%")).collect();
+    let found = tail(format!("before\n{rich}a\nb\n{tqdm}\n\nError: x\n").as_bytes(), TailLimits::default());
+    assert_eq!((found.lines.join("|").as_str(), found.cut), ("before|a|b|outer 29%|inner 29%|Error: x", false));
     let found = tail(b"one\n\n\x1b[31mtwo\x1b[0m\n\n\n", TailLimits::default());
     assert_eq!((found.lines, found.cut), (vec!["one".into(), String::new(), "two".into()], false));
     let found = tail(b"123456789\n".repeat(10).as_slice(), TailLimits { lines: 20, bytes: 80 });

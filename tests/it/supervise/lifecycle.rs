@@ -3,7 +3,7 @@
 use super::world::{GOOD, Happening, Job, Manners, World};
 use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
 use rlaunch::model::Exit;
-use rlaunch::supervise::Lifecycle::{First, Main, Server};
+use rlaunch::supervise::Lifecycle::{AwaitedServer, First, Main, Server};
 use rlaunch::supervise::{KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, ProgressNote};
 use std::time::Duration;
 
@@ -62,6 +62,8 @@ pub fn note_cases(job: &Job, world: &World<'_>, note: &mut dyn FnMut(&'static st
     note("a Server that is left behind", completed && any(Server, &|rank| ranks[rank].abandoned));
     note("a Server that is not needed", completed && any(Server, &|rank| ranks[rank].started_at.is_none()));
     note("a Server that cannot start then", completed && any(Server, &|rank| ranks[rank].start_error.is_some()));
+    note("AwaitedServers have their time", said(&|n| matches!(n, ProgressNote::AwaitingServers { .. })));
+    note("an AwaitedServer whose time is over", any(AwaitedServer, &|rank| completed && ranks[rank].signalled));
     note("a stop while Servers end", completed && said(&|n| matches!(n, ProgressNote::Stopping { .. })));
     note("a second one", completed && said(&|n| matches!(n, ProgressNote::Forced { .. })));
     note("a lost host while Servers end", completed && world.host_lost);
@@ -120,6 +122,39 @@ fn servers_alone_are_waited_for() {
     let report = run(&with(&[Server, Server], plain(&[&[GOOD, Manners { lives: Some(7_000), ..GOOD }]], &[])));
     assert_eq!((report.outcome, report.at), (NodeOutcome::Completed, 7_000 * MS));
     assert!(report.ranks.iter().all(|rank| !rank.signalled));
+}
+
+#[test]
+fn awaited_servers_have_their_time_after_the_work() {
+    let saves = Manners { lives: Some(7_000), ..GOOD };
+    let job = with(&[AwaitedServer, Main], plain(&[&[saves.clone(), GOOD]], &[]));
+    let world = World::live(&job);
+    let report = world.report.unwrap();
+    assert_eq!((report.outcome, report.at, report.ranks[0].signalled), (NodeOutcome::Completed, 7_000 * MS, false));
+    assert_eq!(world.notes, [ProgressNote::AwaitingServers { living: vec![0], limit: None }]);
+    // One that cannot save fails the job.
+    let fails = Manners { exit: Exit::Code(3), ..saves.clone() };
+    let report = run(&with(&[AwaitedServer, Main], plain(&[&[fails, GOOD]], &[])));
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) });
+}
+
+#[test]
+fn awaited_servers_are_signalled_when_their_time_is_over() {
+    let mut job = with(&[AwaitedServer, AwaitedServer, Main], plain(&[&[OBLIGING, GOOD, GOOD]], &[]));
+    job.policy.server_timeout = Some(3_000 * MS);
+    let world = World::live(&job);
+    let report = world.report.unwrap();
+    assert_eq!(report.outcome, NodeOutcome::Completed);
+    assert_eq!((report.ranks[0].signalled, report.ranks[1].signalled), (true, false));
+    let notes = [
+        ProgressNote::AwaitingServers { living: vec![0], limit: Some(3_000 * MS) },
+        ProgressNote::Finishing { living: vec![0] },
+    ];
+    assert_eq!(world.notes, notes);
+    // A stop signal in that time is a stop.
+    let mut job = with(&[AwaitedServer, Main], plain(&[&[OBLIGING, GOOD]], &[(1_000, Happening::Stop)]));
+    job.policy.server_timeout = Some(3_000 * MS);
+    assert!(matches!(run(&job).outcome, NodeOutcome::Stopped { .. }));
 }
 
 #[test]

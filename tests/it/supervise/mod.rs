@@ -54,11 +54,12 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
     let backoff =
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| RestartBackoff { base, max, seed });
     let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
-    let stop_by = prop::option::weighted(0.3, millis(40_000));
-    (stop_by, lists, backoff, limits, any::<bool>()).prop_map(|(stop_by, lists, backoff, limits, repeats_signal)| {
+    let ends = (prop::option::weighted(0.3, millis(40_000)), prop::option::weighted(0.5, millis(5_000)));
+    (ends, lists, backoff, limits, any::<bool>()).prop_map(|(ends, lists, backoff, limits, repeats_signal)| {
+        let (stop_by, server_timeout) = ends;
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
-        SupervisionPolicy { grace: GRACE, stop_by, restart, repeats_signal, first_attempt: 0 }
+        SupervisionPolicy { grace: GRACE, stop_by, server_timeout, restart, repeats_signal, first_attempt: 0 }
     })
 }
 
@@ -92,8 +93,9 @@ fn attempts(ranks: usize) -> impl Strategy<Value = Vec<Vec<Manners>>> {
 }
 
 fn parts() -> impl Strategy<Value = Vec<Lifecycle>> {
-    use Lifecycle::{First, Main, Server};
-    let mixed = prop::collection::vec(prop::sample::select(vec![First, Main, Main, Server, Server]), 0..6);
+    use Lifecycle::{AwaitedServer, First, Main, Server};
+    let kinds = vec![First, Main, Main, Server, Server, AwaitedServer];
+    let mixed = prop::collection::vec(prop::sample::select(kinds), 0..6);
     let servers =
         (1..4usize, 1..4usize).prop_map(|(mains, servers)| [vec![Main; mains], vec![Server; servers]].concat());
     prop_oneof![(0..6usize).prop_map(|ranks| vec![Main; ranks]), mixed, servers]
@@ -142,13 +144,13 @@ proptest! {
     #[test]
     fn every_history_obeys(job in job()) {
         let world = World::live(&job);
-        let report = world.report.unwrap();
-        let well = |(rank, part): (usize, &Lifecycle)| {
+        let report = world.report.clone().unwrap();
+        let well = |rank: usize| {
             let end = &report.ranks[rank];
-            *part == Lifecycle::Server && job.parts.contains(&Lifecycle::Main) || end.exit == Some(Exit::Code(0)) && !end.signalled
+            world.serves(rank) || end.exit == Some(Exit::Code(0)) && !end.signalled
         };
         let completed = report.outcome == NodeOutcome::Completed;
-        prop_assert_eq!(completed, job.parts.iter().enumerate().all(well), "completed if, and only if, the work was done");
+        prop_assert_eq!(completed, (0..job.parts.len()).all(well), "completed if, and only if, the work was done");
         let from_outside = matches!(report.outcome, NodeOutcome::Stopped { .. } | NodeOutcome::LauncherKilled);
         prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost);
         if let NodeOutcome::Failed { culprit, exit } = report.outcome {

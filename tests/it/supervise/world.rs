@@ -101,6 +101,9 @@ pub struct World<'a> {
     backoff: Option<(AttemptReport, Duration)>,
     /// Such a wait has begun while all slept.
     pub waits_asleep: bool,
+    /// Since when the awaited servers are waited for (in time awake), and whether their time is over.
+    awaiting: Option<Duration>,
+    servers_timed_out: bool,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -139,6 +142,8 @@ impl<'a> World<'a> {
             last_kill: Duration::ZERO,
             backoff: None,
             waits_asleep: false,
+            awaiting: None,
+            servers_timed_out: false,
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -179,8 +184,10 @@ impl<'a> World<'a> {
     }
 
     /// Whether it is not waited for.
-    fn serves(&self, rank: usize) -> bool {
-        self.job.parts[rank] == Lifecycle::Server && self.job.parts.contains(&Lifecycle::Main)
+    pub fn serves(&self, rank: usize) -> bool {
+        let part = self.job.parts[rank];
+        let serves = part == Lifecycle::Server || part == Lifecycle::AwaitedServer && self.servers_timed_out;
+        serves && self.job.parts.contains(&Lifecycle::Main)
     }
 
     fn is_done(&self) -> bool {
@@ -288,6 +295,12 @@ impl<'a> World<'a> {
             0 => self.answer(rank),
             1 => self.ranks_that_end_now(),
             _ => {
+                let limit = self.job.policy.server_timeout.filter(|_| self.first.is_none());
+                if let (Some(began), Some(limit)) = (self.awaiting, limit) {
+                    assert_eq!(self.awake(), began + limit, "the servers' time ended early or late");
+                    self.servers_timed_out = true;
+                    self.reason(Cause::Done);
+                }
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
                 self.act(effects);

@@ -120,7 +120,9 @@ def by_rlaunch(asked: Asked, machine: dict[str, str]) -> dict[str, Any]:
         time.sleep(0.05)
     inherited = asked["environ"]
     ranks = json.loads(done.stdout)["ranks"]
-    own = [{n: v for n, v in rank["env"].items() if not n.startswith("RLAUNCH_")} for rank in ranks]
+    # Importing paddle sets OMP_NUM_THREADS; the oracle has imported it before.
+    apart = ("RLAUNCH_", "OMP_NUM_THREADS")
+    own = [{n: v for n, v in rank["env"].items() if not n.startswith(apart)} for rank in ranks]
     return {
         "rows": [{n: v for n, v in row.items() if inherited.get(n) != v} for row in own],
         "removed": [sorted(rank["unset"]) for rank in ranks],
@@ -181,7 +183,7 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
         return "ports that are none"
     if "error" not in mine and environ.get("FLAGS_START_PORT") == "" and "invalid literal for int" in text:
         return "variables that are set to nothing"
-    if "--devices x" in refused or "--selected_gpus x" in refused:
+    if "--gpus x" in refused or "--selected_gpus x" in refused:
         return "--gpus that names no device"
     return None
 

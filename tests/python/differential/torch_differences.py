@@ -78,12 +78,6 @@ DIFFERENCES = {
     "own variables": often(
         "variables", f"{WORKER} env RLAUNCH_(EXPORTED|OUTER_LOGS|RANK_KEY)", NOTHING, anything
     ),
-    "threads": often(
-        "`OMP_NUM_THREADS`",
-        f"{WORKER} env OMP_NUM_THREADS",
-        exactly("1"),
-        lambda seen, line: "OMP_NUM_THREADS" not in line.env and int(seen) > 1,
-    ),
     "address": often(
         "`MASTER_ADDR` on one node",
         f"{WORKER} env MASTER_ADDR",

@@ -98,6 +98,40 @@ def test_used_up_restarts_are_reported(
         assert job.check_one_world() == {1: 2, 2: 2}
 
 
+# Rank 2 has printed its error and is still exiting when rank 3, which lost its connection to it, exits.
+BEHIND_VICTIM = """
+import traceback
+if rank == 2:
+    try:
+        raise ValueError("loss is nan")
+    except ValueError:
+        traceback.print_exc()
+    tell("printed")
+if rank == 3:
+    await_file("printed.2")
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer [127.0.0.1]:1")
+live_until("finish")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(PADDLE, ["--nproc_per_node=2"]), (TORCH, ["--nproc-per-node=2"])]
+)
+def test_all_nodes_name_the_failure_behind_a_victim(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, options: list[str]
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        nodes = job.start(*options, job.script(BEHIND_VICTIM), module=module)
+        said = [node.end().stderr for node in nodes]
+        assert all("ValueError: loss is nan" in text for text in said), said
+        # The node of these ranks has the failure report instead.
+        (other,) = [text for text in said if "on node 1" in text]
+        named = re.search(r"rank 2 on node 1 \(.*\) failed first, with an error: ValueError", other)
+        assert named, other
+        assert "rank 3 on node 1" not in other
+        assert {node.process.returncode for node in nodes} == {1}
+
+
 def test_other_nodes_hold_until_a_replacement_comes(
     tmp_path: Path, two: list[Host], backend: Backend
 ) -> None:

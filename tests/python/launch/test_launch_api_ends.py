@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import rlaunch
-from launching import STEERING, Ended, Host, Place, await_none_marked, environment, marked, until
+from launching import STEERING, Ended, Host, Place, await_line, await_none_marked, environment, marked, until
 
 WRITES_DOWN = """
 import subprocess
@@ -88,6 +88,20 @@ def test_ctrl_c_twice_kills(place: Host, mark: str) -> None:
     assert [rank["exit"]["signal"]["number"] for rank in place.result()["ranks"]] == [9, 9]
 
 
+def test_ctrl_c_after_a_failure_shows_its_report(place: Host) -> None:
+    """No WorkerError is raised that could have it as its text."""
+    place.script("await_file('ready.0') or sys.exit(3) if rank == 1 else None\n" + STUBBORN)
+    place.host(INTERRUPTED)
+    with place.start(start_new_session=True) as host:
+        until(lambda: "got.0" in place.names(), "SIGTERM")
+        interrupt(host)
+        await_line(host.stderr, b"SIGINT: waiting up to 600 s")
+        interrupt(host)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout) == (0, b"interrupted\n")
+    assert ended.stderr.count("rank 1 failed: exit code 3\n") == 1
+
+
 def test_ctrl_c_while_the_launcher_comes_up(place: Host) -> None:
     """The launcher's own Python is not there yet; the job ends all the same, and without a traceback."""
     place.script(WRITES_DOWN)
@@ -97,6 +111,21 @@ def test_ctrl_c_while_the_launcher_comes_up(place: Host) -> None:
     ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"interrupted\n")
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_program_once_the_ranks_have_stopped(
+    place: Host, mark: str, number: signal.Signals
+) -> None:
+    place.script(WRITES_DOWN)
+    place.host(INTERRUPTED)
+    with place.start(env=environment(MARK=mark)) as host:
+        place.ready(2)
+        host.send_signal(number)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout) == (-number, b"")
+    assert [place.text(f"got.{rank}") for rank in range(2)] == ["SIGTERM"] * 2
+    assert (place.result()["exit_status"], marked(mark)) == (128 + number, [])
 
 
 def test_a_handler_that_raises_stops_the_job(place: Host, mark: str) -> None:
@@ -183,7 +212,6 @@ def test_in_a_terminal_that_stops_background_output(place: Host) -> None:
             while data := keyboard.read(65536):
                 screen += data
     assert host.returncode == 0
-    assert b"rlaunch: error: training_script nope.py" in screen
     assert b"66\r\n" in screen
     assert b"SIGINT: waiting up to 600 s" in screen
     assert b"second signal" not in screen

@@ -63,6 +63,20 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--nproc_pre_node", "2"], ["--nproc_pre_node", "did you mean --nproc_per_node?"]),
         (["--mlus", "0"], ["--mlus"]),
         (["-x"], ["-x"]),
+        (["-n", "2"], ["unknown option -n; did you mean --nproc_per_node?"]),
+        (
+            ["--standalone"],
+            ["unknown option --standalone; it is an option of torchrun; python -m rlaunch.run"],
+        ),
+        (["--rdzv-backend=c10d"], ["--rdzv-backend", "python -m rlaunch.run"]),
+        (["--ips=10.0.0.1 10.0.0.2"], ["--ips 10.0.0.1 10.0.0.2", "separate addresses by commas"]),
+        (["--ips=10.0.0.1;10.0.0.2"], ["separate addresses by commas"]),
+        (["--ips=10.0.0.1:99 10.0.0.2"], ["--ips 10.0.0.1:99", "is not an address"]),
+        (["--gpus=a,b"], ["--gpus a,b: a is not a device"]),
+        (["--gpu", "a"], ["--gpus a: a is not a device"]),
+        (["--gpus=0", "--devices=a"], ["--devices a: a is not a device"]),
+        (["--xpus=a"], ["--xpus a: a is not a device; give numbers"]),
+        (["--selected_gpus=0,x"], ["--selected_gpus 0,x: x is not a device"]),
         (["--zz\nzz"], ["--zz"]),
         (["--serv", "2"], ["ambiguous option: --serv could match --servers, --server_num"]),
         (["--np", "2"], ["--np 2: an elastic job needs --elastic_server", "--nproc_per_node"]),
@@ -209,14 +223,14 @@ def test_options_without_effect_on_one_node_are_accepted(place: Place) -> None:
 @pytest.mark.parametrize(
     ("variables", "args", "words"),
     [
-        ({"CUDA_VISIBLE_DEVICES": "4,5"}, ["--gpus=0"], ["--devices 0", "CUDA_VISIBLE_DEVICES (4,5)"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, ["--gpus=0"], ["--devices 0", "CUDA_VISIBLE_DEVICES"]),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, ["--gpus=0"], ["--gpus 0", "CUDA_VISIBLE_DEVICES (4,5)"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ["--gpus=0"], ["--gpus 0", "CUDA_VISIBLE_DEVICES"]),
         ({"XPU_VISIBLE_DEVICES": "4"}, ["--xpus=4,5"], ["device 5", "XPU_VISIBLE_DEVICES (4)"]),
         ({"CUDA_VISIBLE_DEVICES": "4,5"}, ["--nproc_per_node=3"], ["--nproc_per_node 3", "2 device"]),
         (
             {"CUDA_VISIBLE_DEVICES": "4,5"},
             ["--gpus=5", "--nproc_per_node=2"],
-            ["--nproc_per_node 2", "--devices 5"],
+            ["--nproc_per_node 2", "--gpus 5"],
         ),
     ],
 )
@@ -305,8 +319,13 @@ def test_nul_bytes_are_refused(place: Place, args: list[str]) -> None:
 
 def test_a_log_folder_that_cannot_be_made_is_refused(place: Place) -> None:
     (place.folder / "file").write_text("")
-    for folder in ("file", "file/log", "/proc/nowhere", "/dev/null"):
-        refuse(place, UNMET, [f"--log_dir={folder}", "train.py"], f"--log_dir {place.folder / folder}")
+    for folder, why in (
+        ("file", "is a file, not a folder"),
+        ("file/log", f"{place.folder / 'file'} is a file, not a folder"),
+        ("/proc/nowhere", "cannot be created"),
+        ("/dev/null", "is not a folder"),
+    ):
+        refuse(place, UNMET, [f"--log_dir={folder}", "train.py"], f"--log_dir {place.folder / folder}", why)
 
 
 def test_a_log_folder_that_may_not_be_written_is_refused(place: Place) -> None:

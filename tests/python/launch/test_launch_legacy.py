@@ -45,6 +45,7 @@ def test_two_ranks_without_devices(place: Place, own: Path) -> None:
     for number, rank in enumerate(ranks):
         new = {n: v for n, v in rank["env"].items() if before.get(n) != v and not n.startswith("RLAUNCH_")}
         assert new == {
+            "OMP_NUM_THREADS": "1",
             "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[number],
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PADDLE_GLOO_FS_PATH": folders.copy().pop(),
@@ -363,7 +364,7 @@ def test_both_passes_are_one_call_from_python(tmp_path: Path, mapped: Place) -> 
         (["--backend=gloo", "--master=127.0.0.1:7000"], "the legacy launcher does not have this option"),
         (["--legacy=1", "--gloo_port=7000"], "the legacy launcher does not have this option"),
         (["--legacy=1", "--run_mode=rpc"], "--run_mode rpc: is not a run mode of the legacy launcher"),
-        (["--gpus=0", "--selected_gpus=1"], "--selected_gpus 1: --devices is 0; give one of the two"),
+        (["--gpus=0", "--selected_gpus=1"], "--selected_gpus 1: --gpus is 0; give one of the two"),
         (["--legacy=1", "--cluster_topo_path=x"], "has no effect without --enable_auto_mapping"),
         (["--legacy=1", "--enable_auto_mapping=maybe"], "neither true nor false"),
     ],

@@ -40,6 +40,14 @@ def place(tmp_path: Path) -> Place:
     return place
 
 
+@pytest.mark.parametrize(
+    ("typo", "name"), [("prefi", "log_prefix"), ("zygot", "preload"), ("job_idd", "job_id")]
+)
+def test_a_mistyped_keyword_of_launch_never_suggests_an_old_name(typo: str, name: str) -> None:
+    with pytest.raises(TypeError, match=f"has no option '{typo}'; did you mean '{name}'?"):
+        rlaunch.launch("train.py", **{typo: "x"})
+
+
 @pytest.mark.parametrize(("old", "new", "value", "words"), OLD)
 def test_an_old_option_and_its_variable_set_the_new_one(
     place: Place, old: str, new: str, value: str, words: str

@@ -200,6 +200,18 @@ def test_an_import_that_fails_ends_the_job_before_any_rank(job: Job, mark: str) 
     assert [event["event"] for event in job.events()] == ["job_started", "rank_not_started", "job_ended"]
 
 
+@pytest.mark.parametrize("name", ["nosuchmodule", "counted.nosuchmodule"])
+def test_a_module_that_does_not_exist_is_one_line(job: Job, name: str) -> None:
+    job.script("tell('ran')")
+    ended = job.run(*job.options(name), "train.py")
+    assert ended.status == START_FAILED
+    (line,) = ended.error_lines()
+    assert f"import {name}: ModuleNotFoundError: No module named '{name}'" in line
+    assert line.endswith(f"; check the names of --preload={name}, and PYTHONPATH")
+    assert "importlib" not in ended.stderr
+    assert "ran.0" not in job.names()
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

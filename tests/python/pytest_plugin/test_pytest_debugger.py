@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
-import select
-import signal
+import functools
+import subprocess
 import sys
-import textwrap
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import until
+from pytest_suites import QUICK
+from pytest_terminal import StartSession, start_session_fixture  # noqa: F401
 
 TESTS = """
     import os, pytest
@@ -36,80 +31,24 @@ TESTS = """
         secret = 60 + rank.rank
         assert False
 
+    @pytest.mark.ranks(1)
+    def test_of_subtests(subtests):
+        for secret in range(80, 83):
+            with subtests.test(secret=secret):
+                assert False
+
     def test_plain():
         secret = 70
         assert False
 """
 
 
-class Session:
-    """A pytest at a terminal of its own."""
-
-    def __init__(self, folder: Path, *args: str) -> None:
-        (folder / "test_it.py").write_text(textwrap.dedent(TESTS))
-        self._said = b""
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            os.chdir(folder)
-            os.execv(
-                sys.executable,
-                [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *args],
-            )
-
-    def until(self, word: str) -> str:
-        """The output up to this word, which is not returned again."""
-        limit = time.monotonic() + 60
-        while word.encode() not in self._said:
-            ready, _, _ = select.select([self._terminal], [], [], max(0.0, limit - time.monotonic()))
-            more = b""
-            with contextlib.suppress(OSError):  # Its end.
-                more = os.read(self._terminal, 65536) if ready else b""
-            if not more:
-                raise AssertionError(f"no {word!r} in\n{self._said.decode()}")
-            self._said += more
-        before, _, self._said = self._said.partition(word.encode())
-        return before.decode()
-
-    def interrupt(self) -> None:
-        """Ctrl-C at the prompt, until it is seen: readline misses one that comes before it waits."""
-        # The prompt may be there before pytest has read that a rank's debugger has the terminal.
-        until(self._ignores_interrupts, "pytest to leave Ctrl-C to the debugger")
-        for _ in range(60):
-            self.type("\x03")
-            if select.select([self._terminal], [], [], 1.0)[0]:
-                break
-        self.until("--KeyboardInterrupt--")
-
-    def _ignores_interrupts(self) -> bool:
-        """Whether the pytest process ignores SIGINT (proc(5), SigIgn)."""
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        ignored = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
-        return bool(int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1)
-
-    def type(self, text: str) -> None:
-        os.write(self._terminal, text.encode())
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            os.kill(self.pid, 9)
-        os.close(self._terminal)
-        os.waitpid(self.pid, 0)
-
-
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[type[Session]]:
-    open_ones: list[Session] = []
-
-    def start(*args: str) -> Session:
-        open_ones.append(Session(tmp_path, *args))
-        return open_ones[-1]
-
-    yield start  # type: ignore[misc]
-    for one in open_ones:
-        one.close()
+def session(start_session: StartSession) -> StartSession:
+    return functools.partial(start_session, TESTS)
 
 
-def test_the_rank_that_failed_is_looked_at(session: type[Session]) -> None:
+def test_the_rank_that_failed_is_looked_at(session: StartSession) -> None:
     pdb = session("--pdb", "-k", "test_fails")
     assert "oh" in pdb.until(">>> rank 1: entering PDB (post mortem)")
     pdb.until("(Pdb) ")
@@ -135,7 +74,7 @@ while os.environ.get("RANK") == "0" and not os.path.exists("go"):
 
 
 def test_a_rank_that_still_starts_is_not_interrupted_at_the_prompt(
-    session: type[Session], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: StartSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(STARTS_LATE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -149,7 +88,7 @@ def test_a_rank_that_still_starts_is_not_interrupted_at_the_prompt(
     assert "rank 0: stopped" in report, report
 
 
-def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: type[Session]) -> None:
+def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: StartSession) -> None:
     pdb = session("--pdb", "-k", "both_fail or plain")
     pdb.until("entering PDB")
     pdb.until("(Pdb) ")
@@ -159,7 +98,21 @@ def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: type[S
     assert "entering PDB" not in report
 
 
-def test_a_rank_may_be_chosen_and_other_tests_are_unchanged(session: type[Session]) -> None:
+def test_each_failing_subtest_is_looked_at_until_one_quits(session: StartSession) -> None:
+    pdb = session("--pdb", "-k", "of_subtests or plain")
+    for secret in (80, 81):
+        pdb.until("entering PDB")
+        pdb.until("(Pdb) ")
+        pdb.type("p secret\n")
+        pdb.until(str(secret))
+        pdb.until("(Pdb) ")
+        pdb.type("c\n" if secret == 80 else "q\n")
+    report = pdb.until("4 failed")
+    assert "Quitting debugger" in report
+    assert "entering PDB" not in report
+
+
+def test_a_rank_may_be_chosen_and_other_tests_are_unchanged(session: StartSession) -> None:
     pdb = session("--ranks-pdb", "1", "--pdb", "-k", "stops or plain")
     pdb.until(">>> rank 1: entering PDB (breakpoint)")
     pdb.until("(Pdb) ")
@@ -174,7 +127,12 @@ def test_a_rank_may_be_chosen_and_other_tests_are_unchanged(session: type[Sessio
     pdb.until("1 failed, 1 passed")
 
 
-def test_a_breakpoint_without_any_option_is_rank_0s(session: type[Session]) -> None:
+def test_a_chosen_rank_that_no_test_has_is_refused(session: StartSession) -> None:
+    pdb = session("--ranks-pdb", "2", "-k", "stops or subtests")
+    pdb.until("--ranks-pdb 2: no selected test has this rank; the largest has ranks 0, 1")
+
+
+def test_a_breakpoint_without_any_option_is_rank_0s(session: StartSession) -> None:
     pdb = session("-k", "stops")
     pdb.until(">>> rank 0: entering PDB (breakpoint)")
     pdb.until("(Pdb) ")
@@ -182,3 +140,28 @@ def test_a_breakpoint_without_any_option_is_rank_0s(session: type[Session]) -> N
     pdb.until("50")
     pdb.type("c\n")
     pdb.until("1 passed")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["-n1"], "gw0, a worker of pytest-xdist, has none; run the test with -n 0"),
+        ([], "pytest has none"),
+    ],
+)
+def test_a_breakpoint_without_a_terminal_fails_its_test(
+    options: list[str], why: str, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(test_it=TESTS)
+    command = [sys.executable, "-m", "pytest", *QUICK, "-k", "stops", "-o", "ranks_preload=json", *options]
+    # A session of its own has no terminal, whatever the tests run at.
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert f"E       Failed: breakpoint() needs a terminal, but {why}\n" in done.stdout
+    assert ">       breakpoint()\n" in done.stdout
+    assert "1 failed" in done.stdout
+
+
+def test_a_rank_for_the_debugger_is_refused_with_workers(pytester: pytest.Pytester) -> None:
+    done = pytester.runpytest_subprocess("--ranks-pdb=1", "-n2")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --ranks-pdb is incompatible with distributing tests, *; try -n 0"])

@@ -189,6 +189,35 @@ def test_a_hang_fails_its_test_alone_with_the_stacks_of_all(suite: Suite) -> Non
     )
 
 
+def test_an_import_that_hangs_meets_the_limit_of_the_startup(suite: Suite, pytester: pytest.Pytester) -> None:
+    # Forked ranks start within a fraction of the limits, even on a busy machine.
+    pytester.makeini("[pytest]\nranks_preload = json\nranks_startup_timeout = 500\n")
+    hang = "import os, time\nif os.environ.get('RANK') == '1':\n    time.sleep(600)\n"
+    marked = "@pytest.mark.ranks(2, startup_timeout=5)\ndef test_marked(rank):\n    rank.barrier()\n"
+    pytester.mkpydir("sub").joinpath("conftest.py").write_text(hang)
+    (pytester.path / "sub" / "test_sub.py").write_text(f"import pytest\n{marked}")
+    done = suite(
+        hang + "@pytest.mark.ranks(2, timeout=1)\ndef test_it(rank):\n    rank.barrier()\n",
+        "--ranks-startup-timeout=6",
+        "sub",
+        "test_it.py",
+    )
+    done.assert_outcomes(errors=2)
+    done.stdout.fnmatch_lines(
+        [
+            "rank 1 has not imported sub/test_sub.py after 5 s (ranks_startup_timeout)",
+            "rank 0:",
+            "    *sub/test_sub.py:4 in test_marked",
+            "rank 1, the odd one:",
+            "rank 0: stopped in sub/test_sub.py:4 in test_marked (barrier)",
+            "rank 1: stopped in sub/conftest.py:3 in <module>, before its test began",
+            "rank 1 has not imported test_it.py after 6 s (ranks_startup_timeout)",
+            "rank 1: stopped in test_it.py:6 in <module>, before its test began",
+            "ERROR sub/test_sub.py::test_marked - rank 1 has not imported sub/test_sub.py after 5 s *",
+        ]
+    )
+
+
 def test_a_rank_that_waits_for_one_that_never_comes_fails_at_once(suite: Suite) -> None:
     done = suite(
         """
@@ -255,7 +284,16 @@ def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester)
         @pytest.mark.ranks(2)
         def test_import():
             pass
-        """
+        """,
+        test_exit="""
+        import os, pytest
+        if "RANK" in os.environ:
+            os._exit(3)
+
+        @pytest.mark.ranks(1)
+        def test_exit():
+            pass
+        """,
     )
     done = suite(
         """
@@ -276,16 +314,71 @@ def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester)
             pass
         """,
         "test_import.py",
+        "test_exit.py",
         "test_it.py",
     )
     outcomes = done.parseoutcomes()
     assert outcomes["passed"] == 1
-    assert outcomes["errors"] >= 3
+    assert outcomes["errors"] == 5
     done.stdout.fnmatch_lines(
         [
             "*ImportError: not on a rank",
+            "rank 0 has ended with exit code 3 before its test began: while it imported the test file, *",
             "rank 0 could not run the test:",
-            "*test_differs*",
-            "test_it.py::test_none: @pytest.mark.ranks: n must be the number of ranks, 1 or more, but got 0",
+            "this rank has no test_differs*: the test's name or parameters differ between processes*",
+            "n must be the number of ranks, 1 or more, but got 0 (@pytest.mark.ranks of *test_none)",
+            "ERROR test_it.py::test_none - Failed: n must be the number of ranks, 1 or more, but got 0*",
         ]
+    )
+
+
+def test_a_rank_that_is_stopped_inside_pytest(suite: Suite) -> None:
+    done = suite(
+        """
+        import functools, pathlib, time
+
+        @pytest.mark.ranks(2)
+        def test_it(rank, request):
+            path = pathlib.Path("in_teardown")
+            if rank.rank == 0:
+                request.addfinalizer(functools.partial(time.sleep, 100))  # Has no Python frame.
+                request.addfinalizer(path.touch)
+                return
+            while not path.exists():
+                time.sleep(0.01)
+            assert False
+        """
+    )
+    done.stdout.fnmatch_lines(["rank 0: passed, then stopped in pytest's teardown of the test"])
+
+
+def test_a_conftest_that_cannot_be_imported_is_reported_as_by_pytest(
+    suite: Suite, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(
+        """
+        import os
+
+        def check():
+            raise ImportError("not on a rank")
+
+        if "RANK" in os.environ:
+            check()
+        """
+    )
+    test = """
+        @pytest.mark.ranks(1)
+        def test_it():
+            pass
+        """
+    done = suite(test)
+    monkeypatch.setenv("RANK", "0")
+    expected = suite(test).errlines
+    assert expected[-1] == "E   ImportError: not on a rank"
+    start = done.outlines.index(expected[0])
+    assert done.outlines[start - 2 : start] == ["rank 0 could not run the test:", ""]
+    assert done.outlines[start : start + len(expected)] == expected
+    assert done.outlines[start + len(expected)].startswith("====")
+    done.stdout.fnmatch_lines(
+        ["ERROR test_it.py::test_it - rank 0 could not run the test: ImportError: not on a rank"]
     )

@@ -32,14 +32,53 @@ def test_functions_classes_and_parameters(suite: Suite) -> None:
             def test_odd(self, x, rank):
                 assert {x} == set(rank.gather(x))
 
+        @pytest.mark.ranks(2)
         @pytest.mark.parametrize("n", [
-            pytest.param(n, marks=pytest.mark.ranks(n)) for n in (1, 3)
+            2, *(pytest.param(n, marks=pytest.mark.ranks(n)) for n in (1, 3))
         ])
         def test_count(n, rank):
             assert rank.world_size == n
         """
     )
-    done.assert_outcomes(passed=9)
+    done.assert_outcomes(passed=10)
+
+
+def test_what_ranks_cannot_import_is_sent_by_value(suite: Suite) -> None:
+    done = suite(
+        """
+        import sys, threading
+
+        @pytest.mark.ranks(2)
+        def test_closures(rank):
+            own = rank.rank
+
+            class Local:
+                number = 10 + own
+
+            assert [call() for call in rank.gather(lambda: own + 1)] == [1, 2]
+            assert [cls.number for cls in rank.gather(Local)] == [10, 11]
+            assert rank.broadcast(Local(), src=1).number == 11
+
+        @pytest.mark.ranks(1)
+        def test_a_lock(rank):
+            rank.gather({"lock": threading.Lock()})
+
+        @pytest.mark.ranks(1)
+        def test_without_cloudpickle(rank, monkeypatch):
+            monkeypatch.setitem(sys.modules, "cloudpickle", None)
+            rank.gather([1, lambda: 1])
+        """
+    )
+    done.assert_outcomes(passed=1, failed=2)
+    done.stdout.fnmatch_lines(
+        [
+            ">*rank.gather({*",
+            "E *TypeError: cannot be sent to the other ranks: obj?'lock'?: _thread.lock",
+            "E *obj?1?: *lambda*",
+            "E *install cloudpickle*",
+        ]
+    )
+    done.stdout.no_fnmatch_line("*pickling.py*")
 
 
 def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: pytest.Pytester) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import traceback
 import tracemalloc
 from multiprocessing import get_context
 from multiprocessing.shared_memory import SharedMemory
@@ -233,6 +234,32 @@ def test_no_rank_is_started_for_unpicklable_arguments(method: str, monkeypatch: 
         plain_bind(port)
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "zygote"])
+def test_the_error_fits_on_a_screen_and_ends_with_what_to_do(method: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        spawn(sending.take, method, 2, (1, sending.Holder()))
+    shown = "".join(traceback.format_exception(caught.value)).splitlines()
+    assert len(shown) < 20, shown
+    assert shown[-3:] == [
+        "TypeError: cannot be sent to the ranks: args[1].lock: _thread.lock",
+        "cannot pickle '_thread.lock' object",
+        "Send the values that it is created from, and create it on the other side.",
+    ]
+    places = [Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert places[-2:] == ["spawn.py", "rank_starter.py"]
+
+
+class Refuses:
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
+def test_the_users_own_code_stays_in_the_traceback() -> None:
+    with pytest.raises(ValueError, match=r"args\[0\]: \S+Refuses\nnot this one\n") as caught:
+        spawn(sending.take, "spawn", 1, (Refuses(),))
+    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "__reduce__"
+
+
 def test_an_object_that_fails_inspection_is_named_in_a_note() -> None:
     with pytest.raises(ZeroDivisionError, match=r"^__(class|reduce_ex)__") as caught:
         spawn(sending.take, "spawn", 2, ([sending.Hostile()],))
@@ -258,6 +285,8 @@ def test_a_result_that_cannot_be_sent_is_named(method: str) -> None:
     with pytest.raises(RankError) as caught:
         spawn(sending.Holder, method, 1)
     assert "\nTypeError: cannot be sent to the parent: result.lock: _thread.lock\n" in str(caught.value)
+    assert "pickle.py" not in str(caught.value)
+    assert "pickling.py" not in str(caught.value)
 
 
 def never(_: Any) -> Any:

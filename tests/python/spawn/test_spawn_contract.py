@@ -12,6 +12,7 @@ import pickle
 import re
 import signal
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -172,9 +173,19 @@ def test_things_of_multiprocessing_pass_as_arguments(method: str) -> None:
 # --- Options --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bogus", "npus", "mlus", "nproc", ""])
-def test_an_option_that_does_not_exist(name: str) -> None:
-    text = f"The config option ({name}) of `paddle.distributed.spawn` is not supported."
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("bogus", ""),
+        ("npus", ""),
+        ("mlus", ""),
+        ("", ""),
+        ("nproc", " Did you mean nprocs?"),
+        ("grace_perod", " Did you mean grace_period?"),
+    ],
+)
+def test_an_option_that_does_not_exist(name: str, hint: str) -> None:
+    text = f"The config option ({name}) of `paddle.distributed.spawn` is not supported.{hint}"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         rlaunch.spawn(ranks.give_none, nprocs=1, **{name: 1})
 
@@ -200,7 +211,10 @@ def test_deprecated_options_warn_in_keyword_order_and_work() -> None:
     assert results(context)[0]["PADDLE_CURRENT_ENDPOINT"].startswith("localhost:")
 
 
-def test_supported_options_are_silent_but_for_gloo_itself(tmp_path: Path) -> None:
+def test_supported_options_are_silent_but_for_gloo_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", types.ModuleType("paddle"))
     options = {"start_method": "spawn", "ips": "127.0.0.1", "gpus": None, "xpus": None, "backend": "gloo"}
     own = {"grace_period": 1, "log_dir": tmp_path}
     with warnings.catch_warnings(record=True) as said:
@@ -208,6 +222,28 @@ def test_supported_options_are_silent_but_for_gloo_itself(tmp_path: Path) -> Non
         for _ in range(2):
             rlaunch.spawn(ranks.give_none, nprocs=0, print_config=False, **options, **own)
     assert [(w.category, str(w.message)) for w in said] == [(UserWarning, CPU_ONLY)] * 2
+
+
+@pytest.mark.parametrize(
+    ("imported", "frameworks", "warns"),
+    [
+        (False, None, False),
+        (False, "torch", False),
+        (False, "torch,Paddle", True),
+        (True, None, True),
+        (True, "torch", False),
+    ],
+)
+def test_programs_without_paddle_hear_nothing_of_its_cpu_only_mode(
+    imported: bool, frameworks: str | None, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Unlike Paddle's own function, which no other program calls.
+    if imported:
+        monkeypatch.setitem(sys.modules, "paddle", types.ModuleType("paddle"))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        rlaunch.spawn(ranks.give_none, nprocs=0, frameworks=frameworks)
+    assert [str(w.message) for w in said] == ([CPU_ONLY] if warns else [])
 
 
 @pytest.mark.parametrize("nprocs", [0, 2])

@@ -119,7 +119,8 @@ def move(name: str) -> None:
 def end(status: int) -> NoReturn:
     """Ends this process as another has ended, by a signal if it is negative."""
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL)
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 
@@ -259,6 +260,7 @@ def _enter(pid: int) -> None:
 
 def _become(request: dict[str, Any]) -> int:
     """Does what Python does with such arguments, and returns its exit status."""
+    import multiprocessing.process
     import runpy
     import tempfile
     import threading
@@ -267,6 +269,8 @@ def _become(request: dict[str, Any]) -> int:
     os.setsid()
     _enter(request["pid"])
     os.chdir(request["cwd"])
+    # Where a relative path of the main module is looked for; set at import, where the server was started.
+    multiprocessing.process.ORIGINAL_DIR = request["cwd"]  # type: ignore[attr-defined]
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["env"])

@@ -11,7 +11,7 @@ from spawning import JOB_VARIABLES
 
 Suite = Callable[..., pytest.RunResult]
 # What is installed beside the plugin, and would only cost time.
-QUICK = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-p", "no:anyio")
+QUICK = ("-p", "no:cacheprovider", "-p", "no:anyio")
 
 
 @pytest.fixture(name="suite")

@@ -132,11 +132,13 @@ def test_a_device_list_that_is_too_short_for_virtual_ranks_is_refused(place: Tor
         (["--nproc-per-node=2"], "", {0}, "", False),
         ([], None, {0}, None, False),
         (["--nproc-per-node=3"], None, {0}, "1", True),
-        (["--nproc-per-node=2"], None, None, "share", True),
+        (["--nproc-per-node=2"], None, None, "1", True),
+        (["--nproc-per-node=2", "--share-cpus"], None, None, "share", True),
+        (["--nproc-per-node=2", "--share-cpus"], "7", None, "7", False),
         (["--nproc-per-node=2", "--omp-compat"], None, None, "1", False),
     ],
 )
-def test_openmp_gets_the_ranks_share_of_the_cpus(
+def test_openmp_gets_one_thread_or_the_ranks_share_of_the_cpus(
     place: TorchPlace, options: list[str], given: str | None, cpus: set[int] | None, expected: str, said: bool
 ) -> None:
     cpus = cpus or os.sched_getaffinity(0)
@@ -153,7 +155,9 @@ def test_openmp_gets_the_ranks_share_of_the_cpus(
     assert [about["env"].get("OMP_NUM_THREADS") for about in seen] == [expected] * len(seen)
     lines = ended.stderr.splitlines()
     assert len(lines) == said
-    assert not said or f"OMP_NUM_THREADS={expected} for each rank: {len(cpus)} allowed CPU" in lines[0]
+    share = f"OMP_NUM_THREADS={expected} for each rank: {len(cpus)} allowed CPU"
+    torchruns = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default"
+    assert not said or (share if "--share-cpus" in options else torchruns) in lines[0]
 
 
 def test_a_rank_leads_a_session_and_inherits_the_rest_from_the_launcher(place: TorchPlace) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import resource
+import shutil
 import socket
 import stat
 from pathlib import Path
@@ -198,6 +199,11 @@ def test_a_temporary_folder_stays_only_if_it_explains_something(place: TorchPlac
     place.script(SPEAK + "sys.exit(int(sys.argv[1]))")
     place.well("-t3", "train.py", "0")
     assert list((place.folder / "tmp").iterdir()) == []
+    ended = place.run("-r3", "train.py", "0")
+    ((wanted,),) = [list(folder.iterdir()) for folder in (place.folder / "tmp").iterdir()]
+    assert f"the logs are in {wanted}; choose another folder with --log-dir\n" in ended.stderr
+    assert (wanted / "attempt_0/0/stderr.log").read_text() == "err 0\n"
+    shutil.rmtree(wanted.parent)
     ended = place.run("-r3", "train.py", "5")
     assert ended.status == 5
     (kept,) = (place.folder / "tmp").iterdir()

@@ -204,9 +204,11 @@ def test_the_first_failure_is_the_culprit_though_its_rank_took_longest_to_end(pl
         def main():
             if rank == 0:
                 atexit.register(sleep)
+                atexit.register(tell, "printed")
                 raise ValueError("the cause")
             of_rank_0 = os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/error", "/0/error")
             await_file(of_rank_0)
+            await_file("printed.0")
             # Long ago: what is compared are times, by ticks of the kernel.
             os.utime(of_rank_0, (1e9, 1e9))
             os._exit(4)

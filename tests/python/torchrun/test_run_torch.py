@@ -83,7 +83,7 @@ def test_restarted_ranks_rendezvous_again(tmp_path: Path) -> None:
     done = ran("-m", "rlaunch.run", "--nproc-per-node=2", "--max-restarts=1", script.name, cwd=tmp_path)
     sums = [(tmp_path / f"sum-{attempt}.{rank}").read_text() for attempt in (0, 1) for rank in (0, 1)]
     assert sums == ["3.0"] * 4, done.stderr
-    assert "rank 1 ended first, with exit code 3; restart 1 (at most 1)" in done.stderr
+    assert "rank 1 failed first, with exit code 3" in done.stderr
 
 
 ACCELERATED = """
@@ -146,13 +146,14 @@ with rlaunch.torch.install():
     assert torchrun.run is rlaunch.run.run
     args = torchrun.parse_args(["--nproc-per-node", "2", "--no-python", "--", "sh", "-c", "echo rank $RANK"])
     torchrun.run(args)
-    args = torchrun.parse_args(["--no-python", "--", "sh", "-c", "exit 3"])
+    args = torchrun.parse_args(["--no-python", "--", "sh", "-c", "echo no disk >&2; exit 3"])
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     try:
         torchrun.run(args)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         assert (rank, failure.exitcode, error.name) == (0, 3, "sh")
+        assert "  traceback : no disk" in ChildFailedError.format_msg(error)
     else:
         raise AssertionError("nothing was raised")
 assert torchrun.run is own

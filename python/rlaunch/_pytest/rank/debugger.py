@@ -12,6 +12,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from ..task import ANY_RANK
 
 if TYPE_CHECKING:
@@ -33,18 +35,22 @@ def ignore_interrupts(debug_rank: int | None) -> None:
 class Debugger:
     """Decides whether this rank enters the debugger, and runs it at the terminal."""
 
-    def __init__(self, rank: int, link: Link, terminal_lock: int, debug_rank: int | None, cls: Any) -> None:
+    def __init__(
+        self, rank: int, link: Link, terminal_lock: int, debug_rank: int | None, cls: Any, worker: str | None
+    ) -> None:
         """
         Args:
             terminal_lock: a file that all ranks have; the rank that has locked it may use the terminal.
             debug_rank: the rank that enters the debugger when its test fails, ANY_RANK, or None.
             cls: the names of the debugger's module and class; None: pdb.
+            worker: the worker of pytest-xdist that runs the test; None without pytest-xdist.
         """
         self._rank = rank
         self._link = link
         self._terminal_lock = terminal_lock
         self._debug_rank = debug_rank
         self._cls = cls
+        self._worker = worker
         # Copies of the standard descriptors while the terminal has their place.
         self._originals: list[int] = []
         sys.breakpointhook = self._handle_breakpoint
@@ -62,6 +68,7 @@ class Debugger:
                 debugger.reset()
                 debugger.interaction(None, error.__traceback__)
                 if getattr(debugger, "quitting", False):
+                    self._debug_rank = None  # Not for the next subtest either.
                     self._link.send("quit")
         finally:
             self._detach()
@@ -79,8 +86,18 @@ class Debugger:
     def _handle_breakpoint(self, *args: Any, **kwargs: Any) -> None:
         # The chosen rank stops, else rank 0. It keeps the terminal for the rest of its test.
         chosen = 0 if self._debug_rank in (None, ANY_RANK) else self._debug_rank
-        if self._rank != chosen or not (self._originals or (self._lock_terminal() and self._attach())):
+        __tracebackhide__ = True
+        if self._rank != chosen:
             return
+        if self._worker is not None:
+            where = f"{self._worker}, a worker of pytest-xdist, has none; run the test with -n 0"
+            pytest.fail(f"breakpoint() needs a terminal, but {where}")
+        if not self._originals:
+            if not self._lock_terminal():
+                return
+            if not self._attach():
+                self._link.send("debugging", False)
+                pytest.fail("breakpoint() needs a terminal, but pytest has none")
         frame: FrameType | None = sys._getframe(1)
         print(f"\n>>> rank {self._rank}: entering PDB (breakpoint)", flush=True)
         self._make_debugger().set_trace(frame)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from ..._spawn.pickling import Pickler
 from ...errors import MissingRankError
 
 if TYPE_CHECKING:
@@ -43,11 +45,13 @@ class Rank:
     def gather(self, obj: Any) -> list[Any]:
         """Returns, on every rank, the objects of all ranks, in the order of the ranks. Pickles ``obj``.
 
+        Closures, lambdas and local classes are sent by value, which needs cloudpickle.
+
         Raises:
             rlaunch.errors.MissingRankError: a rank has ended, or waits in another operation.
         """
         __tracebackhide__ = True
-        return [pickle.loads(payload) for payload in self._exchange("gather", pickle.dumps(obj))]
+        return [pickle.loads(payload) for payload in self._exchange("gather", _pickle(obj))]
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """Returns, on every rank, the object of rank ``src``. The objects of other ranks are ignored.
@@ -59,7 +63,7 @@ class Rank:
         __tracebackhide__ = True
         if not 0 <= src < self.world_size:
             raise ValueError(f"src must be a rank, 0 to {self.world_size - 1}, but got {src!r}")
-        own = pickle.dumps(obj) if src == self.rank else b""
+        own = _pickle(obj) if src == self.rank else b""
         return pickle.loads(self._exchange(f"broadcast from rank {src}", own)[src])
 
     def _exchange(self, operation: str, payload: bytes) -> list[bytes]:
@@ -69,3 +73,14 @@ class Rank:
             raise MissingRankError(content)
         payloads: list[bytes] = content
         return payloads
+
+
+def _pickle(obj: Any) -> bytes:
+    __tracebackhide__ = True
+    file = io.BytesIO()
+    try:
+        Pickler({"obj": obj}, "the other ranks", copies_tensors=True).dump(obj, file)
+    except Exception as error:
+        # A test's report shows the call of the test, not the picklers.
+        raise error.with_traceback(None) from None
+    return file.getvalue()

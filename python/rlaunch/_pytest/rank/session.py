@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import io
 import os
 import pickle
@@ -18,14 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.config import ConftestImportFailure
 from _pytest.runner import check_interactive_exception
 
 from ..._process.guardian import KEY
 from ..._spawn.worker import InheritedFd
-from ..messages import Link
+from ..messages import SUBTEST, Link
 from ..rank_coverage import RankCoverage
 from ..resources.leaks import record_shared_memory
-from ..task import list_node_names
+from ..task import NO_WORKER, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
 from .store_wait import wait_for_stores
@@ -42,8 +44,11 @@ if TYPE_CHECKING:
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 # Bytes. A larger pickled exception is not sent: the parent needs only its type.
 _MAX_EXCEPTION_SIZE = 1 << 20
-# Plugins that rerun a failed test. The parent's do it, with new ranks.
-_RERUN_PLUGINS = ("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin")
+# Plugins that the parent alone needs: some rerun a failed test, with new ranks; one draws on the terminal.
+_PARENT_PLUGINS = (
+    *("rerunfailures", "pytest_rerunfailures", "flaky", "flaky.flaky_pytest_plugin"),
+    *("sugar", "pytest_sugar"),
+)
 # Ranks import plugins before their session starts. The parent warns of its own.
 _IGNORE_REWRITE_WARNING = (
     "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
@@ -78,10 +83,11 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
     wait_for_stores()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True, chain=False)
+    _write_stacks_on_interrupts(stacks)
     link.send("ready")
     try:
-        with RankCoverage(task.coverage, number):
-            RankSession(task, Rank(number, len(ends), link), link, stacks, terminal_lock).run()
+        with RankCoverage(task.coverage, number) as coverage:
+            RankSession(task, Rank(number, len(ends), link), link, stacks, terminal_lock, coverage).run()
     except Exception as error:
         link.send("error", _format_error(error))
     finally:
@@ -92,10 +98,39 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
     link.send("done")
 
 
+def _write_stacks_on_interrupts(file: int) -> None:
+    """Has this rank write its stacks on SIGINT and SIGQUIT, which then have their usual effect.
+
+    The terminal sends them to the ranks too. When the parent asks for stacks, it may be too late.
+    """
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == usual:
+            faulthandler.register(number, file, all_threads=True, chain=True)
+            # A child that the rank forks must not write into the rank's file.
+            os.register_at_fork(after_in_child=functools.partial(_forget_stacks, number, usual))
+
+
+def _forget_stacks(number: int, usual: Any) -> None:
+    # A handler that the test has set meanwhile stays.
+    if signal.getsignal(number) == usual:
+        faulthandler.unregister(number)
+
+
 def _format_error(error: Exception) -> str:
     if isinstance(error, pytest.UsageError):
         return "\n".join(map(str, error.args))
+    if isinstance(error, ConftestImportFailure) and error.__cause__ is not None:
+        # As pytest's main() prints it.
+        info = pytest.ExceptionInfo.from_exception(error.__cause__)
+        info.traceback = info.traceback.filter(lambda entry: not _is_of_import(str(entry.path)))
+        text = info.getrepr(style="short", chain=False) if info.traceback else info.exconly()
+        return f"ImportError while loading conftest '{error.path}'.\n{text}"
     return "".join(traceback.format_exception(error))
+
+
+def _is_of_import(path: str) -> bool:
+    """Returns whether a file belongs to pytest or importlib, which import the conftest."""
+    return path.startswith("<") or not {"_pytest", "pluggy", "importlib"}.isdisjoint(Path(path).parts)
 
 
 def _redirect(file: int, number: int, name: str) -> None:
@@ -113,18 +148,27 @@ class RankSession:
         rank: the value of the ``rank`` fixture.
     """
 
-    def __init__(self, task: Task, rank: Rank, link: Link, stacks: int, terminal_lock: int) -> None:
+    def __init__(
+        self,
+        task: Task,
+        rank: Rank,
+        link: Link,
+        stacks: int,
+        terminal_lock: int,
+        coverage: RankCoverage,
+    ) -> None:
         self._task = task
         self.rank = rank
         self._link = link
         self._stacks = stacks
         self._terminal_lock = terminal_lock
+        self._coverage = coverage
         self._config: Any = None
         self._debugger: Debugger | None = None
         # The exception for the debugger, once its report is sent.
         self._to_debug: BaseException | None = None
-        # The last report, and its exception in the form of `_encode_exception`.
-        self._raised: tuple[object, dict[str, Any] | None] = (None, None)
+        # Of the last report: its outcome when it was made, and its exception, encoded.
+        self._made: tuple[str, dict[str, Any] | None] = ("", None)
 
     def run(self) -> None:
         """Runs the session."""
@@ -142,7 +186,7 @@ class RankSession:
         config.workerinput = task.worker
         config.workeroutput = {}
         os.chdir(task.cwd)
-        for name in _RERUN_PLUGINS:
+        for name in _PARENT_PLUGINS:
             plugin = config.pluginmanager.get_plugin(name)
             if plugin is not None:
                 config.pluginmanager.unregister(plugin)
@@ -165,12 +209,30 @@ class RankSession:
         # Again: pytest has enabled it for its own stderr.
         faulthandler.enable(self._stacks, all_threads=True)
         task, cls = self._task, self._config.getoption("usepdb_cls", None)
-        self._debugger = Debugger(self.rank.rank, self._link, self._terminal_lock, task.debug_rank, cls)
+        worker = None if task.worker["workerid"] == NO_WORKER else str(task.worker["workerid"])
+        place = (self.rank.rank, self._link, self._terminal_lock)
+        self._debugger = Debugger(*place, task.debug_rank, cls, worker)
         if task.basetemp is not None:
             factory = self._config._tmp_path_factory
             factory._basetemp = factory._given_basetemp = Path(task.basetemp)
 
     # The test.
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except pytest.UsageError as error:
+            if not str(error).startswith("not found: "):
+                raise
+            raise self._make_missing_test_error() from None
+
+    def _make_missing_test_error(self) -> pytest.UsageError:
+        return pytest.UsageError(
+            f"this rank has no {'::'.join(self._task.names)}: the test's name or parameters differ between "
+            "processes (a set, a time, a random number). Use values that are the same in every process, "
+            "such as sorted(...), or set ids=."
+        )
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -178,11 +240,7 @@ class RankSession:
             return True
         item = next((item for item in session.items if list_node_names(item) == self._task.names), None)
         if item is None:
-            self._link.send(
-                "error",
-                "this rank has not collected the test: its name or parameters differ between processes",
-            )
-            return True
+            raise self._make_missing_test_error()
         for node in item.listchain():
             node.own_markers = [mark for mark in node.own_markers if mark.name not in _PARENT_MARKS]
         self._set_fixture_values(item)
@@ -217,7 +275,8 @@ class RankSession:
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        self._raised = (report, None if call.excinfo is None else _encode_exception(call.excinfo.value))
+        raised = None if call.excinfo is None else _encode_exception(call.excinfo.value)
+        self._made = (report.outcome, raised)
         debugger = self._debugger
         if debugger is not None and check_interactive_exception(call, report) and debugger.try_to_enter():
             self._to_debug = call.excinfo.value if call.excinfo is not None else None
@@ -227,8 +286,16 @@ class RankSession:
         config = self._config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         data["user_properties"] = [(str(name), _make_plain(value)) for name, value in report.user_properties]
-        last_report, raised = self._raised
-        self._link.send("report", (_remove_objects(data), raised if last_report is report else None))
+        if SUBTEST in data:  # pytest-subtests sends any object.
+            arguments = data[SUBTEST]["kwargs"]
+            data[SUBTEST]["kwargs"] = {name: _make_plain(value) for name, value in arguments.items()}
+        made_outcome, raised = self._made
+        if report.outcome == "failed" and made_outcome == "passed":
+            # pytest 9 fails it when it is shown, for its failed subtests. The parent does, for all ranks.
+            data.update(outcome="passed", longrepr=None, contains_failed_subtests=True)
+        if report.outcome != "passed":
+            self._coverage.save()
+        self._link.send("report", (_remove_objects(data), raised))
         error, self._to_debug = self._to_debug, None
         if error is not None and self._debugger is not None:
             self._debugger.post_mortem(report.longreprtext, error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..rank.session import STACKS_SIGNAL
 from ..rank_server import read_file
+from .grouping import cut_after_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,15 +20,22 @@ if TYPE_CHECKING:
 _TIMEOUT = 5.0
 
 
-def collect_stacks(peers: Iterable[RankPeer]) -> dict[int, str]:
+def collect_stacks(peers: Iterable[RankPeer], interrupted: bool = False) -> dict[int, str]:
     """Returns what faulthandler writes, by rank. Waits up to 5 s.
 
     The text is empty for a rank that runs but does not write: it is stopped, or stuck in the kernel. A rank
     that ends without writing is left out.
+
+    Args:
+        interrupted: whether the ranks may have received SIGINT or SIGQUIT, at which they write their stacks
+            without being asked.
     """
     asked = [(peer, os.fstat(peer.stacks.fileno()).st_size) for peer in peers if peer.is_ready]
-    for peer, _ in asked:
-        peer.process.send_signal(STACKS_SIGNAL)
+    for peer, size in asked:
+        if peer.exitcode is None and not (interrupted and size > 0):
+            peer.process.send_signal(STACKS_SIGNAL)
+    if interrupted:
+        asked = [(peer, 0) for peer, _ in asked]
     deadline = time.monotonic() + _TIMEOUT
     growing = {peer.number: _GrowingText() for peer, _ in asked}
     running = {peer.process.sentinel: peer.number for peer, _ in asked}
@@ -42,7 +50,7 @@ def collect_stacks(peers: Iterable[RankPeer]) -> dict[int, str]:
         for peer, offset in asked:
             growing[peer.number].update(read_file(peer.stacks, offset))
     return {
-        rank: growth.text.decode("utf-8", "replace")
+        rank: cut_after_first(growth.text.decode("utf-8", "replace"))
         for rank, growth in growing.items()
         if growth.text or rank in running.values()
     }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # faulthandler's format. Python 3.14 adds the thread's name.
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+(?: \[(.*)\])? \(most recent call first\):$")
+_NEXT_SIGNAL = re.compile(r"(?<=[^\n]\n)(?=(?:Current thread|Thread) 0x)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 # faulthandler writes ASCII: other characters as escapes.
 _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
@@ -39,17 +40,25 @@ class Thread(NamedTuple):
     frames: tuple[Frame, ...]
 
 
+def cut_after_first(text: str) -> str:
+    """Returns what faulthandler wrote at the first of several signals.
+
+    It separates the threads of one signal by an empty line, and nothing separates two signals.
+    """
+    return _NEXT_SIGNAL.split(text, maxsplit=1)[0]
+
+
 def parse(text: str) -> list[Thread]:
     """Returns the threads that faulthandler wrote, the main thread first: faulthandler writes that last.
 
-    Lines of another form are ignored.
+    Lines of another form are ignored, and the frames of the import system, of which there are six an import.
     """
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         head, frame = _THREAD.match(line), _FRAME.match(line)
         if head:
             threads.append((head[1] or "", []))
-        elif frame and threads:
+        elif frame and threads and not frame[1].startswith("<frozen importlib."):
             threads[-1][1].append(Frame(_unescape(frame[1]), frame[2], _unescape(frame[3])))
     return [Thread(name, tuple(frames)) for name, frames in reversed(threads)]
 

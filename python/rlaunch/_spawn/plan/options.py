@@ -72,13 +72,31 @@ def check_option_names(options: dict[str, Any]) -> None:
         if new_name is not None:
             text = f"the option {key} of rlaunch.spawn is deprecated; its name is {new_name}"
             warnings.warn(text, DeprecationWarning, stacklevel=3)
-        elif _lib.check_option_name(key):
+        elif _check_name(key):
             warnings.warn(
                 f"The config option ({key}) of `paddle.distributed.spawn` is deprecated. "
                 "Please use the latest config options stated in the `spawn` API documentation.",
                 DeprecationWarning,
                 stacklevel=3,
             )
+
+
+def _check_name(name: str) -> bool:
+    """Returns whether Paddle has deprecated this option.
+
+    Raises:
+        ValueError: it does not exist.
+    """
+    try:
+        return _lib.check_option_name(name)
+    except ValueError as error:
+        import difflib
+
+        present = [key for key in SpawnOptions.__annotations__ if _lib.renamed_option(key) is None]
+        near = difflib.get_close_matches(name, [*present, "nprocs"], 1, 0.8)
+        if not near:
+            raise
+        raise ValueError(f"{error} Did you mean {near[0]}?") from None
 
 
 def rename_old_options(options: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -30,7 +31,7 @@ def plan_ranks(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str
         backend = options["backend"] = default_backend()
     _lib.check_backend(str(backend))
     check_compiled(backend)
-    if backend == "gloo":
+    if backend == "gloo" and _uses_paddle(options.get("frameworks")):
         warnings.warn(
             "Your model will be trained under CPUONLY mode by using GLOO,"
             "because CPUPlace is specified manually or your installed PaddlePaddle only support CPU Device.",
@@ -48,6 +49,13 @@ def plan_ranks(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str
     if options.get("print_config"):
         _print_config(options, backend, environs, node_ip)
     return environs, leases
+
+
+def _uses_paddle(frameworks: str | None) -> bool:
+    """Returns whether the ranks are Paddle's: by the option, or because this program has imported Paddle."""
+    if frameworks is None:
+        return "paddle" in sys.modules
+    return "paddle" in str(frameworks).lower()
 
 
 def _needs_own_address(options: dict[str, Any]) -> bool:

@@ -25,21 +25,12 @@ from ... import _lib
 from ..._process.signal_mask import blocked_signals
 from ..pickling import build_preparation_data
 from ..worker import open_log
+from .preparation import RunOnUnpickling, add_cell_sources
 
 if TYPE_CHECKING:
     from ..worker import EnvDelta
     from .rank_process import RankProcess
     from .start_spec import StartSpec
-
-
-class _RunBeforeMain:
-    """Unpickles by running code."""
-
-    def __init__(self, code: str) -> None:
-        self._code = code
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return exec, (self._code,)
 
 
 class Popen:
@@ -115,7 +106,8 @@ def _write_payload(file: Any, popen: Any, process_obj: RankProcess, before_main:
     data, has_main = build_preparation_data(process_obj.name)
     if before_main is not None:
         # The child unpickles the data before it imports the main module.
-        data = {"_rlaunch_first": _RunBeforeMain(before_main), **data}
+        data = {"_rlaunch_first": RunOnUnpickling(before_main), **data}
+    add_cell_sources(data)
     context.set_spawning_popen(popen)
     try:
         reduction.dump(data, file)

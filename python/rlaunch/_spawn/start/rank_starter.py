@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ... import _lib
-from ..._process.guardian import key_variable, new_key, sweep_leftovers, swept_message
+from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
 from ..messages import print_if_possible, print_message
 from ..pickling import Pickler
@@ -80,7 +80,7 @@ class RankStarter:
             OSError: the system cannot start it; the text names the rank.
         """
         rank = len(self.processes)
-        env_delta = env_delta.with_variables(key_variable(self.key, rank))
+        env_delta = env_delta.with_variables(key_variable(self.key, rank), unset=NO_SWEEP)
         lifeline = Lifeline(-1)
         try:
             slot = ResultSlot()
@@ -101,9 +101,12 @@ class RankStarter:
         except OSError as error:
             raise OSError(error.errno, f"rank {rank} cannot be started: {error.strerror or error}") from error
         except Exception as error:
-            if hasattr(error, "add_note"):  # Python 3.11.
+            from ..pickle_diagnosis import trim_traceback
+
+            # The arguments are the same for all ranks: only of a later one the number says something.
+            if not (trim_traceback(error) and rank == 0) and hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(f"rank {rank} could not be started")
-            raise
+            raise error
         self.processes.append(process)
         self.result_slots.append(slot)
 
@@ -118,6 +121,5 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
         # A rank that the fork server has started without reporting it dies when its lifeline closes.
         spawner.abandon()
         spawner.forget()
-        swept = sweep_leftovers(key)
-        if swept:
-            print_if_possible(swept_message(swept))
+        if message := swept_message(*sweep_leftovers(key)):
+            print_if_possible(message)

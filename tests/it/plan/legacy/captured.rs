@@ -9,6 +9,7 @@ fn a_rank_receives_the_captured_variables() {
     let (plan, _) = planned(&nvidia(0), &[("nproc_per_node", "2")], &[], "").unwrap();
     let variables: BTreeMap<&str, &str> = plan.ranks[1].env.vars().iter().map(|(n, v)| (&**n, &**v)).collect();
     let captured = [
+        ("OMP_NUM_THREADS", "1"),
         ("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:7001"),
         ("PADDLE_DISTRI_BACKEND", "gloo"),
         ("PADDLE_GLOO_FS_PATH", "/tmp/own"),

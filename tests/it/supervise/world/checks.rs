@@ -138,6 +138,13 @@ impl World<'_> {
             ProgressNote::Finishing { .. } => {
                 assert!(self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
             }
+            ProgressNote::AwaitingServers { living, limit } => {
+                let works = |rank: &usize| matches!(self.job.parts[*rank], Lifecycle::First | Lifecycle::Main);
+                assert!(!living.iter().any(works), "noted {note:?} while others run");
+                self.awaiting = Some(self.awake());
+                assert_eq!((living, *limit), (&self.living(), self.job.policy.server_timeout));
+                assert!(self.first.is_none() && self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
+            }
             ProgressNote::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));
                 self.killing = true;
@@ -160,7 +167,7 @@ impl World<'_> {
                 assert_eq!(*delay, backoff.delay(*attempt, self.recent().len() as u32 + 1));
                 let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
-                self.killing = false;
+                (self.killing, self.awaiting) = (false, None);
                 self.waits_asleep |= self.asleep.is_some();
             }
             ProgressNote::NotRestarting { why } => assert_eq!(Some(*why), self.restart_refusal()),

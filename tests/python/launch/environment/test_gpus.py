@@ -180,3 +180,27 @@ def test_each_rank_has_the_device_variables_of_paddles_launcher(
         (real,) = oracle.ask(asked, "launch")
         mine = by_rlaunch({**four_gpus, **listed}, argv)
         assert mine == (None if "error" in real else [about_devices(row) for row in real["rows"]]), argv
+
+
+@pytest.mark.parametrize(
+    ("visible", "has_driver", "shown"),
+    [
+        ("0", True, "1 GPU(s) to 3 local ranks"),
+        ("1,9", True, "1 GPU(s) to 3 local ranks"),
+        ("0,1,2", True, None),
+        ("", True, None),
+        (None, True, None),
+        ("0", False, None),
+    ],
+)
+def test_torchruns_front_end_says_that_ranks_share_gpus(
+    four_gpus: dict[str, str], visible: str | None, has_driver: bool, shown: str | None
+) -> None:
+    environ = {**four_gpus, **({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})}
+    if not has_driver:
+        del environ["LD_LIBRARY_PATH"]
+    command = ["-m", "rlaunch.run", "--nproc-per-node=3", "--omp-compat", "--dry-run", __file__]
+    done = run(environ, *command)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == (shown is not None), done.stderr
+    assert shown is None or f"CUDA_VISIBLE_DEVICES {visible}: shows {shown}" in done.stderr

@@ -56,6 +56,7 @@ def test_a_variable_chooses_too(place: Place) -> None:
         "--console_ranks=-1",
         "--console_ranks=1-3",
         "--log_prefix=x",
+        "--pty=x",
     ],
 )
 def test_unreadable_console_options_are_refused(place: Place, option: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -306,12 +308,7 @@ def test_a_link_in_the_place_of_the_result_is_replaced(place: Place) -> None:
     assert place.text("elsewhere") == "precious"
 
 
-def test_a_full_disk_ends_no_job(place: Place) -> None:
-    """Its files are cut at a whole line, nothing half-written is left, and it is said."""
-    (place.folder / "train.py").write_text(
-        RANK
-        + ATTEMPT
-        + """
+FILLS_THE_DISK = """
 try:
     with open("log/ballast", "ab", buffering=0) as ballast:
         while True:
@@ -322,21 +319,31 @@ if rank == 0:
     await_file(f"full-{attempt}.1")
 sys.exit(5 * rank)
 """
-    )
+
+
+def run_on_a_small_disk(place: Place, *command: str, **variables: str) -> Ended:
+    """Runs a launcher whose log folder is a file system of 64 KiB, which is copied to `after` at the end."""
     (place.folder / "log").mkdir()
     inside = (
         'mount -t tmpfs -o size=64k,mode=700 none log; shift; "$@"; status=$?; cp -r log after; exit $status'
     )
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh", "", *command],
+        cwd=place.folder, env=environment(**variables), capture_output=True, timeout=LIMIT,
+    )  # fmt: skip
+    return Ended(done.returncode, done.stdout, done.stderr.decode())
+
+
+def test_a_full_disk_ends_no_job(place: Place) -> None:
+    """Its files are cut at a whole line, nothing half-written is left, and it is said."""
+    (place.folder / "train.py").write_text(RANK + ATTEMPT + FILLS_THE_DISK)
     # The disk has a page for the events, but not for those of so many attempts.
     again = ("--max_restart=9", "--restart_delay=0")
     command = [sys.executable, "-m", "rlaunch", "--nproc_per_node=2", *again, "train.py"]
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh", "", *command],
-        cwd=place.folder, env=environment(), capture_output=True, timeout=LIMIT,
-    )  # fmt: skip
-    ended = Ended(done.returncode, done.stdout, done.stderr.decode())
+    ended = run_on_a_small_disk(place, *command)
     assert ended.status == 5, ended.stderr
-    assert ended.stderr.count("cannot write events.jsonl any more: No space left on device") == 1
+    events = place.folder / "log/rlaunch/events.jsonl"
+    assert ended.stderr.count(f"cannot write {events} any more: No space left on device") == 1
     assert ended.stderr.count(" is full: the end of the ranks' logs may be missing") == 1
     assert ended.stderr.endswith("\nexit status 5 after 9 restarts\n")
     for line in place.text("after/rlaunch/events.jsonl").splitlines():
@@ -344,3 +351,35 @@ sys.exit(5 * rank)
     assert place.text("after/rlaunch/events.jsonl").endswith("}\n")
     logs = {f"attempt-{attempt}" for attempt in range(9)}
     assert place.names("after/rlaunch") - logs <= {"events.jsonl", "result.json"}
+
+
+@pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run"])
+def test_the_result_of_a_job_on_a_full_disk_is_elsewhere(place: Place, module: str) -> None:
+    head = RANK.replace("PADDLE_TRAINER_ID", "RANK")
+    (place.folder / "train.py").write_text(head + "attempt = 0\n" + FILLS_THE_DISK)
+    (place.folder / "tmp").mkdir()
+    ranks = ["--frameworks=paddle,torch", "--nproc_per_node=2"]
+    if module == "rlaunch.run":
+        ranks.append("--log-dir=log")
+    command = [sys.executable, "-m", module, *ranks, "train.py"]
+    ended = run_on_a_small_disk(place, *command, TMPDIR=str(place.folder / "tmp"))
+    assert ended.status == 5, ended.stderr
+    why = "No space left on device"
+    said = rf"^rlaunch: cannot write ({place.folder}/log/.*result\.json): {why}; it is in (.*) instead$"
+    ((missing, elsewhere),) = re.findall(said, ended.stderr, re.MULTILINE)
+    assert not (place.folder / "after" / Path(missing).relative_to(place.folder / "log")).exists()
+    assert (Path(elsewhere).parent, Path(elsewhere).stat().st_mode & 0o777) == (place.folder / "tmp", 0o600)
+    result = json.loads(Path(elsewhere).read_text())
+    validator("result").validate(result)
+    assert (result["outcome"], result["exit_status"]) == ("failed", 5)
+
+
+def test_a_result_that_can_be_written_nowhere_is_said(place: Place) -> None:
+    (place.folder / "train.py").write_text(RANK + "attempt = 0\n" + FILLS_THE_DISK)
+    command = [sys.executable, "-m", "rlaunch", "--nproc_per_node=2", "train.py"]
+    ended = run_on_a_small_disk(place, *command, TMPDIR=str(place.folder / "log"))
+    assert ended.status == 5, ended.stderr
+    said = f"rlaunch: cannot write {place.folder}/log/rlaunch/result.json: No space left on device; nor can "
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith(said)]
+    assert line.endswith(": No space left on device")
+    assert not list((place.folder / "after").glob("**/*result*"))

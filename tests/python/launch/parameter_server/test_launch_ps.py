@@ -193,7 +193,7 @@ def test_workers_get_the_visible_devices_in_turn(place: Place) -> None:
     assert devices == ["4", "5", "4", "4,5"]
     ended = place.run("--server_num=1", "--worker_num=3", "--gpus=6", "train.py", env=env)
     assert ended.status == 2
-    assert "--devices 6: device 6 is not in CUDA_VISIBLE_DEVICES (4,5)" in ended.stderr
+    assert "--gpus 6: device 6 is not in CUDA_VISIBLE_DEVICES (4,5)" in ended.stderr
 
 
 def test_devices_are_named_as_in_jobs_without_servers(place: Place) -> None:
@@ -206,12 +206,12 @@ def test_devices_are_named_as_in_jobs_without_servers(place: Place) -> None:
         ended = place.run(*args, f"--gpus={given}", "train.py", env=env)
         assert ended.status == 2
         (line,) = ended.error_lines()
-        assert f"--devices {given}: " in line
+        assert f"--gpus {given}: " in line
         assert why in line
     env.pop("CUDA_VISIBLE_DEVICES")
     refused = place.run(*args, "--gpus=;rm", "train.py", env=env)
     assert refused.status == 2
-    assert "--devices ;rm: ;rm is not a device" in refused.stderr
+    assert "--gpus ;rm: ;rm is not a device" in refused.stderr
 
 
 # --- Failures and signals. -------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_restart_names_the_role(place: Place) -> None:
     script(place, 'sys.exit(7) if who == "PSERVER.0" else sleep()')
     ended = place.run("--server_num=1", "--max_restart=1", "--restart_delay=0", "train.py")
     assert ended.status == 7
-    assert "server 0 ended first, with exit code 7; restart 1 (at most 1)" in ended.stderr
+    assert "server 0 failed first, with exit code 7; restart 1 (at most 1)" in ended.stderr
     events, result = checked(place)
     assert result["attempts"][0]["culprit_role"] == "server"
     assert [event["culprit_role"] for event in events if event["event"] == "restarting"] == ["server"]

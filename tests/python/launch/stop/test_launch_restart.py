@@ -65,7 +65,7 @@ if attempt < 2:
     ended = place.run("--nproc_per_node=2", "--max_restart=5", AT_ONCE, "--console_ranks=all", "train.py")
     assert ended.status == 0, ended.stderr
     assert messages(ended) == [
-        f"rank 1 ended first, with exit code {3 + n}; restart {n + 1} (at most 5) at once" for n in (0, 1)
+        f"rank 1 failed first, with exit code {3 + n}; restart {n + 1} (at most 5) at once" for n in (0, 1)
     ]
     lines = ended.stdout.decode().splitlines()
     assert sorted(lines) == sorted(f"[rank {r}] attempt {a} of rank {r}" for a in range(3) for r in (0, 1))

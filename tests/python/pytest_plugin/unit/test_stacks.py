@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import tempfile
 import threading
 
@@ -42,11 +43,16 @@ def test_output_of_faulthandler_is_parsed() -> None:
     try:
         with tempfile.TemporaryFile("w+") as file:
             faulthandler.dump_traceback(file, all_threads=True)
+            size = os.fstat(file.fileno()).st_size
+            (lambda: faulthandler.dump_traceback(file, all_threads=True))()
             file.seek(0)
-            main, *others = grouping.parse(file.read())
+            text = file.read()
     finally:
         gone.set()
         thread.join()
+    # Of two signals, the stacks at the first count.
+    assert grouping.cut_after_first(text) == text[:size]
+    main, *others = grouping.parse(text[:size])
     assert main.frames[0].function == "test_output_of_faulthandler_is_parsed"
     assert main.frames[0].file == __file__
     assert any("beside" in [frame.function for frame in other.frames] for other in others)
@@ -55,6 +61,12 @@ def test_output_of_faulthandler_is_parsed() -> None:
 def test_escapes_in_the_names_of_files_are_read() -> None:
     text = written(("/t/\\xfc \\u65e5\\U0001f600\\udcff.py", 1, "\\xe4"))
     assert grouping.parse(text)[0].frames == (("/t/\u00fc \u65e5\U0001f600\\udcff.py", "1", "\u00e4"),)
+
+
+def test_frames_of_the_import_system_are_left_out() -> None:
+    importing = ("<frozen importlib._bootstrap>", 1176, "_find_and_load")
+    text = written(("/s/lib.py", 1, "<module>"), importing, ("/t/test_a.py", 3, "test_sum"))
+    assert [frame.file for frame in grouping.parse(text)[0].frames] == ["/s/lib.py", "/t/test_a.py"]
 
 
 def test_names_of_threads_and_lines_that_are_no_stack() -> None:

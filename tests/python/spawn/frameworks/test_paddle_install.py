@@ -121,6 +121,37 @@ def test_install_replaces_and_uninstall_puts_back(paddle: str, tmp_path: Path) -
     assert seen == expected
 
 
+BY_NAME = """
+import os
+
+def write(folder):
+    name = os.environ["PADDLE_TRAINER_ID"]
+    open(os.path.join(folder, name), "w").close()
+
+if __name__ == "__main__":
+    import sys
+    from paddle.distributed import spawn
+    import rlaunch.paddle
+
+    theirs = spawn.__code__
+    with rlaunch.paddle.install():
+        context = spawn(write, args=(sys.argv[1],), nprocs=2)
+        print(type(context).__module__)
+        try:
+            spawn(write, nproc=2)
+        except ValueError as error:
+            print(type(error).__name__)
+    print(spawn.__code__ is theirs)
+"""
+
+
+def test_spawn_that_was_imported_by_name_before_runs_on_rlaunch(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(BY_NAME)
+    done = run(tmp_path, "main.py", str(tmp_path), preloaded=True)
+    assert done.stdout.split() == ["rlaunch._spawn.context", "ValueError", "True"], done.stderr
+    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_without_paddle_install_says_so(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['paddle'] = None\n"
@@ -231,7 +262,7 @@ def test_helpers():
     print("helpers of", THEIRS._get_subprocess_env_list.__module__)
 """
 BY_HAND = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-HEADER = "rlaunch: installed under paddle.distributed.spawn"
+HEADER = "rlaunch: installed in place of the launchers of "
 
 
 @pytest.mark.parametrize(
@@ -269,13 +300,19 @@ def test_an_unchanged_suite(
 
 @pytest.mark.parametrize(
     ("value", "wanted"),
-    [*((v, True) for v in ("1", "true", "YES", "on")), *((v, False) for v in ("", "0", "no", "false", "2"))],
+    [*((v, True) for v in ("1", "true", "YES", "on")), *((v, False) for v in ("", "0", "no", "false"))],
 )
 def test_the_header_says_whether_it_is_installed(
     value: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLAUNCH_INSTALL", value)
-    assert pytest_report_header() == ([HEADER] if wanted else [])
+    assert pytest_report_header() == ([f"{HEADER}paddle and torch"] if wanted else [])
+
+
+def test_a_wrong_value_ends_the_session(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", RLAUNCH_INSTALL="2")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: RLAUNCH_INSTALL=2: unknown value; set it to 1 (all)" in done.stderr
 
 
 def test_the_plugin_imports_no_paddle_unasked(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tree_parents import (
     no_interpreter,
     parent_of_forkers,
     parent_of_leavers,
+    parent_of_markers,
     two_threads,
 )
 
@@ -74,6 +75,25 @@ def test_processes_that_ranks_forked_die_with_a_killed_parent(method: str) -> No
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone(left, 2)
         assert parent.leaves_no_process()
+
+
+@each_method
+@pytest.mark.parametrize("end", ["well", "stay"])
+def test_a_marked_process_outlives_its_rank_and_a_killed_parent(method: str, end: str) -> None:
+    with Parent(parent_of_markers, method, end) as parent:
+        message = parent.heard()
+        kept, swept = message["left"]
+        try:
+            if end == "well":
+                assert parent.heard() == "fine"
+                assert parent.ends() == 0
+                assert f"rlaunch: left running by RLAUNCH_NO_SWEEP: sleep (pid {kept})" in parent.complaints()
+            else:
+                os.kill(parent.process.pid, signal.SIGKILL)
+            assert all_gone([message["pid"], swept], 2)
+            assert psutil.Process(kept).cmdline() == ["sleep", "600"]
+        finally:
+            os.kill(kept, signal.SIGKILL)
 
 
 def test_the_guardian_is_no_child_of_the_host() -> None:

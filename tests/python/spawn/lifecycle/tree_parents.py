@@ -62,6 +62,27 @@ def parent_of_forkers(method: str, end: str) -> None:
     tell("fine")
 
 
+def leave_marked(end: str) -> None:
+    """Starts two processes with sessions of their own; the first is to live. The rank is not marked."""
+    assert "RLAUNCH_NO_SWEEP" not in os.environ
+    left = []
+    for env in ({**os.environ, "RLAUNCH_NO_SWEEP": "1"}, os.environ):
+        # Not the parent's stderr, which the test reads to its end.
+        left.append(
+            subprocess.Popen(["sleep", "600"], start_new_session=True, env=env, stderr=subprocess.DEVNULL)
+        )
+    tell({"pid": os.getpid(), "left": [process.pid for process in left]})
+    if end == "stay":
+        sleep_for_ever()
+    os._exit(0)
+
+
+def parent_of_markers(method: str, end: str) -> None:
+    os.environ["RLAUNCH_NO_SWEEP"] = "1"
+    join(spawn(leave_marked, method, 1, (end,), join=False))
+    tell("fine")
+
+
 def guardian_is_no_child_of_the_host() -> None:
     seen = []
     signal.signal(signal.SIGCHLD, lambda *_: seen.append(True))

@@ -59,6 +59,7 @@ def ask(module: Any, asked: Question) -> Answer:
         stack.enter_context(contextlib.redirect_stdout(printed))
         logged = stack.enter_context(logged_warnings())
         stack.enter_context(believing_to_be(asked.get("here")))
+        stack.enter_context(paddle_in_use())
         warnings.simplefilter("always")
         try:
             if "nprocs" in asked:
@@ -87,6 +88,19 @@ def logged_warnings() -> Iterator[list[str]]:
     root = logging.getLogger()
     with mock.patch.object(root, "handlers", [handler]):
         yield texts
+
+
+@contextlib.contextmanager
+def paddle_in_use() -> Iterator[None]:
+    """As in any program that calls Paddle's own: ``rlaunch.spawn`` warns of the CPU only such programs."""
+    stub = None if "paddle" in sys.modules else types.ModuleType("paddle")
+    if stub is not None:
+        sys.modules["paddle"] = stub
+    try:
+        yield
+    finally:
+        if stub is not None:
+            del sys.modules["paddle"]
 
 
 @contextlib.contextmanager

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +71,29 @@ def test_an_exception_of_a_rank_is_the_report(capfd: pytest.CaptureFixture[str])
     assert failure.message["message"] == "ValueError: no such luck"
     assert "ValueError: no such luck" in str(caught.value)
     assert "fails_on_rank_1 FAILED" in str(caught.value)
-    assert "fails_on_rank_1 FAILED" in capfd.readouterr().err
+    assert "rank 0 was stopped because of it" in str(caught.value)
+    assert "fails_on_rank_1 FAILED" not in capfd.readouterr().err, "the exception has the report"
+
+
+def test_a_failure_without_an_error_file_has_its_reason() -> None:
+    began = int(time.time())
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(1), "sh")("-c", "echo no disk >&2; exit 3")
+    error = pickle.loads(pickle.dumps(caught.value))
+    _, failure = error.get_first_failure()
+    assert failure.message["message"] == "exit code 3"
+    assert failure.message["extraInfo"]["py_callstack"] == "no disk"
+    assert began <= failure.timestamp <= time.time()
+    assert "  traceback : no disk\n" in error.format_msg()
+    assert (error.report.reason, error.report.last_lines) == ("exit code 3", "no disk")
+    assert str(error) == str(caught.value)
+    assert error.report.log_dir in str(error), "the launcher's own report"
+    with pytest.raises(ChildFailedError) as caught:
+        elastic_launch(config(1), "sh")("-c", "echo no disk >&2; kill -9 $$$$")
+    _, failure = caught.value.get_first_failure()
+    text = f"Signal 9 (SIGKILL) received by PID {failure.pid}"
+    assert failure.message["message"] == text
+    assert failure.message["extraInfo"]["py_callstack"] == f"{text}\nno disk"
 
 
 def test_a_silent_end_of_a_rank_is_in_the_report() -> None:

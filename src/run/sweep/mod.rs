@@ -1,16 +1,20 @@
 //! The sweep: kills the processes that ranks leave behind, also those that lead a session of their own or whose parent is
 //! gone. Only for the launcher's own processes, which are subreapers: their new descendants belong to the job.
 
-use super::engine::PendingExit;
+pub mod no_sweep;
+
+use crate::run::engine::PendingExit;
+use crate::run::sweep::no_sweep::NoSweep;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::process::tree;
-use crate::sys::process::tree::ProcStat;
+use crate::sys::process::tree::{CleanupHelper, ProcStat};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
+use tracing::info;
 
 /// The variable that marks the processes of a rank, also after they have another parent.
 pub const KEY: &str = "RLAUNCH_RANK_KEY";
@@ -31,8 +35,11 @@ pub struct Leftover {
     pub name: String,
 }
 
-/// How long resource trackers, which clean up after a rank, may take to end by themselves.
-const TRACKER_PATIENCE: Duration = Duration::from_millis(200);
+/// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves.
+const MULTIPROCESSING_PATIENCE: Duration = Duration::from_millis(200);
+
+/// The same for torch's, which first waits 2 s for other clients.
+const TORCH_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a process may have no environment: none is visible during execve.
 const EXEC_PATIENCE: Duration = Duration::from_millis(100);
@@ -57,6 +64,13 @@ pub fn is_group_alive(group: i32) -> bool {
     tree::descendants(this()).into_iter().any(|pid| ProcStat::of(pid).is_some_and(of_group))
 }
 
+/// Until when a `torch_shm_manager` is waited for whose clients ended at `ended`, if there is one.
+pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
+    let until = ended + TORCH_PATIENCE;
+    let works = || tree::descendants(this()).into_iter().any(CleanupHelper::is_torch_shm_manager);
+    (clock::now() < until && works()).then_some(until)
+}
+
 /// The value of `KEY` for one rank.
 pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
     format!("{key}/{attempt}/{local_rank}")
@@ -64,7 +78,12 @@ pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
 
 /// Kills the processes that a rank has left, after its end and before it is reaped. A process that leads a session of its own
 /// is recognized by the rank's `key`. Processes that were killed together with the rank and still exit do not count.
-pub fn after_rank(end: &PendingExit<'_>, key: &str, budget: &mut SweepBudget) -> io::Result<Vec<Leftover>> {
+pub fn after_rank(
+    end: &PendingExit<'_>,
+    key: &str,
+    no_sweep: &NoSweep,
+    budget: &mut SweepBudget,
+) -> io::Result<Vec<Leftover>> {
     let (mut found, mut dead) = (Killed::new(), BTreeSet::new());
     let begun = clock::now();
     let limit = budget.left(begun);
@@ -89,11 +108,14 @@ pub fn after_rank(end: &PendingExit<'_>, key: &str, budget: &mut SweepBudget) ->
                 unclear |= tree::has_no_environment(child) && budget.may_be_in_execve(child, &stat);
             }
         }
+        // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
+        there.retain(|pid| !CleanupHelper::is_torch_shm_manager(*pid));
+        no_sweep.take_from(&mut there, Some(end.pid));
         if there.is_empty() && !again && !unclear {
             break;
         }
         there.retain(|pid| !(end.killed && ProcStat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
-        spare_trackers(&mut there, begun);
+        spare_helpers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
@@ -138,17 +160,34 @@ impl SweepBudget {
     }
 }
 
-/// Takes resource trackers out of the list while they have time to end by themselves. Whether there was one. Reads the clock
-/// for each process: to read the command line of one that forks without pause took 50 ms.
-fn spare_trackers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
+/// Takes processes out of the list while they have time to end by themselves. Whether there was one. Reads the clock for
+/// each process: to read the command line of one that forks without pause took 50 ms.
+fn spare_helpers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
     let all = there.len();
-    let spared = |pid: i32| match since(begun) {
-        // A process in the middle of execve may become a tracker.
-        spent if spent < EXEC_PATIENCE => tree::is_resource_tracker(pid) || tree::has_no_command_line(pid),
-        spent => spent < TRACKER_PATIENCE && tree::is_resource_tracker(pid),
-    };
-    there.retain(|pid| !spared(*pid));
+    there.retain(|pid| {
+        let spent = since(begun);
+        if spent >= MULTIPROCESSING_PATIENCE {
+            return spent >= TORCH_PATIENCE || !CleanupHelper::is_torch_shm_manager(*pid);
+        }
+        let patience = match CleanupHelper::of(*pid) {
+            Some(CleanupHelper::TorchShmManager) => TORCH_PATIENCE,
+            Some(CleanupHelper::Multiprocessing) => MULTIPROCESSING_PATIENCE,
+            // A process in the middle of execve may become one of them.
+            None if spent < EXEC_PATIENCE && tree::has_no_command_line(*pid) => EXEC_PATIENCE,
+            None => Duration::ZERO,
+        };
+        spent >= patience
+    });
     there.len() < all
+}
+
+/// Says once why the job takes longer to end.
+fn say_helpers_work(spared: bool, begun: Duration, said: &mut bool) {
+    if spared && !*said && since(begun) > MULTIPROCESSING_PATIENCE {
+        *said = true;
+        let limit = TORCH_PATIENCE.as_secs();
+        info!("waiting up to {limit} s for torch_shm_manager, which removes torch's shared memory");
+    }
 }
 
 fn since(begun: Duration) -> Duration {
@@ -176,19 +215,32 @@ pub struct SweepResult {
     pub killed: Vec<Leftover>,
     /// The processes that did not end because the kernel holds them (state D).
     pub stuck: Vec<Leftover>,
+    /// The processes that still run because the user wants them to.
+    pub left: Vec<Leftover>,
 }
 
 /// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
-/// that do not belong to the job; they and their descendants are spared.
-pub fn all(kept: &BTreeSet<i32>, cgroup: Option<&JobCgroup>) -> io::Result<SweepResult> {
-    let begun = clock::now();
+/// that do not belong to the job; they and their descendants are spared. `begun`: since when helpers could clean up;
+/// `is_urgent`: whether they get no more time.
+pub fn all(
+    kept: &BTreeSet<i32>,
+    no_sweep: &NoSweep,
+    cgroup: Option<&JobCgroup>,
+    mut begun: Duration,
+    is_urgent: &mut dyn FnMut() -> bool,
+) -> io::Result<SweepResult> {
     let poll = Poller::new()?;
-    let mut found = Killed::new();
+    let (mut found, mut said) = (Killed::new(), false);
+    // Since when everything that is there is killed.
+    let mut killing = clock::now();
     loop {
+        if is_urgent() {
+            begun = Duration::ZERO;
+        }
         // First: a process that forks and ends without pause would keep the steps below busy.
         let populated = cgroup.filter(|cgroup| cgroup.is_populated());
         if let Some(cgroup) = populated {
-            kill_cgroup(cgroup, begun, &mut found);
+            kill_cgroup(cgroup, no_sweep, begun, &mut found);
         }
         let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
         let mut there: BTreeSet<i32> = populated.map(JobCgroup::members).into_iter().flatten().collect();
@@ -197,17 +249,21 @@ pub fn all(kept: &BTreeSet<i32>, cgroup: Option<&JobCgroup>) -> io::Result<Sweep
             there.extend(tree::descendants(child));
         }
         there.retain(|pid| living(*pid).is_some());
+        let left = leftovers(no_sweep.take_from(&mut there, None));
         // Reaped processes may have left children that are not on the list.
         let is_empty = there.is_empty() && populated.is_none() && reaped == 0;
         if is_empty && tree::reap_orphans(|pid| kept.contains(&pid)) == 0 {
-            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new() });
+            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left });
         }
-        let spent = since(begun);
-        if spent >= KILL_PATIENCE {
+        let spared = spare_helpers(&mut there, begun);
+        say_helpers_work(spared, begun, &mut said);
+        if spared {
+            killing = clock::now();
+        }
+        if since(killing) >= KILL_PATIENCE {
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
-            return Ok(SweepResult { killed, stuck });
+            return Ok(SweepResult { killed, stuck, left });
         }
-        spare_trackers(&mut there, begun);
         for pid in there {
             kill(pid, &mut found);
         }
@@ -215,11 +271,12 @@ pub fn all(kept: &BTreeSet<i32>, cgroup: Option<&JobCgroup>) -> io::Result<Sweep
     }
 }
 
-/// Kills all members of the cgroup by one write and records them. While a resource tracker in the cgroup is spared, the other
-/// members are killed one by one instead.
-fn kill_cgroup(cgroup: &JobCgroup, begun: Duration, found: &mut Killed) {
+/// Kills all members of the cgroup by one write and records them, after those that no sweep ends have left it. While a process
+/// in the cgroup is spared, the other members are killed one by one instead.
+fn kill_cgroup(cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &mut Killed) {
+    let is_released = no_sweep.release(cgroup);
     let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
-    if spare_trackers(&mut there, begun) {
+    if spare_helpers(&mut there, begun) || !is_released {
         return;
     }
     let name = |pid: &i32| ProcStat::of(*pid).filter(ProcStat::is_alive).map(|stat| (*pid, stat.name));
@@ -232,29 +289,35 @@ fn kill_cgroup(cgroup: &JobCgroup, begun: Duration, found: &mut Killed) {
     there.into_iter().for_each(tree::kill_leaderless);
 }
 
-/// Kills the members of the job's cgroup and removes it.
-pub fn close(cgroup: Option<&JobCgroup>) {
-    // A cgroup with members that the kernel holds cannot be removed.
-    let _ = cgroup.is_none_or(|cgroup| cgroup.close(CGROUP_PATIENCE));
+/// Kills the members of the job's cgroup and removes it. It stays if processes that no sweep ends could not be moved out.
+pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
+    if let Some(cgroup) = cgroup.filter(|cgroup| no_sweep.release(cgroup)) {
+        // A cgroup with members that the kernel holds cannot be removed.
+        let _ = cgroup.close(CGROUP_PATIENCE);
+    }
 }
 
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
 /// process, or that outlived it.
-pub fn by_key(key: &str) -> io::Result<Vec<Leftover>> {
+pub fn by_key(key: &str, no_sweep: &NoSweep) -> io::Result<SweepResult> {
     let mut found = Killed::new();
     let prefix = format!("{key}/");
     let begun = clock::now();
+    let mut killing = begun;
     let poll = Poller::new()?;
     loop {
         let mut there: BTreeSet<i32> = tree::all_with_key(KEY, &prefix).into_iter().collect();
         // An exiting process has no environment any more.
         there.extend(found.keys());
         there.retain(|pid| living(*pid).is_some());
-        let spent = since(begun);
-        if there.is_empty() || spent >= KILL_PATIENCE {
-            return Ok(leftovers(found));
+        let left = leftovers(no_sweep.take_from(&mut there, None));
+        let is_empty = there.is_empty();
+        if spare_helpers(&mut there, begun) {
+            killing = clock::now();
         }
-        spare_trackers(&mut there, begun);
+        if is_empty || since(killing) >= KILL_PATIENCE {
+            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left });
+        }
         for pid in there {
             let Some(stat) = ProcStat::of(pid) else { continue };
             if tree::kill_if(pid, |_| tree::has_key_prefix(pid, KEY, &prefix)) {

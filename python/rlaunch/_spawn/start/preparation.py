@@ -1,0 +1,34 @@
+"""What a rank's preparation data does while the rank unpickles it, before it imports the main module."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from typing import Any
+
+
+class RunOnUnpickling:
+    """Unpickles by running code with these variables."""
+
+    def __init__(self, code: str, **variables: Any) -> None:
+        self._code = code
+        self._variables = variables
+
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+        return exec, (self._code, self._variables)
+
+
+def add_cell_sources(data: dict[str, Any]) -> None:
+    """Adds the source lines of what was typed in a notebook or at a prompt, which are in no file.
+
+    A rank receives such functions by value. Its tracebacks and ``inspect.getsource`` read their lines from
+    linecache.
+    """
+    if not hasattr(sys, "ps1"):
+        return
+    # An entry of a file has a time of modification; one that is loaded on demand has one item.
+    entries = list(linecache.cache.items())
+    sources = {name: entry for name, entry in entries if len(entry) == 4 and entry[1] is None}
+    if sources:
+        update = "import linecache; linecache.cache.update(sources)"
+        data["_rlaunch_sources"] = RunOnUnpickling(update, sources=sources)

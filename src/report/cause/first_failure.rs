@@ -1,0 +1,109 @@
+//! Which rank failed first, where the first that ended had only lost its connection to another: a victim. The rank that
+//! caused it may still be exiting (`atexit`, a core dump) when the victim has exited and all ranks are stopped.
+
+use crate::model::Exit;
+use crate::report::cause::blame::blame;
+use crate::report::cause::lost_peer::{LostPeer, lost_peer};
+
+/// Lines of the message of the exception that ends a rank's output.
+const LONGEST_MESSAGE: usize = 20;
+
+/// What the end of a rank's stderr says of its failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// Nothing that explains it.
+    Nothing,
+    /// It lost its connection to another rank.
+    LostPeer(LostPeer),
+    /// An error of its own.
+    OwnError,
+}
+
+/// How one rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankEnd {
+    /// Its exit.
+    pub exit: Exit,
+    /// Whether the launcher had signalled it before.
+    pub signalled: bool,
+    /// What it says.
+    pub account: Account,
+}
+
+/// Reads the end of a rank's stderr; of a rank that was stopped, what it had printed before. Of several errors the first one
+/// counts: a rank that fails closes its connections, which fails in turn.
+pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool) -> Account {
+    // An exception that was printed before a signal counts only as the last output: programs log those that they handle.
+    let exit = if signalled { Exit::Signal(libc::SIGTERM) } else { exit };
+    let of_text = |text: &[u8]| lost_peer(text).map(Account::LostPeer);
+    let Some(blame) = blame(stderr, exit) else { return of_text(stderr).unwrap_or(Account::Nothing) };
+    // Lines that follow an exception may belong to its message; so many do not.
+    if signalled && blame.fault.text.lines().count() > LONGEST_MESSAGE {
+        return Account::Nothing;
+    }
+    let error = blame.root.unwrap_or(blame.fault);
+    of_text(error.to_string().as_bytes()).unwrap_or(Account::OwnError)
+}
+
+/// The rank that failed first, by local rank, where it is not `ended_first`. `None` for ranks that exited successfully.
+pub fn find_first_failure(ended_first: usize, ranks: &[Option<RankEnd>]) -> Option<usize> {
+    let of = |local: usize| ranks.get(local).copied().flatten();
+    let is_victim = |end: RankEnd| matches!(end.account, Account::LostPeer(_));
+    of(ended_first).filter(|end| is_victim(*end))?;
+    let failed_by_itself = |end: &RankEnd| !is_victim(*end) && (!end.signalled || end.account == Account::OwnError);
+    let others = (0..ranks.len()).filter_map(|local| Some((of(local).filter(failed_by_itself)?, local)));
+    others.min_by_key(|(end, local)| (end.signalled, end.account != Account::OwnError, *local)).map(|(_, local)| local)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUE_ERROR: &[u8] =
+        b"Traceback (most recent call last):\n  File \"t.py\", line 3, in <module>\n    f()\nValueError: out\n";
+    const LOST: &[u8] =
+        b"Traceback (most recent call last):\n  File \"t.py\", line 4, in <module>\n    g()\nRuntimeError: [gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1\n";
+
+    fn both(first: &[u8], second: &[u8]) -> Vec<u8> {
+        [first, b"\nDuring handling of the above exception, another exception occurred:\n\n", second].concat()
+    }
+
+    #[test]
+    fn the_first_error_of_a_rank_counts() {
+        let stopped = |text: &[u8]| read_account(text, Exit::Signal(libc::SIGTERM), true);
+        assert_eq!(stopped(VALUE_ERROR), Account::OwnError);
+        assert_eq!(stopped(LOST), Account::LostPeer(LostPeer::Gloo));
+        assert_eq!(stopped(&both(VALUE_ERROR, LOST)), Account::OwnError);
+        assert_eq!(stopped(&both(LOST, VALUE_ERROR)), Account::LostPeer(LostPeer::Gloo));
+        assert_eq!(stopped(b"epoch 3\n"), Account::Nothing);
+        assert_eq!(stopped(&VALUE_ERROR.to_ascii_uppercase()), Account::Nothing);
+        let handled = [VALUE_ERROR, &b"epoch 4\n".repeat(LONGEST_MESSAGE + 1)].concat();
+        assert_eq!(stopped(&handled), Account::Nothing);
+        assert_eq!(read_account(&handled, Exit::Code(1), false), Account::OwnError);
+    }
+
+    #[test]
+    fn a_rank_with_a_reason_is_preferred_to_a_victim() {
+        let end = |code: Exit, signalled, account| Some(RankEnd { exit: code, signalled, account });
+        let lost = end(Exit::Code(1), false, Account::LostPeer(LostPeer::Gloo));
+        let (stopped, failed) = (Exit::Signal(libc::SIGTERM), Exit::Code(3));
+        let own = end(stopped, true, Account::OwnError);
+        let crash = end(Exit::Signal(libc::SIGSEGV), true, Account::Nothing);
+        let silent = end(failed, false, Account::Nothing);
+        let nothing = end(stopped, true, Account::Nothing);
+        for (ranks, first) in [
+            (vec![lost, own], Some(1)),
+            (vec![own, lost], Some(0)),
+            (vec![nothing, crash, lost], None),
+            (vec![crash, own, lost], Some(1)),
+            (vec![own, silent, lost], Some(1)),
+            (vec![nothing, None, lost], None),
+            (vec![lost, nothing, lost], None),
+        ] {
+            let ended_first = ranks.iter().rposition(|rank| *rank == lost).unwrap_or(0);
+            assert_eq!(find_first_failure(ended_first, &ranks), first, "{ranks:?}");
+        }
+        assert_eq!(find_first_failure(0, &[own, lost]), None, "its own error is the cause");
+        assert_eq!(find_first_failure(5, &[lost]), None);
+    }
+}

@@ -1,0 +1,68 @@
+//! Which rank failed first, and with which error, read from the logs of the ranks: while the job is being stopped, and once
+//! it has ended.
+
+use crate::model::Exit;
+use crate::report::cause::blame::blame;
+use crate::report::cause::first_failure::{self, Account, RankEnd};
+use crate::run::rank_state::RankState;
+
+/// The rank that failed first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FirstFailure {
+    /// Its number on this node.
+    pub local_rank: usize,
+    /// Its exit; `None` if it was still exiting when it was asked to stop.
+    pub exit: Option<Exit>,
+    /// The error that it printed, in a line; may be empty.
+    pub message: String,
+    /// Whether it only lost its connection to another rank, and no rank of this node has a better reason.
+    pub lost_peer: bool,
+}
+
+/// The end of a rank's output before an offset in its log (`u64::MAX`: all of it).
+pub type ReadLog<'a> = &'a dyn Fn(usize, u64) -> Vec<u8>;
+
+/// Describes the failure behind that of the rank that `ended_first` with `exit`.
+pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: ReadLog<'_>) -> FirstFailure {
+    let local_rank = find_behind_victim(processes, ended_first, read).unwrap_or(ended_first);
+    let stopped = local_rank != ended_first && is_stopped(&processes[local_rank]);
+    let exit = if local_rank == ended_first { exit } else { processes[local_rank].exit.unwrap_or(exit) };
+    let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
+    let shown = if stopped { Exit::Signal(libc::SIGTERM) } else { exit };
+    FirstFailure {
+        local_rank,
+        exit: (!stopped).then_some(exit),
+        message: blame(&bytes, shown).map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
+        lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped), Account::LostPeer(_)),
+    }
+}
+
+/// The local rank that failed first, where the one that ended first only lost its connection to another.
+pub fn find_behind_victim(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
+    let attempt = processes.get(ended_first)?.attempt;
+    let end = |local: usize| {
+        let process = &processes[local];
+        let ran = process.pid.is_some() && process.attempt == attempt;
+        let exit = process.exit.unwrap_or(Exit::Signal(libc::SIGTERM));
+        if !ran || exit.is_success() {
+            return None;
+        }
+        let signalled = is_stopped(process);
+        let account = first_failure::read_account(&read(local, end_of_interest(process)), exit, signalled);
+        Some(RankEnd { exit, signalled, account })
+    };
+    // Most culprits are no victims: then no other log is read.
+    end(ended_first).filter(|end| matches!(end.account, Account::LostPeer(_)))?;
+    let ends: Vec<_> = (0..processes.len()).map(end).collect();
+    first_failure::find_first_failure(ended_first, &ends)
+}
+
+/// Whether a rank has been asked to stop, or is about to be.
+fn is_stopped(process: &RankState) -> bool {
+    process.signalled || process.exit.is_none()
+}
+
+/// What a rank printed after it was asked to stop is an answer to that.
+fn end_of_interest(process: &RankState) -> u64 {
+    if is_stopped(process) { process.log_end_at_failure.unwrap_or(0) } else { u64::MAX }
+}

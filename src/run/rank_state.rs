@@ -1,0 +1,23 @@
+//! The process of one rank, as the launcher knows it.
+
+use crate::model::Exit;
+
+/// The present process of one rank.
+#[derive(Clone, Debug, Default)]
+pub struct RankState {
+    /// Its process id; `None` if it has not run.
+    pub pid: Option<i32>,
+    /// The attempt that it belongs to.
+    pub attempt: u32,
+    /// Offset in its log at which its output starts. While its log is rotated: the offset before anything was removed
+    /// from the log's beginning.
+    pub log_start: u64,
+    /// Where its log ended when the first rank failed.
+    pub log_end_at_failure: Option<u64>,
+    /// Its exit; `None` while it lives.
+    pub exit: Option<Exit>,
+    /// Whether it was sent a signal to end before it did.
+    pub signalled: bool,
+    /// Its peak memory in bytes, including children that it waited for.
+    pub peak_memory: u64,
+}

@@ -1,0 +1,20 @@
+"""Jobs of rlaunch with a DataLoader leave nothing in /dev/shm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import endings
+import pytest
+from effort import FULL
+
+# In `make test`, the strategy of which torch's helper removes the memory, each ending under one command line.
+KINDS = [kind for kind in endings.KINDS if FULL or kind[0] == "file_system"]
+
+
+@pytest.mark.parametrize(("strategy", "ending"), KINDS)
+def test_nothing_is_left_in_shared_memory(strategy: str, ending: str, tmp_path: Path) -> None:
+    launcher = endings.OURS[KINDS.index((strategy, ending)) % 2]
+    ended = endings.end_one(launcher, strategy, ending, tmp_path)
+    assert (ended.status == 0) == (ending == "ok"), (tmp_path / "output").read_text()
+    assert ended.left == []

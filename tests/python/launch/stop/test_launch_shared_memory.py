@@ -1,0 +1,71 @@
+"""Shared memory of torch's ranks: nothing of it is left, however a rank ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from launching import Place, await_line, until
+
+# As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
+# its last client has ended.
+SHARES = """
+import os, signal, sys
+import torch.multiprocessing
+
+torch.multiprocessing.set_sharing_strategy("file_system")
+kept = torch.zeros(100_000).share_memory_()
+own = [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")]
+assert len(own) == 1, own
+open("shared", "a").write(f"{own[0]}\\n")
+"""
+ENDINGS = {
+    "exits": "",
+    "raises": "raise ValueError('out')",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_shared_memory_of_torch_is_removed(place: Place, ending: str) -> None:
+    script = place.script(f"{SHARES}\n{ENDINGS[ending]}\n")
+    ended = place.run(script)
+    assert (ended.status == 0) == (ending == "exits"), ended.stderr
+    names = place.text("shared").split()
+    assert names
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
+    assert "swept" not in ended.stderr
+
+
+def test_a_launcher_that_is_killed_leaves_none(place: Place) -> None:
+    script = place.script(f"{SHARES}\nopen('ready.0', 'w').write(str(os.getpid()))\nsignal.pause()\n")
+    with place.start(script) as launcher:
+        place.ready(1)
+        launcher.kill()
+        launcher.wait()
+    (name,) = place.text("shared").split()
+    until(lambda: not Path("/dev/shm", name).exists(), "the removal of torch's shared memory")
+
+
+def test_a_stop_between_attempts_does_not_wait_for_torch(place: Place) -> None:
+    """A process of that name stands for `torch_shm_manager`: it ends once the signal is answered."""
+    os.mkfifo(place.folder / "end")
+    (place.folder / "torch_shm_manager").write_text("#!/bin/sh\nread line < end\n")
+    (place.folder / "torch_shm_manager").chmod(0o700)
+    place.script("""
+        import subprocess
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.Popen(["./torch_shm_manager"], start_new_session=True, **quiet)
+        sys.exit(4)
+    """)
+    with place.start("--max_restart=1", "--restart_delay=0", "train.py") as launcher:
+        await_line(launcher.stderr, b"restart 1 (at most 1)")
+        launcher.terminate()
+        await_line(launcher.stderr, b"SIGTERM: nothing runs")
+        (place.folder / "end").write_text("\n")
+        ended = Place.wait(launcher)
+    assert ended.status == 143, ended.stderr
+    attempts = [event["attempt"] for event in place.events() if event["event"] == "rank_started"]
+    assert attempts == [0]
+    assert "swept" not in ended.stderr

@@ -1,0 +1,98 @@
+"""Ctrl-C and Ctrl-\\ while the ranks of a test run: the stacks that are shown, and that no rank is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import await_none_marked, until
+from pytest_terminal import StartSession, TerminalSession, start_session_fixture  # noqa: F401
+
+# A rank is in the same line while it tells that it is there and afterwards.
+WAITS = """
+    import os, time, pytest
+
+    def load(rank):
+        open(f"ready.{rank}", "w").close() or time.sleep(600)
+
+    @pytest.mark.ranks(3, preload="json")
+    def test_waits(rank):
+        if rank.rank == 1:
+            load(rank.rank)
+        open(f"ready.{rank.rank}", "w").close() or time.sleep(600)
+    """
+
+
+@pytest.fixture
+def waiting(
+    start_session: StartSession, tmp_path: Path, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> TerminalSession:
+    """A session whose ranks wait."""
+    monkeypatch.setenv("RLAUNCH_TEST_MARK", mark)
+    session = start_session(WAITS)
+    for rank in range(3):
+        until((tmp_path / f"ready.{rank}").exists, f"rank {rank} to wait", 60)
+    return session
+
+
+def check_stacks(report: str) -> None:
+    """Asserts that the stacks of all ranks are there, without those of rlaunch."""
+    lines = report.replace("\r", "").splitlines()
+    at = lines.index("test_it.py::test_waits was interrupted")
+    shown = [line.rpartition("/")[2].strip() for line in lines[at + 2 : at + 7]]
+    others, first, second = (
+        ["test_it.py:11 in test_waits"],
+        "test_it.py:10 in test_waits",
+        "test_it.py:5 in load",
+    )
+    assert shown == ["ranks 0, 2:", *others, "rank 1, the odd one:", first, second]
+    assert "rlaunch/_pytest/" not in report
+
+
+def test_ctrl_c_shows_the_test_and_the_stacks_of_its_ranks(waiting: TerminalSession, mark: str) -> None:
+    waiting.type("\x03")
+    report = waiting.until("no tests ran")
+    assert "!! KeyboardInterrupt !!" in report
+    check_stacks(report)
+    assert waiting.wait() == pytest.ExitCode.INTERRUPTED
+    await_none_marked(mark)
+
+
+def test_sigint_to_pytest_alone_shows_the_same(waiting: TerminalSession, mark: str) -> None:
+    os.kill(waiting.pid, signal.SIGINT)
+    check_stacks(waiting.until("no tests ran"))
+    assert waiting.wait() == pytest.ExitCode.INTERRUPTED
+    await_none_marked(mark)
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_sigquit_shows_the_stacks_and_ends_pytest_as_without_ranks(
+    is_typed: bool, waiting: TerminalSession, mark: str
+) -> None:
+    if is_typed:
+        waiting.type("\x1c")
+    else:
+        os.kill(waiting.pid, signal.SIGQUIT)
+    last = "test_it.py:5 in load"
+    check_stacks(waiting.until(last) + last)
+    assert waiting.wait() == -signal.SIGQUIT
+    await_none_marked(mark)
+
+
+OWN_HANDLER = """
+import faulthandler, os, signal, sys
+from rlaunch._pytest.stacks.at_quit import stacks_at_quit
+faulthandler.register(signal.SIGQUIT)
+with stacks_at_quit(lambda: sys.exit("was called")):
+    os.kill(os.getpid(), signal.SIGQUIT)
+os.kill(os.getpid(), signal.SIGQUIT)
+"""
+
+
+def test_a_handler_that_the_session_has_for_sigquit_stays() -> None:
+    done = subprocess.run([sys.executable, "-c", OWN_HANDLER], capture_output=True, text=True, check=True)
+    assert done.stderr.count("most recent call first") == 2
