@@ -2,12 +2,18 @@
 
 use crate::spec::no_sweep::{MARK, VARIABLE};
 use crate::sys::process::cgroup::JobCgroup;
-use crate::sys::process::tree;
 use crate::sys::process::tree::ProcStat;
+use crate::sys::process::{mark, tree};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How often the members of a cgroup are listed until none of these processes is among them: they may fork meanwhile.
 const RELEASE_ROUNDS: u32 = 20;
+
+/// Whether a process was started with the mark. /proc shows a rank that was forked, and what it forks, with the environment
+/// of the user's program, which may be marked itself: these have a key in their memory.
+fn is_marked(pid: i32) -> bool {
+    tree::variable(pid, VARIABLE).is_some_and(|value| value == MARK.as_bytes()) && mark::in_memory(pid).is_empty()
+}
 
 /// How these processes are recognized: by their names, or by a variable.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +32,7 @@ impl NoSweep {
     pub fn take_from(&self, there: &mut BTreeSet<i32>, group: Option<i32>) -> BTreeMap<i32, String> {
         let name = |pid: &i32| {
             let stat = ProcStat::of(*pid).filter(|stat| stat.is_alive() && Some(stat.group) != group)?;
-            let is_marked = || tree::variable(*pid, VARIABLE).is_some_and(|value| value == MARK.as_bytes());
-            (self.names.contains(&stat.name) || is_marked()).then_some((*pid, stat.name))
+            (self.names.contains(&stat.name) || is_marked(*pid)).then_some((*pid, stat.name))
         };
         let found: BTreeMap<i32, String> = there.iter().filter_map(name).collect();
         let below: BTreeSet<i32> = found.keys().flat_map(|pid| tree::descendants(*pid)).collect();

@@ -96,6 +96,22 @@ def test_a_marked_process_outlives_its_rank_and_a_killed_parent(method: str, end
             os.kill(kept, signal.SIGKILL)
 
 
+@each_method
+@pytest.mark.parametrize("end", ["well", "stay"])
+def test_ranks_of_a_marked_program_and_their_forks_are_not_marked(
+    method: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLAUNCH_NO_SWEEP", "1")
+    with Parent(parent_of_forkers, method, end) as parent:
+        left = [pid for _ in range(2) for pid in parent.heard()["left"]]
+        if end == "well":
+            assert parent.heard() == "fine"
+            assert parent.ends() == 0
+        else:
+            os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone(left, 2)
+
+
 def test_the_guardian_is_no_child_of_the_host() -> None:
     with Parent(guardian_is_no_child_of_the_host) as parent:
         assert [parent.heard() for _ in range(3)] == [1, [], "no child"]
