@@ -62,7 +62,7 @@ class RankCoverage:
 
 
 def add_to_parent(folder: str, ranks: int) -> None:
-    """Adds the ranks' data to this process's. A rank that was killed has written none."""
+    """Adds the ranks' data to this process's, in its current context. A rank that was killed has written none."""
     coverage = sys.modules.get("coverage")
     current = coverage.Coverage.current() if coverage is not None else None
     if coverage is None or current is None:
@@ -72,4 +72,16 @@ def add_to_parent(folder: str, ranks: int) -> None:
         if os.path.exists(path):
             data = coverage.CoverageData(basename=path)
             data.read()
-            current.get_data().update(data)
+            _add(current.get_data(), data)
+
+
+def _add(whole: Any, part: Any) -> None:
+    # Not whole.update(part): it leaves out the hash in the name of a data file (seen with coverage 7.17.3), so that
+    # one worker's file could pass for a duplicate of another's, which is not combined.
+    files = part.measured_files()
+    if files and part.has_arcs():
+        whole.add_arcs({file: part.arcs(file) for file in files})
+    elif files:
+        whole.add_lines({file: part.lines(file) for file in files})
+    tracers = {file: part.file_tracer(file) for file in files}
+    whole.add_file_tracers({file: tracer for file, tracer in tracers.items() if tracer})

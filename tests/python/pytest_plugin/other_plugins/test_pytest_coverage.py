@@ -66,6 +66,40 @@ def test_a_rank_that_fails_or_skips_is_measured_too(suite: Suite, pytester: pyte
     assert (seen["missing_lines"], seen["missing_branches"]) == ([], [])
 
 
+WORKERS = """
+    import words
+
+    @pytest.mark.ranks(1)
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_a_word_in_a_rank(number):
+        assert words.word(number) == ["zero", "one"][number]
+"""
+
+
+def test_each_worker_of_xdist_has_its_ranks_lines(suite: Suite, pytester: pytest.Pytester) -> None:
+    """The workers differ in nothing that they have run themselves: coverage.py once took one for the other."""
+    pytester.makepyfile(words=CODE)
+    plugins = ("-p", "pytest_cov", "-p", "xdist", "-n2")
+    done = suite(WORKERS, *plugins, "-v", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
+    done.assert_outcomes(passed=2)
+    done.stdout.fnmatch_lines_random(["[[]gw0]*PASSED*", "[[]gw1]*PASSED*"])
+    seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
+    assert (seen["missing_lines"], seen["missing_branches"]) == ([6], [[4, 6]])
+
+
+def test_lines_of_ranks_are_in_the_context_of_their_test(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(words=CODE)
+    source = TESTS.format(method="spawn", preload=None)
+    done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-context=test", "--cov-report=")
+    done.assert_outcomes(passed=1)
+    report = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", "cov.json"]
+    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
+    (contexts,) = [
+        file["contexts"] for file in json.loads((pytester.path / "cov.json").read_text())["files"].values()
+    ]
+    assert all("test_words" in context for line in ("3", "5") for context in contexts[line]), contexts
+
+
 def test_under_coverage_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         words=CODE,

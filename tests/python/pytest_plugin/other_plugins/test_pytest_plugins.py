@@ -140,6 +140,5 @@ def test_all_plugins_at_once(version: int, workers: int, tmp_path: Path, mark: s
     assert f"pytest {version}." in done.stdout
     assert done.stdout.count("Test session starts (") == done.stdout.count("\nResults (") == 1, done.stdout
     seen = json.loads((tmp_path / "cov.json").read_text())["files"]["words.py"]
-    # With workers of pytest-xdist, the ranks' lines are missing now and then: see docs/pytest.md.
-    assert workers > 0 or (seen["missing_lines"], seen["missing_branches"]) == ([6], [[4, 6]]), done.stdout
+    assert (seen["missing_lines"], seen["missing_branches"]) == ([6], [[4, 6]]), done.stdout
     await_none_marked(mark)
