@@ -62,7 +62,7 @@ class RankCoverage:
 
 
 def add_to_parent(folder: str, ranks: int) -> None:
-    """Adds the ranks' data to this process's, in its current context. A rank that was killed has written none."""
+    """Adds the ranks' data to this process's, in its context. A rank that was killed has written none."""
     coverage = sys.modules.get("coverage")
     current = coverage.Coverage.current() if coverage is not None else None
     if coverage is None or current is None:
@@ -76,8 +76,8 @@ def add_to_parent(folder: str, ranks: int) -> None:
 
 
 def _add(whole: Any, part: Any) -> None:
-    # Not whole.update(part): it leaves out the hash in the name of a data file (seen with coverage 7.17.3), so that
-    # one worker's file could pass for a duplicate of another's, which is not combined.
+    # Not whole.update(part): it leaves out the hash in the name of a data file (seen with coverage 7.17.3).
+    # One worker's file could pass for a duplicate of another's, which is not combined.
     files = part.measured_files()
     if files and part.has_arcs():
         whole.add_arcs({file: part.arcs(file) for file in files})

@@ -77,7 +77,7 @@ WORKERS = """
 
 
 def test_each_worker_of_xdist_has_its_ranks_lines(suite: Suite, pytester: pytest.Pytester) -> None:
-    """The workers differ in nothing that they have run themselves: coverage.py once took one for the other."""
+    """The workers have run the same lines themselves. coverage.py once took one for the other."""
     pytester.makepyfile(words=CODE)
     plugins = ("-p", "pytest_cov", "-p", "xdist", "-n2")
     done = suite(WORKERS, *plugins, "-v", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
