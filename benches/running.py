@@ -11,9 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from bench_launchers import Launcher, environment
@@ -64,6 +64,7 @@ class Run:
         options: Iterable[str] = (),
         stdout: int = subprocess.DEVNULL,
         stderr: int = subprocess.DEVNULL,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.launcher, self.ranks = launcher, ranks
         self.folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{launcher.name}."))
@@ -76,7 +77,7 @@ class Run:
             stdout=stdout,
             stderr=stderr,
             cwd=self.folder,
-            env=environment(),
+            env={**environment(), **variables},
             start_new_session=True,
         )
 

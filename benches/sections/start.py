@@ -137,6 +137,50 @@ def measure_first_line(session: Session) -> None:
         )
 
 
+# Past what every job does first: the store of rank 0, and one collective.
+MEETING = {
+    "paddle": """
+import paddle
+import paddle.distributed as dist
+dist.init_parallel_env()
+dist.all_reduce(paddle.ones([1]))
+tell("met", time.monotonic())
+""",
+    "torch": """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+tell("met", time.monotonic())
+dist.destroy_process_group()
+""",
+}
+
+
+def measure_meeting(session: Session) -> None:
+    """From the launcher's start to the first collective of 2 ranks. *Bare*: rlaunch, RLAUNCH_STORE_WAIT=0."""
+
+    def once(launcher: Launcher, framework: str, **variables: str) -> float:
+        options = [f"--frameworks={framework}"] if launcher.ours else []
+        start = time.monotonic()
+        with Run(launcher, session.folder, MEETING[framework], options=options, variables=variables) as run:
+            return max(run.await_values("met")) - start
+
+    for framework, rival in (("paddle", PADDLE), ("torch", TORCHRUN)):
+        if rival not in present():
+            continue
+        # Without the wait for the store, as a launcher that does nothing about it.
+        waits = {"without": {"RLAUNCH_STORE_WAIT": "0"}, "rlaunch": {}, "run": {}, rival.name: {}}
+        times: dict[str, list[float]] = {name: [] for name in waits}
+        by_name = {"without": RLAUNCH, **{launcher.name: launcher for launcher in LAUNCHERS}}
+        for _ in range(session.amount(12, 2)):
+            for name, variables in waits.items():
+                times[name].append(once(by_name[name], framework, **variables))
+        figures = {name: statistics.median(seen) for name, seen in times.items()}
+        without = figures.pop("without")
+        session.row(f"first collective of 2 ranks of {framework}, p50", dict(figures), "s", bare=without)
+
+
 SPAWN = """
 import sys, time, json, warnings
 warnings.simplefilter("ignore")

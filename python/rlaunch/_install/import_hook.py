@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoader
 from typing import TYPE_CHECKING, Any
+
+from .._rank.after_import import AfterImport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +36,7 @@ def read_variable() -> list[str]:
     return words
 
 
-class InstallingFinder:
+class InstallingFinder(AfterImport):
     """Finds the modules of frameworks as Python does, and has rlaunch installed in each after its import."""
 
     def __init__(self, frameworks: Iterable[str], shows_reports: bool = False) -> None:
@@ -45,45 +47,36 @@ class InstallingFinder:
         from .installed import FRAMEWORKS
 
         self._shows_reports = shows_reports
-        self._framework_of = {module: name for name in frameworks for module in FRAMEWORKS[name]}
+        self._frameworks = list(frameworks)
+        super().__init__(
+            {
+                module: functools.partial(self._install_in, name, module)
+                for name in self._frameworks
+                for module in FRAMEWORKS[name]
+            }
+        )
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """For ``sys.meta_path``."""
-        if name not in self._framework_of:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not isinstance(spec.loader, (SourceFileLoader, SourcelessFileLoader)):
-            return None
-        # Each module has its own loader of these classes.
-        loader: Any = spec.loader
-        framework, execute = self._framework_of[name], loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            vars(loader).pop("get_code", None)
-            execute(module)
-            self._install_in(framework, name)
-
-        # On the object: its class stays, by which other tools recognize it.
-        loader.exec_module = exec_module
-        if name == "torch.distributed.run":
+        spec = super().find_spec(name, path, target)
+        if spec is not None and name == "torch.distributed.run":
             # `python -m` does not execute the loader but the module's code, as `__main__`.
-            loader.get_code = _compile_torchrun
-        return spec
+            loader: Any = spec.loader
+            execute = loader.exec_module
 
-    def install(self) -> None:
-        """Installs in the modules that are imported already, and watches the imports of the others."""
-        sys.meta_path.insert(0, self)
-        for name, framework in self._framework_of.items():
-            if name in sys.modules:
-                self._install_in(framework, name)
+            def exec_module(module: Any) -> None:
+                del loader.get_code
+                execute(module)
+
+            loader.get_code, loader.exec_module = _compile_torchrun, exec_module
+        return spec
 
     def uninstall(self) -> None:
         """Undoes ``install`` and what imports have installed since."""
         from .installed import uninstall
 
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for framework in set(self._framework_of.values()):
+        self.remove()
+        for framework in self._frameworks:
             uninstall(framework)
 
     def _install_in(self, framework: str, module: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 
 from .. import _lib
+from .._rank.store_wait import wait_for_stores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def run_rank(request: ForkRequest, state: ImportedState) -> Any:
     _reset_stdout()
     _reset_modules()
     reseed_generators()
+    wait_for_stores()
     signal.pthread_sigmask(signal.SIG_SETMASK, state.mask)
     if request.fields["payload"] is not None:
         _run_payload(request, request.fields["payload"], state.files)

@@ -6,6 +6,7 @@ import os
 import sys
 
 from .. import _lib
+from .._rank.store_wait import wait_for_stores
 from .results import ERROR, EXITED, RESULT, ResultSlot
 
 TYPE_CHECKING = False
@@ -91,6 +92,7 @@ def run_rank(
         _set_paddle_device(env_delta.variables, backend)
         _reset_paddle_backup()
         env_delta.apply()
+        wait_for_stores()
         try:
             _put_result(result_slot, func(*args))
         except SystemExit as error:

@@ -30,7 +30,6 @@ from ..resources.leaks import record_shared_memory
 from ..task import NO_WORKER, list_node_names
 from .debugger import Debugger, ignore_interrupts
 from .fixture import Rank
-from .store_wait import wait_for_stores
 
 if TYPE_CHECKING:
     import socket
@@ -80,7 +79,6 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
         _redirect(output, 1, "stdout")
         _redirect(errors, 2, "stderr")
     list_shared_memory = record_shared_memory()
-    wait_for_stores()
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True, chain=False)
     _write_stacks_on_interrupts(stacks)

@@ -10,7 +10,7 @@ import struct
 import sys
 
 from ... import _lib
-from . import tcp_listeners
+from ..._process import tcp_listeners
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,0 +1,46 @@
+"""``rlaunch_rank.pth``, which the wheel puts into site-packages. Imports no framework."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from environments import Environment
+from paths import ROOT
+
+SEEN = """
+import sys
+import json
+before = "rlaunch" in sys.modules
+import torch
+print(before, "rlaunch" in sys.modules, any(type(one).__name__ == "_StoreWait" for one in sys.meta_path))
+"""
+
+
+@pytest.fixture
+def python(bare: Environment) -> Environment:
+    """An environment with the file, and a torch that does nothing."""
+    shutil.copy(ROOT / "python/data/purelib/rlaunch_rank.pth", bare.site)
+    (bare.site / "torch.py").write_text("")
+    return bare
+
+
+def test_a_rank_is_prepared_when_it_imports_a_framework(python: Environment) -> None:
+    shutil.copytree(ROOT / "python/rlaunch", python.site / "rlaunch")
+    done = python.run("python", "-c", SEEN, RLAUNCH_RANK_KEY="a/0/1")
+    assert (done.stdout, done.stderr) == ("False True True\n", "")
+
+
+def test_a_program_that_is_no_rank_is_left_alone(python: Environment) -> None:
+    shutil.copytree(ROOT / "python/rlaunch", python.site / "rlaunch")
+    done = python.run("python", "-c", SEEN)
+    assert (done.stdout, done.stderr) == ("False False False\n", "")
+
+
+def test_a_broken_rlaunch_breaks_no_rank(python: Environment) -> None:
+    # Python may read the file twice: /lib64 is a link to /lib in some environments.
+    shutil.copy(python.site / "rlaunch_rank.pth", python.site / "rlaunch_rank_again.pth")
+    (python.site / "rlaunch.py").write_text("raise OSError('bad build')\n")
+    done = python.run("python", "-c", "import torch; print('trained')", RLAUNCH_RANK_KEY="a/0/1")
+    assert done.stdout == "trained\n"
+    assert done.stderr == "rlaunch: warning: cannot prepare this rank: OSError('bad build')\n"
