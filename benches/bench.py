@@ -27,7 +27,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "import": start.measure_import,
     "launch": start.measure_launch,
     "line": start.measure_first_line,
-    "meeting": start.measure_meeting,
+    "collective": start.measure_collective,
     "spawn": start.measure_spawn,
     "start": start.measure_start,
     "crash": end.measure_crash,

@@ -138,33 +138,35 @@ def measure_first_line(session: Session) -> None:
 
 
 # Past what every job does first: the store of rank 0, and one collective.
-MEETING = {
+FIRST_COLLECTIVE = {
     "paddle": """
 import paddle
 import paddle.distributed as dist
 dist.init_parallel_env()
 dist.all_reduce(paddle.ones([1]))
-tell("met", time.monotonic())
+tell("done", time.monotonic())
 """,
     "torch": """
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
-tell("met", time.monotonic())
+tell("done", time.monotonic())
 dist.destroy_process_group()
 """,
 }
 
 
-def measure_meeting(session: Session) -> None:
+def measure_collective(session: Session) -> None:
     """From the launcher's start to the first collective of 2 ranks. *Bare*: rlaunch, RLAUNCH_STORE_WAIT=0."""
 
     def once(launcher: Launcher, framework: str, **variables: str) -> float:
         options = [f"--frameworks={framework}"] if launcher.ours else []
         start = time.monotonic()
-        with Run(launcher, session.folder, MEETING[framework], options=options, variables=variables) as run:
-            return max(run.await_values("met")) - start
+        with Run(
+            launcher, session.folder, FIRST_COLLECTIVE[framework], options=options, variables=variables
+        ) as run:
+            return max(run.await_values("done")) - start
 
     for framework, rival in (("paddle", PADDLE), ("torch", TORCHRUN)):
         if rival not in present():
