@@ -116,16 +116,17 @@ class Pickler:
         line = f"cannot be sent to {self._recipient}: {name}: {pickle_diagnosis.describe_kind(culprit)}"
         text = str(error)
         if isinstance(error, _FROM_PICKLERS) and error.args == (text,):
-            error.args = (f"{line}\n{text}\n{self._advice(culprit)}",)
+            error.args = (f"{line}\n{text}\n{_advise(name, culprit)}",)
         elif hasattr(error, "add_note"):  # Python 3.11.
             error.add_note(line)
 
-    def _advice(self, culprit: Any) -> str:
-        if _is_definition(culprit) and _import_cloudpickle() is None:
-            return (
-                "Define it at the top level of a module, or install cloudpickle, which pickles it by value."
-            )
-        return "Send the values that it is created from, and create it on the other side."
+
+def _advise(name: str, culprit: Any) -> str:
+    """Returns what to do about a thing that cannot be pickled; it is the last line of the traceback."""
+    if _is_definition(culprit) and _import_cloudpickle() is None:
+        by_value = "install cloudpickle, which pickles it by value"
+        return f"Define {name} at the top level of a module, or {by_value}."
+    return f"Send the values that {name} is created from, and create it on the other side."
 
 
 def _is_definition(thing: Any) -> bool:

@@ -35,7 +35,8 @@ pub struct Leftover {
     pub name: String,
 }
 
-/// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves.
+/// How long the helpers of multiprocessing, which clean up after a rank, may take to end by themselves, and a data
+/// loader's worker to remove the name of the shared memory that it is creating.
 const MULTIPROCESSING_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The same for torch's, which first waits 2 s for other clients.
@@ -174,6 +175,7 @@ fn spare_helpers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
             Some(CleanupHelper::Multiprocessing) => MULTIPROCESSING_PATIENCE,
             // A process in the middle of execve may become one of them.
             None if spent < EXEC_PATIENCE && tree::has_no_command_line(*pid) => EXEC_PATIENCE,
+            None if tree::is_creating_torch_memory(*pid) => MULTIPROCESSING_PATIENCE,
             None => Duration::ZERO,
         };
         spent >= patience

@@ -160,6 +160,17 @@ impl CleanupHelper {
     }
 }
 
+/// Whether a process is creating shared memory for torch: it has opened the file and not yet removed its name
+/// (MapAllocator.cpp of aten/src/ATen). If it is killed in between, the file stays.
+pub fn is_creating_torch_memory(pid: i32) -> bool {
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let start = format!("/dev/shm/torch_{pid}_");
+    open.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|path| {
+        let path = path.as_os_str().as_bytes();
+        path.starts_with(start.as_bytes()) && !path.ends_with(b" (deleted)")
+    })
+}
+
 fn command_line_has(pid: i32, part: &[u8]) -> bool {
     let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     words.windows(part.len()).any(|window| window == part)

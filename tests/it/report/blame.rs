@@ -224,6 +224,9 @@ fn text_that_is_no_python_exception() {
     expect(TERMINATE, abort, FaultKind::Terminate, what, "", "ValueError: first");
     let bare = "terminate called without an active exception\nAborted (core dumped)\n";
     expect(bare, abort, FaultKind::Terminate, "std::terminate: without an active exception", "", "");
+    let torn = "Traceback (most recent call last):\n  File \"/w/t.py\", line 5, in <module>\n    train()\n\
+                ValueError: lr is 0\nterminate called without an active exception\n";
+    expect(torn, abort, FaultKind::Exception, "ValueError: lr is 0", "/w/t.py:5 in <module>", "");
     for text in ["malloc(): corrupted top size", "double free or corruption (!prev)", "free(): invalid pointer"] {
         expect(text, abort, FaultKind::Abort, &format!("glibc: {text}"), "", "");
     }

@@ -52,7 +52,7 @@ def refuse(place: Place, status: int, args: list[str], *words: str, **options: A
 
 @pytest.mark.parametrize("args", [[], ["--nproc_per_node=2"], ["--dry_run"], ["-m"]])
 def test_a_script_is_required(place: Place, args: list[str]) -> None:
-    text = "the following arguments are required: training_script, training_script_args"
+    text = "the following arguments are required: training_script, training_script_args (which may be none)"
     refuse(place, USAGE, args, text, "rlaunch --nproc_per_node 2 train.py")
 
 

@@ -243,7 +243,7 @@ def test_the_error_fits_on_a_screen_and_ends_with_what_to_do(method: str) -> Non
     assert shown[-3:] == [
         "TypeError: cannot be sent to the ranks: args[1].lock: _thread.lock",
         "cannot pickle '_thread.lock' object",
-        "Send the values that it is created from, and create it on the other side.",
+        "Send the values that args[1].lock is created from, and create it on the other side.",
     ]
     places = [Path(frame.filename).name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert places[-2:] == ["spawn.py", "rank_starter.py"]

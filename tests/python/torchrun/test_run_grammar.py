@@ -239,7 +239,10 @@ def test_the_module_refuses_in_one_line(tmp_path: Path) -> None:
         (["--mud", "t.py"], "unknown option --mud; "),
         (["-n", "2", "t.py"], "unknown option -n; did you mean --nproc-per-node?"),
         (["-np", "2", "t.py"], "unknown option -np; did you mean --nproc-per-node?"),
-        ([], "the following arguments are required: training_script, training_script_args"),
+        (
+            [],
+            "are required: training_script, training_script_args (which may be none); for example: python -m",
+        ),
     ]:
         ended = subprocess.run(
             [sys.executable, "-m", "rlaunch.run", *args], cwd=tmp_path, capture_output=True, text=True

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import Place, await_line, until
+from processes import alive
 
 # As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
 # its last client has ended.
@@ -69,3 +70,28 @@ def test_a_stop_between_attempts_does_not_wait_for_torch(place: Place) -> None:
     attempts = [event["attempt"] for event in place.events() if event["event"] == "rank_started"]
     assert attempts == [0]
     assert "swept" not in ended.stderr
+
+
+# As a worker of torch's DataLoader with the strategy file_descriptor, which is slow between the two steps.
+CREATES = """
+if os.fork() == 0:
+    name = f"/dev/shm/torch_{os.getpid()}_1_0"
+    kept = os.open(name, os.O_CREAT | os.O_RDWR)
+    tell("creator", os.getpid())
+    tell("creating", name)
+    while os.getppid() == own:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    os.unlink(name)
+    sleep()
+await_file(f"creating.{rank}")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_creates_shared_memory_may_remove_its_name(place: Place) -> None:
+    script = place.script(f"own = os.getpid()\n{CREATES}")
+    ended = place.run(script)
+    assert ended.status == 137, ended.stderr
+    assert not Path(place.text("creating.0")).exists()
+    assert not alive(int(place.text("creator.0")))

@@ -98,6 +98,23 @@ def test_a_resource_tracker_cleans_up_before_it_goes(place: Place, code: int) ->
     assert not Path("/dev/shm", place.text("ready.0")).exists()
 
 
+def test_a_fork_server_that_ends_by_itself_is_no_leftover(place: Place) -> None:
+    place.script("""
+        import multiprocessing
+
+        def nothing():
+            pass
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("forkserver").Process(target=nothing)
+            process.start()
+            process.join()
+    """)
+    ended = place.run("--nproc_per_node=2", "train.py")
+    assert ended.status == 0, ended.stderr
+    assert sweep_messages(ended) == []
+
+
 def test_a_job_that_leaves_nothing_has_nothing_swept(place: Place) -> None:
     place.script("import subprocess; subprocess.run(['sleep', '0'])")
     assert sweep_messages(place.run("--nproc_per_node=2", "train.py")) == []

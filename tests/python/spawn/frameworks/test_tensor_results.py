@@ -65,6 +65,21 @@ def test_tensors_come_back_whole(tmp_path: Path, framework: str, program: str) -
     run(tmp_path, python(framework), program)
 
 
+def test_tensors_come_back_whole_by_default(tmp_path: Path) -> None:
+    """From ranks that are interpreters of their own."""
+    program = """
+import rlaunch, torch
+
+def make():
+    return torch.ones(2)
+
+if __name__ == "__main__":
+    assert [each.tolist() for each in rlaunch.spawn(make, nprocs=2).results()] == [[1.0, 1.0]] * 2
+    print("fine")
+"""
+    run(tmp_path, python("torch"), program)
+
+
 def test_arrays_of_jax_come_back_whole(tmp_path: Path) -> None:
     run(tmp_path, [sys.executable], JAX)
 
