@@ -17,11 +17,19 @@ def list_listeners(pid: int | str = "self") -> Iterator[tuple[str, int, str]]:
         OSError: /proc cannot be read.
     """
     for table in ("tcp", "tcp6"):
-        with open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+        try:
+            file = open(f"/proc/{pid}/net/{table}", encoding="ascii")  # noqa: SIM115
+        except FileNotFoundError:
+            if table == "tcp6":  # A kernel without IPv6.
+                return
+            raise
+        with file:
             next(file, None)
             for line in file:
                 # sl, local address, remote address, state, ..., inode
                 fields = line.split()
-                if fields[3] == _LISTEN:
-                    host, _, port = fields[1].partition(":")
-                    yield host, int(port, 16), fields[9]
+                # Listening sockets come first (tcp_seq_start in net/ipv4/tcp_ipv4.c).
+                if fields[3] != _LISTEN:
+                    break
+                host, _, port = fields[1].partition(":")
+                yield host, int(port, 16), fields[9]

@@ -76,8 +76,10 @@ def add_to_parent(folder: str, ranks: int) -> None:
 
 
 def _add(whole: Any, part: Any) -> None:
-    # Not whole.update(part): it leaves out the hash in the name of a data file (seen with coverage 7.17.3).
+    # update() alone leaves out the hash in the name of a data file (seen with coverage 7.17.3).
     # One worker's file could pass for a duplicate of another's, which is not combined.
+    if part.measured_contexts() - {""}:
+        whole.update(part)
     files = part.measured_files()
     if files and part.has_arcs():
         whole.add_arcs({file: part.arcs(file) for file in files})

@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
+import struct
 import time
 
 from .._process import tcp_listeners
 
-# Seconds between two looks. Each look at another machine is a connection.
-_LOCAL_INTERVAL = 0.005
-_REMOTE_INTERVAL = 0.1
-
-# Seconds for a connection to another machine.
-_CONNECT_TIMEOUT = 1.0
+# Seconds between two looks.
+_INTERVAL = 0.005
 
 
-def wait_for_listener(host: str, port: int, limit: float) -> None:
-    """Waits until a process listens on a port, at most ``limit`` seconds. Raises nothing."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError):
-        return
+def wait_for_listener(port: int, limit: float) -> None:
+    """Waits until a process of this machine listens on a port, at most ``limit`` seconds."""
     deadline = time.monotonic() + limit
-    is_local = is_own_address(family, address)
-    while time.monotonic() < deadline:
-        started = time.monotonic()
-        if has_listener(port) if is_local else _accepts(family, address):
-            return
-        # With many sockets a look takes longer. It does not keep the processor busy.
-        pause = 10 * (time.monotonic() - started) if is_local else _REMOTE_INTERVAL
-        time.sleep(max(pause, _LOCAL_INTERVAL))
-
-
-def is_own_address(family: int, address: tuple[object, ...]) -> bool:
-    """Whether an address is one of this machine."""
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as end:
-            end.bind((address[0], 0, *address[2:]))
-    except OSError:
-        return False
-    return True
+    while not has_listener(port) and time.monotonic() < deadline:
+        time.sleep(_INTERVAL)
 
 
 def has_listener(port: int) -> bool:
@@ -56,27 +34,23 @@ def has_listener(port: int) -> bool:
         return True
 
 
-def _accepts(family: int, address: tuple[object, ...]) -> bool:
-    """Whether another machine accepts a connection. The stores ignore one that is closed unused."""
-    with socket.socket(family, socket.SOCK_STREAM) as end:
-        end.settimeout(_CONNECT_TIMEOUT)
-        try:
-            end.connect(address)
-        except OSError:
-            return False
-    return True
-
-
 def disable_send_delay(port: int) -> None:
-    """Sets TCP_NODELAY (tcp(7)) on the connections of this process to a port.
+    """Sets TCP_NODELAY (tcp(7)) on the IPv4 connections of this process to a port.
 
     Paddle writes each request in several pieces. With the delay, each waits 40 ms for the acknowledgement of
     the one before: a quarter of a second for a new process group.
     """
+    # Not by socket.socket(fileno=...): after socket.setdefaulttimeout that makes a connection non-blocking.
+    libc = ctypes.CDLL(None, use_errno=True)
+    wanted = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port)
+    on = ctypes.c_int(1)
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as end:
-                if end.family == socket.AF_INET and end.getpeername()[1] == port:
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # The beginning of a sockaddr_in: family, port.
+            peer = ctypes.create_string_buffer(128)
+            size = ctypes.c_uint(len(peer))
+            if libc.getpeername(int(name), peer, ctypes.byref(size)) == 0 and peer.raw[:4] == wanted:
+                option = (socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(on), ctypes.sizeof(on))
+                libc.setsockopt(int(name), *option)

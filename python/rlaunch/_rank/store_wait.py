@@ -1,4 +1,4 @@
-"""Ranks wait until rank 0's store listens before they connect to it.
+"""Ranks wait until rank 0's store listens before they connect to it, if rank 0 is on the same node.
 
 A client that connects too early waits before it tries again: with Paddle 3 s (``kDelay`` in its
 phi/core/distributed/store/tcp_utils.cc), with torch about half a second. ``RLAUNCH_STORE_WAIT=0`` leaves the
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "RLAUNCH_STORE_WAIT"
 
-# Seconds to wait for the store. After that, the frameworks try again themselves.
-MAX_WAIT = 30.0
+# Seconds to wait for the store: as long as Paddle would sleep. Then the frameworks try again themselves.
+MAX_WAIT = 3.0
 
 _PADDLE = "paddle.base.core"
 _TORCH = "torch.distributed.rendezvous"
@@ -40,17 +40,20 @@ def _wrap_paddle() -> None:
     create = getattr(core, "create_or_get_global_tcp_store", None)
     if create is None:
         return
+    # The processes in which the store has been created. Later calls return it.
+    created = set()
 
     def create_after_wait() -> Any:
-        endpoint = _read_paddle_endpoint()
-        if endpoint is None:
+        port = _read_paddle_port()
+        if port is None or os.getpid() in created:
             return create()
         from . import store_connection
 
-        if os.environ.get("PADDLE_TRAINER_ID", "0") != "0":
-            store_connection.wait_for_listener(*endpoint, MAX_WAIT)
+        if os.environ.get("PADDLE_TRAINER_ID", "0") != "0" and _is_near_in_paddle():
+            store_connection.wait_for_listener(port, MAX_WAIT)
         store = create()
-        store_connection.disable_send_delay(endpoint[1])
+        created.add(os.getpid())
+        store_connection.disable_send_delay(port)
         return store
 
     core.create_or_get_global_tcp_store = create_after_wait
@@ -63,21 +66,32 @@ def _wrap_torch() -> None:
         return
 
     def rendezvous_after_wait(url: str, *args: Any, **kwargs: Any) -> Any:
-        host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-        if host and port.isdecimal() and os.environ.get("RANK", "0") != "0":
+        port = os.environ.get("MASTER_PORT", "")
+        # init_process_group(rank=...) becomes a query; such a group need not be the launcher's.
+        if port.isdecimal() and "rank=" not in url and _is_near_in_torch():
             from . import store_connection
 
-            timeout: Any = kwargs.get("timeout")
-            limit = min(timeout.total_seconds(), MAX_WAIT) if timeout else MAX_WAIT
-            store_connection.wait_for_listener(host, int(port), limit)
+            store_connection.wait_for_listener(int(port), MAX_WAIT)
         return handler(url, *args, **kwargs)
 
     handlers["env"] = rendezvous_after_wait
 
 
-def _read_paddle_endpoint() -> tuple[str, int] | None:
-    # GetMasterEndpoint in phi/core/distributed/store/store_utils.cc
+def _is_near_in_torch() -> bool:
+    """Whether rank 0 is another rank of this node: only there both numbers are equal."""
+    rank = os.environ.get("RANK", "0")
+    return rank != "0" and rank == os.environ.get("LOCAL_RANK")
+
+
+def _is_near_in_paddle() -> bool:
+    first = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
+    own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
+    return first.rpartition(":")[0] == own.rpartition(":")[0] != ""
+
+
+# GetMasterEndpoint in phi/core/distributed/store/store_utils.cc
+def _read_paddle_port() -> int | None:
     environ = os.environ
     endpoint = environ.get("PADDLE_MASTER") or environ.get("PADDLE_TRAINER_ENDPOINTS", "").partition(",")[0]
-    host, _, port = endpoint.rpartition(":")
-    return (host, int(port)) if host and port.isdecimal() else None
+    port = endpoint.rpartition(":")[2]
+    return int(port) if port.isdecimal() else None

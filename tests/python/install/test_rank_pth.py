@@ -40,7 +40,21 @@ def test_a_program_that_is_no_rank_is_left_alone(python: Environment) -> None:
 def test_a_broken_rlaunch_breaks_no_rank(python: Environment) -> None:
     # Python may read the file twice: /lib64 is a link to /lib in some environments.
     shutil.copy(python.site / "rlaunch_rank.pth", python.site / "rlaunch_rank_again.pth")
-    (python.site / "rlaunch.py").write_text("raise OSError('bad build')\n")
+    (python.site / "rlaunch").mkdir()
+    (python.site / "rlaunch" / "__init__.py").write_text("raise OSError('bad build')\n")
     done = python.run("python", "-c", "import torch; print('trained')", RLAUNCH_RANK_KEY="a/0/1")
     assert done.stdout == "trained\n"
     assert done.stderr == "rlaunch: warning: cannot prepare this rank: OSError('bad build')\n"
+
+
+def test_a_script_with_the_name_of_the_package_runs_once(python: Environment) -> None:
+    shutil.copytree(ROOT / "python/rlaunch", python.site / "rlaunch")
+    (python.folder / "rlaunch.py").write_text("import torch; print('trained')")
+    done = python.run("python", "rlaunch.py", RLAUNCH_RANK_KEY="a/0/1")
+    assert (done.stdout, done.stderr) == ("trained\n", "")
+
+
+def test_a_variable_turns_it_off(python: Environment) -> None:
+    shutil.copytree(ROOT / "python/rlaunch", python.site / "rlaunch")
+    done = python.run("python", "-c", SEEN, RLAUNCH_RANK_KEY="a/0/1", RLAUNCH_STORE_WAIT="0")
+    assert (done.stdout, done.stderr) == ("False False False\n", "")

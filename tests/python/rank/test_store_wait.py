@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import os
 import socket
 import subprocess
 import sys
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hosts import hosts
-from paths import ROOT
+from rlaunch._process import tcp_listeners
 from rlaunch._rank import store_connection, store_wait
 
 
@@ -25,12 +24,30 @@ def no_finder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
-    """Where rank 0 will listen; this is rank 1."""
+    """Where rank 0 will listen; this is rank 1 of the same node, in both frameworks."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
-        monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{server.getsockname()[1]}")
+        number = server.getsockname()[1]
+        variables = {
+            "PADDLE_TRAINER_ID": "1",
+            "PADDLE_TRAINER_ENDPOINTS": f"127.0.0.1:{number},127.0.0.1:7",
+            "PADDLE_CURRENT_ENDPOINT": "127.0.0.1:7",
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "MASTER_PORT": str(number),
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("PADDLE_MASTER", raising=False)
         yield server
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ports that have been waited for; nothing is."""
+    ports: list[int] = []
+    monkeypatch.setattr(store_connection, "wait_for_listener", lambda port, _: ports.append(port))
+    return ports
 
 
 @pytest.fixture
@@ -73,17 +90,34 @@ def test_the_store_client_connects_once_a_server_listens(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("PADDLE_TRAINER_ID", "0"), ("PADDLE_MASTER", "none"), (None, None)]
+    ("variable", "value"),
+    [
+        ("PADDLE_TRAINER_ID", "0"),
+        ("PADDLE_MASTER", "none"),
+        # Rank 0 on another node.
+        ("PADDLE_CURRENT_ENDPOINT", "10.0.0.2:7"),
+        ("PADDLE_CURRENT_ENDPOINT", ""),
+    ],
 )
-def test_the_store_client_does_not_wait_where_no_server_is_expected(
-    variable: str | None, value: str, core: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_paddle_does_not_wait_where_rank_0_is_not_another_rank_of_the_node(
+    variable: str, value: str, core: types.ModuleType, waited: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if variable is None:  # No rank comes.
-        monkeypatch.setattr(store_wait, "MAX_WAIT", 0.0)
-    else:
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(variable, value)
     store_wait.wait_for_stores()
     assert core.create_or_get_global_tcp_store() != 0
+    assert waited == []
+
+
+def test_a_store_that_exists_is_not_waited_for(core: types.ModuleType, waited: list[int]) -> None:
+    store_wait.wait_for_stores()
+    for _ in range(2):
+        core.create_or_get_global_tcp_store()
+    assert len(waited) == 1
+
+
+def test_the_wait_has_an_end(port: socket.socket) -> None:
+    """Nobody listens. (The test's own limit ends one that goes on.)"""
+    store_connection.wait_for_listener(port.getsockname()[1], 0.01)
 
 
 def test_requests_to_the_store_are_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
@@ -98,51 +132,59 @@ def test_requests_to_the_store_are_sent_at_once(core: types.ModuleType, port: so
         assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
 
 
+def test_connections_stay_blocking(core: types.ModuleType, port: socket.socket) -> None:
+    port.listen()
+    with socket.socket() as client, socket.socket() as other:
+        core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]
+            lambda: client.connect(port.getsockname())
+        )
+        store_wait.wait_for_stores()
+        socket.setdefaulttimeout(30)
+        try:
+            core.create_or_get_global_tcp_store()
+        finally:
+            socket.setdefaulttimeout(None)
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert os.get_blocking(client.fileno())
+        assert os.get_blocking(other.fileno())
+
+
 @pytest.fixture
 def handlers(monkeypatch: pytest.MonkeyPatch, port: socket.socket) -> dict[str, Any]:
-    """Those of a torch that returns the arguments; this is rank 1."""
+    """Those of a torch that returns the arguments."""
     rendezvous = types.ModuleType("torch.distributed.rendezvous")
     handlers: dict[str, Any] = {"env": lambda url, **options: (url, options)}
     rendezvous._rendezvous_handlers = handlers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, rendezvous.__name__, rendezvous)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", str(port.getsockname()[1]))
     return handlers
 
 
-@pytest.mark.parametrize(("rank", "waits"), [("0", False), ("1", True)])
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "url", "waits"),
+    [
+        ("1", "1", "env://", True),
+        ("0", "0", "env://", False),
+        # Rank 0 on another node.
+        ("3", "1", "env://", False),
+        # A group that the program numbers itself.
+        ("1", "1", "env://?rank=0&world_size=2", False),
+    ],
+)
 def test_torch_waits_too(
     rank: str,
+    local_rank: str,
+    url: str,
     waits: bool,
     handlers: dict[str, Any],
     port: socket.socket,
+    waited: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", rank)
-    asked: list[int] = []
-    monkeypatch.setattr(
-        store_connection, "has_listener", lambda number: asked.append(number) or len(asked) > 2
-    )
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
     store_wait.wait_for_stores()
-    timeout = datetime.timedelta(seconds=60)
-    assert handlers["env"]("env://", timeout=timeout) == ("env://", {"timeout": timeout})
-    assert asked == ([port.getsockname()[1]] * 3 if waits else [])
-
-
-def test_the_wait_ends_with_torchs_timeout(handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[float] = []
-    monkeypatch.setattr(store_connection, "wait_for_listener", lambda *where: limits.append(where[2]))
-    store_wait.wait_for_stores()
-    handlers["env"]("env://", timeout=datetime.timedelta(seconds=7))
-    handlers["env"]("env://", timeout=datetime.timedelta(minutes=30))
-    handlers["env"]("env://")
-    assert limits == [7, store_wait.MAX_WAIT, store_wait.MAX_WAIT]
-
-
-def test_a_host_without_address_is_left_to_the_framework(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_connection, "has_listener", lambda _: pytest.fail("asked"))
-    store_connection.wait_for_listener("no-such-host.invalid", 1, 60)
+    assert handlers["env"](url, timeout=60) == (url, {"timeout": 60})
+    assert waited == ([port.getsockname()[1]] if waits else [])
 
 
 def test_a_variable_turns_it_off(handlers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,35 +201,21 @@ def test_a_second_call_adds_nothing(handlers: dict[str, Any]) -> None:
     assert (handlers["env"], sys.meta_path) == (once, finders)
 
 
-def test_no_framework_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "paddle.base.core", raising=False)
-    store_wait.wait_for_stores()
-    assert "paddle.base.core" not in sys.modules
+def test_no_framework_is_imported() -> None:
+    code = "import sys; from rlaunch._rank import startup; print({'torch', 'paddle'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"set()\n"
 
 
-REMOTE = """
-import sys
-from rlaunch._rank import store_connection
-accepts = store_connection._accepts
-def accepts_and_tell(*where):
-    answer = accepts(*where)
-    print(answer, flush=True)
-    return answer
-store_connection._accepts = accepts_and_tell
-store_connection.wait_for_listener(sys.argv[1], 4242, 600)
-"""
+def test_a_kernel_without_ipv6_shows_its_listeners(
+    port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_but_tcp6(path: str, **options: Any) -> Any:
+        if path.endswith("tcp6"):
+            raise FileNotFoundError(path)
+        return open(path, **options)
 
-
-@pytest.mark.parametrize("address", ["ip", "ipv6"])
-def test_the_store_of_another_machine_is_waited_for(address: str) -> None:
-    with hosts(2) as (first, second):
-        host = getattr(first, address)
-        command = [sys.executable, "-c", REMOTE, host]
-        with second.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as rank:
-            assert rank.stdout is not None
-            assert rank.stdout.readline() == "False\n"
-            listen = f"import socket; s = socket.create_server(({host!r}, 4242), family=socket.{{}})"
-            listen = listen.format("AF_INET6" if address == "ipv6" else "AF_INET") + "; s.accept()"
-            with first.run([sys.executable, "-c", listen]) as server:
-                assert rank.stdout.read().split()[-1] == "True"
-                assert (rank.wait(), server.wait()) == (0, 0)
+    monkeypatch.setattr(tcp_listeners, "open", open_but_tcp6, raising=False)
+    number = port.getsockname()[1]
+    assert not store_connection.has_listener(number)
+    port.listen()
+    assert store_connection.has_listener(number)

@@ -100,6 +100,17 @@ def test_lines_of_ranks_are_in_the_context_of_their_test(suite: Suite, pytester:
     assert all("test_words" in context for line in ("3", "5") for context in contexts[line]), contexts
 
 
+def test_contexts_of_the_ranks_themselves_are_kept(suite: Suite, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(words=CODE)
+    pytester.makefile("", **{".coveragerc": "[run]\ndynamic_context = test_function\n"})
+    source = TESTS.format(method="spawn", preload=None)
+    suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=").assert_outcomes(passed=1)
+    report = [sys.executable, "-m", "coverage", "json", "-q", "--show-contexts", "-o", "cov.json"]
+    subprocess.run(report, cwd=pytester.path, check=True, timeout=100)
+    (file,) = json.loads((pytester.path / "cov.json").read_text())["files"].values()
+    assert "test_it.test_words" in file["contexts"]["3"], file["contexts"]
+
+
 def test_under_coverage_run(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         words=CODE,
