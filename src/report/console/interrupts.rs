@@ -70,9 +70,10 @@ impl InterruptFilter {
         match self.position {
             Position::Outside | Position::Chained | Position::Ended => !may_begin_one(&self.line),
             Position::Inside => {
-                let is_frame = self.line.starts_with(b" ");
-                let is_colored = self.line.starts_with(b"\x1b") && self.line.len() < LONGEST_COLORED;
-                let is_exception = is_colored || EXCEPTION.as_bytes().starts_with(self.line.trim_ascii_end());
+                let text = without_prefix(&self.line);
+                let is_frame = text.starts_with(b" ");
+                let is_colored = text.starts_with(b"\x1b") && text.len() < LONGEST_COLORED;
+                let is_exception = is_colored || EXCEPTION.as_bytes().starts_with(text.trim_ascii_end());
                 let may_be_part = is_frame || is_exception || may_begin_one(&self.line);
                 !may_be_part || self.held.len() + self.line.len() > LONGEST
             }
@@ -93,7 +94,7 @@ impl InterruptFilter {
 
     fn take_line(&mut self, out: &mut impl FnMut(&[u8])) {
         let line = std::mem::take(&mut self.line);
-        let text = line.trim_ascii_end();
+        let text = without_prefix(line.trim_ascii_end());
         let is_chain = CHAINS.iter().any(|chain| text == chain.as_bytes());
         let next = match self.position {
             // Python 3.13 and later color it at a terminal.
@@ -126,10 +127,30 @@ impl InterruptFilter {
     }
 }
 
+/// torch writes `[rank0]: ` before each line of a traceback once there is a process group (_distributed_excepthook of
+/// torch/distributed/distributed_c10d.py).
+const PREFIX: &[u8] = b"[rank";
+
+/// What follows the number and `PREFIX`; `None` if the line does not begin with these.
+fn after_number(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(PREFIX)?;
+    Some(&rest[rest.iter().take_while(|byte| byte.is_ascii_digit()).count()..])
+}
+
+/// The line without torch's prefix.
+fn without_prefix(line: &[u8]) -> &[u8] {
+    after_number(line).and_then(|rest| rest.strip_prefix(b"]: ")).unwrap_or(line)
+}
+
+/// Whether an unfinished line may be the beginning of torch's prefix.
+fn is_part_of_prefix(line: &[u8]) -> bool {
+    PREFIX.starts_with(line) || after_number(line).is_some_and(|rest| b"]: ".starts_with(rest))
+}
+
 /// Whether the beginning of a line may be that of a traceback, or of the message between two.
 fn may_begin_one(line: &[u8]) -> bool {
-    let text = line.trim_ascii_end();
-    CHAINS.into_iter().chain([HEADER]).any(|whole| whole.as_bytes().starts_with(text))
+    let text = without_prefix(line.trim_ascii_end());
+    is_part_of_prefix(line) || CHAINS.into_iter().chain([HEADER]).any(|whole| whole.as_bytes().starts_with(text))
 }
 
 #[cfg(test)]
@@ -163,6 +184,15 @@ mod tests {
         assert_eq!(filtered(INTERRUPTED.trim_end()), (String::new(), 1), "the stream ends without a line end");
         let colored = INTERRUPTED.replace("KeyboardInterrupt", "\x1b[1;35mKeyboardInterrupt\x1b[0m");
         assert_eq!(filtered(&colored), (String::new(), 1));
+    }
+
+    #[test]
+    fn torch_writes_the_rank_before_each_line() {
+        let prefixed = |text: &str| text.lines().map(|line| format!("[rank12]: {line}\n")).collect::<String>();
+        assert_eq!(filtered(&format!("a\n{}b\n", prefixed(INTERRUPTED))), ("a\nb\n".to_owned(), 1));
+        for text in [prefixed(FAILED), "[rank0]: loss 0.1\n[rank\n[rank0] ".to_owned()] {
+            assert_eq!(filtered(&text), (text, 0));
+        }
     }
 
     #[test]
