@@ -116,7 +116,7 @@ def test_a_store_that_exists_is_not_waited_for(core: types.ModuleType, waited: l
 
 
 def test_the_wait_has_an_end(port: socket.socket) -> None:
-    """Nobody listens. (The test's own limit ends one that goes on.)"""
+    """No process listens. (The test's own limit ends a wait that goes on.)"""
     store_connection.wait_for_listener(port.getsockname()[1], 0.01)
 
 

@@ -17,9 +17,11 @@ rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
 {TALKING}
 def await_early_rank():
     if rank == 1:
-        return tell("ready", os.getpid())
-    await_file("ready.1")
-    with open("ready.1") as file:
+        await_file("imported.0")
+        return tell("early", os.getpid())
+    tell("imported")
+    await_file("early.1")
+    with open("early.1") as file:
         pid = file.read()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
