@@ -241,7 +241,7 @@ def test_the_module_refuses_in_one_line(tmp_path: Path) -> None:
         (["-np", "2", "t.py"], "unknown option -np; did you mean --nproc-per-node?"),
         (
             [],
-            "are required: training_script, training_script_args (which may be none); for example: python -m",
+            "the following arguments are required: training_script, training_script_args (which may be none)",
         ),
     ]:
         ended = subprocess.run(
