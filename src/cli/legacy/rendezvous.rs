@@ -6,7 +6,7 @@ use crate::cli::elastic::backend::AdvertisedAddress;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::node::build_failure_report::ReportContext;
-use crate::cli::node::frontend::Frontend;
+use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::cli::paddle::built_plan::LegacyNodePlan;
 use crate::cli::paddle::shown_logs;
 use crate::framework::{Binding, paddle_legacy};
@@ -15,7 +15,6 @@ use crate::plan::devices::assign::DeviceShare;
 use crate::plan::legacy::{self, LegacyRank as Rank, RankLayout};
 use crate::plan::{LaunchContext, RankPlan};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, Participants, RoundMember};
-use crate::report::failure_report::FailureReport;
 use crate::run;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
@@ -261,14 +260,8 @@ impl Frontend for LegacyElasticFrontend<'_> {
         }
     }
 
-    fn report_end(
-        &self,
-        launch: &Launch<'_>,
-        launched: &LaunchResult,
-        status: i32,
-        failure: Option<&FailureReport>,
-        own_text: Option<&str>,
-    ) {
+    fn report_end(&self, end: &NodeEnd<'_>) {
+        let (launch, launched) = (end.launch, end.launched);
         if matches!(launched.report.outcome, NodeOutcome::Failed { .. }) {
             for (RankPlan { rank, .. }, end) in launch.plan.ranks.iter().zip(&launched.report.ranks) {
                 if let Some(exit) = end.exit.filter(|exit| !end.signalled && !exit.is_success()) {
@@ -277,6 +270,6 @@ impl Frontend for LegacyElasticFrontend<'_> {
                 }
             }
         }
-        self.inner.report_end(launch, launched, status, failure, own_text);
+        self.inner.report_end(end);
     }
 }

@@ -12,6 +12,20 @@ use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::RoundStop;
 use crate::supervise::{ChildId, ProgressNote};
 
+/// How this node's ranks ended.
+pub struct NodeEnd<'a> {
+    /// The job's ranks and options.
+    pub launch: &'a Launch<'a>,
+    /// The ends of its ranks.
+    pub launched: &'a LaunchResult,
+    /// The exit status of the launcher.
+    pub status: i32,
+    /// The failure report, if the job failed.
+    pub failure: Option<&'a FailureReport>,
+    /// The text of `Frontend::render_failure`.
+    pub own_text: Option<&'a str>,
+}
+
 /// What one front end prints and how it exits.
 pub trait Frontend {
     /// What failure reports need beside the node's report.
@@ -51,15 +65,8 @@ pub trait Frontend {
     ) -> Option<String> {
         None
     }
-    /// Prints how this node's ranks ended. `own_text`: from `render_failure`.
-    fn report_end(
-        &self,
-        launch: &Launch<'_>,
-        launched: &LaunchResult,
-        status: i32,
-        failure: Option<&FailureReport>,
-        own_text: Option<&str>,
-    );
+    /// Prints how this node's ranks ended.
+    fn report_end(&self, end: &NodeEnd<'_>);
 }
 
 /// Passes the engine's events to a front end.

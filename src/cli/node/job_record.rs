@@ -4,7 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::print_notice;
 use crate::cli::node::build_failure_report::{build_failure_report, find_behind_victim};
-use crate::cli::node::frontend::Frontend;
+use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::report::failure_report::{ReportStyle, render};
 use crate::report::secrets;
 use crate::run::launch::Launch;
@@ -53,7 +53,13 @@ pub(crate) fn record_end(
         print_notice(&error.to_string());
     }
     let result = serde_json::to_value(result).unwrap_or_default();
-    frontend.report_end(launch, &launched, exit_status, failure.as_ref(), own_text.as_deref());
+    frontend.report_end(&NodeEnd {
+        launch,
+        launched: &launched,
+        status: exit_status,
+        failure: failure.as_ref(),
+        own_text: own_text.as_deref(),
+    });
     gloo_tmpdir::remove(disposable);
     (exit_status, result)
 }

@@ -10,7 +10,7 @@ use crate::cli::legacy::prepare;
 use crate::cli::legacy::rendezvous;
 use crate::cli::legacy::rendezvous::{LegacyElasticFrontend, LegacyRendezvous};
 use crate::cli::node::build_failure_report::ReportContext;
-use crate::cli::node::frontend::Frontend;
+use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::cli::node::preload::zygote;
 use crate::cli::node::restart_policy::supervision_policy;
 use crate::cli::node::run_node;
@@ -26,10 +26,8 @@ use crate::model::Role;
 use crate::plan::devices::visible_devices::Device;
 use crate::plan::{self, LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
-use crate::report::failure_report::FailureReport;
 use crate::run;
 use crate::run::launch::Launch;
-use crate::run::launch_result::LaunchResult;
 use crate::run::output::{gpu_log, log_files, log_rotation};
 use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::sweep::no_sweep::NoSweep;
@@ -370,14 +368,8 @@ impl Frontend for PaddleFrontend<'_> {
         !prepare::has_mapped(launch.plan, status)
     }
 
-    fn report_end(
-        &self,
-        launch: &Launch<'_>,
-        launched: &LaunchResult,
-        status: i32,
-        failure: Option<&FailureReport>,
-        _own_text: Option<&str>,
-    ) {
+    fn report_end(&self, end: &NodeEnd<'_>) {
+        let &NodeEnd { launch, launched, status, failure, .. } = end;
         if prepare::has_mapped(launch.plan, status) {
             info!("the rank mapping is there; starting the job with it");
         } else {

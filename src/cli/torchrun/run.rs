@@ -5,7 +5,7 @@ use crate::cli::common::message::{self, print_error, print_notice};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code};
 use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of_losses};
-use crate::cli::node::frontend::Frontend;
+use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::cli::node::preload::zygote;
 use crate::cli::node::progress_messages;
 use crate::cli::node::restart_policy::stop_by;
@@ -378,14 +378,8 @@ impl Frontend for TorchrunFrontend<'_> {
         report::render_report(launch, launched, failure, &self.title, self.error_file)
     }
 
-    fn report_end(
-        &self,
-        launch: &Launch<'_>,
-        launched: &LaunchResult,
-        status: i32,
-        failure: Option<&FailureReport>,
-        own_text: Option<&str>,
-    ) {
+    fn report_end(&self, end: &NodeEnd<'_>) {
+        let &NodeEnd { launch, launched, status, failure, own_text } = end;
         let own = self.error_file;
         warn_of_losses(launch, launched);
         match &launched.report.outcome {

@@ -115,9 +115,13 @@ def test_a_store_that_exists_is_not_waited_for(core: types.ModuleType, waited: l
     assert len(waited) == 1
 
 
-def test_the_wait_has_an_end(port: socket.socket) -> None:
+def test_the_wait_has_an_end(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """No process listens. (The test's own limit ends a wait that goes on.)"""
-    store_connection.wait_for_listener(port.getsockname()[1], 0.01)
+    seen, listens = [], store_connection.has_listener
+    monkeypatch.setattr(store_connection, "has_listener", lambda number: seen.append(listens(number)))
+    store_connection.wait_for_listener(port.getsockname()[1], 0.05)
+    assert len(seen) > 1
+    assert not any(seen)
 
 
 def test_requests_to_the_store_are_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
