@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml python/data/purelib/rlaunch_rank.pth
+SOURCES := $(shell find src -name '*.rs') Cargo.toml Cargo.lock pyproject.toml $(wildcard python/data/purelib/*)
 # uv installs the 3 GB in a fifth of pip's CPU time. It does not read pip's settings, so an index in PIP_INDEX_URL is passed on.
 UV_INSTALL = $(if $(UV_DEFAULT_INDEX),,$(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX='$(PIP_INDEX_URL)')) $(BIN)/uv pip install --quiet
 INSTALL = $(UV_INSTALL) --python $(BIN)/python

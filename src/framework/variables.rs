@@ -94,6 +94,7 @@ pub const VARIABLES: &[Variable] = &[
     var("POD_IP", "launch (ps)", "host of this process", "127.0.0.1"),
     var("POD_NAME", "launch", "random name of the launcher of this node", "qkzvbd"),
     var("RANK", "run", "rank in the job", "1"),
+    var("RLAUNCH_EXCEPTION_FILE", "launch, legacy, run", "file in which the Python of this rank notes the exception that ends it; it exists only in memory", "/proc/4711/fd/12"),
     var("RLAUNCH_EXPORTED", "launch, legacy, run", "variables of the outer job that a nested launcher ignores: comma-separated name=hash", "PADDLE_MASTER=9f3b5c21"),
     var("RLAUNCH_OUTER_LOGS", "launch, legacy, run", "absolute path of the log directory, in which a nested launcher creates its own", "/home/me/log"),
     var("RLAUNCH_RANK_KEY", "launch, legacy, spawn, run", "identifies the processes of this rank: random key, attempt, local rank", "q0Zk83hTqWm2xVb9/0/1"),

@@ -18,6 +18,9 @@ const LONGEST_TEXT: usize = 10;
 const MOST_ALIKE: usize = 4;
 const LONGEST_LINE: usize = 2000;
 
+/// Of an exception that did not end the rank's main program; a process that this one started may have raised it.
+pub(crate) const CAUGHT: &str = "the rank's main program did not end by this exception, but exited by itself";
+
 /// What is known of a job that failed or was stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FailureReport {
@@ -260,6 +263,9 @@ impl ReportWriter {
         }
         if let Some(hint) = blame.kind.hint() {
             self.sentence_line("  ", hint);
+        }
+        if blame.was_caught {
+            self.sentence_line("  ", CAUGHT);
         }
     }
 

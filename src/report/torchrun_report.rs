@@ -5,7 +5,7 @@ use crate::model::Exit;
 use crate::model::exit::signal_name;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::LogTail;
-use crate::report::failure_report::{Culprit, FailureReport, aftermath, describe_lost_peer};
+use crate::report::failure_report::{CAUGHT, Culprit, FailureReport, aftermath, describe_lost_peer};
 use crate::report::wording::lasted;
 
 /// The longest border.
@@ -108,6 +108,9 @@ fn known(culprit: &Culprit) -> Vec<String> {
         }
         if let Some(hint) = blame.kind.hint() {
             field("cause", hint.to_owned());
+        }
+        if blame.was_caught {
+            field("cause", CAUGHT.to_owned());
         }
     }
     if let Some((library, peers)) = &culprit.lost_peer {

@@ -28,12 +28,13 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     let stopped = local_rank != ended_first && is_stopped(&processes[local_rank]);
     let exit = if local_rank == ended_first { exit } else { processes[local_rank].exit.unwrap_or(exit) };
     let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
+    let uncaught = &processes[local_rank].uncaught;
     let shown = if stopped { Exit::Signal(libc::SIGTERM) } else { exit };
     FirstFailure {
         local_rank,
         exit: (!stopped).then_some(exit),
-        message: blame(&bytes, shown).map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
-        lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped), Account::LostPeer(_)),
+        message: blame(&bytes, shown, uncaught).map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
+        lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped, uncaught), Account::LostPeer(_)),
     }
 }
 
@@ -48,7 +49,8 @@ pub fn find_behind_victim(processes: &[RankState], ended_first: usize, read: Rea
             return None;
         }
         let signalled = is_stopped(process);
-        let account = first_failure::read_account(&read(local, end_of_interest(process)), exit, signalled);
+        let account =
+            first_failure::read_account(&read(local, end_of_interest(process)), exit, signalled, &process.uncaught);
         Some(RankEnd { exit, signalled, account })
     };
     // Most culprits are no victims: then no other log is read.

@@ -1,6 +1,7 @@
 //! The process of one rank, as the launcher knows it.
 
 use crate::model::Exit;
+use crate::report::cause::uncaught::UncaughtException;
 
 /// The present process of one rank.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +15,8 @@ pub struct RankState {
     pub log_start: u64,
     /// Where its log ended when the first rank failed.
     pub log_end_at_failure: Option<u64>,
+    /// The exception that nothing caught, as it was noted when the rank was asked to stop or, if it was not, when it ended.
+    pub uncaught: UncaughtException,
     /// Its exit; `None` while it lives.
     pub exit: Option<Exit>,
     /// Whether it was sent a signal to end before it did.

@@ -16,6 +16,7 @@ use crate::run::output::log_rotation::LogRotation;
 use crate::run::output::output_routing::OutputRouting;
 use crate::run::output::rank_streams;
 use crate::run::output::rank_terminal::RankTerminal;
+use crate::run::output::uncaught_file::{self, UncaughtFile};
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
@@ -61,6 +62,8 @@ pub struct RankProcesses<'a> {
     pub swept: Vec<Vec<Leftover>>,
     /// Processes of no rank in particular that were killed between attempts.
     pub strays: Vec<Leftover>,
+    /// Where each rank's Python notes the exception that ends it; by local rank.
+    uncaught_files: Vec<Option<UncaughtFile>>,
     swept_last: usize,
     sweep_budget: SweepBudget,
     /// When a rank ended last.
@@ -103,6 +106,7 @@ impl<'a> RankProcesses<'a> {
             processes: vec![RankState::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
+            uncaught_files: launch.plan.ranks.iter().map(|_| None).collect(),
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
             sweep_budget: SweepBudget::default(),
@@ -233,6 +237,11 @@ impl<'a> RankProcesses<'a> {
         }
     }
 
+    fn read_uncaught(&mut self, local: usize) {
+        self.processes[local].uncaught =
+            self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default();
+    }
+
     fn start_rank(&mut self, id: ChildId) -> Result<Arc<Child>, RankStartError> {
         let plan = &self.launch.plan.ranks[id.local_rank];
         let (rank, program) = (self.label(id), self.launch.program.clone());
@@ -258,6 +267,12 @@ impl<'a> RankProcesses<'a> {
         let end = self.lifeline.open_end().map_err(|source| step("lifeline", source))?;
         let mut env = plan.env_of(id.attempt);
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
+        // Without it the end of the rank is read from its output alone.
+        let uncaught_file = UncaughtFile::new().ok();
+        if let Some(file) = &uncaught_file {
+            env.set(uncaught_file::VARIABLE, file.path());
+        }
+        self.uncaught_files[id.local_rank] = uncaught_file;
         let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
         let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
         let command = SpawnCommand {
@@ -329,6 +344,9 @@ impl RankHost for RankProcesses<'_> {
     fn reaped(&mut self, id: ChildId, child: &Child, exit: Exit, signalled: bool) {
         // What follows reads the end of its log.
         self.terminals.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, terminal)| terminal.drain());
+        if !signalled {
+            self.read_uncaught(id.local_rank);
+        }
         let process = &mut self.processes[id.local_rank];
         (process.exit, process.signalled) = (Some(exit), signalled);
         process.peak_memory = child.peak_memory();
@@ -364,6 +382,9 @@ impl RankHost for RankProcesses<'_> {
             let removed = rotated.map_or(0, |log| FAR - log.offset(FAR));
             let end = log.and_then(|log| Some(std::fs::metadata(log).ok()?.len() + removed));
             self.processes[local].log_end_at_failure = end;
+            if self.processes[local].exit.is_none() {
+                self.read_uncaught(local);
+            }
         }
     }
 

@@ -84,6 +84,12 @@ def run_rank(request: ForkRequest, state: ImportedState) -> Any:
     for fd in request.fds_from(0):
         if fd > 2 and fd != request.fd("lifeline"):
             os.close(fd)
+    # Not there if the package was not installed but only found.
+    with contextlib.suppress(ImportError):
+        import rlaunch_rank
+
+        if (note := rlaunch_rank.note_exceptions()) is not None:
+            note.register()
     return program.run(argv, state.first)
 
 

@@ -130,7 +130,8 @@ pub fn build_failure_report(
         // What it printed after it was asked to stop is an answer to that.
         let until = if signalled { launched.processes[local].log_end_at_failure.unwrap_or(0) } else { u64::MAX };
         let bytes = if is_read { bytes_until(launch, launched, local, until) } else { Vec::new() };
-        let fault = |bytes: &[u8]| blame(bytes, Exit::Code(1)).map(|blame| blame.fault);
+        let uncaught = &launched.processes[local].uncaught;
+        let fault = |bytes: &[u8]| blame(bytes, Exit::Code(1), uncaught).map(|blame| blame.fault);
         Some(Victim {
             label: launch.plan.ranks[local].label(),
             same_failure: culprit_fault.is_some() && fault(&bytes) == culprit_fault,
@@ -188,8 +189,8 @@ fn culprit_of(
         lived: launched.report.ranks[local].lived.unwrap_or_default(),
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
-        blame: blame(&bytes, exit),
-        lost_peer: match read_account(&bytes, exit, signalled) {
+        blame: blame(&bytes, exit, &process.uncaught),
+        lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
             Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,

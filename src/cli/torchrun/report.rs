@@ -4,6 +4,7 @@ use crate::model::Exit;
 use crate::report::cause::blame::blame;
 use crate::report::cause::error_file;
 use crate::report::cause::error_file::ErrorFile;
+use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::console::tail::LogTail;
 use crate::report::failure_report::{FailureCause, FailureReport};
@@ -36,7 +37,7 @@ pub fn render_report(
     let (root, file) = failure(launch, launched, *culprit, *exit);
     let mut known = (**known).clone();
     // A worker may be stopped after it wrote its error file and before it printed the traceback.
-    known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit));
+    known.blame = known.blame.or_else(|| blame(file.as_ref()?.text.as_bytes(), *exit, &UncaughtException::Unknown));
     if let Some(own) = own {
         let data = match file {
             Some(file) => error_file::passed_on(file.data, exit.returncode()),

@@ -6,6 +6,7 @@ use crate::report::cause::native;
 use crate::report::cause::native::Crash;
 use crate::report::cause::traceback;
 use crate::report::cause::traceback::{ExceptionEffect, RaisedException, without_rank};
+use crate::report::cause::uncaught::{UncaughtException, first_lines};
 use crate::report::console::tail::plain_lines;
 
 /// The cause of a rank's failure.
@@ -17,11 +18,13 @@ pub struct Blame {
     pub fault: RankFault,
     /// The first error: the root of a chain, the exception before an abort, the failed assertion on a GPU.
     pub root: Option<RankFault>,
+    /// The rank's Python says that the exception was caught: the program printed it and then ended by itself.
+    pub was_caught: bool,
 }
 
-/// Reads the end of a rank's stderr, given its exit status; `None` if nothing in it explains that status. Accepts any
-/// bytes, in linear time.
-pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
+/// Reads the end of a rank's stderr, given its exit status and what its Python noted; `None` if nothing in it explains that
+/// status. Accepts any bytes, in linear time.
+pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<Blame> {
     if exit.is_success() {
         return None;
     }
@@ -32,18 +35,43 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
     for crash in crashes.iter().filter(|c| !traceback::is_summary(lines[c.line])) {
         stops[crash.line] = true;
     }
-    let raised = traceback::find(&lines, &stops);
-    let all: Vec<&RankFault> = raised.iter().map(|r| &r.fault).collect();
+    let mut raised = traceback::find(&lines, &stops);
+    let all: Vec<RankFault> = raised.iter().map(|r| r.fault.clone()).collect();
+    let is_noted = if let Some(noted) = uncaught.find_printed(&raised) {
+        raised = vec![noted];
+        true
+    } else {
+        false
+    };
+    let was_caught = *uncaught == UncaughtException::None;
     let last_word = lines.iter().rposition(|l| !l.is_empty()).unwrap_or(0);
 
-    let exceptions = raised.iter().map(|r| (weight_of_exception(r, exit, last_word), r.lines.start, Found::Raised(r)));
+    let weigh = |raised: &RaisedException| match raised.fate {
+        ExceptionEffect::Raised if is_noted => {
+            if is_by_signal(exit) {
+                2
+            } else {
+                7
+            }
+        }
+        ExceptionEffect::Raised if was_caught && is_by_signal(exit) => 0,
+        _ => weight_of_exception(raised, exit, last_word),
+    };
+    let raised_in = |raised: &RaisedException| match uncaught {
+        UncaughtException::Raised(noted) => noted.raised_in.clone(),
+        _ => lines[raised.lines.clone()].iter().rev().find_map(|line| {
+            let (file, _) = line.trim_start().strip_prefix("File \"")?.split_once('"')?;
+            Some(file.to_owned())
+        }),
+    };
+    let exceptions = raised.iter().map(|r| (weigh(r), r.lines.start, Found::Raised(r)));
     let natives = crashes.iter().map(|c| (weight_of_crash(c, exit), c.line, Found::Crash(c)));
     let (_, at, found) =
         exceptions.chain(natives).filter(|(weight, ..)| *weight > 0).max_by_key(|(weight, at, _)| (*weight, *at))?;
     Some(match found {
         Found::Raised(raised) => {
             let kind = match kind(&raised.fault) {
-                FaultKind::Exception if is_lost_helper(&raised.fault, &lines[raised.lines.clone()]) => {
+                FaultKind::Exception if is_lost_helper(&raised.fault, raised_in(raised).as_deref()) => {
                     FaultKind::LostHelper
                 }
                 other => other,
@@ -51,7 +79,13 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
-            Blame { kind, fault: raised.fault.clone(), root }
+            let mut fault = raised.fault.clone();
+            let was_caught = was_caught && raised.fate == ExceptionEffect::Raised;
+            if was_caught {
+                // What follows need not belong to the message.
+                fault.text = first_lines(&fault.text, 1);
+            }
+            Blame { kind, fault, root, was_caught }
         }
         Found::Crash(crash) => {
             let is_shown = |r: &&RaisedException| {
@@ -67,9 +101,11 @@ pub fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
                     kind: kind(&before.fault),
                     fault: before.fault.clone(),
                     root: before.root.clone(),
+                    was_caught: false,
                 });
             }
-            Blame { kind: crash.kind, fault: crash.fault.clone(), root: before.map(|r| r.fault.clone()) }
+            let root = before.map(|r| r.fault.clone());
+            Blame { kind: crash.kind, fault: crash.fault.clone(), root, was_caught: false }
         }
     })
 }
@@ -79,16 +115,17 @@ enum Found<'a> {
     Crash(&'a Crash),
 }
 
-/// Whether a signal ended it, or a shell reports that one ended its child.
-fn by_signal(exit: Exit) -> bool {
-    matches!(exit, Exit::Signal(_) | Exit::Code(129..=192))
+/// Whether a signal ended it, or a shell reports that one ended its child. Of SIGINT: Python also ends so by a
+/// KeyboardInterrupt.
+fn is_by_signal(exit: Exit) -> bool {
+    matches!(exit, Exit::Signal(_) | Exit::Code(129..=192)) && exit.shell_status() != 130
 }
 
-/// An exception ends Python with a code (a KeyboardInterrupt with SIGINT). Before a signal it counts only as the last
+/// An exception ends Python with a code. Before a signal it counts only as the last
 /// output, because programs log exceptions that they handle.
 fn weight_of_exception(raised: &RaisedException, exit: Exit, last_word: usize) -> u8 {
     let last = raised.lines.end > last_word;
-    match (raised.fate, by_signal(exit) && exit.shell_status() != 130) {
+    match (raised.fate, is_by_signal(exit)) {
         (ExceptionEffect::Ignored, _) => 0,
         (ExceptionEffect::InThread, signal) => u8::from(!signal || last),
         (ExceptionEffect::Raised, false) => 5,
@@ -113,17 +150,17 @@ fn weight_of_crash(crash: &Crash, exit: Exit) -> u8 {
 
 /// The exception by which torch reports that a worker of a DataLoader died (`_error_if_any_worker_fails` in
 /// torch/csrc/DataLoader.cpp), if it is not the error itself: the loss of the connection to the worker may be noticed first.
-fn dead_worker_beside(fault: &RankFault, all: &[&RankFault]) -> Option<RankFault> {
+fn dead_worker_beside(fault: &RankFault, all: &[RankFault]) -> Option<RankFault> {
     let is_it =
-        |one: &&&RankFault| one.text.starts_with("DataLoader worker (pid ") && one.text.contains("is killed by signal");
-    all.iter().find(is_it).filter(|one| **one != fault).map(|one| (*one).clone())
+        |one: &&RankFault| one.text.starts_with("DataLoader worker (pid ") && one.text.contains("is killed by signal");
+    all.iter().find(is_it).filter(|one| *one != fault).cloned()
 }
 
-/// Whether an exception is the loss of a connection of multiprocessing. `lines`: its traceback.
-fn is_lost_helper(fault: &RankFault, lines: &[&str]) -> bool {
+/// Whether an exception is the loss of a connection of multiprocessing. `raised_in`: the file of its innermost frame.
+fn is_lost_helper(fault: &RankFault, raised_in: Option<&str>) -> bool {
     let errors = ["ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "FileNotFoundError"];
-    let frame = lines.iter().rfind(|line| line.trim_start().starts_with("File \""));
-    errors.contains(&fault.what.as_str()) && frame.is_some_and(|line| line.contains("multiprocessing/connection.py\""))
+    errors.contains(&fault.what.as_str())
+        && raised_in.is_some_and(|file| file.ends_with("multiprocessing/connection.py"))
 }
 
 /// The kind of failure behind an exception.

@@ -4,6 +4,7 @@
 use crate::model::Exit;
 use crate::report::cause::blame::blame;
 use crate::report::cause::lost_peer::{LostPeer, lost_peer};
+use crate::report::cause::uncaught::UncaughtException;
 
 /// Lines of the message of the exception that ends a rank's output.
 const LONGEST_MESSAGE: usize = 20;
@@ -32,13 +33,14 @@ pub struct RankEnd {
 
 /// Reads the end of a rank's stderr; of a rank that was stopped, what it had printed before. Of several errors the first one
 /// counts: a rank that fails closes its connections, which fails in turn.
-pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool) -> Account {
+pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool, uncaught: &UncaughtException) -> Account {
     // An exception that was printed before a signal counts only as the last output: programs log those that they handle.
     let exit = if signalled { Exit::Signal(libc::SIGTERM) } else { exit };
     let of_text = |text: &[u8]| lost_peer(text).map(Account::LostPeer);
-    let Some(blame) = blame(stderr, exit) else { return of_text(stderr).unwrap_or(Account::Nothing) };
+    let Some(blame) = blame(stderr, exit, uncaught) else { return of_text(stderr).unwrap_or(Account::Nothing) };
     // Lines that follow an exception may belong to its message; so many do not.
-    if signalled && blame.fault.text.lines().count() > LONGEST_MESSAGE {
+    let is_certain = matches!(uncaught, UncaughtException::Raised(_));
+    if signalled && !is_certain && blame.fault.text.lines().count() > LONGEST_MESSAGE {
         return Account::Nothing;
     }
     let error = blame.root.unwrap_or(blame.fault);
@@ -70,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_first_error_of_a_rank_counts() {
-        let stopped = |text: &[u8]| read_account(text, Exit::Signal(libc::SIGTERM), true);
+        let stopped = |text: &[u8]| read_account(text, Exit::Signal(libc::SIGTERM), true, &UncaughtException::Unknown);
         assert_eq!(stopped(VALUE_ERROR), Account::OwnError);
         assert_eq!(stopped(LOST), Account::LostPeer(LostPeer::Gloo));
         assert_eq!(stopped(&both(VALUE_ERROR, LOST)), Account::OwnError);
@@ -79,7 +81,7 @@ mod tests {
         assert_eq!(stopped(&VALUE_ERROR.to_ascii_uppercase()), Account::Nothing);
         let handled = [VALUE_ERROR, &b"epoch 4\n".repeat(LONGEST_MESSAGE + 1)].concat();
         assert_eq!(stopped(&handled), Account::Nothing);
-        assert_eq!(read_account(&handled, Exit::Code(1), false), Account::OwnError);
+        assert_eq!(read_account(&handled, Exit::Code(1), false, &UncaughtException::Unknown), Account::OwnError);
     }
 
     #[test]

@@ -7,3 +7,4 @@ pub mod first_failure;
 pub mod lost_peer;
 pub mod native;
 pub mod traceback;
+pub mod uncaught;

@@ -9,3 +9,4 @@ pub mod pending_text;
 pub mod rank_streams;
 pub mod rank_terminal;
 pub mod run_folder;
+pub mod uncaught_file;

@@ -307,3 +307,61 @@ story(
     ranks=4,
     then="",
 )
+story(
+    "logged-then-killed",
+    "a rank logs an error that it handled, and a warning; then it is killed",
+    """
+    if rank == 1:
+        try:
+            raise KeyError('cache')
+        except KeyError:
+            traceback.print_exc()
+        print('WARNING: no cache', file=sys.stderr)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """,
+    r"SIGKILL",
+    culprits=1,
+    never=(r"KeyError.*\n.*at .*train",),
+)
+story(
+    "logged-then-exit",
+    "a rank logs an error that it handled; much later it ends with a message",
+    """
+    if rank == 1:
+        try:
+            raise KeyError('cache')
+        except KeyError:
+            traceback.print_exc()
+        sys.exit('data set 7 is empty')
+    """,
+    r"did not end by this exception",
+    r"data set 7 is empty",
+    culprits=1,
+    never=(r"\n  KeyError: 'cache'\n    data set 7", r"exception : KeyError: 'cache'\n +data set 7"),
+)
+story(
+    "own-hook",
+    "an exception that a hook of the program's own reports",
+    """
+    def report(kind, value, trace):
+        print(f'*** {kind.__name__} in training ***', file=sys.stderr)
+    sys.excepthook = report
+    if rank == 1:
+        raise ValueError('loss is nan')
+    """,
+    r"ValueError: loss is nan",
+    r"in <module>",
+    culprits=1,
+)
+story(
+    "pushed-out",
+    "an exception, and then so much output that its traceback is far from the end",
+    """
+    import atexit
+    if rank == 1:
+        atexit.register(lambda: print('freed\\n' * 200_000, file=sys.stderr))
+        raise ValueError('loss is nan')
+    """,
+    r"ValueError: loss is nan",
+    culprits=1,
+)

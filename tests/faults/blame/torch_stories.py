@@ -317,3 +317,41 @@ story(
     framework="torch",
     then="",
 )
+story(
+    "torch-logged",
+    "a rank has logged an error that it handled; another one exits with 0 while it is in a collective",
+    """
+    if rank == 0:
+        try:
+            raise KeyError('cache')
+        except KeyError:
+            traceback.print_exc()
+    dist.barrier()
+    if rank == 1:
+        os._exit(0)
+    """,
+    r"rank 1 had exited with 0 before",
+    culprits={0, 2},
+    ranks=3,
+    framework="torch",
+    never=(r"KeyError: 'cache'\n +at", r"it had failed"),
+)
+story(
+    "torch-own-hook",
+    "an exception in a rank whose own hook reports it, and an atexit that takes long",
+    """
+    def report(kind, value, trace):
+        sys.__excepthook__(kind, value, trace)
+        print('notified the team\\n' * 100, file=sys.stderr)
+    sys.excepthook = report
+    dist.barrier()
+    if rank == 1:
+        import atexit
+        atexit.register(time.sleep, 5)
+        atexit.register(dist.destroy_process_group)
+        raise ValueError('loss is nan')
+    """,
+    r"ValueError: loss is nan",
+    culprits=1,
+    framework="torch",
+)

@@ -2,7 +2,7 @@
 
 use nix::time::{ClockId, clock_gettime};
 use rlaunch::model::Exit;
-use rlaunch::report::cause::blame::blame;
+use rlaunch::report::cause::uncaught::UncaughtException;
 use rlaunch::report::{Blame, FaultKind, LostPeer, lost_peer};
 
 const CHAIN: &str = r#"epoch 1
@@ -152,13 +152,18 @@ Current thread 0x00 (most recent call first):
   File \"t.py\", line 1 in <module>
 ";
 
+/// Of a rank whose Python noted nothing.
+fn blame(stderr: &[u8], exit: Exit) -> Option<Blame> {
+    rlaunch::report::blame(stderr, exit, &UncaughtException::Unknown)
+}
+
 fn found(text: &str, exit: Exit) -> Blame {
     blame(text.as_bytes(), exit).unwrap_or_else(|| panic!("nothing found in {text}"))
 }
 
 /// The kind, the error, its place, and the root cause.
 fn explained(text: &str, exit: Exit) -> (FaultKind, String, String, String) {
-    let Blame { kind, fault, root } = found(text, exit);
+    let Blame { kind, fault, root, .. } = found(text, exit);
     let place = fault.place.as_ref().map(ToString::to_string).unwrap_or_default();
     (kind, fault.to_string(), place, root.map(|r| r.to_string()).unwrap_or_default())
 }

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use rlaunch::model::{Exit, ProcessLabel, Role};
 use rlaunch::report::cause::blame::{Blame, blame};
+use rlaunch::report::cause::uncaught::UncaughtException;
 use rlaunch::report::console::escape::{ColorPolicy, clean, plain};
 use rlaunch::report::console::lines::{LONGEST, LineSplitter};
 use rlaunch::report::console::prefix::{LinePrefix, write_line};
@@ -212,7 +213,7 @@ proptest! {
     #[test]
     fn blame_takes_any_bytes(bytes in any_bytes(), code in 0..256i32, signal in 1..65i32) {
         for exit in [Exit::Code(code), Exit::Signal(signal), Exit::Lost] {
-            let found = blame(&bytes, exit);
+            let found = blame(&bytes, exit, &UncaughtException::Unknown);
             prop_assert!(found.is_none() || !exit.is_success());
             for fault in found.iter().flat_map(|b| std::iter::once(&b.fault).chain(&b.root)) {
                 prop_assert!(!fault.to_string().contains(|c: char| c.is_control() && c != '\t' && c != '\n'));
@@ -227,7 +228,7 @@ proptest! {
             "Traceback (most recent call last):\n  File \"last.py\", line 7, in f\n    g()\nLastError: {text}.\n"
         );
         let all = [&bytes[..], b"\n", last.as_bytes()].concat();
-        let Blame { fault, .. } = blame(&all, Exit::Code(1)).expect("no blame");
+        let Blame { fault, .. } = blame(&all, Exit::Code(1), &UncaughtException::Unknown).expect("no blame");
         prop_assert_eq!((fault.what, fault.text), ("LastError".to_owned(), format!("{text}.")));
         prop_assert_eq!(fault.place.map(|p| (p.file, p.line)), Some(("last.py".to_owned(), 7)));
     }

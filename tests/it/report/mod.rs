@@ -3,3 +3,4 @@
 mod blame;
 mod failure_report;
 mod invariants;
+mod uncaught;

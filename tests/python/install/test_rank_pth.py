@@ -21,6 +21,7 @@ print(before, "rlaunch" in sys.modules, any(type(one).__name__ == "_StoreWait" f
 def python(bare: Environment) -> Environment:
     """An environment with the file, and a torch that does nothing."""
     shutil.copy(ROOT / "python/data/purelib/rlaunch_rank.pth", bare.site)
+    shutil.copy(ROOT / "python/data/purelib/rlaunch_rank.py", bare.site)
     (bare.site / "torch.py").write_text("")
     return bare
 

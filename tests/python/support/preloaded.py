@@ -264,7 +264,6 @@ def _become(request: dict[str, Any]) -> int:
     import runpy
     import tempfile
     import threading
-    import traceback
 
     os.setsid()
     _enter(request["pid"])
@@ -278,6 +277,12 @@ def _become(request: dict[str, Any]) -> int:
     argv: list[str] = request["argv"]
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != here]
+    if "RLAUNCH_EXCEPTION_FILE" in os.environ:
+        import rlaunch_rank
+
+        # The rank waits, and it is this process that may raise.
+        if (note := rlaunch_rank.note_exceptions()) is not None:
+            note.register()
     sys.path[:0] = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     globals()["_inside"] = True
     sys.modules["preloaded"] = sys.modules.pop("__main__")
@@ -301,8 +306,9 @@ def _become(request: dict[str, Any]) -> int:
             status = ending.code if isinstance(ending.code, int) else 1
             if not isinstance(ending.code, int):
                 print(ending.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.last_value = error
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     threading._shutdown()
     atexit._run_exitfuncs()

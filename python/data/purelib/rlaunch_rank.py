@@ -1,0 +1,140 @@
+"""Runs in each Python process of a job before its program does (``rlaunch_rank.pth``).
+
+It notes the exception that ends a rank, and prepares torch and Paddle when they are imported. It is a module
+of its own because to import the package would take longer than all else, as would ``threading``.
+"""
+
+import atexit
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+# The rank's file for the exception (docs/environment.md).
+EXCEPTION_FILE = "RLAUNCH_EXCEPTION_FILE"
+
+# Characters of an exception's message that are noted.
+_LONGEST_TEXT = 8192
+
+
+class ExceptionNote:
+    """Notes in a file of the launcher's the exception that ends this process, and first that none has so far.
+
+    ``sys.excepthook`` stays as it is: other libraries compare it with Python's own.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._is_written = False
+        self._is_registered = False
+        self._write(b"started\n")
+        # The functions registered last are called first. Some take long.
+        atexit.register(self._note)
+
+    def register(self) -> None:
+        """Has the exception noted before the functions of ``atexit`` run, if ``threading`` is imported."""
+        register = getattr(sys.modules.get("threading"), "_register_atexit", None)
+        if register is not None and not self._is_registered:
+            self._is_registered = True
+            try:  # noqa: SIM105
+                register(self._note)
+            except RuntimeError:
+                pass  # The interpreter is exiting.
+
+    def _note(self) -> None:
+        # Python sets it for an exception that nothing caught, before it calls sys.excepthook.
+        value = getattr(sys, "last_value", None)
+        # A child that was forked has this object too.
+        if self._is_written or not isinstance(value, BaseException) or os.getpid() != self._pid:
+            return
+        self._is_written = True
+        try:
+            import json
+
+            self._write(json.dumps(describe(value)).encode() + b"\n")
+        except Exception:
+            pass  # The launcher reads the traceback.
+
+    def _write(self, data: bytes) -> None:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
+
+class ImportWatch:
+    """Finds no module, but sees each import as the first of ``sys.meta_path``."""
+
+    def __init__(self, note: ExceptionNote | None) -> None:
+        self._note = note
+        self._is_prepared = os.environ.get("RLAUNCH_STORE_WAIT") == "0"
+
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
+        """For ``sys.meta_path``."""
+        if self._note is not None:
+            self._note.register()
+        if name in ("torch", "paddle") and not self._is_prepared:
+            self._is_prepared = True
+            try:
+                from importlib.machinery import PathFinder
+
+                found = PathFinder.find_spec("rlaunch")
+                # Else a module of the program has this name.
+                if found is not None and found.submodule_search_locations:
+                    import rlaunch._rank.startup  # noqa: F401
+            except Exception as error:
+                print("rlaunch: warning: cannot prepare this rank:", repr(error), file=sys.stderr)
+        return None
+
+
+def describe(value: BaseException) -> "dict[str, Any]":
+    """Returns an exception as the launcher reads it (src/report/cause/uncaught.rs).
+
+    Its place is the innermost frame of the user's own code, or the innermost of all.
+    """
+    kind = type(value)
+    prefix = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    note: dict[str, Any] = {"what": prefix + kind.__qualname__, "file": None}
+    if isinstance(value, SyntaxError):
+        note.update(text=value.msg, file=value.filename, line=value.lineno or 0, function=None)
+        return note
+    note["text"] = str(value)[:_LONGEST_TEXT]
+    is_users = False
+    trace = value.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        name = code.co_filename
+        libraries = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+        note["raised_in"] = name
+        own = not name.startswith("<frozen") and not any(one in name for one in libraries)
+        if own or not is_users:
+            note.update(file=name, line=trace.tb_lineno or 0, function=code.co_name)
+            is_users = own
+        trace = trace.tb_next
+    return note
+
+
+def note_exceptions() -> ExceptionNote | None:
+    """Has the exception noted that ends this process, which is a rank, if the launcher gave it a file."""
+    path = os.environ.get(EXCEPTION_FILE)
+    try:
+        return ExceptionNote(path) if path else None
+    except OSError:
+        return None  # Of another user, say. The launcher reads the traceback.
+
+
+def _is_rank() -> bool:
+    """Whether the launcher started this process. Programs that a rank starts have the variable too."""
+    # /proc/PID/fd/NUMBER
+    return os.environ.get(EXCEPTION_FILE, "").startswith(f"/proc/{os.getppid()}/")
+
+
+def prepare() -> None:
+    """Prepares this process, once: Python reads a start file twice if its folder has two names."""
+    if not any(isinstance(one, ImportWatch) for one in sys.meta_path):
+        sys.meta_path.insert(0, ImportWatch(note_exceptions() if _is_rank() else None))

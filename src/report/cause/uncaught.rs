@@ -1,0 +1,111 @@
+//! What a rank's own Python says of the exception that ends it (`rlaunch_rank.py`). Its stderr cannot say so much: programs
+//! also print exceptions that they handle.
+
+use crate::report::cause::fault::{CodeLocation, RankFault};
+use crate::report::cause::traceback::{ExceptionEffect, RaisedException};
+use serde::Deserialize;
+
+/// Whether an exception that nothing caught ended a rank's main program.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum UncaughtException {
+    /// Unknown: the rank is no Python program, or one of an environment without rlaunch.
+    #[default]
+    Unknown,
+    /// None has so far.
+    None,
+    /// This one did.
+    Raised(NotedException),
+}
+
+/// The exception that ended a rank's main program, as its Python knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotedException {
+    /// Its text is complete.
+    pub fault: RankFault,
+    /// The file of its innermost frame.
+    pub raised_in: Option<String>,
+}
+
+/// The first line, which a rank writes when its Python starts.
+const STARTED: &str = "started";
+
+#[derive(Deserialize)]
+struct Note {
+    what: String,
+    text: String,
+    file: Option<String>,
+    #[serde(default)]
+    line: u32,
+    function: Option<String>,
+    raised_in: Option<String>,
+}
+
+/// Reads a rank's note: `started`, again for each further program that the process executes, then at most one line of JSON.
+/// Accepts any bytes.
+pub fn parse(note: &[u8]) -> UncaughtException {
+    let text = String::from_utf8_lossy(note);
+    if text.lines().next() != Some(STARTED) {
+        return UncaughtException::Unknown;
+    }
+    let Some(line) = text.lines().find(|line| *line != STARTED) else { return UncaughtException::None };
+    let Ok(Note { what, text, file, line, function, raised_in }) = serde_json::from_str(line) else {
+        return UncaughtException::Unknown;
+    };
+    let place = file.map(|file| CodeLocation { file, line, function });
+    UncaughtException::Raised(NotedException { fault: RankFault { what, text, place }, raised_in })
+}
+
+impl UncaughtException {
+    /// The uncaught one among the printed exceptions; as Python described it if it is not among them.
+    pub(crate) fn find_printed(&self, printed: &[RaisedException]) -> Option<RaisedException> {
+        let Self::Raised(NotedException { fault, .. }) = self else { return None };
+        let first_line = |fault: &RankFault| fault.text.trim_start().lines().next().map(str::to_owned);
+        let of_type = || printed.iter().rev().filter(|one| one.fault.what == fault.what);
+        let same = of_type().find(|one| first_line(&one.fault) == first_line(fault)).or_else(|| of_type().next());
+        let mut found = match same {
+            Some(printed) => printed.clone(),
+            None => RaisedException { fault: fault.clone(), root: None, lines: 0..0, fate: ExceptionEffect::Raised },
+        };
+        found.fate = ExceptionEffect::Raised;
+        // Nothing in the output marks where the message ends.
+        found.fault.text = first_lines(&found.fault.text, fault.text.lines().count());
+        Some(found)
+    }
+}
+
+/// The first `count` lines of a text.
+pub(crate) fn first_lines(text: &str, count: usize) -> String {
+    text.lines().take(count).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read() {
+        let place = CodeLocation { file: "t.py".into(), line: 3, function: Some("f".into()) };
+        let noted = |place, raised_in| {
+            let fault = RankFault { what: "E".into(), text: "a\nb".into(), place };
+            UncaughtException::Raised(NotedException { fault, raised_in })
+        };
+        for (note, wanted) in [
+            (&b""[..], UncaughtException::Unknown),
+            (b"\xff\n", UncaughtException::Unknown),
+            (b"started\n", UncaughtException::None),
+            (b"started\nstarted\n", UncaughtException::None),
+            (b"started\n{\"what\": 1}\n", UncaughtException::Unknown),
+            (b"started\n{\"what\": \"E\", \"text\"", UncaughtException::Unknown),
+            (
+                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": null}\n",
+                noted(None, None),
+            ),
+            (
+                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": \"t.py\", \"line\": 3, \"function\": \"f\", \"raised_in\": \"lib.py\"}\n",
+                noted(Some(place), Some("lib.py".into())),
+            ),
+        ] {
+            assert_eq!(parse(note), wanted, "{note:?}");
+        }
+    }
+}

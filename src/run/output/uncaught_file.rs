@@ -1,0 +1,53 @@
+//! The file in which a rank's Python notes the exception that ends it (`rlaunch_rank.py`). It is anonymous, so nothing of it
+//! stays behind; the rank opens it by its path in /proc, for which it has to run as the launcher's user (proc_pid_fd(5)).
+
+use crate::report::cause::uncaught::{UncaughtException, parse};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+/// The variable with the file's path.
+pub const VARIABLE: &str = "RLAUNCH_EXCEPTION_FILE";
+
+/// Longer notes are cut.
+const LONGEST: usize = 64 * 1024;
+
+/// The file of one rank in one attempt.
+pub struct UncaughtFile(File);
+
+impl UncaughtFile {
+    /// An empty file.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(File::from(memfd_create(c"rlaunch-exception", MFdFlags::MFD_CLOEXEC)?)))
+    }
+
+    /// Where processes other than this one find it.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    /// What the rank has noted so far.
+    pub fn read(&self) -> UncaughtException {
+        let mut bytes = vec![0; LONGEST];
+        let read = self.0.read_at(&mut bytes, 0).unwrap_or(0);
+        parse(&bytes[..read])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+
+    #[test]
+    fn what_another_writes_to_the_path_is_read() {
+        let file = UncaughtFile::new().unwrap();
+        assert_eq!(file.read(), UncaughtException::Unknown);
+        std::fs::write(file.path(), "started\n").unwrap();
+        assert_eq!(file.read(), UncaughtException::None);
+        std::fs::write(file.path(), format!("started\n{}\n", "x".repeat(2 * LONGEST))).unwrap();
+        assert_eq!(file.read(), UncaughtException::Unknown);
+    }
+}

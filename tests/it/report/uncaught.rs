@@ -1,0 +1,104 @@
+//! The cause of a failure where the rank's own Python has noted whether an exception ended it.
+
+use rlaunch::model::Exit;
+use rlaunch::report::cause::fault::{CodeLocation, RankFault};
+use rlaunch::report::cause::first_failure::{Account, read_account};
+use rlaunch::report::cause::uncaught::{NotedException, UncaughtException};
+use rlaunch::report::{Blame, FaultKind, blame};
+
+const LOGGED: &str = "ERROR:root:retry
+Traceback (most recent call last):
+  File \"t.py\", line 1, in load
+    f()
+OSError: slow disk
+";
+
+const LATER: &str = "WARNING:root:low on space\nWARNING:root:done\n";
+
+fn raised(what: &str, text: &str) -> UncaughtException {
+    let place = CodeLocation { file: "t.py".into(), line: 9, function: Some("main".into()) };
+    let fault = RankFault { what: what.into(), text: text.into(), place: Some(place) };
+    UncaughtException::Raised(NotedException { fault, raised_in: None })
+}
+
+fn found(text: &str, exit: Exit, uncaught: &UncaughtException) -> Option<Blame> {
+    blame(text.as_bytes(), exit, uncaught)
+}
+
+fn line(blame: Option<Blame>) -> Option<String> {
+    blame.map(|blame| blame.fault.to_string())
+}
+
+#[test]
+fn an_exception_that_was_caught_explains_no_signal() {
+    for text in [LOGGED.to_owned(), [LOGGED, LATER].concat()] {
+        for signal in [9, 11, 15] {
+            assert_eq!(line(found(&text, Exit::Signal(signal), &UncaughtException::None)), None, "{text}");
+        }
+    }
+    let aborted = [LOGGED, "double free or corruption (out)\n"].concat();
+    let blame = found(&aborted, Exit::Signal(6), &UncaughtException::None);
+    assert_eq!(line(blame), Some("glibc: double free or corruption (out)".into()));
+}
+
+#[test]
+fn an_exception_that_was_caught_is_marked_as_such_and_ends_with_its_line() {
+    let text = [LOGGED, LATER].concat();
+    let blame = found(&text, Exit::Code(1), &UncaughtException::None).unwrap();
+    assert_eq!((blame.fault.to_string().as_str(), blame.was_caught), ("OSError: slow disk", true));
+    let blame = found(&text, Exit::Code(1), &UncaughtException::Unknown).unwrap();
+    assert!(!blame.was_caught && blame.fault.text.contains("low on space"), "{blame:?}");
+}
+
+#[test]
+fn the_noted_exception_is_the_cause_wherever_it_was_printed() {
+    let own = "Traceback (most recent call last):
+  File \"t.py\", line 4, in main
+    g()
+ValueError: out
+of range
+";
+    let uncaught = raised("ValueError", "out\nof range");
+    for text in [[own, LATER, LOGGED].concat(), [LOGGED, own, LATER].concat(), [own, LATER, LATER].concat()] {
+        for exit in [Exit::Code(1), Exit::Signal(9), Exit::Signal(11), Exit::Code(3)] {
+            let blame = found(&text, exit, &uncaught).unwrap();
+            assert_eq!(blame.fault.to_string(), "ValueError: out\nof range", "{text}");
+            assert_eq!(blame.fault.place.map(|place| place.line), Some(4), "as printed");
+        }
+    }
+}
+
+#[test]
+fn a_noted_exception_that_was_not_printed_is_described_as_noted() {
+    let blame = found(LOGGED, Exit::Code(1), &raised("torch.OutOfMemoryError", "CUDA out of memory")).unwrap();
+    assert_eq!(blame.kind, FaultKind::DeviceMemory);
+    assert_eq!(blame.fault.place.map(|place| place.to_string()), Some("t.py:9 in main".into()));
+}
+
+#[test]
+fn the_loss_of_a_helper_process_is_known_without_a_traceback() {
+    let text = "Traceback (most recent call last):\n  File \"t.py\", line 9, in main\n    next(batches)\n";
+    let UncaughtException::Raised(mut noted) = raised("ConnectionResetError", "[Errno 104]") else { unreachable!() };
+    noted.raised_in = Some("/usr/lib/python3.11/multiprocessing/connection.py".into());
+    let blame = found(text, Exit::Code(1), &UncaughtException::Raised(noted)).unwrap();
+    assert_eq!(blame.kind, FaultKind::LostHelper);
+}
+
+#[test]
+fn an_abort_after_a_noted_exception_is_a_circumstance() {
+    let text = "terminate called after throwing an instance of 'std::runtime_error'\n  what():  store\n";
+    let blame = found(text, Exit::Signal(6), &raised("ValueError", "out")).unwrap();
+    assert_eq!(blame.root.map(|root| root.to_string()), Some("ValueError: out".into()));
+}
+
+#[test]
+fn a_living_rank_has_failed_only_by_an_uncaught_exception() {
+    let stopped =
+        |text: &str, uncaught: &UncaughtException| read_account(text.as_bytes(), Exit::Signal(15), true, uncaught);
+    assert_eq!(stopped(LOGGED, &UncaughtException::None), Account::Nothing);
+    assert_eq!(stopped(LOGGED, &UncaughtException::Unknown), Account::OwnError);
+    let much = [LOGGED, &"step\n".repeat(100)].concat();
+    assert_eq!(stopped(&much, &raised("ValueError", "out")), Account::OwnError);
+    let lost = raised("RuntimeError", "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1");
+    assert!(matches!(stopped(&much, &lost), Account::LostPeer(_)));
+}
