@@ -18,6 +18,8 @@ from collections import ChainMap, deque
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 
+from .paddle_tensors import paddle_reducers
+
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +54,8 @@ class Pickler:
     Args:
         parts: the user's objects, by the names that the user knows them by. An error names the part.
         recipient: the receiving side, for the text of an error.
-        copies_tensors: whether tensors are sent whole. Else as torch and Paddle share them between
-            processes: the sender has to live until they are received.
+        copies_tensors: whether torch's tensors are sent by value, as Paddle's always are. Else as torch
+            shares them between processes: the sender has to live until they are received.
     """
 
     def __init__(self, parts: Mapping[str, Any], recipient: str, copies_tensors: bool = False) -> None:
@@ -152,6 +154,7 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> 
             for kind, reduce in reducers.items()
             if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in ("torch", "paddle")
         }
+    reducers = {**reducers, **paddle_reducers()}
 
     class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.

@@ -1,10 +1,11 @@
-"""Tensors that ranks return: they come back whole, although the ranks have ended."""
+"""Tensors that ranks receive and return: whole. Results stay, although the ranks have ended."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy
@@ -43,6 +44,40 @@ for found in rlaunch.spawn(make, nprocs=2, start_method="fork", backend="gloo").
     assert found["big"].sum() == 6_000_000.0
 print("fine")
 """
+# What Paddle itself sends between processes is there for the first receiver alone.
+PADDLE_BOTH_WAYS = """
+import paddle, rlaunch
+
+assert paddle.distributed  # Registers Paddle's own reducers.
+sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], [2, 2])
+named = paddle.ones([2])
+named.name = "mine"
+layer = paddle.nn.Sequential(paddle.nn.Linear(2, 2), paddle.nn.BatchNorm1D(2))
+sent = {
+    "named": named, "coo": sparse, "csr": sparse.to_sparse_csr(), "weight": layer[0].weight,
+    "half": paddle.full([3], 1.5, "bfloat16"), "eighth": paddle.ones([2]).cast("float8_e4m3fn"),
+    "loss": (layer[0].weight * 2).sum(), "empty": paddle.ones([0, 3]), "turned": paddle.ones([4, 2]).t(),
+    "lazy": paddle.base.framework.EagerParamBase([2], "bfloat16", name="lazy", trainable=False),
+}
+sent["named"].note = "kept"
+sent["weight"].is_distributed = True
+
+def describe(each):
+    values = each.to_dense() if each.is_sparse() else each
+    values = values.cast("float32").tolist() if each.name != "lazy" else None
+    kind = (type(each), each.dtype, each.is_sparse_coo(), each.is_sparse_csr(), each.stop_gradient)
+    return (*kind, each.name, each.persistable, list(each.shape), values, vars(each))
+
+def take(sent, layer):
+    assert layer(paddle.ones([1, 2])).shape == [1, 2]
+    return {key: describe(each) for key, each in sent.items()}, sent
+
+wanted = {key: describe(each) for key, each in sent.items()}
+for seen, back in rlaunch.spawn(lambda *args: take(*args), (sent, layer), nprocs=3).results():
+    assert seen == wanted
+    assert {key: describe(each) for key, each in back.items()} == wanted
+print("fine")
+"""
 # One rank: to import jax takes seconds, here and there. Not by fork, which jax's threads forbid.
 JAX = """
 import jax.numpy as jnp, numpy, rlaunch
@@ -63,6 +98,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("framework", "program"), [("torch", TORCH), ("paddle", PADDLE)])
 def test_tensors_come_back_whole(tmp_path: Path, framework: str, program: str) -> None:
     run(tmp_path, python(framework), program)
+
+
+def test_tensors_of_paddle_pass_whole_both_ways(tmp_path: Path) -> None:
+    run(tmp_path, python("paddle"), f"if __name__ == '__main__':\n{indent(PADDLE_BOTH_WAYS, '    ')}")
 
 
 def test_tensors_come_back_whole_by_default(tmp_path: Path) -> None:
