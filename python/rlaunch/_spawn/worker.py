@@ -99,8 +99,8 @@ def run_rank(
             if not error.code:
                 result_slot.put(EXITED, lambda file: None)
             raise
-        except Exception:
-            put_error(result_slot)
+        except Exception as error:
+            put_error(result_slot, _advise(error, env_delta.variables))
             sys.exit(1)
     except KeyboardInterrupt:
         _die_of_interrupt()
@@ -119,12 +119,25 @@ def _put_result(result_slot: ResultSlot, result: Any) -> None:
         raise error
 
 
-def put_error(result_slot: ResultSlot) -> None:
-    """Puts the traceback of the exception that is being handled."""
+def put_error(result_slot: ResultSlot, advice: str = "") -> None:
+    """Puts the traceback of the exception that is being handled, and what to do about it."""
     import traceback
 
-    text = traceback.format_exc().encode("utf-8", "backslashreplace")
+    text = (traceback.format_exc() + advice).encode("utf-8", "backslashreplace")
     result_slot.put(ERROR, lambda file: file.write(text))
+
+
+def _advise(error: Exception, variables: dict[str, str]) -> str:
+    """Returns the line for a rank that lacks a variable of torch; nothing for other exceptions."""
+    import re
+
+    # As torch says it, and os.environ.
+    found = re.search(r"environment variable (\w+) expected, but not set$|^'(\w+)'$", str(error))
+    missing = found and (found[1] or found[2])
+    if missing in variables or missing not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        return ""
+    way_out = 'call it with frameworks="torch", or "paddle,torch"'
+    return f"rlaunch.spawn has not set torch's {missing}: {way_out}\n"
 
 
 def _set_paddle_device(variables: dict[str, str], backend: str) -> None:

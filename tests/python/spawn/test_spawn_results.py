@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -69,3 +70,22 @@ def test_a_rank_that_left_silently_has_no_result(method: str) -> None:
 
 def test_no_ranks_have_no_results() -> None:
     assert rlaunch.spawn(ranks.my_rank, nprocs=0).results() == []
+
+
+TORCHS = "Error initializing torch.distributed using env://: environment variable {} expected, but not set"
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "RANK", "LEFT"])
+@pytest.mark.parametrize("frameworks", [None, "torch"])
+def test_a_rank_that_lacks_torchs_variables_says_how_to_set_them(name: str, frameworks: str | None) -> None:
+    for function, args in ((ranks.boom, (TORCHS.format(name),)), (os.environ.__getitem__, (name,))):
+        with pytest.raises(RankError) as caught:
+            # Only with fork does the method belong to the rank's own environment.
+            rlaunch.spawn(call_without, (function, args, name), 1, start_method="fork", frameworks=frameworks)
+        advice = f'rlaunch.spawn has not set torch\'s {name}: call it with frameworks="torch"'
+        assert (advice in str(caught.value)) == (frameworks is None and name != "LEFT")
+
+
+def call_without(function: Any, args: Any, name: str) -> None:
+    os.environ.pop(name, None)
+    function(*args)
