@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 
 import pytest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import Any
 
 
@@ -100,6 +102,47 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from ._pytest.hooks import run_on_ranks
 
         run_on_ranks(config, marked)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Shows in pytest's summary what a rank of ``rlaunch.spawn``, ``rlaunch.launch`` and the like raised."""
+    summary = None
+    if call.excinfo is not None and "rlaunch.errors" in sys.modules:
+        summary = _summarize(call.excinfo.value)
+    report = yield
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if summary is not None and crash is not None:
+        crash.message = summary
+    return report
+
+
+def _summarize(error: BaseException) -> str | None:
+    """Returns one line, ``rank 0: ValueError: why``; None if the exception is not one of failed ranks."""
+    from . import errors
+
+    if isinstance(error, errors.ChildFailedError):
+        rank, failure = error.get_first_failure()
+        message = failure.message
+        text = str(message.get("message", "") if isinstance(message, dict) else message)
+        return f"rank {rank}: {_find_exception(text)}"
+    if isinstance(error, errors.WorkerError) and error.rank is not None and error.report.reason:
+        return f"rank {error.rank}: {error.report.reason}"
+    if isinstance(error, errors.RankError) and error.traceback is not None:
+        return f"rank {error.rank}: {_find_exception(error.traceback)}"
+    if isinstance(error, errors.ProcessRaisedException):
+        return f"rank {error.error_index}: {_find_exception(error.msg)}"
+    if isinstance(error, (errors.JobError, errors.ProcessException, errors.LaunchError)):
+        return str(error).strip().partition("\n")[0]
+    return None
+
+
+def _find_exception(text: str) -> str:
+    """Returns the first line of the exception at the end of a traceback."""
+    lines = text.strip().rpartition("Traceback (most recent call last):\n")[2].splitlines()
+    return next((line for line in lines if not line.startswith(" ")), lines[-1] if lines else "")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ __all__ = [
     "start_processes",
     "uninstall",
 ]
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
 
 
 def __getattr__(name: str) -> Any:

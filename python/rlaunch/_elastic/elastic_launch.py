@@ -14,6 +14,9 @@ from .launcher_job import get_entrypoint_name, run_job
 if TYPE_CHECKING:
     from .launch_config import LaunchConfig
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def run_elastic(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: Sequence[Any]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .._errors.failures import ChildFailedError, ProcessFailure
     from ..report import RankResult, Report
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def run_job(arguments: Iterable[str], name: str) -> Report:
     """Runs ``python -m rlaunch.run`` with these arguments; PET_ variables have no effect.

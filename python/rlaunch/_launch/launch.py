@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from ..report import Report
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def launch(
     script: str | bytes | os.PathLike[Any],

@@ -8,6 +8,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ..report import Report
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def make_report(record: bytes, exit_status: int | None) -> Report:
     """Returns the report of a job that completed.

@@ -86,7 +86,7 @@ def _check_arguments(
     options: dict[str, Any] = {"start_method": start_method, "frameworks": frameworks}
     devices = _read_devices(gpus)
     are_enough = not isinstance(devices, list) or len(devices) >= n
-    _require(are_enough, "gpus", gpus, f"as many devices as ranks, so {n}")
+    _require(are_enough, "gpus", gpus, f"True, or as many devices as ranks, so {n}")
     if preload:
         options["preload"] = preload
     limit, startup_limit = (

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .start.rank_process import RankProcess
 
 _RULE = "-" * 46
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
 
 
 class RanksContext:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .context import MultiprocessContext
     from .plan.options import SpawnOptions
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def spawn(
     func: Callable[..., Any],

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from .results import ResultSlot
 
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
+
 
 def start_processes(
     fn: Callable[..., Any],

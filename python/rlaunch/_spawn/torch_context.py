@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_GRACE = 30.0
 
 _log = logging.getLogger("rlaunch.torch")
+# pytest shows the caller's frames alone.
+__tracebackhide__ = True
 
 
 class _RankGroup:

@@ -156,3 +156,21 @@ def test_a_zygote_that_cannot_start_is_an_error_of_the_test(suite: Suite) -> Non
     )
     done.assert_outcomes(passed=1, errors=1)
     assert "No module named 'no_such_module'" in str(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted", "has"),
+    [
+        ("", "[0, 1]", "none"),
+        ("0", "'0,1'", "only 0"),
+        ("", "['GPU-1', 'GPU-2']", "none"),
+        ("2,3", "[0, 3]", "only 2, 3"),
+    ],
+)
+def test_a_test_on_gpus_that_are_not_there_is_skipped(
+    visible: str, wanted: str, has: str, suite: Suite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    done = suite(f"@pytest.mark.ranks(2, gpus={wanted})\ndef test_them(rank): ...")
+    done.assert_outcomes(skipped=1)
+    done.stdout.fnmatch_lines([f"SKIPPED * ranks on GPUs: devices * are wanted, and there are {has}"])

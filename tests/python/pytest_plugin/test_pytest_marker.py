@@ -45,7 +45,10 @@ def test_marker_arguments_become_spawn_options() -> None:
         (pytest.mark.ranks(1, gpus=[]), "gpus must be True for one a rank, or devices"),
         (pytest.mark.ranks(1, gpus=0.5), "gpus must be True for one a rank, or devices"),
         (pytest.mark.ranks(1, gpus="0,0"), "each once"),
-        (pytest.mark.ranks(3, gpus="0,1"), "gpus must be as many devices as ranks, so 3, but got '0,1'"),
+        (
+            pytest.mark.ranks(3, gpus="0,1"),
+            "gpus must be True, or as many devices as ranks, so 3, but got '0,1'",
+        ),
         (pytest.mark.ranks(1, preload="torch", start_method="spawn"), "start_method must be zygote where"),
         (pytest.mark.ranks(1, preload=3), "preload must be"),
         (pytest.mark.ranks(1, shared=[1]), "shared must be names of fixtures, but got [1]"),

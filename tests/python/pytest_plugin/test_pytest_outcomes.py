@@ -121,3 +121,51 @@ def test_expected_failures(suite: Suite) -> None:
     done.stdout.fnmatch_lines(["FAILED test_it.py::test_another_error - rank 1: test_it.Own: 1"])
     done.stdout.fnmatch_lines(["XFAIL test_it.py::test_by_hand - *by hand"])
     done.stdout.fnmatch_lines(["XFAIL test_it.py::test_added - added"])
+
+
+CALLS = """
+    def fails(*args):
+        raise ValueError("why")
+
+    def exits():
+        os._exit(3)
+
+    def test_spawn():
+        import rlaunch
+        rlaunch.spawn(fails, nprocs=1)
+
+    def test_results():
+        import rlaunch
+        rlaunch.spawn(exits, nprocs=1, join=False).results()
+
+    def test_torch():
+        import rlaunch.torch
+        rlaunch.torch.spawn(fails, nprocs=1)
+
+    def test_elastic():
+        import rlaunch.torch
+        config = rlaunch.torch.LaunchConfig(1, 1, 1, rdzv_backend="c10d", max_restarts=0)
+        rlaunch.torch.elastic_launch(config, fails)()
+
+    def test_launch(tmp_path):
+        import rlaunch
+        (tmp_path / "script.py").write_text("raise ValueError('why')")
+        rlaunch.launch(tmp_path / "script.py", nproc_per_node=1, log_dir=tmp_path)
+
+    def test_missing():
+        import rlaunch
+        rlaunch.launch("/missing.py", nproc_per_node=1)
+"""
+
+
+def test_a_test_that_starts_ranks_itself_shows_what_they_raised_and_no_frames_of_rlaunch(
+    suite: Suite,
+) -> None:
+    done = suite(CALLS, "--tb=short")
+    for name in ("spawn", "torch", "elastic", "launch"):
+        done.stdout.fnmatch_lines([f"FAILED test_it.py::test_{name} - rank 0: ValueError: why"])
+    done.stdout.fnmatch_lines(["FAILED test_it.py::test_results - Process 0 terminated with exit code 3."])
+    done.stdout.fnmatch_lines(["FAILED test_it.py::test_missing - training_script /missing.py: does not*"])
+    assert "_spawn/context.py" not in str(done.stdout)
+    frames = [line for line in str(done.stdout).splitlines() if line.endswith((": in spawn", ": in launch"))]
+    assert frames == []

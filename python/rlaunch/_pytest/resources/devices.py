@@ -23,13 +23,18 @@ def claim_gpus(marker: RanksMarker) -> Iterator[list[str] | None]:
     """Yields the GPUs of a test, claimed for as long as the block lasts; None: the test uses none.
 
     Raises:
-        TooFewDevices: the machine has fewer GPUs than the test has ranks.
+        TooFewDevices: the machine has fewer GPUs than the test has ranks, or none of that name.
         TimeoutError: other tests have not released theirs in time.
     """
     if not marker.gpus:
         yield None
         return
-    wanted = list_visible_gpus() if marker.gpus is True else marker.gpus
+    visible = list_visible_gpus()
+    wanted = visible if marker.gpus is True else marker.gpus
+    # A UUID is another name of a device that may be listed by its number.
+    if any(name not in visible and (name.isdigit() or not visible) for name in wanted):
+        available = f"only {', '.join(visible)}" if visible else "none"
+        raise device_locks.TooFewDevices(f"devices {', '.join(wanted)} are wanted, and there are {available}")
     count = marker.n if marker.gpus is True else len(wanted)
     with device_locks.claim(wanted, count) as devices:
         yield devices
