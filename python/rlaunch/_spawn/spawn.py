@@ -33,7 +33,7 @@ def spawn(
             function of a notebook or a prompt) by value, which needs cloudpickle.
         args: its arguments; pickled likewise.
         nprocs: number of ranks. -1: one for each device, or for each CPU on a machine without devices.
-            0 and numbers below -1: none.
+            0 and numbers below -1: none, with a warning.
         join: whether to wait until all ranks have ended.
         daemon: whether the ranks are daemonic processes, which end when this program ends.
         **options: see ``SpawnOptions``, which documents each.
@@ -61,7 +61,8 @@ def spawn(
         RankError: a rank failed (only with ``join``).
         ValueError, RuntimeError, AssertionError: an option is invalid; the texts are Paddle's. No rank was
             started. Under PaddleCloud also IndexError and TypeError.
-        TypeError: ``preload`` contains something other than names.
+        TypeError: ``func`` is no function, ``args`` no tuple, ``nprocs`` no integer, or ``preload`` contains
+            something other than names.
         ZygoteError: a module of ``preload`` cannot be imported, or a fork would be unsafe afterwards.
         PicklingError, AttributeError, TypeError: ``func`` or ``args`` cannot be pickled. The first line names
             the culprit: ``args[1].lock: _thread.lock``. No rank was started. An exception of an object's
@@ -84,8 +85,9 @@ def spawn(
 
         nprocs = default_nprocs()
     grace = read_grace_period(settings)
-    from .plan.ranks import plan_ranks
+    from .plan.ranks import check_call, plan_ranks
 
+    check_call(func, args, nprocs)
     environs, leases = plan_ranks(nprocs, settings)
     from .context import MultiprocessContext
     from .plan.env_overflow import move_long_endpoints, vars_to_unset

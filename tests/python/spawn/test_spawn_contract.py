@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import ranks
 import rlaunch
-from rlaunch import NoResultError, RankError
+from rlaunch import NoResultError
 from rlaunch._spawn.plan.paddle_devices import default_nprocs
 from spawning import METHODS, failure, results
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
@@ -150,11 +150,27 @@ def test_args_is_anything_that_can_be_iterated(args: Any) -> None:
     assert results(rlaunch.spawn(ranks.echo, args, 1)) == [tuple(args)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_args_that_is_no_iterable_fails_in_the_rank(method: str) -> None:
-    with pytest.raises(RankError, match="argument after \\* must be an iterable, not int") as caught:
-        rlaunch.spawn(ranks.echo, 5, 1, start_method=method)  # type: ignore[arg-type]
-    assert caught.value.exitcode == 1
+@pytest.mark.parametrize(
+    ("func", "args", "text"),
+    [
+        (ranks.echo, 5, "args must be a tuple, but got 5 of type int; give (5,)"),
+        (ranks.echo, None, "args must be a tuple, but got None of type NoneType; give ()"),
+        (
+            "echo",
+            (),
+            "func must be a function, but got 'echo' of type str; give its name without quotes and ()",
+        ),
+        (
+            None,
+            (),
+            "func must be a function, but got None of type NoneType; give its name without quotes and ()",
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_made_starts_no_rank(func: Any, args: Any, text: str) -> None:
+    """Unlike Paddle, whose ranks fail."""
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        rlaunch.spawn(func, args, 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -269,8 +285,11 @@ def test_nprocs_minus_one_is_one_for_each_cpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("nprocs", [0, -2])
-def test_no_ranks(nprocs: int) -> None:
+def test_no_ranks(nprocs: int, caplog: pytest.LogCaptureFixture) -> None:
     context = rlaunch.spawn(ranks.boom, ("never",), nprocs)
+    assert caplog.messages == [
+        f"nprocs={nprocs} starts no rank; give 1 or more, or -1 for one on each device"
+    ]
     assert (context.processes, context.sentinels, context.return_queues) == ([], {}, [])
     assert (context.join(), context.join(0)) == (True, True)
 
@@ -279,7 +298,8 @@ def test_no_ranks(nprocs: int) -> None:
 def test_nprocs_that_is_no_number(nprocs: Any, kind: str) -> None:
     with pytest.raises(TypeError) as caught:
         rlaunch.spawn(ranks.give_none, nprocs=nprocs)
-    assert str(caught.value) == f"'{kind}' object cannot be interpreted as an integer"
+    why = f"'{kind}' object cannot be interpreted as an integer"
+    assert str(caught.value) == f"nprocs={nprocs!r}: {why}; give a number, such as nprocs=2"
 
 
 @pytest.mark.parametrize("backend", ["cncl", "hccl", "mpi", "NCCL", None, "unknown", ""])

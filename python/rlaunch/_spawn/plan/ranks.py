@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import warnings
@@ -49,6 +50,30 @@ def plan_ranks(nprocs: int, options: dict[str, Any]) -> tuple[list[dict[str, str
     if options.get("print_config"):
         _print_config(options, backend, environs, node_ip)
     return environs, leases
+
+
+def check_call(func: Any, args: Any, nprocs: Any) -> None:
+    """Checks what the ranks will call, before any starts. Warns if none will.
+
+    Raises:
+        TypeError: ``func`` cannot be called, ``args`` cannot be iterated, or ``nprocs`` is no integer.
+    """
+    if not callable(func):
+        kind = type(func).__name__
+        raise TypeError(
+            f"func must be a function, but got {func!r} of type {kind}; give its name without quotes and ()"
+        )
+    try:
+        iter(args)
+    except TypeError:
+        kind, example = type(args).__name__, "()" if args is None else f"({args!r},)"
+        raise TypeError(f"args must be a tuple, but got {args!r} of type {kind}; give {example}") from None
+    try:
+        operator.index(nprocs)
+    except TypeError as error:
+        raise TypeError(f"nprocs={nprocs!r}: {error}; give a number, such as nprocs=2") from None
+    if nprocs < 1:
+        log_warnings([f"nprocs={nprocs} starts no rank; give 1 or more, or -1 for one on each device"])
 
 
 def _uses_paddle(frameworks: str | None) -> bool:
