@@ -79,7 +79,7 @@ impl Coordinator {
                     OnFailure::Hold => None,
                     OnFailure::Restart if failure.no_restart.is_some() => failed(failure.no_restart.clone()),
                     OnFailure::Restart if most == 0 => failed(None),
-                    OnFailure::Restart if used >= most => failed(Some(format!("there have been {used} already"))),
+                    OnFailure::Restart if used >= most => failed(Some(format!("{used} of {most} restarts used"))),
                     OnFailure::Restart => None,
                 }
             }

@@ -17,6 +17,9 @@ pub struct ArgparseParser {
     pub has_optional_value: fn(&Opt) -> bool,
     /// Whether parsing stops at this option (`--help`).
     pub stops_at: fn(&str) -> bool,
+    /// What to give instead of an option that this parser does not have, if that is known better than by its likeness
+    /// to this parser's option.
+    pub instead: fn(&str, Option<&str>) -> Option<String>,
 }
 
 /// A parsed command line.
@@ -164,12 +167,10 @@ impl ArgparseParser {
         let text = arg.to_string_lossy();
         let name = text.split('=').next().unwrap_or("");
         let nearest = command_line::nearest(name, self.options.iter().map(|opt| opt.name));
-        let hint = match (name, nearest) {
-            ("--use-env" | "--use_env", _) => {
-                "ranks always read their number from the environment; leave it out".to_owned()
-            }
-            (_, Some(nearest)) => format!("did you mean --{nearest}? Options of the script go after it"),
-            (_, None) => "see --help; options of the script go after it".to_owned(),
+        let hint = match ((self.instead)(name.trim_start_matches('-'), nearest), nearest) {
+            (Some(hint), _) => hint,
+            (None, Some(nearest)) => format!("did you mean --{nearest}? Options of the script go after it"),
+            (None, None) => "see --help; options of the script go after it".to_owned(),
         };
         CommandLineError::UnknownOption { name: shown(name), hint }
     }

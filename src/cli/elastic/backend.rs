@@ -238,16 +238,18 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
     if own.is_empty() {
         return Ok(None);
     }
-    if own.iter().any(IpAddr::is_loopback) {
-        warn!(
-            "{} {endpoint} is a loopback address: nodes on other machines cannot reach it",
-            rendezvous.option_names.address
-        );
-    }
+    let is_loopback = own.iter().any(IpAddr::is_loopback);
     let listeners: io::Result<Vec<TcpListener>> =
         own.into_iter().map(|address| listen::on((address, endpoint.port).into())).collect();
     match listeners {
-        Ok(listeners) => serve_master(rendezvous, listeners).map(Some),
+        Ok(listeners) => {
+            // The nodes that share this machine say nothing: they reach it.
+            if is_loopback {
+                let option = rendezvous.option_names.address;
+                warn!("{option} {endpoint} is a loopback address: nodes on other machines cannot reach it");
+            }
+            serve_master(rendezvous, listeners).map(Some)
+        }
         // Another launcher on this machine, or Paddle's.
         Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(None),
         Err(source) => Err(RendezvousError::Listen {

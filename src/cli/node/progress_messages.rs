@@ -78,7 +78,7 @@ pub(crate) fn describe_no_restart(why: NoRestart) -> String {
         NoRestart::Never(status) => format!("--never_restart_on has status {status}"),
         NoRestart::NotListed(status) => format!("--restart_on does not have status {status}"),
         NoRestart::SameFailure(times) => format!("the same rank has failed in the same way {times} time(s) in a row"),
-        NoRestart::UsedUp(restarts) => format!("there have been {restarts} already"),
+        NoRestart::UsedUp(restarts) => format!("{restarts} of {restarts} restarts used"),
         NoRestart::StartFailed => "a rank could not be started".into(),
         NoRestart::Stopped => "the job was asked to stop".into(),
         NoRestart::LauncherKilled => "the launcher process was killed".into(),

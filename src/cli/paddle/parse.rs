@@ -215,12 +215,16 @@ fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
         ErrorKind::UnknownArgument => match candidates(&name) {
             candidates if candidates.len() > 1 => CommandLineError::Ambiguous { name, candidates },
             _ => {
-                let hint = match nearest(&name) {
-                    Some(nearest) => format!("did you mean --{nearest}? Options of the script go after it"),
-                    None if is_torchs(&name.trim_start_matches('-').replace('_', "-")) => {
+                let torchs = name.trim_start_matches('-').replace('_', "-");
+                let hint = match (instead(&torchs), nearest(&name)) {
+                    (Some(ours), _) => {
+                        format!("it is an option of torchrun; give {ours}, or use python -m rlaunch.run")
+                    }
+                    (None, Some(nearest)) => format!("did you mean --{nearest}? Options of the script go after it"),
+                    (None, None) if is_torchs(&torchs) => {
                         "it is an option of torchrun; python -m rlaunch.run replaces that".to_owned()
                     }
-                    None => "see python -m rlaunch --help; options of the script go after it".to_owned(),
+                    (None, None) => "see python -m rlaunch --help; options of the script go after it".to_owned(),
                 };
                 CommandLineError::UnknownOption { name, hint }
             }
@@ -233,6 +237,18 @@ fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
             let text = error.to_string();
             CommandLineError::Clap(text.lines().next().unwrap_or("").trim_start_matches("error: ").to_owned())
         }
+    })
+}
+
+/// What to give instead of an option of torchrun.
+fn instead(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "node-rank" => "--rank",
+        "rdzv-endpoint" => "--master",
+        "rdzv-id" => "--job_id",
+        "local-ranks-filter" => "--console_ranks",
+        "master-addr" | "master-port" => "--master ADDRESS:PORT",
+        _ => return None,
     })
 }
 

@@ -5,6 +5,7 @@ use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
 use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind, opt};
+use crate::spec::paddle;
 use crate::spec::torchrun::options::{HEADINGS, OPTIONS, is_torchs};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, ValueHint};
@@ -41,6 +42,24 @@ const OWN: &[Opt] = &[
     opt("version", OptKind::Flag, &[], None, "Print rlaunch's version"),
 ];
 
+/// What to give instead of an option of `python -m rlaunch`, or of an old one of torch.
+fn instead(name: &str, nearest: Option<&str>) -> Option<String> {
+    let name = name.replace('-', "_");
+    let ours = match name.as_str() {
+        "use_env" => return Some("ranks always read their number from the environment; leave it out".to_owned()),
+        "devices" | "gpus" | "xpus" | "npus" => "--nproc-per-node, and CUDA_VISIBLE_DEVICES for the devices",
+        "rank" => "--node-rank",
+        "job_id" => "--rdzv-id",
+        "ips" => "--nnodes, --node-rank and --master-addr",
+        "console_ranks" => "--local-ranks-filter",
+        name if nearest.is_none() && paddle::options::OPTIONS.iter().any(|opt| opt.name == name) => {
+            return Some("it is an option of python -m rlaunch alone".to_owned());
+        }
+        _ => return None,
+    };
+    Some(format!("it is an option of python -m rlaunch; give {ours}"))
+}
+
 /// Parses a command line, without its program name.
 pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
     let parser = ArgparseParser {
@@ -48,6 +67,7 @@ pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
         is_preferred: |name| is_torchs(name) || name == "help",
         has_optional_value: command_line::has_optional_value,
         stops_at: |name| matches!(name, "help" | "version" | "print-completion"),
+        instead,
     };
     let parsed = parser.parse(args)?;
     Ok(match parsed.stopped_at {

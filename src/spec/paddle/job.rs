@@ -74,6 +74,13 @@ pub fn check(values: &OptValues, vars: &EnvVars, warnings: &mut Vec<String>) -> 
             if by_legacy_options {
                 ps::from_legacy_options(values, vars, heter, warnings).map(JobKind::Ps)
             } else {
+                for (name, what) in [("server_num", "server"), ("trainer_num", "trainer")] {
+                    if counted && values.text(name).is_some_and(|text| text.trim() == "0") {
+                        warnings.push(format!(
+                            "--{name} 0 starts 1 {what}, as in Paddle; for ranks without servers give --nproc_per_node"
+                        ));
+                    }
+                }
                 ps::from_launch_options(values, vars).map(JobKind::Ps)
             }
         }

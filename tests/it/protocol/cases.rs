@@ -93,7 +93,7 @@ fn level_1_starts_again_while_there_are_restarts_left() {
     let failing = Story::calm(level_1(2, 2, 2), &[LONG, &[Fails(1_000)]]);
     let world = World::live(&failing);
     assert_eq!(rounds(&world).len(), 3);
-    let used_up = "there have been 2 already".to_owned();
+    let used_up = "2 of 2 restarts used".to_owned();
     assert!(matches!(&ends(&world)[0], JobEnd::Failed { failure, no_restart }
         if !failure.lost_peer && *no_restart == Some(used_up)));
 

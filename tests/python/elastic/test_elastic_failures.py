@@ -92,7 +92,7 @@ def test_used_up_restarts_are_reported(
         nodes = job.start(*options, script, module=module, FAILS='["no 1", "no 2"]', OTHERS="0")
         check_one_name(nodes, 1, "ValueError: no 2")
         for node in nodes:
-            assert re.search(r"(no restart|not started again): there have been 1 already", node.stderr()), (
+            assert re.search(r"(no restart|not started again): 1 of 1 restarts used", node.stderr()), (
                 node.stderr()
             )
         assert job.check_one_world() == {1: 2, 2: 2}

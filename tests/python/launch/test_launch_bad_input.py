@@ -69,6 +69,8 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
             ["unknown option --standalone; it is an option of torchrun; python -m rlaunch.run"],
         ),
         (["--rdzv-backend=c10d"], ["--rdzv-backend", "python -m rlaunch.run"]),
+        (["--node_rank=0"], ["--node_rank; it is an option of torchrun; give --rank"]),
+        (["--rdzv-id", "x"], ["--rdzv-id; it is an option of torchrun; give --job_id"]),
         (["--ips=10.0.0.1 10.0.0.2"], ["--ips 10.0.0.1 10.0.0.2", "separate addresses by commas"]),
         (["--ips=10.0.0.1;10.0.0.2"], ["separate addresses by commas"]),
         (["--ips=10.0.0.1:99 10.0.0.2"], ["--ips 10.0.0.1:99", "is not an address"]),

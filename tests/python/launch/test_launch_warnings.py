@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from launching import Ended, Place, environment
+from launching import Ended, Place, environment, free_ports
 
 MISPLACED = "the script receives {}, as it follows the script; options of the launcher go before the script"
 
@@ -112,3 +112,25 @@ def test_the_holder_of_the_masters_port_is_named(place: Place, reply: bytes) -> 
     (line,) = ended.error_lines()
     assert line.startswith(f"rlaunch: error: --master 127.0.0.1:{port}: ")
     assert f"port {port} is in use by pid {os.getpid()} (" in line
+
+
+def test_a_number_of_servers_that_starts_one_nevertheless_has_a_warning(place: Place) -> None:
+    (place.folder / "empty.py").touch()
+    ended = place.run("--server_num=0", "--trainer_num=2", "empty.py")
+    assert ended.status == 0, ended.stderr
+    (line,) = logged(ended, "WARNING")
+    assert (
+        line
+        == "--server_num 0 starts 1 server, as in Paddle; for ranks without servers give --nproc_per_node"
+    )
+
+
+def test_nodes_of_one_machine_say_once_that_their_master_is_for_this_machine_alone(place: Place) -> None:
+    args = [f"--master=127.0.0.1:{free_ports(1)}", "--nnodes=2", "--join_timeout=60", "train.py"]
+    with place.start("--log_dir=other", *args) as other:
+        ends = [place.run(*args), place.wait(other)]
+    assert [end.status for end in ends] == [0, 0], [end.stderr for end in ends]
+    said = [line for end in ends for line in logged(end, "WARNING")]
+    assert [line.partition(" is ")[2] for line in said] == [
+        "a loopback address: nodes on other machines cannot reach it"
+    ]

@@ -233,10 +233,19 @@ def test_tools_make_namespaces_of_their_own() -> None:
     assert native_hooks.parse_run(run._build_arguments(args), {})["pass_local_rank"] is True
 
 
+PADDLES = "it is an option of python -m rlaunch"
+
+
 def test_the_module_refuses_in_one_line(tmp_path: Path) -> None:
     for args, why in [
         (["--max-restarts", "x", "t.py"], "--max-restarts x: invalid int value: 'x'; give a whole number"),
         (["--mud", "t.py"], "unknown option --mud; "),
+        (
+            ["--gpus", "0", "t.py"],
+            f"unknown option --gpus; {PADDLES}; give --nproc-per-node, and CUDA_VISIBLE",
+        ),
+        (["--rank=0", "t.py"], f"unknown option --rank; {PADDLES}; give --node-rank"),
+        (["--restart-delay=0", "t.py"], f"unknown option --restart-delay; {PADDLES} alone"),
         (["-n", "2", "t.py"], "unknown option -n; did you mean --nproc-per-node?"),
         (["-np", "2", "t.py"], "unknown option -np; did you mean --nproc-per-node?"),
         (

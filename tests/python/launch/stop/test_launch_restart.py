@@ -100,7 +100,7 @@ sys.exit(3 + attempt)
     )
     ended = place.run("--nproc_per_node=2", "--max_restart=1", AT_ONCE, "train.py")
     assert ended.status == 4
-    assert messages(ended)[-1] == "no restart: there have been 1 already"
+    assert messages(ended)[-1] == "no restart: 1 of 1 restarts used"
     failure_report = ended.stderr[ended.stderr.index("rank 1 failed: exit code 4") :]
     assert ", attempt 1, lived " in " ".join(failure_report.split())
     assert "  | words of rank 1 in attempt 1\n" in failure_report
@@ -145,7 +145,7 @@ def test_the_lists_choose_the_failures(place: Place, option: str, end: str, why:
     ended = place.run("--max_restart=1", AT_ONCE, option, "train.py")
     assert ended.status == (137 if end == "9" else int(end))
     assert attempts(place) == ({0} if why else {0, 1})
-    assert messages(ended)[-1] == f"no restart: {why or 'there have been 1 already'}"
+    assert messages(ended)[-1] == f"no restart: {why or '1 of 1 restarts used'}"
 
 
 def test_the_same_failure_again_and_again_is_given_up(place: Place) -> None:
