@@ -141,6 +141,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether other launchers may start processes of this job: on other nodes, or one for each process of a job platform.
+    pub fn may_have_other_launchers(&self) -> bool {
+        // A job with parameter servers has at least a server and a trainer.
+        self.nnodes > 1 || (self.mode == "ps" && self.ranks.len() == 1)
+    }
+
     /// Adds a process that runs before the others; if `others` is false, it runs alone.
     pub fn put_first(&mut self, one: RankPlan, others: bool) {
         if !others {

@@ -61,7 +61,7 @@ pub fn run_rounds(
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
     let job = Job { launch, rounds, frontend, supervisor, signals };
-    let journal = job_record::open_journal(launch, frontend)?;
+    let journal = job_record::open_journal(launch, true, frontend)?;
     let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
     let joined = rounds.join(&mut |time| wait.pause(time));
     if let Some(signal) = wait.requests.stopped_by() {

@@ -16,10 +16,10 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::record::result;
 use crate::supervise::NodeOutcome;
 
-/// Opens the journal (`events.jsonl`) and writes the start of the job.
-pub(crate) fn open_journal(launch: &Launch<'_>, frontend: &dyn Frontend) -> Result<Journal, CliError> {
+/// Opens the journal (`events.jsonl`) and writes the start of the job. `is_shared`: the job may have other launchers.
+pub(crate) fn open_journal(launch: &Launch<'_>, is_shared: bool, frontend: &dyn Frontend) -> Result<Journal, CliError> {
     let plan = launch.plan;
-    let mut journal = Journal::open(&launch.log_dir).map_err(CliError::Preflight)?;
+    let mut journal = Journal::open(&launch.log_dir, is_shared).map_err(CliError::Preflight)?;
     let host = &frontend.report_context().host;
     let argv = plan.ranks.first().map_or(&[][..], |rank| &rank.argv);
     let argv = secrets::words(argv.iter().map(|arg| arg.to_string_lossy()));

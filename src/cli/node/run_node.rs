@@ -156,7 +156,7 @@ fn run_once(
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
     frontend.before_ranks(launch);
-    let journal = open_journal(launch, frontend)?;
+    let journal = open_journal(launch, launch.plan.may_have_other_launchers(), frontend)?;
     frontend.before_first_rank(launch);
     let others = nodes.map_or(OtherNodes::None, OtherNodes::AtStore);
     let signals = (signals, &mut StopRequests::default());

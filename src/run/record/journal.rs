@@ -7,6 +7,7 @@ use crate::run::output::log_files;
 use crate::spec::SpecError;
 use crate::supervise::{NoRestart, ProgressNote};
 use crate::sys::clock;
+use crate::sys::io::fd;
 use serde::ser::SerializeStructVariant;
 use serde::{Serialize, Serializer};
 use std::fs::File;
@@ -159,13 +160,28 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Creates the folder in `log_dir` and a new file of events.
-    pub fn open(log_dir: &Path) -> Result<Self, SpecError> {
+    /// Creates the folder in `log_dir` and a new file of events. The file stays locked while it is open, and ranks do not
+    /// inherit it: if the launcher of another running job has the lock, its events are kept, and a warning names that job.
+    /// `is_shared`: the job may have other launchers, which may use the same folder.
+    pub fn open(log_dir: &Path, is_shared: bool) -> Result<Self, SpecError> {
         let folder = log_files::records_folder(log_dir)
             .map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
         let path = folder.join("events.jsonl");
-        let events = log_files::open(&path, true).map_err(|e| log_files::unusable(&path, &e))?;
-        Ok(Self { events: Some(events), path, length: 0, sequence: 0 })
+        let unusable = |e: io::Error| log_files::unusable(&path, &e);
+        let events = log_files::open(&path, false).map_err(unusable)?;
+        match fd::try_lock(&events, is_shared) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let events = std::fs::read_to_string(&path).unwrap_or_default();
+                let other = describe_job(events.lines().next().unwrap_or_default());
+                let folder = log_dir.display();
+                let advice = "the logs and results of both jobs mix; give each job its own --log_dir";
+                warn!("the log folder {folder} is in use by {other}: {advice}");
+            }
+            // Some network file systems have no locks, or no shared lock of a file that is open for writing only.
+            _ => events.set_len(0).map_err(unusable)?,
+        }
+        let length = events.metadata().map_err(unusable)?.len();
+        Ok(Self { events: Some(events), path, length, sequence: 0 })
     }
 
     /// Writes one event.
@@ -233,6 +249,16 @@ impl Journal {
     }
 }
 
+/// The job whose journal begins with this line.
+fn describe_job(first_line: &str) -> String {
+    let event: serde_json::Value = serde_json::from_str(first_line).unwrap_or_default();
+    match (event["job_id"].as_str(), event["supervisor"].as_u64(), event["host"].as_str()) {
+        (Some(job), Some(pid), Some(host)) => format!("another running job (job id {job}, pid {pid} on {host})"),
+        // Its launcher has not written the line yet.
+        _ => "another running job".into(),
+    }
+}
+
 /// The word of the schema for why no restart followed.
 fn word(why: NoRestart) -> &'static str {
     match why {
@@ -296,6 +322,17 @@ pub fn write_result(log_dir: &Path, result: &impl Serialize) -> Result<(), Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_job_is_described_by_the_first_line_of_its_journal() {
+        let job = JournalEvent::JobStarted { job_id: "a", host: "b", ranks: 1, supervisor: 7, argv: Vec::new() };
+        let line = JournalLine { version: VERSION, sequence: 0, time: String::new(), monotonic: 0.0, what: &job };
+        let line = serde_json::to_string(&line).unwrap();
+        assert_eq!(describe_job(&line), "another running job (job id a, pid 7 on b)");
+        for incomplete in ["", "{}", &line[..line.len() / 2]] {
+            assert_eq!(describe_job(incomplete), "another running job");
+        }
+    }
 
     #[test]
     fn the_schema_lists_the_words_for_no_restart() {

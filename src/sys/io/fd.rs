@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// A close-on-exec copy, numbered 3 or above, of a descriptor with another owner.
 pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
@@ -31,6 +31,15 @@ pub fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
     // SAFETY: callers use only descriptors that are passed to them for the duration of a call. If the owner closed one too
     // early, calls on it would fail with EBADF or act on another file.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Takes an advisory lock on a file (flock(2)), shared or exclusive. The lock ends when the last copy of the descriptor is
+/// closed, at the latest when the process ends. If another process has a conflicting lock, the error is `WouldBlock`.
+pub fn try_lock(file: impl AsFd, is_shared: bool) -> io::Result<()> {
+    let kind = if is_shared { libc::LOCK_SH } else { libc::LOCK_EX };
+    // SAFETY: flock takes integers, and the descriptor is open for the duration of the call.
+    Errno::result(unsafe { libc::flock(file.as_fd().as_raw_fd(), kind | libc::LOCK_NB) })?;
+    Ok(())
 }
 
 /// A barrier between two processes of which one forked the other: `pass` blocks until `open`.

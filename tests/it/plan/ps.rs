@@ -189,6 +189,14 @@ fn on_the_platform_a_process_runs_once_in_its_given_role() {
 }
 
 #[test]
+fn jobs_on_listed_nodes_or_on_the_platform_may_have_other_launchers() {
+    let may = |words: &str| planned(words).unwrap().may_have_other_launchers();
+    assert!(!may("--server_num 1 --trainer_num 1"));
+    assert!(may(TWO_NODES));
+    assert!(may(&format!("{CLOUD} --worker_num 2")));
+}
+
+#[test]
 fn on_the_platform_with_later_stages() {
     let words = format!(
         "{CLOUD} --heter_devices gpu PSERVER_IP_PORT_LIST=10.0.0.9:7000,10.0.0.10:7000 \
