@@ -31,6 +31,8 @@ pub trait RankHost {
     fn delays_restart(&self) -> Option<Duration> {
         None
     }
+    /// A child's process group is about to be ended by a signal.
+    fn before_kill(&mut self, _pid: i32) {}
     /// A child that leads a session has ended and is about to be reaped.
     fn before_reap(&mut self, _end: &PendingExit<'_>) {}
     /// A child has been reaped. `signalled`: it had been sent a signal to end.
@@ -267,6 +269,11 @@ impl Engine {
                         self.killed.insert(child);
                     } else {
                         self.asked.insert(child);
+                    }
+                    if let Some(Some(child)) = self.children.get(child.local_rank)
+                        && child.leads_group()
+                    {
+                        host.before_kill(child.pid());
                     }
                     self.signal(child, |c| c.signal(signal));
                 }

@@ -374,6 +374,10 @@ impl RankHost for RankProcesses<'_> {
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
+    fn before_kill(&mut self, pid: i32) {
+        sweep::await_torch_memory(pid, &mut self.sweep_budget);
+    }
+
     fn before_stop(&mut self) {
         self.terminals.iter().for_each(|(_, terminal)| terminal.drain());
         for local in 0..self.processes.len() {

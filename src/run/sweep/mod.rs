@@ -72,6 +72,16 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
     (clock::now() < until && works()).then_some(until)
 }
 
+/// Waits while a process that a rank has started, such as a data loader's worker, is creating shared memory for torch.
+/// On a busy machine that may take some milliseconds.
+pub fn await_torch_memory(rank: i32, budget: &mut SweepBudget) {
+    let begun = clock::now();
+    let limit = budget.left(begun).min(MULTIPROCESSING_PATIENCE);
+    let works = || since(begun) < limit && tree::descendants(rank).into_iter().any(tree::is_creating_torch_memory);
+    while works() && Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_ok() {}
+    budget.spend(since(begun));
+}
+
 /// The value of `KEY` for one rank.
 pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
     format!("{key}/{attempt}/{local_rank}")

@@ -79,19 +79,30 @@ if os.fork() == 0:
     kept = os.open(name, os.O_CREAT | os.O_RDWR)
     tell("creator", os.getpid())
     tell("creating", name)
-    while os.getppid() == own:
+    while not (os.getppid() != own or os.path.exists("stopping")):
         time.sleep(0.001)
     time.sleep(0.02)
     os.unlink(name)
     sleep()
 await_file(f"creating.{rank}")
-os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_worker_that_creates_shared_memory_may_remove_its_name(place: Place) -> None:
-    script = place.script(f"own = os.getpid()\n{CREATES}")
+    script = place.script(f"own = os.getpid()\n{CREATES}os.kill(own, signal.SIGKILL)\n")
     ended = place.run(script)
     assert ended.status == 137, ended.stderr
+    assert not Path(place.text("creating.0")).exists()
+    assert not alive(int(place.text("creator.0")))
+
+
+def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
+    script = place.script(f"own = os.getpid()\n{CREATES}tell('ready', own)\nsleep()\n")
+    with place.start(script) as launcher:
+        place.ready(1)
+        launcher.terminate()
+        (place.folder / "stopping").touch()
+        ended = Place.wait(launcher)
+    assert ended.status == 143, ended.stderr
     assert not Path(place.text("creating.0")).exists()
     assert not alive(int(place.text("creator.0")))
