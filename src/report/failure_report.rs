@@ -7,6 +7,7 @@
 use crate::model::exit::signal_label;
 use crate::model::{Exit, ProcessLabel};
 use crate::report::cause::blame::Blame;
+use crate::report::cause::fault::RankFault;
 use crate::report::cause::lost_peer::LostPeer;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::{LogTail, shorten};
@@ -130,6 +131,8 @@ pub struct Victim {
     pub lost_peer: bool,
     /// It printed the same error as the culprit.
     pub same_failure: bool,
+    /// An error of its own, other than the culprit's.
+    pub own_error: Option<RankFault>,
     /// It was killed after the grace period.
     pub killed_after_grace: bool,
 }
@@ -293,7 +296,7 @@ impl ReportWriter {
             }
         }
         groups.sort_by_key(|(fate, members)| (fate.order(), std::cmp::Reverse(members.len())));
-        let alike = |fate: &VictimOutcome| matches!(fate, VictimOutcome::Failed(_));
+        let alike = |fate: &VictimOutcome| matches!(fate, VictimOutcome::Failed(..));
         let stopped: Vec<_> = groups.iter().filter(|(f, _)| !alike(f)).collect();
         let failed: Vec<_> = groups.iter().filter(|(f, _)| alike(f)).collect();
         let (named, rest) = failed.split_at(failed.len().min(MOST_ALIKE));
@@ -349,11 +352,12 @@ pub fn left_running(by: &str, processes: &[(i32, &str)]) -> String {
 }
 
 /// How a victim ended.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum VictimOutcome {
     Same,
     LostPeer,
-    Failed(Exit),
+    /// With this exit, unless it had been signalled, and this error, if one is known.
+    Failed(Option<Exit>, Option<RankFault>),
     Stopped,
     Killed,
 }
@@ -363,38 +367,49 @@ impl VictimOutcome {
         match victim {
             Victim { lost_peer: true, .. } => VictimOutcome::LostPeer,
             Victim { same_failure: true, killed_after_grace: false, .. } => VictimOutcome::Same,
-            Victim { signalled: false, exit, .. } => VictimOutcome::Failed(*exit),
+            Victim { signalled: false, exit, own_error, .. } => VictimOutcome::Failed(Some(*exit), own_error.clone()),
             Victim { killed_after_grace: true, .. } => VictimOutcome::Killed,
+            Victim { own_error: Some(error), .. } => VictimOutcome::Failed(None, Some(error.clone())),
             _ => VictimOutcome::Stopped,
         }
     }
 
-    fn comes_first(self) -> bool {
+    fn comes_first(&self) -> bool {
         matches!(self, VictimOutcome::Same | VictimOutcome::LostPeer)
     }
 
-    fn order(self) -> u8 {
+    fn order(&self) -> u8 {
         match self {
             VictimOutcome::Same | VictimOutcome::LostPeer => 0,
-            VictimOutcome::Failed(_) => 1,
+            VictimOutcome::Failed(..) => 1,
             VictimOutcome::Stopped => 2,
             VictimOutcome::Killed => 3,
         }
     }
 
-    fn sentence(self, members: &[&Victim], because: &str) -> String {
+    fn sentence(&self, members: &[&Victim], because: &str) -> String {
         let one = members.len() == 1;
         let too = if because.is_empty() { "" } else { " too" };
         let (were, their) = if one { ("was", "its") } else { ("were", "their") };
         let what = match self {
             VictimOutcome::Same => "failed in the same way".to_owned(),
             VictimOutcome::LostPeer => format!("lost {their} connection to a dead peer"),
-            VictimOutcome::Failed(exit) => format!("failed{too}, with {exit}"),
+            VictimOutcome::Failed(exit, error) => {
+                let exit = exit.map_or(String::new(), |exit| format!(", with {exit}"));
+                let error = error.as_ref().map_or(String::new(), |error| format!(": {}", placed(error)));
+                return format!("{} failed{too}{exit}{}{error}", numbers(members), lives(members));
+            }
             VictimOutcome::Stopped => format!("{were} stopped{because}"),
             VictimOutcome::Killed => format!("did not end when asked and {were} killed"),
         };
         format!("{} {what}{}", numbers(members), lives(members))
     }
+}
+
+/// An error in one line, with its place.
+fn placed(error: &RankFault) -> String {
+    let at = error.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
+    shown(&format!("{}{at}", error.in_a_line()))
 }
 
 fn numbers(members: &[&Victim]) -> String {

@@ -3,6 +3,7 @@
 
 use crate::model::Exit;
 use crate::model::exit::signal_name;
+use crate::report::cause::blame::Blame;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::LogTail;
 use crate::report::failure_report::{CAUGHT, Culprit, FailureReport, aftermath, describe_lost_peer};
@@ -29,6 +30,8 @@ pub struct WorkerFailure {
     pub time: String,
     /// Its error file and the text in it, if it wrote one.
     pub error_file: Option<(String, String)>,
+    /// Its error as its stderr has it.
+    pub blame: Option<Blame>,
 }
 
 /// The report. `title`: the job's name; `root`: the worker that failed first, and `culprit`, the same in the failure report;
@@ -44,7 +47,7 @@ pub fn report(
     let mut first = failure(0, host, root, Some(culprit));
     first.extend(known(culprit));
     let others: Vec<String> =
-        others.iter().enumerate().flat_map(|(index, other)| failure(index + 1, host, other, None)).collect();
+        others.iter().enumerate().flat_map(|(index, other)| other_failure(index + 1, host, other)).collect();
     let others = if others.is_empty() { vec!["  <NO_OTHER_FAILURES>".to_owned()] } else { others };
     let lines = || std::iter::once(&title).chain(&first).chain(&others);
     let width = lines().map(|line| line.chars().count()).max().unwrap_or(0).min(WIDEST);
@@ -55,8 +58,14 @@ pub fn report(
     text
 }
 
+fn other_failure(index: usize, host: &str, other: &WorkerFailure) -> Vec<String> {
+    let mut lines = failure(index, host, other, None);
+    lines.extend(other.blame.iter().flat_map(error_fields));
+    lines
+}
+
 fn failure(index: usize, host: &str, failure: &WorkerFailure, culprit: Option<&Culprit>) -> Vec<String> {
-    let WorkerFailure { rank, local_rank, pid, exit, time, error_file } = failure;
+    let WorkerFailure { rank, local_rank, pid, exit, time, error_file, .. } = failure;
     let signal = match exit {
         Exit::Signal(number) => signal_name(*number).map_or(String::new(), |name| format!(" ({name})")),
         _ => String::new(),
@@ -94,25 +103,34 @@ fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     lines.map(|line| plain(line.as_bytes()).trim_end().to_owned()).collect::<Vec<_>>().join("\n  ")
 }
 
+/// An additional field, in the form of torchelastic's.
+fn field(name: &str, value: &str) -> String {
+    format!("  {name:<10}: {value}")
+}
+
+/// What stderr says of a worker's error.
+fn error_fields(blame: &Blame) -> Vec<String> {
+    let mut lines = vec![field("exception", &indented(blame.fault.to_string().lines()))];
+    let mut add = |name: &str, value: &str| lines.push(field(name, value));
+    if let Some(place) = &blame.fault.place {
+        add("at", &plain(place.to_string().as_bytes()));
+    }
+    if let Some(root) = &blame.root {
+        add("first", &plain(root.in_a_line().as_bytes()));
+    }
+    if let Some(hint) = blame.kind.hint() {
+        add("cause", hint);
+    }
+    if blame.was_caught {
+        add("cause", CAUGHT);
+    }
+    lines
+}
+
 /// What the failure report knows beyond torchelastic's fields, in the same form.
 fn known(culprit: &Culprit) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut field = |name: &str, value: String| lines.push(format!("  {name:<10}: {value}"));
-    if let Some(blame) = &culprit.blame {
-        field("exception", indented(blame.fault.to_string().lines()));
-        if let Some(place) = &blame.fault.place {
-            field("at", plain(place.to_string().as_bytes()));
-        }
-        if let Some(root) = &blame.root {
-            field("first", plain(root.in_a_line().as_bytes()));
-        }
-        if let Some(hint) = blame.kind.hint() {
-            field("cause", hint.to_owned());
-        }
-        if blame.was_caught {
-            field("cause", CAUGHT.to_owned());
-        }
-    }
+    let mut lines: Vec<String> = culprit.blame.iter().flat_map(error_fields).collect();
+    let mut field = |name: &str, value: String| lines.push(field(name, &value));
     if let Some((library, peers)) = &culprit.lost_peer {
         field("peer", describe_lost_peer(*library, peers));
     }

@@ -24,7 +24,7 @@ pub type ReadLog<'a> = &'a dyn Fn(usize, u64) -> Vec<u8>;
 
 /// Describes the failure behind that of the rank that `ended_first` with `exit`.
 pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: ReadLog<'_>) -> FirstFailure {
-    let local_rank = find_behind_victim(processes, ended_first, read).unwrap_or(ended_first);
+    let local_rank = find_behind(processes, ended_first, read).unwrap_or(ended_first);
     let stopped = local_rank != ended_first && is_stopped(&processes[local_rank]);
     let exit = if local_rank == ended_first { exit } else { processes[local_rank].exit.unwrap_or(exit) };
     let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
@@ -38,8 +38,9 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     }
 }
 
-/// The local rank that failed first, where the one that ended first only lost its connection to another.
-pub fn find_behind_victim(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
+/// The local rank that failed first, where it is not the one that ended first: that one only lost its connection to another,
+/// or another rank's exception was noted before.
+pub fn find_behind(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
     let attempt = processes.get(ended_first)?.attempt;
     let end = |local: usize| {
         let process = &processes[local];
@@ -51,10 +52,17 @@ pub fn find_behind_victim(processes: &[RankState], ended_first: usize, read: Rea
         let signalled = is_stopped(process);
         let account =
             first_failure::read_account(&read(local, end_of_interest(process)), exit, signalled, &process.uncaught);
-        Some(RankEnd { exit, signalled, account })
+        Some(RankEnd { exit, signalled, account, raised_at: process.uncaught.at() })
     };
-    // Most culprits are no victims: then no other log is read.
-    end(ended_first).filter(|end| matches!(end.account, Account::LostPeer(_)))?;
+    // Most jobs have one rank with an error: then no other log is read.
+    let first = end(ended_first)?;
+    let raised_before = || {
+        let of_attempt = processes.iter().filter(|process| process.attempt == attempt);
+        of_attempt.filter_map(|process| process.uncaught.at()).any(|at| Some(at) < first.raised_at)
+    };
+    if !matches!(first.account, Account::LostPeer(_)) && !raised_before() {
+        return None;
+    }
     let ends: Vec<_> = (0..processes.len()).map(end).collect();
     first_failure::find_first_failure(ended_first, &ends)
 }

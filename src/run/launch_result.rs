@@ -15,8 +15,8 @@ use std::time::Duration;
 pub enum BlameGround {
     /// It wrote its error file first.
     ErrorFile,
-    /// The rank that ended first, a local rank, had only lost its connection to another.
-    Victim(usize),
+    /// The rank that ended first, a local rank, failed after it.
+    FailedLater(usize),
 }
 
 /// What remains of a launch.

@@ -4,6 +4,7 @@
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::{OutputPlan, Stream};
 use crate::protocol::{NodeStop, RankFailure};
+use crate::report::cause::uncaught::UncaughtException;
 use crate::report::lost_peer;
 use crate::run::engine::{PendingExit, RankHost, StartError};
 use crate::run::first_failure::{self, FirstFailure};
@@ -237,9 +238,8 @@ impl<'a> RankProcesses<'a> {
         }
     }
 
-    fn read_uncaught(&mut self, local: usize) {
-        self.processes[local].uncaught =
-            self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default();
+    fn read_uncaught(&self, local: usize) -> UncaughtException {
+        self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default()
     }
 
     fn start_rank(&mut self, id: ChildId) -> Result<Arc<Child>, RankStartError> {
@@ -345,7 +345,7 @@ impl RankHost for RankProcesses<'_> {
         // What follows reads the end of its log.
         self.terminals.iter().filter(|(local, _)| *local == id.local_rank).for_each(|(_, terminal)| terminal.drain());
         if !signalled {
-            self.read_uncaught(id.local_rank);
+            self.processes[id.local_rank].uncaught = self.read_uncaught(id.local_rank);
         }
         let process = &mut self.processes[id.local_rank];
         (process.exit, process.signalled) = (Some(exit), signalled);
@@ -386,8 +386,11 @@ impl RankHost for RankProcesses<'_> {
             let removed = rotated.map_or(0, |log| FAR - log.offset(FAR));
             let end = log.and_then(|log| Some(std::fs::metadata(log).ok()?.len() + removed));
             self.processes[local].log_end_at_failure = end;
-            if self.processes[local].exit.is_none() {
-                self.read_uncaught(local);
+            // The program of a rank that lives may yet raise the exception that it has printed.
+            if self.processes[local].exit.is_none()
+                && let raised @ UncaughtException::Raised(_) = self.read_uncaught(local)
+            {
+                self.processes[local].uncaught = raised;
             }
         }
     }

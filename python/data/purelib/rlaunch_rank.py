@@ -54,8 +54,10 @@ class ExceptionNote:
         self._is_written = True
         try:
             import json
+            import time
 
-            self._write(json.dumps(describe(value)).encode() + b"\n")
+            note = {**describe(value), "at_ns": time.monotonic_ns()}
+            self._write(json.dumps(note).encode() + b"\n")
         except Exception:
             pass  # The launcher reads the traceback.
 

@@ -5,6 +5,7 @@ use crate::model::{Exit, Role};
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::blame;
 use crate::report::cause::first_failure::{Account, read_account};
+use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep,
@@ -126,15 +127,18 @@ pub fn build_failure_report(
     let victims = report.ranks.iter().enumerate().filter_map(|(local, end)| {
         let exit = end.exit.filter(|exit| !exit.is_success() && culprit != Some(local))?;
         let signalled = end.signalled;
-        let is_read = !signalled || culprit_fault.is_some();
         // What it printed after it was asked to stop is an answer to that.
         let until = if signalled { launched.processes[local].log_end_at_failure.unwrap_or(0) } else { u64::MAX };
-        let bytes = if is_read { bytes_until(launch, launched, local, until) } else { Vec::new() };
+        let bytes = if culprit.is_some() { bytes_until(launch, launched, local, until) } else { Vec::new() };
         let uncaught = &launched.processes[local].uncaught;
-        let fault = |bytes: &[u8]| blame(bytes, Exit::Code(1), uncaught).map(|blame| blame.fault);
+        let fault = blame(&bytes, Exit::Code(1), uncaught).map(|blame| blame.fault);
+        let same_failure = culprit_fault.is_some() && fault == culprit_fault;
+        let is_certain = !signalled || matches!(uncaught, UncaughtException::Raised(_));
+        let has_own = is_certain && read_account(&bytes, exit, signalled, uncaught) == Account::OwnError;
         Some(Victim {
             label: launch.plan.ranks[local].label(),
-            same_failure: culprit_fault.is_some() && fault(&bytes) == culprit_fault,
+            same_failure,
+            own_error: fault.filter(|_| has_own && !same_failure),
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),
@@ -168,11 +172,9 @@ fn culprit_of(
                 "it wrote its error file before any other rank ended, and was still exiting when it was stopped"
                     .to_owned()
             }
-            BlameGround::Victim(victim) => {
-                let victim = launch.plan.ranks[victim].label();
-                format!(
-                    "it had failed, and was still exiting when {victim} lost its connection to it and exited; then it was stopped"
-                )
+            BlameGround::FailedLater(other) => {
+                let other = launch.plan.ranks[other].label();
+                format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
             }
         })
     } else if exit == Exit::Signal(libc::SIGKILL) {
@@ -217,13 +219,14 @@ fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Peers
 }
 
 /// The local rank that failed first, where the one that ended first only lost its connection to another.
-pub(crate) fn find_behind_victim(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
+pub(crate) fn find_behind(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
     let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
     let read = |local: usize, end: u64| bytes_until(launch, launched, local, end);
-    first_failure::find_behind_victim(&launched.processes, culprit, &read)
+    first_failure::find_behind(&launched.processes, culprit, &read)
 }
 
-fn last_bytes(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Vec<u8> {
+/// The end of a rank's stderr, or of what it wrote where both are one.
+pub(crate) fn last_bytes(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Vec<u8> {
     bytes_until(launch, launched, local, u64::MAX)
 }
 

@@ -1,5 +1,6 @@
 //! torchrun's failure report on stderr, and the launcher's own error file (TORCHELASTIC_ERROR_FILE).
 
+use crate::cli::node::build_failure_report::last_bytes;
 use crate::model::Exit;
 use crate::report::cause::blame::blame;
 use crate::report::cause::error_file;
@@ -48,8 +49,13 @@ pub fn render_report(
     let ends = launched.report.ranks.iter().enumerate();
     let by_itself = |end: &RankReport| !end.signalled && end.exit.is_some_and(|exit| !exit.is_success());
     let others = ends.filter(|(local, end)| local != culprit && by_itself(end));
-    let others: Vec<WorkerFailure> =
-        others.filter_map(|(local, end)| Some(failure(launch, launched, local, end.exit?).0)).collect();
+    let other = |(local, end): (usize, &RankReport)| {
+        let (mut other, _) = failure(launch, launched, local, end.exit?);
+        let uncaught = &launched.processes[local].uncaught;
+        other.blame = blame(&last_bytes(launch, launched, local), other.exit, uncaught);
+        Some(other)
+    };
+    let others: Vec<WorkerFailure> = others.filter_map(other).collect();
     Some(report(title, &known.host, (&root, &known), &others, failure_report))
 }
 
@@ -110,6 +116,7 @@ fn failure(
         pid: process.pid.unwrap_or(0).unsigned_abs(),
         exit,
         time: clock::local_seconds(launched.ended(local_rank)),
+        blame: None,
         error_file: path.zip(file.as_ref()).map(|(path, file)| (path.display().to_string(), last_lines(&file.text))),
     };
     (failure, file)

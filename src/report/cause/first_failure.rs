@@ -1,10 +1,12 @@
-//! Which rank failed first, where the first that ended had only lost its connection to another: a victim. The rank that
-//! caused it may still be exiting (`atexit`, a core dump) when the victim has exited and all ranks are stopped.
+//! Which rank failed first, where it is not the one that ended first. That one may have only lost its connection to another:
+//! a victim. The rank that caused it may still be exiting (`atexit`, a core dump) when the victim has exited and all ranks are
+//! stopped.
 
 use crate::model::Exit;
 use crate::report::cause::blame::blame;
 use crate::report::cause::lost_peer::{LostPeer, lost_peer};
 use crate::report::cause::uncaught::UncaughtException;
+use std::time::Duration;
 
 /// Lines of the message of the exception that ends a rank's output.
 const LONGEST_MESSAGE: usize = 20;
@@ -29,6 +31,8 @@ pub struct RankEnd {
     pub signalled: bool,
     /// What it says.
     pub account: Account,
+    /// When its Python noted the exception that ended it.
+    pub raised_at: Option<Duration>,
 }
 
 /// Reads the end of a rank's stderr; of a rank that was stopped, what it had printed before. Of several errors the first one
@@ -47,14 +51,29 @@ pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool, uncaught: &Uncau
     of_text(error.to_string().as_bytes()).unwrap_or(Account::OwnError)
 }
 
-/// The rank that failed first, by local rank, where it is not `ended_first`. `None` for ranks that exited successfully.
+/// The rank that failed first, by local rank, where it is not `ended_first`. `None` for ranks that exited successfully. Of
+/// ranks with errors of their own it is the one whose exception was noted first: the others may have failed because of it.
 pub fn find_first_failure(ended_first: usize, ranks: &[Option<RankEnd>]) -> Option<usize> {
-    let of = |local: usize| ranks.get(local).copied().flatten();
-    let is_victim = |end: RankEnd| matches!(end.account, Account::LostPeer(_));
-    of(ended_first).filter(|end| is_victim(*end))?;
-    let failed_by_itself = |end: &RankEnd| !is_victim(*end) && (!end.signalled || end.account == Account::OwnError);
-    let others = (0..ranks.len()).filter_map(|local| Some((of(local).filter(failed_by_itself)?, local)));
-    others.min_by_key(|(end, local)| (end.signalled, end.account != Account::OwnError, *local)).map(|(_, local)| local)
+    let first = ranks.get(ended_first).copied().flatten()?;
+    let all = || (0..ranks.len()).filter_map(|local| Some((ranks[local]?, local)));
+    match (first.account, first.raised_at) {
+        (Account::LostPeer(_), _) => {
+            let failed_by_itself = |end: &RankEnd| match end.account {
+                Account::LostPeer(_) => false,
+                Account::OwnError => true,
+                Account::Nothing => !end.signalled,
+            };
+            let others = all().filter(|(end, _)| failed_by_itself(end));
+            let key = |(end, local): &(RankEnd, usize)| (end.signalled, end.account != Account::OwnError, *local);
+            others.min_by_key(key).map(|(_, local)| local)
+        }
+        (Account::OwnError, Some(at)) => {
+            let own = all().filter(|(end, _)| end.account == Account::OwnError);
+            let raised = own.filter_map(|(end, local)| Some((end.raised_at?, local)));
+            raised.filter(|(earlier, _)| *earlier < at).min().map(|(_, local)| local)
+        }
+        (Account::OwnError | Account::Nothing, _) => None,
+    }
 }
 
 #[cfg(test)]
@@ -86,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_rank_with_a_reason_is_preferred_to_a_victim() {
-        let end = |code: Exit, signalled, account| Some(RankEnd { exit: code, signalled, account });
+        let end = |exit: Exit, signalled, account| Some(RankEnd { exit, signalled, account, raised_at: None });
         let lost = end(Exit::Code(1), false, Account::LostPeer(LostPeer::Gloo));
         let (stopped, failed) = (Exit::Signal(libc::SIGTERM), Exit::Code(3));
         let own = end(stopped, true, Account::OwnError);
@@ -107,5 +126,26 @@ mod tests {
         }
         assert_eq!(find_first_failure(0, &[own, lost]), None, "its own error is the cause");
         assert_eq!(find_first_failure(5, &[lost]), None);
+    }
+
+    #[test]
+    fn of_two_ranks_with_errors_of_their_own_the_earlier_exception_counts() {
+        let end = |account, ms: Option<u64>| {
+            let raised_at = ms.map(Duration::from_millis);
+            Some(RankEnd { exit: Exit::Code(1), signalled: false, account, raised_at })
+        };
+        let own = |ms| end(Account::OwnError, Some(ms));
+        let unknown = end(Account::OwnError, None);
+        for (ranks, first) in [
+            (vec![own(7), own(8)], None),
+            (vec![own(7), own(7)], None),
+            (vec![own(7), own(6), own(5)], Some(2)),
+            (vec![own(7), unknown], None),
+            (vec![unknown, own(6)], None),
+            (vec![own(7), end(Account::LostPeer(LostPeer::Gloo), Some(6))], None),
+            (vec![own(7), end(Account::Nothing, Some(6)), None], None),
+        ] {
+            assert_eq!(find_first_failure(0, &ranks), first, "{ranks:?}");
+        }
     }
 }

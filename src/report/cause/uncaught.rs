@@ -4,6 +4,7 @@
 use crate::report::cause::fault::{CodeLocation, RankFault};
 use crate::report::cause::traceback::{ExceptionEffect, RaisedException};
 use serde::Deserialize;
+use std::time::Duration;
 
 /// Whether an exception that nothing caught ended a rank's main program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct NotedException {
     pub fault: RankFault,
     /// The file of its innermost frame.
     pub raised_in: Option<String>,
+    /// When it was noted, by the monotonic clock of the machine.
+    pub at: Duration,
 }
 
 /// The first line, which a rank writes when its Python starts.
@@ -38,6 +41,8 @@ struct Note {
     line: u32,
     function: Option<String>,
     raised_in: Option<String>,
+    #[serde(default)]
+    at_ns: u64,
 }
 
 /// Reads a rank's note: `started`, again for each further program that the process executes, then at most one line of JSON.
@@ -48,14 +53,23 @@ pub fn parse(note: &[u8]) -> UncaughtException {
         return UncaughtException::Unknown;
     }
     let Some(line) = text.lines().find(|line| *line != STARTED) else { return UncaughtException::None };
-    let Ok(Note { what, text, file, line, function, raised_in }) = serde_json::from_str(line) else {
+    let Ok(Note { what, text, file, line, function, raised_in, at_ns }) = serde_json::from_str(line) else {
         return UncaughtException::Unknown;
     };
     let place = file.map(|file| CodeLocation { file, line, function });
-    UncaughtException::Raised(NotedException { fault: RankFault { what, text, place }, raised_in })
+    let fault = RankFault { what, text, place };
+    UncaughtException::Raised(NotedException { fault, raised_in, at: Duration::from_nanos(at_ns) })
 }
 
 impl UncaughtException {
+    /// When the exception was noted, if there is one.
+    pub fn at(&self) -> Option<Duration> {
+        match self {
+            Self::Raised(noted) => Some(noted.at),
+            Self::Unknown | Self::None => None,
+        }
+    }
+
     /// The uncaught one among the printed exceptions; as Python described it if it is not among them.
     pub(crate) fn find_printed(&self, printed: &[RaisedException]) -> Option<RaisedException> {
         let Self::Raised(NotedException { fault, .. }) = self else { return None };
@@ -85,9 +99,9 @@ mod tests {
     #[test]
     fn a_note_is_read() {
         let place = CodeLocation { file: "t.py".into(), line: 3, function: Some("f".into()) };
-        let noted = |place, raised_in| {
+        let noted = |place, raised_in, ns| {
             let fault = RankFault { what: "E".into(), text: "a\nb".into(), place };
-            UncaughtException::Raised(NotedException { fault, raised_in })
+            UncaughtException::Raised(NotedException { fault, raised_in, at: Duration::from_nanos(ns) })
         };
         for (note, wanted) in [
             (&b""[..], UncaughtException::Unknown),
@@ -98,11 +112,11 @@ mod tests {
             (b"started\n{\"what\": \"E\", \"text\"", UncaughtException::Unknown),
             (
                 b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": null}\n",
-                noted(None, None),
+                noted(None, None, 0),
             ),
             (
-                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": \"t.py\", \"line\": 3, \"function\": \"f\", \"raised_in\": \"lib.py\"}\n",
-                noted(Some(place), Some("lib.py".into())),
+                b"started\n{\"what\": \"E\", \"text\": \"a\\nb\", \"file\": \"t.py\", \"line\": 3, \"function\": \"f\", \"raised_in\": \"lib.py\", \"at_ns\": 7}\n",
+                noted(Some(place), Some("lib.py".into()), 7),
             ),
         ] {
             assert_eq!(parse(note), wanted, "{note:?}");

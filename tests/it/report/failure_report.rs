@@ -56,6 +56,7 @@ fn victim(rank: usize) -> Victim {
         signalled: true,
         lost_peer: false,
         same_failure: false,
+        own_error: None,
         killed_after_grace: false,
     }
 }
@@ -171,6 +172,21 @@ fn a_culprit_that_was_still_exiting_and_ranks_that_failed_in_the_same_way() {
     assert!(text.starts_with("rank 7 failed: ValueError: loss is nan"), "{text}");
     assert!(text.contains("\nranks 1-3 failed in the same way"), "{text}");
     assert!(!text.contains("stopped because"), "{text}");
+}
+
+#[test]
+fn other_ranks_that_failed_are_named_with_their_errors() {
+    let own = |rank, signalled| Victim { own_error: Some(nan().fault), signalled, ..victim(rank) };
+    let words = |victims| {
+        let text = plainly(&failed(culprit(Exit::Code(1)), victims));
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let text = words(vec![own(1, true), own(2, false), victim(3), own(4, true)]);
+    let error = "(lived 1 min 12 s): ValueError: loss is nan, at train.py:88 in step";
+    assert!(text.contains(&format!("ranks 1, 4 failed too {error} rank 2 failed too, with signal SIGTERM {error}")));
+    assert!(text.contains("rank 3 was stopped because of it"), "{text}");
+    let text = words(vec![Victim { killed_after_grace: true, ..own(1, true) }]);
+    assert!(text.contains("rank 1 did not end when asked and was killed"), "{text}");
 }
 
 #[test]

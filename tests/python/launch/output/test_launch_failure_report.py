@@ -213,3 +213,26 @@ def test_log_level_critical_prints_nothing(place: Place) -> None:
     place.script("sys.exit(3)")
     ended = place.run("--log_level=CRITICAL", "train.py")
     assert (ended.status, ended.stderr) == (3, "")
+
+
+def test_two_ranks_fail_by_themselves_and_the_first_exception_counts(place: Place) -> None:
+    place.script("""
+        import atexit, threading, logging
+        if rank == 1:
+            atexit.register(sleep)
+            atexit.register(tell, "exiting")
+            raise KeyError("step")
+        if rank == 2:
+            sleep()
+        await_file("exiting.1")
+        raise ValueError("no file of rank 1")
+    """)
+    ended = place.run("--nproc_per_node=3", "train.py")
+    assert ended.status == 1
+    lines = block(ended.stderr)
+    assert lines[0] == "rank 1 failed: KeyError: 'step'"
+    said = words(lines)
+    assert "still exiting when rank 0 failed too and exited; then it was stopped" in said
+    place_of = re.escape(f"{place.folder}/train.py")
+    other = r"rank 0 failed too, with exit code 1 \(lived [^)]*\): ValueError: no file of rank 1, at "
+    assert re.search(rf"{other}{place_of}:\d+ in <module> rank 2 was stopped because of it", said), said
