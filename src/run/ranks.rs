@@ -268,11 +268,11 @@ impl<'a> RankProcesses<'a> {
         let mut env = plan.env_of(id.attempt);
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
         // Without it the end of the rank is read from its output alone.
-        let uncaught_file = UncaughtFile::new().ok();
-        if let Some(file) = &uncaught_file {
+        let uncaught_file = &mut self.uncaught_files[id.local_rank];
+        *uncaught_file = uncaught_file.take().map_or_else(UncaughtFile::new, UncaughtFile::emptied).ok();
+        if let Some(file) = uncaught_file {
             env.set(uncaught_file::VARIABLE, file.path());
         }
-        self.uncaught_files[id.local_rank] = uncaught_file;
         let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
         let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
         let command = SpawnCommand {

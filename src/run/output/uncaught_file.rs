@@ -14,13 +14,19 @@ pub const VARIABLE: &str = "RLAUNCH_EXCEPTION_FILE";
 /// Longer notes are cut.
 const LONGEST: usize = 64 * 1024;
 
-/// The file of one rank in one attempt.
+/// The file of one rank, for one attempt after the other.
 pub struct UncaughtFile(File);
 
 impl UncaughtFile {
     /// An empty file.
     pub fn new() -> io::Result<Self> {
         Ok(Self(File::from(memfd_create(c"rlaunch-exception", MFdFlags::MFD_CLOEXEC)?)))
+    }
+
+    /// The same file, without the note of the attempt before.
+    pub fn emptied(self) -> io::Result<Self> {
+        self.0.set_len(0)?;
+        Ok(self)
     }
 
     /// Where processes other than this one find it.
@@ -47,6 +53,8 @@ mod tests {
         assert_eq!(file.read(), UncaughtException::Unknown);
         std::fs::write(file.path(), "started\n").unwrap();
         assert_eq!(file.read(), UncaughtException::None);
+        let file = file.emptied().unwrap();
+        assert_eq!(file.read(), UncaughtException::Unknown);
         std::fs::write(file.path(), format!("started\n{}\n", "x".repeat(2 * LONGEST))).unwrap();
         assert_eq!(file.read(), UncaughtException::Unknown);
     }
