@@ -18,7 +18,9 @@ use crate::run::output::console::ShownMark;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stop_requests::{SignalRoute, StopRequests};
-use crate::supervise::{Lifecycle, NodeOutcome, NodeReport, RoundAction, RoundEvent, RoundPhase, SupervisorEvent};
+use crate::supervise::{
+    Lifecycle, NodeOutcome, NodeReport, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
+};
 use crate::sys::clock;
 use crate::sys::process::tree;
 use crate::sys::signals::{STOP, Signals};
@@ -30,6 +32,20 @@ use std::time::Duration;
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the console is waited for in all after a stop: the user who stops a job waits for its end.
 const STOPPED_PATIENCE: Duration = Duration::from_millis(500);
+
+/// After which time it is said what the stop after a failure waits for.
+const SLOW_STOP: Duration = Duration::from_secs(2);
+
+/// Whether ranks do not end soon after another one has failed.
+#[derive(Clone, Copy)]
+enum SlowStop {
+    /// No rank has failed.
+    No,
+    /// The stop is slow at this time.
+    At(Duration),
+    /// It is, and that has been said.
+    Said,
+}
 
 /// The other nodes of a job.
 pub enum OtherNodes<'a> {
@@ -82,6 +98,7 @@ pub fn run(
         peers,
         membership,
         phase: RoundPhase::default(),
+        slow_stop: SlowStop::No,
         round_stop: None,
         outcome: JobOutcome::AsReported,
     };
@@ -108,6 +125,7 @@ struct EventLoop<'a> {
     peers: Option<StaticPeers>,
     membership: Option<&'a mut Membership>,
     phase: RoundPhase,
+    slow_stop: SlowStop,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -130,6 +148,7 @@ impl<'a> EventLoop<'a> {
             if let Some(zygote) = self.zygote().filter(|zygote| zygote.has_become_slow()) {
                 self.listener.preload_is_slow(&zygote.names());
             }
+            self.watch_stop();
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -156,8 +175,25 @@ impl<'a> EventLoop<'a> {
         let output_at = self.ranks.followers().filter_map(|follower| follower.due()).min();
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
-        let due = [check_at, output_at, slow_at].into_iter().flatten().min();
+        let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
+        let due = [check_at, output_at, slow_at, stop_at].into_iter().flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
+    }
+
+    /// Says what the job waits for if ranks do not end soon after another one has failed.
+    fn watch_stop(&mut self) {
+        let reason = self.engine.reason().filter(|_| self.engine.is_stopping());
+        self.slow_stop = match (reason, self.slow_stop) {
+            (Some(StopReason::RankFailed(..)), SlowStop::No) => SlowStop::At(clock::now() + SLOW_STOP),
+            (Some(StopReason::RankFailed(ended_first, exit)), SlowStop::At(at)) if clock::now() >= at => {
+                let failure = self.ranks.describe_failure(ended_first, exit);
+                let left = self.engine.time_left().unwrap_or_default();
+                self.listener.stop_is_slow(&failure, &self.engine.living(), left);
+                SlowStop::Said
+            }
+            (Some(StopReason::RankFailed(..)), slow) => slow,
+            _ => SlowStop::No,
+        };
     }
 
     fn check_membership(&mut self) -> io::Result<()> {

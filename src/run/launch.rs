@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
 pub const OWN_VARS: [&str; 4] = ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE];
@@ -120,6 +121,8 @@ pub trait LaunchListener {
     fn started(&self, id: ChildId, pid: i32);
     /// The supervisor stops the job, or restarts it after this failure.
     fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>);
+    /// These local ranks have not ended soon after this failure; they have this time left.
+    fn stop_is_slow(&self, _failure: &FirstFailure, _living: &[usize], _left: Duration) {}
     /// The preload server takes long to import these modules.
     fn preload_is_slow(&self, _modules: &str) {}
     /// It has imported them, after so many seconds. Called only after `preload_is_slow`.

@@ -192,7 +192,8 @@ impl<'a> RankProcesses<'a> {
     }
 
     /// The failure behind that of the rank that ended first.
-    fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
+    /// The failure behind that of the rank that ended first.
+    pub fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
         let read = |local: usize, end: u64| {
             let (process, rotated) = (&self.processes[local], self.rotation.as_ref().and_then(|all| all.log(local)));
             let offset = |position: u64| rotated.as_ref().map_or(position, |log| log.offset(position));

@@ -11,6 +11,7 @@ use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::RoundStop;
 use crate::supervise::{ChildId, ProgressNote};
+use std::time::Duration;
 
 /// How this node's ranks ended.
 pub struct NodeEnd<'a> {
@@ -82,6 +83,10 @@ impl LaunchListener for EngineListener<'_> {
 
     fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>) {
         self.frontend.report_progress(note, failure, self.launch);
+    }
+
+    fn stop_is_slow(&self, failure: &FirstFailure, living: &[usize], left: Duration) {
+        progress_messages::print_slow_stop(failure, living, left, &|local| self.launch.plan.ranks[local].label());
     }
 
     fn preload_is_slow(&self, modules: &str) {

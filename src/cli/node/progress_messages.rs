@@ -1,8 +1,8 @@
 //! Progress messages while a job is stopped or restarted: lines on stderr, whatever the log level.
 
 use crate::cli::common::message::print_notice;
-use crate::model::ProcessLabel;
 use crate::model::exit::signal_label;
+use crate::model::{Exit, ProcessLabel};
 use crate::report::console::escape::plain;
 use crate::run::first_failure::FirstFailure;
 use crate::supervise::{NoRestart, ProgressNote, SupervisionPolicy};
@@ -62,14 +62,30 @@ fn line(
             let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
             // A rank that was still exiting when it was stopped has no exit status of its own.
             let exit = failure.map_or(Some(*exit), |failure| failure.exit);
-            let how = exit.map_or(String::new(), |exit| format!(", with {exit}"));
             let message = failure.map_or("", |failure| failure.message.as_str());
-            let colon = if message.is_empty() { "" } else { ": " };
-            let message = plain(message.as_bytes());
-            format!("{} failed first{how}{colon}{message}; restart {attempt} (at most {of}) {wait}", label(*culprit))
+            format!("{}; restart {attempt} (at most {of}) {wait}", failed_first(label(*culprit), exit, message))
         }
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
     }
+}
+
+/// Prints what the stop after a failure waits for. `living`: numbers on this node, of which `label` gives the labels.
+pub fn print_slow_stop(
+    failure: &FirstFailure,
+    living: &[usize],
+    left: Duration,
+    label: &dyn Fn(usize) -> ProcessLabel,
+) {
+    let failed = failed_first(label(failure.local_rank), failure.exit, &failure.message);
+    let living = list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
+    print_notice(&format!("{failed}; waiting up to {} s more for {living} to stop", left.as_secs().max(1)));
+}
+
+/// `rank 1 failed first, with exit code 3: ValueError: again`.
+fn failed_first(culprit: ProcessLabel, exit: Option<Exit>, message: &str) -> String {
+    let how = exit.map_or(String::new(), |exit| format!(", with {exit}"));
+    let colon = if message.is_empty() { "" } else { ": " };
+    format!("{culprit} failed first{how}{colon}{}", plain(message.as_bytes()))
 }
 
 /// Why a failure is not followed by a restart.

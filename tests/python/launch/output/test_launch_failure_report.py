@@ -66,11 +66,16 @@ def test_a_rank_that_outlives_the_grace_is_a_victim(place: Place) -> None:
         tell("ready")
         sleep()
     """)
-    ended = place.run("--nproc_per_node=2", "--grace_period=0.2", "train.py")
+    ended = place.run("--nproc_per_node=2", "--grace_period=3", "train.py")
     assert ended.status == 1
     lines = block(ended.stderr)
     assert "  | the reason" in lines
     assert "rank 0 did not end when asked and was killed" in words(lines)
+    # After 2 of the 3 s.
+    waiting = "rlaunch: rank 1 failed first, with exit code 1; waiting up to 1 s more for rank(s) 0 to stop\n"
+    before, found, _ = ended.stderr.partition(waiting)
+    assert found, ended.stderr
+    assert "ERROR LOG DETAIL" not in before
 
 
 # Rank 0 waits in what stands for a collective; its library words are gloo's.
