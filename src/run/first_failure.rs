@@ -46,7 +46,7 @@ pub fn find_behind(processes: &[RankState], ended_first: usize, read: ReadLog<'_
         let process = &processes[local];
         let ran = process.pid.is_some() && process.attempt == attempt;
         let exit = process.exit.unwrap_or(Exit::Signal(libc::SIGTERM));
-        if !ran || exit.is_success() {
+        if !ran {
             return None;
         }
         let signalled = is_stopped(process);

@@ -51,17 +51,20 @@ pub fn read_account(stderr: &[u8], exit: Exit, signalled: bool, uncaught: &Uncau
     of_text(error.to_string().as_bytes()).unwrap_or(Account::OwnError)
 }
 
-/// The rank that failed first, by local rank, where it is not `ended_first`. `None` for ranks that exited successfully. Of
-/// ranks with errors of their own it is the one whose exception was noted first: the others may have failed because of it.
+/// The rank that failed first, by local rank, where it is not `ended_first`. `None` for ranks that did not run. Of ranks with
+/// errors of their own it is the one whose exception was noted first: the others may have failed because of it. A connection
+/// may also be lost to a rank that exited successfully: then an exception that a living rank has printed, but that no note
+/// says to have ended it, counts as one that it handled.
 pub fn find_first_failure(ended_first: usize, ranks: &[Option<RankEnd>]) -> Option<usize> {
     let first = ranks.get(ended_first).copied().flatten()?;
     let all = || (0..ranks.len()).filter_map(|local| Some((ranks[local]?, local)));
     match (first.account, first.raised_at) {
         (Account::LostPeer(_), _) => {
+            let has_one_left = all().any(|(end, _)| end.exit.is_success() && !end.signalled);
             let failed_by_itself = |end: &RankEnd| match end.account {
                 Account::LostPeer(_) => false,
-                Account::OwnError => true,
-                Account::Nothing => !end.signalled,
+                Account::OwnError => !end.signalled || end.raised_at.is_some() || !has_one_left,
+                Account::Nothing => !end.signalled && !end.exit.is_success(),
             };
             let others = all().filter(|(end, _)| failed_by_itself(end));
             let key = |(end, local): &(RankEnd, usize)| (end.signalled, end.account != Account::OwnError, *local);
@@ -112,8 +115,13 @@ mod tests {
         let crash = end(Exit::Signal(libc::SIGSEGV), true, Account::Nothing);
         let silent = end(failed, false, Account::Nothing);
         let nothing = end(stopped, true, Account::Nothing);
+        let left = end(Exit::Code(0), false, Account::Nothing);
+        let noted = own.map(|end| RankEnd { raised_at: Some(Duration::ZERO), ..end });
         for (ranks, first) in [
             (vec![lost, own], Some(1)),
+            (vec![lost, own, left], None),
+            (vec![lost, own, left, noted], Some(3)),
+            (vec![left, silent, lost], Some(1)),
             (vec![own, lost], Some(0)),
             (vec![nothing, crash, lost], None),
             (vec![crash, own, lost], Some(1)),
