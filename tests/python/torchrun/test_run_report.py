@@ -402,7 +402,7 @@ def test_a_module_that_is_not_there_fails_in_its_rank(place: TorchPlace) -> None
     assert "No module named no_such_module_of_ours" in report(ended.stderr)[2]
 
 
-def test_the_errors_of_all_ranks_that_failed_by_themselves_are_told(place: TorchPlace) -> None:
+def test_the_errors_of_all_ranks_that_failed_by_themselves_are_reported(place: TorchPlace) -> None:
     place.script("""
         import atexit, threading, logging
         if rank == 1:
