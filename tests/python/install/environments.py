@@ -60,7 +60,9 @@ class Environment:
         env = environment(OMP_NUM_THREADS="1", HF_HOME=str(self.folder / "hf"), **changes)
         return {**env, "PATH": f"{self.bin}:{env['PATH']}"}
 
-    def start(self, *command: str, **changes: str | None) -> subprocess.Popen[str]:
+    def start(
+        self, *command: str, start_new_session: bool = False, **changes: str | None
+    ) -> subprocess.Popen[str]:
         """Starts one of its commands."""
         return subprocess.Popen(
             [str(self.bin / command[0]), *command[1:]],
@@ -70,6 +72,7 @@ class Environment:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=start_new_session,
         )
 
     def run(

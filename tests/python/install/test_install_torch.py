@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,8 @@ if os.environ["RANK"] == "1":
 import time
 time.sleep(600)
 """
+# With the options of CONFIG.
+THROUGH_TORCH_MAIN = ("python", "-m", "rlaunch.torch", "accelerate", "launch", "train.py")
 
 
 @pytest.fixture
@@ -58,10 +62,38 @@ def test_accelerate_launch_reports_a_failing_script_once(
 ) -> None:
     (enabled.folder / "train.py").write_text(FAILING)
     done = enabled.run("accelerate", "launch", "train.py", status=1, RLAUNCH_INSTALL="torch")
+    check_report(done)
+
+
+def test_a_program_of_rlaunch_torch_reports_a_failing_script_once(accelerate: Environment) -> None:
+    (accelerate.folder / "train.py").write_text(FAILING)
+    check_report(accelerate.run(*THROUGH_TORCH_MAIN, status=1))
+
+
+def check_report(done: subprocess.CompletedProcess[str]) -> None:
     assert done.stderr.count("train.py FAILED") == 1
     assert "rank 0 was stopped because of it" in done.stderr
     assert "  traceback : no disk" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WAITING = """
+import os, signal
+open(f"ready.{os.environ['RANK']}", "w").close()
+signal.pause()
+"""
+
+
+def test_ctrl_c_ends_a_program_of_rlaunch_torch_without_a_traceback(accelerate: Environment) -> None:
+    (accelerate.folder / "train.py").write_text(WAITING)
+    with accelerate.start(*THROUGH_TORCH_MAIN, start_new_session=True) as program:
+        for rank in (0, 1):
+            until((accelerate.folder / f"ready.{rank}").exists, f"rank {rank}")
+        os.killpg(program.pid, signal.SIGINT)  # As a terminal does.
+        _, stderr = program.communicate(timeout=60)
+    assert program.returncode == -signal.SIGINT
+    assert "stopped by signal SIGINT" in stderr
+    assert "Traceback" not in stderr
 
 
 NOTEBOOK = """

@@ -74,6 +74,8 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--ips=10.0.0.1 10.0.0.2"], ["--ips 10.0.0.1 10.0.0.2", "separate addresses by commas"]),
         (["--ips=10.0.0.1;10.0.0.2"], ["separate addresses by commas"]),
         (["--ips=10.0.0.1:99 10.0.0.2"], ["--ips 10.0.0.1:99", "is not an address"]),
+        (["--ips=10.0.0.1,,10.0.0.2"], ["--ips 10.0.0.1,,10.0.0.2: has an empty item", "by commas"]),
+        (["--ips=10.0.0.1,10.0.0.1"], ["names 10.0.0.1 twice", "--nproc_per_node"]),
         (["--gpus=a,b"], ["--gpus a,b: a is not a device"]),
         (["--gpu", "a"], ["--gpus a: a is not a device"]),
         (["--gpus=0", "--devices=a"], ["--devices a: a is not a device"]),

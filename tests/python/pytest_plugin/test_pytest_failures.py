@@ -332,6 +332,35 @@ def test_ranks_that_cannot_run_the_test(suite: Suite, pytester: pytest.Pytester)
     )
 
 
+def test_an_exit_while_the_test_file_is_imported(suite: Suite) -> None:
+    done = suite(
+        """
+        import sys
+        if "RANK" in os.environ:
+            sys.exit("no disk")
+
+        @pytest.mark.ranks(2)
+        def test_it():
+            pass
+        """
+    )
+    done.assert_outcomes(errors=1)
+    start = done.outlines.index(
+        "sys.exit() was called while this rank imported the test file or a conftest.py."
+    )
+    assert done.outlines[start - 2].endswith(" could not run the test:")
+    # No frame of pytest.
+    assert done.outlines[start + 1 : start + 4] == [
+        "test_it.py:6: in <module>",
+        '    sys.exit("no disk")',
+        "E   SystemExit: no disk",
+    ]
+    done.stdout.fnmatch_lines(
+        ["ERROR test_it.py::test_it - rank * could not run the test: SystemExit: no disk"]
+    )
+    done.stdout.no_fnmatch_line("*in the middle of the test*")
+
+
 def test_a_rank_that_is_stopped_inside_pytest(suite: Suite) -> None:
     done = suite(
         """

@@ -249,6 +249,19 @@ def test_the_module_refuses_in_one_line(tmp_path: Path) -> None:
         (["-n", "2", "t.py"], "unknown option -n; did you mean --nproc-per-node?"),
         (["-np", "2", "t.py"], "unknown option -np; did you mean --nproc-per-node?"),
         (
+            ["--nproc-per-node", "0", "t.py"],
+            "--nproc-per-node 0: is not a number of ranks; give a number, 1 or",
+        ),
+        (
+            ["--nproc-per-node", "-2", "t.py"],
+            "--nproc-per-node -2: is not a number of ranks; give a number, 1",
+        ),
+        (
+            ["--nnodes", "-1", "t.py"],
+            "--nnodes -1: min_nodes must be > 0 and <= max_nodes, got min_nodes=-1, max_nodes=-1; "
+            "give a number of nodes, 1 or more",
+        ),
+        (
             [],
             "the following arguments are required: training_script, training_script_args (which may be none)",
         ),
@@ -265,6 +278,18 @@ def test_the_module_refuses_in_one_line(tmp_path: Path) -> None:
         )
         assert script.returncode == 0
         assert b"nproc-per-node" in script.stdout
+
+
+def test_an_option_after_the_script_is_the_scripts_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    command = [sys.executable, "-m", "rlaunch.run", "t.py", "--nproc-per-node", "2"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout == "['--nproc-per-node', '2']\n"
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith(
+        "the script receives --nproc-per-node, as it follows the script; options of the launcher go before "
+        "the script"
+    )
 
 
 def test_attributes_alone_count(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -119,16 +119,24 @@ def _format_error(error: Exception) -> str:
         return "\n".join(map(str, error.args))
     if isinstance(error, ConftestImportFailure) and error.__cause__ is not None:
         # As pytest's main() prints it.
-        info = pytest.ExceptionInfo.from_exception(error.__cause__)
-        info.traceback = info.traceback.filter(lambda entry: not _is_of_import(str(entry.path)))
-        text = info.getrepr(style="short", chain=False) if info.traceback else info.exconly()
+        text = _format_import(pytest.ExceptionInfo.from_exception(error.__cause__))
         return f"ImportError while loading conftest '{error.path}'.\n{text}"
     return "".join(traceback.format_exception(error))
 
 
+def _format_import(info: pytest.ExceptionInfo[BaseException]) -> str:
+    """Returns a short traceback of an exception that left an import."""
+    info.traceback = info.traceback.filter(lambda entry: not _is_of_import(str(entry.path)))
+    return str(info.getrepr(style="short", chain=False)) if info.traceback else info.exconly()
+
+
 def _is_of_import(path: str) -> bool:
-    """Returns whether a file belongs to pytest or importlib, which import the conftest."""
-    return path.startswith("<") or not {"_pytest", "pluggy", "importlib"}.isdisjoint(Path(path).parts)
+    """Returns whether a file belongs to pytest, this module or importlib, which import the user's file."""
+    return (
+        path.startswith("<")
+        or path == __file__
+        or not {"_pytest", "pluggy", "importlib"}.isdisjoint(Path(path).parts)
+    )
 
 
 def _redirect(file: int, number: int, name: str) -> None:
@@ -163,6 +171,7 @@ class RankSession:
         self._coverage = coverage
         self._config: Any = None
         self._debugger: Debugger | None = None
+        self._is_collecting = False
         # The exception for the debugger, once its report is sent.
         self._to_debug: BaseException | None = None
         # Of the last report: its outcome when it was made, and its exception, encoded.
@@ -218,12 +227,15 @@ class RankSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self) -> Generator[None, object, object]:
+        self._is_collecting = True
         try:
-            return (yield)
+            result = yield
         except pytest.UsageError as error:
             if not str(error).startswith("not found: "):
                 raise
             raise self._make_missing_test_error() from None
+        self._is_collecting = False
+        return result
 
     def _make_missing_test_error(self) -> pytest.UsageError:
         return pytest.UsageError(
@@ -309,8 +321,12 @@ class RankSession:
             }
             self._link.send("warning", warning)
 
-    def pytest_internalerror(self, excrepr: object) -> None:
-        self._link.send("error", str(excrepr))
+    def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if self._is_collecting and isinstance(excinfo.value, SystemExit):
+            text = f"sys.exit() was called while this rank imported the test file or a conftest.py.\n{_format_import(excinfo)}"
+        else:
+            text = str(excrepr)
+        self._link.send("error", text)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         value: Any = excinfo.value

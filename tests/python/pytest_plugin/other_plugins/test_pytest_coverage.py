@@ -40,27 +40,37 @@ def test_lines_and_branches_of_all_ranks_are_seen(
     assert not list(pytester.path.glob("**/coverage.[0-9]*"))
 
 
+# With two ranks, rank 0 waits until it is stopped.
 ENDINGS = """
     from words import word
 
-    @pytest.mark.ranks(1)
-    def test_fails():
-        assert word(0) == "one"
+    def run(rank, number):
+        if rank.rank < rank.world_size - 1:
+            rank.barrier()
+        return word(number)
 
-    @pytest.mark.ranks(1)
+    @pytest.mark.ranks({ranks})
+    def test_fails(rank):
+        assert run(rank, 0) == "one"
+
+    @pytest.mark.ranks({ranks})
     @pytest.mark.xfail
-    def test_fails_as_expected():
-        assert word(1) == "zero"
+    def test_fails_as_expected(rank):
+        assert run(rank, 1) == "zero"
 
-    @pytest.mark.ranks(1)
-    def test_is_skipped():
-        pytest.skip(word(2))
+    @pytest.mark.ranks({ranks})
+    def test_is_skipped(rank):
+        pytest.skip(run(rank, 2))
 """
 
 
-def test_a_rank_that_fails_or_skips_is_measured_too(suite: Suite, pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_fails_or_skips_is_measured_too(
+    ranks: int, suite: Suite, pytester: pytest.Pytester
+) -> None:
     pytester.makepyfile(words=CODE)
-    done = suite(ENDINGS, "-p", "pytest_cov", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
+    source = ENDINGS.format(ranks=ranks)
+    done = suite(source, "-p", "pytest_cov", "--cov=words", "--cov-branch", "--cov-report=json:cov.json")
     done.assert_outcomes(failed=1, xfailed=1, skipped=1)
     seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
     assert (seen["missing_lines"], seen["missing_branches"]) == ([], [])

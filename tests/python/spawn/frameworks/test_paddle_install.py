@@ -298,6 +298,35 @@ def test_an_unchanged_suite(
     assert (HEADER in done.stdout) == on_rlaunch
 
 
+CONFTEST_BY_NAME = """
+import pytest
+from paddle.distributed import spawn
+
+
+@pytest.fixture
+def start():
+    return spawn
+"""
+SUITE_BY_NAME = """
+def work():
+    pass
+
+
+def test_spawn(start):
+    context = start(work, nprocs=1, backend="gloo", start_method="fork")
+    print("context of", type(context).__module__)
+"""
+
+
+def test_a_conftest_that_imports_spawn_by_name_gets_rlaunchs(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST_BY_NAME)
+    (tmp_path / "test_theirs.py").write_text(SUITE_BY_NAME)
+    words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", "test_theirs.py"]
+    done = run(tmp_path, *words, RLAUNCH_INSTALL="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"context of (\S+)", done.stdout) == ["rlaunch._spawn.context"]
+
+
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [*((v, True) for v in ("1", "true", "YES", "on")), *((v, False) for v in ("", "0", "no", "false"))],
