@@ -323,7 +323,8 @@ class RankSession:
 
     def pytest_internalerror(self, excrepr: object, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if self._is_collecting and isinstance(excinfo.value, SystemExit):
-            text = f"sys.exit() was called while this rank imported the test file or a conftest.py.\n{_format_import(excinfo)}"
+            what = "sys.exit() was called while this rank imported the test file or a conftest.py."
+            text = f"{what}\n{_format_import(excinfo)}"
         else:
             text = str(excrepr)
         self._link.send("error", text)
