@@ -11,7 +11,7 @@ use crate::sys::io::fd;
 use serde::ser::SerializeStructVariant;
 use serde::{Serialize, Serializer};
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 use tracing::warn;
@@ -171,14 +171,16 @@ impl Journal {
         let events = log_files::open(&path, false).map_err(unusable)?;
         match fd::try_lock(&events, is_shared) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let events = std::fs::read_to_string(&path).unwrap_or_default();
-                let other = describe_job(events.lines().next().unwrap_or_default());
+                let mut line = String::new();
+                let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
+                let other = describe_job(&line);
                 let folder = log_dir.display();
                 let advice = "the logs and results of both jobs mix; give each job its own --log_dir";
                 warn!("the log folder {folder} is in use by {other}: {advice}");
             }
             // Some network file systems have no locks, or no shared lock of a file that is open for writing only.
-            _ => events.set_len(0).map_err(unusable)?,
+            // A device has no length.
+            _ => drop(events.set_len(0)),
         }
         let length = events.metadata().map_err(unusable)?.len();
         Ok(Self { events: Some(events), path, length, sequence: 0 })
