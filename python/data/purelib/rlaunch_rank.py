@@ -59,7 +59,7 @@ class ExceptionNote:
             note = {**describe(value), "at_ns": time.monotonic_ns()}
             self._write(json.dumps(note).encode() + b"\n")
         except Exception:
-            pass  # The launcher reads the traceback.
+            self._write(b"unknown\n")  # The launcher reads the traceback.
 
     def _write(self, data: bytes) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -133,7 +133,9 @@ def note_exceptions() -> ExceptionNote | None:
 def _is_rank() -> bool:
     """Whether the launcher started this process. Programs that a rank starts have the variable too."""
     # /proc/PID/fd/NUMBER
-    return os.environ.get(EXCEPTION_FILE, "").startswith(f"/proc/{os.getppid()}/")
+    # A rank leads its session. A daemon that a rank has started has the launcher as its parent too.
+    is_child = os.environ.get(EXCEPTION_FILE, "").startswith(f"/proc/{os.getppid()}/")
+    return is_child and os.getsid(0) == os.getpid()
 
 
 def prepare() -> None:

@@ -2,6 +2,7 @@
 
 use crate::model::Exit;
 use crate::report::cause::fault::{FaultKind, RankFault};
+use crate::report::cause::lost_peer::lost_peer;
 use crate::report::cause::native;
 use crate::report::cause::native::Crash;
 use crate::report::cause::traceback;
@@ -81,7 +82,7 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
             let mut fault = raised.fault.clone();
             let was_caught = was_caught && raised.fate == ExceptionEffect::Raised;
-            if was_caught {
+            if was_caught && lost_peer(fault.text.as_bytes()).is_none() {
                 // What follows need not belong to the message.
                 fault.text = first_lines(&fault.text, 1);
             }

@@ -73,6 +73,10 @@ impl UncaughtException {
     /// The uncaught one among the printed exceptions; as Python described it if it is not among them.
     pub(crate) fn find_printed(&self, printed: &[RaisedException]) -> Option<RaisedException> {
         let Self::Raised(NotedException { fault, .. }) = self else { return None };
+        // It carries the traceback of another one, which says more: of a process that the rank started, of a group's member.
+        if fault.text.contains("Traceback (most recent call last)") || fault.what.ends_with("ExceptionGroup") {
+            return None;
+        }
         let first_line = |fault: &RankFault| fault.text.trim_start().lines().next().map(str::to_owned);
         let of_type = || printed.iter().rev().filter(|one| one.fault.what == fault.what);
         let same = of_type().find(|one| first_line(&one.fault) == first_line(fault)).or_else(|| of_type().next());

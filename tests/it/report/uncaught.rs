@@ -102,3 +102,33 @@ fn a_living_rank_has_failed_only_by_an_uncaught_exception() {
     let lost = raised("RuntimeError", "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1");
     assert!(matches!(stopped(&much, &lost), Account::LostPeer(_)));
 }
+
+#[test]
+fn an_exception_that_carries_the_traceback_of_another_is_read_from_the_output() {
+    let own = "Traceback (most recent call last):
+  File \"t.py\", line 4, in main
+    g()
+ValueError: Caught ValueError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File \"data.py\", line 7, in load
+    h()
+ValueError: bad sample 17
+
+";
+    let note =
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  File ...";
+    let read = |uncaught| line(found(own, Exit::Code(1), &uncaught));
+    assert_eq!(read(raised("ValueError", note)), read(UncaughtException::Unknown));
+}
+
+#[test]
+fn a_lost_peer_on_a_later_line_of_a_message_that_was_caught_is_seen() {
+    let text = "Traceback (most recent call last):
+  File \"t.py\", line 4, in main
+    g()
+RuntimeError: collective failed in step 7
+[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1234
+";
+    let account = read_account(text.as_bytes(), Exit::Code(1), false, &UncaughtException::None);
+    assert!(matches!(account, Account::LostPeer(_)), "{account:?}");
+}
