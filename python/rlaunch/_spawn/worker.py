@@ -131,9 +131,13 @@ def _advise(error: Exception, variables: dict[str, str]) -> str:
     """Returns the line for a rank that lacks a variable of torch; nothing for other exceptions."""
     import re
 
-    # As torch says it, and os.environ.
-    found = re.search(r"environment variable (\w+) expected, but not set$|^'(\w+)'$", str(error))
-    missing = found and (found[1] or found[2])
+    # As torch says it, and os.environ. Not by str(error): a method of the user's may raise.
+    text = next(iter(error.args), None)
+    pattern = (
+        r"(\w+)" if isinstance(error, KeyError) else r".*environment variable (\w+) expected, but not set"
+    )
+    found = re.fullmatch(pattern, text, re.DOTALL) if isinstance(text, str) else None
+    missing = found and found[1]
     if missing in variables or missing not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         return ""
     way_out = 'call it with frameworks="torch", or "paddle,torch"'

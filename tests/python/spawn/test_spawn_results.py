@@ -89,3 +89,20 @@ def test_a_rank_that_lacks_torchs_variables_says_how_to_set_them(name: str, fram
 def call_without(function: Any, args: Any, name: str) -> None:
     os.environ.pop(name, None)
     function(*args)
+
+
+class _Unprintable(Exception):
+    def __str__(self) -> str:
+        return str(self.missing)  # type: ignore[attr-defined]
+
+
+def _fail_unprintably() -> None:
+    raise _Unprintable(500)
+
+
+@each_method
+def test_an_exception_that_cannot_be_printed_has_its_traceback(method: str) -> None:
+    with pytest.raises(RankError) as caught:
+        rlaunch.spawn(_fail_unprintably, nprocs=1, start_method=method)
+    assert "_fail_unprintably" in str(caught.value)
+    assert "_Unprintable: <exception str() failed>" in str(caught.value)

@@ -241,3 +241,18 @@ def test_two_ranks_fail_by_themselves_and_the_first_exception_counts(place: Plac
     place_of = re.escape(f"{place.folder}/train.py")
     other = r"rank 0 failed too, with exit code 1 \(lived [^)]*\): ValueError: no file of rank 1, at "
     assert re.search(rf"{other}{place_of}:\d+ in <module> rank 2 was stopped because of it", said), said
+
+
+def test_an_exception_that_cannot_be_printed_is_not_called_caught(place: Place) -> None:
+    place.script("""
+        class Unprintable(Exception):
+            def __str__(self):
+                return self.missing
+
+        raise Unprintable(5)
+    """)
+    ended = place.run("--nproc_per_node=1", "train.py")
+    assert ended.status == 1
+    said = words(block(ended.stderr))
+    assert "Unprintable: <exception str() failed>" in said
+    assert "did not end by this exception" not in said
