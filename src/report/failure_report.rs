@@ -20,7 +20,8 @@ const MOST_ALIKE: usize = 4;
 const LONGEST_LINE: usize = 2000;
 
 /// Of an exception that did not end the rank's main program; a process that this one started may have raised it.
-pub(crate) const CAUGHT: &str = "the rank's main program did not end by this exception, but exited by itself";
+pub(crate) const CAUGHT: &str =
+    "the rank's Python did not end by this exception: the program caught it, or a hook of its own ended the process";
 
 /// What is known of a job that failed or was stopped.
 #[derive(Clone, Debug, PartialEq)]

@@ -31,8 +31,8 @@ pub trait RankHost {
     fn delays_restart(&self) -> Option<Duration> {
         None
     }
-    /// A child's process group is about to be ended by a signal.
-    fn before_kill(&mut self, _pid: i32) {}
+    /// These children's process groups are about to be ended by a signal.
+    fn before_kill(&mut self, _pids: &[i32]) {}
     /// A child that leads a session has ended and is about to be reaped.
     fn before_reap(&mut self, _end: &PendingExit<'_>) {}
     /// A child has been reaped. `signalled`: it had been sent a signal to end.
@@ -152,6 +152,11 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
+    /// Whether ranks of the present attempt were sent SIGKILL.
+    pub fn is_killing(&self) -> bool {
+        self.killed.iter().any(|child| child.attempt == self.attempt)
+    }
+
     /// The report, once all ranks have ended.
     pub fn report(&self) -> Option<&NodeReport> {
         self.report.as_ref()
@@ -248,6 +253,7 @@ impl Engine {
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn RankHost) -> io::Result<()> {
         let mut todo = VecDeque::from(effects);
+        let mut is_first_kill = true;
         while let Some(effect) = todo.pop_front() {
             match effect {
                 Effect::Spawn(id) => {
@@ -265,15 +271,13 @@ impl Engine {
                     todo.extend(more);
                 }
                 Effect::Kill { child, signal } => {
+                    if std::mem::take(&mut is_first_kill) {
+                        host.before_kill(&self.groups_to_kill(child, &todo));
+                    }
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
                     } else {
                         self.asked.insert(child);
-                    }
-                    if let Some(Some(child)) = self.children.get(child.local_rank)
-                        && child.leads_group()
-                    {
-                        host.before_kill(child.pid());
                     }
                     self.signal(child, |c| c.signal(signal));
                 }
@@ -291,6 +295,16 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// The process groups of this child, which is killed first, and of those killed after it.
+    fn groups_to_kill(&self, first: ChildId, effects: &VecDeque<Effect>) -> Vec<i32> {
+        let others = effects.iter().filter_map(|effect| match effect {
+            Effect::Kill { child, .. } => Some(*child),
+            _ => None,
+        });
+        let children = std::iter::once(first).chain(others).filter_map(|id| self.children.get(id.local_rank)?.as_ref());
+        children.filter(|child| child.leads_group()).map(|child| child.pid()).collect()
     }
 
     /// A rank that may not be signalled (it changed its user) ends by itself, or is abandoned after the grace period.

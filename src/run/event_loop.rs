@@ -182,13 +182,12 @@ impl<'a> EventLoop<'a> {
 
     /// Says what the job waits for if ranks do not end soon after another one has failed.
     fn watch_stop(&mut self) {
-        let reason = self.engine.reason().filter(|_| self.engine.is_stopping());
+        let reason = self.engine.reason().filter(|_| self.engine.is_stopping() && !self.engine.is_killing());
         self.slow_stop = match (reason, self.slow_stop) {
             (Some(StopReason::RankFailed(..)), SlowStop::No) => SlowStop::At(clock::now() + SLOW_STOP),
             (Some(StopReason::RankFailed(ended_first, exit)), SlowStop::At(at)) if clock::now() >= at => {
                 let failure = self.ranks.describe_failure(ended_first, exit);
-                let left = self.engine.time_left().unwrap_or_default();
-                self.listener.stop_is_slow(&failure, &self.engine.living(), left);
+                self.listener.stop_is_slow(&failure, &self.engine.living(), self.engine.time_left());
                 SlowStop::Said
             }
             (Some(StopReason::RankFailed(..)), slow) => slow,

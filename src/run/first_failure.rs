@@ -24,7 +24,7 @@ pub type ReadLog<'a> = &'a dyn Fn(usize, u64) -> Vec<u8>;
 
 /// Describes the failure behind that of the rank that `ended_first` with `exit`.
 pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: ReadLog<'_>) -> FirstFailure {
-    let local_rank = find_behind(processes, ended_first, read).unwrap_or(ended_first);
+    let local_rank = find_earlier_failure(processes, ended_first, read).unwrap_or(ended_first);
     let stopped = local_rank != ended_first && is_stopped(&processes[local_rank]);
     let exit = if local_rank == ended_first { exit } else { processes[local_rank].exit.unwrap_or(exit) };
     let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
@@ -38,9 +38,9 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     }
 }
 
-/// The local rank that failed first, where it is not the one that ended first: that one only lost its connection to another,
+/// The local rank that failed before the one that ended first, if there is one: that one only lost its connection to another,
 /// or another rank's exception was noted before.
-pub fn find_behind(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
+pub fn find_earlier_failure(processes: &[RankState], ended_first: usize, read: ReadLog<'_>) -> Option<usize> {
     let attempt = processes.get(ended_first)?.attempt;
     let end = |local: usize| {
         let process = &processes[local];

@@ -121,8 +121,8 @@ pub trait LaunchListener {
     fn started(&self, id: ChildId, pid: i32);
     /// The supervisor stops the job, or restarts it after this failure.
     fn progressed(&self, note: &ProgressNote, failure: Option<&FirstFailure>);
-    /// These local ranks have not ended soon after this failure; they have this time left.
-    fn stop_is_slow(&self, _failure: &FirstFailure, _living: &[usize], _left: Duration) {}
+    /// These local ranks have not ended soon after this failure; they have this time left, if there is a limit.
+    fn stop_is_slow(&self, _failure: &FirstFailure, _living: &[usize], _left: Option<Duration>) {}
     /// The preload server takes long to import these modules.
     fn preload_is_slow(&self, _modules: &str) {}
     /// It has imported them, after so many seconds. Called only after `preload_is_slow`.

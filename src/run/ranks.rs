@@ -192,7 +192,6 @@ impl<'a> RankProcesses<'a> {
     }
 
     /// The failure behind that of the rank that ended first.
-    /// The failure behind that of the rank that ended first.
     pub fn describe_failure(&self, ended_first: usize, exit: Exit) -> FirstFailure {
         let read = |local: usize, end: u64| {
             let (process, rotated) = (&self.processes[local], self.rotation.as_ref().and_then(|all| all.log(local)));
@@ -375,8 +374,8 @@ impl RankHost for RankProcesses<'_> {
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
-    fn before_kill(&mut self, pid: i32) {
-        sweep::await_torch_memory(pid, &mut self.sweep_budget);
+    fn before_kill(&mut self, pids: &[i32]) {
+        sweep::await_torch_memory(pids);
     }
 
     fn before_stop(&mut self) {

@@ -131,7 +131,9 @@ pub fn build_failure_report(
         let until = if signalled { launched.processes[local].log_end_at_failure.unwrap_or(0) } else { u64::MAX };
         let bytes = if culprit.is_some() { bytes_until(launch, launched, local, until) } else { Vec::new() };
         let uncaught = &launched.processes[local].uncaught;
-        let fault = blame(&bytes, Exit::Code(1), uncaught).map(|blame| blame.fault);
+        // A signal of the launcher's own is no part of the failure.
+        let own_exit = if signalled { Exit::Code(1) } else { exit };
+        let fault = blame(&bytes, own_exit, uncaught).map(|blame| blame.fault);
         let same_failure = culprit_fault.is_some() && fault == culprit_fault;
         let is_certain = !signalled || matches!(uncaught, UncaughtException::Raised(_));
         let has_own = is_certain && read_account(&bytes, exit, signalled, uncaught) == Account::OwnError;
@@ -218,11 +220,11 @@ fn peers_of(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Peers
     }
 }
 
-/// The local rank that failed first, where the one that ended first only lost its connection to another.
-pub(crate) fn find_behind(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
+/// The local rank that failed before the one that ended first, if there is one.
+pub(crate) fn find_earlier_failure(launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
     let NodeOutcome::Failed { culprit, .. } = launched.report.outcome else { return None };
     let read = |local: usize, end: u64| bytes_until(launch, launched, local, end);
-    first_failure::find_behind(&launched.processes, culprit, &read)
+    first_failure::find_earlier_failure(&launched.processes, culprit, &read)
 }
 
 /// The end of a rank's stderr, or of what it wrote where both are one.

@@ -85,7 +85,7 @@ impl LaunchListener for EngineListener<'_> {
         self.frontend.report_progress(note, failure, self.launch);
     }
 
-    fn stop_is_slow(&self, failure: &FirstFailure, living: &[usize], left: Duration) {
+    fn stop_is_slow(&self, failure: &FirstFailure, living: &[usize], left: Option<Duration>) {
         progress_messages::print_slow_stop(failure, living, left, &|local| self.launch.plan.ranks[local].label());
     }
 

@@ -3,7 +3,7 @@
 use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::print_notice;
-use crate::cli::node::build_failure_report::{build_failure_report, find_behind};
+use crate::cli::node::build_failure_report::{build_failure_report, find_earlier_failure};
 use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::report::failure_report::{ReportStyle, render};
 use crate::report::secrets;
@@ -70,7 +70,8 @@ pub(crate) fn decide_exit_status(launch: &Launch<'_>, launched: &mut LaunchResul
     let observed = frontend.exit_status(launched);
     let NodeOutcome::Failed { culprit: ended_first, .. } = launched.report.outcome else { return observed };
     let by_file = frontend.find_first_failure(launch, launched).map(|local| (local, BlameGround::ErrorFile));
-    let first = by_file.or_else(|| Some((find_behind(launch, launched)?, BlameGround::FailedLater(ended_first))));
+    let first =
+        by_file.or_else(|| Some((find_earlier_failure(launch, launched)?, BlameGround::FailedLater(ended_first))));
     let of_first = first.and_then(|(local, ground)| Some((local, ground, launched.report.ranks[local].exit?)));
     let Some((culprit, ground, exit)) = of_first else { return observed };
     launched.report.outcome = NodeOutcome::Failed { culprit, exit };

@@ -73,12 +73,13 @@ fn line(
 pub fn print_slow_stop(
     failure: &FirstFailure,
     living: &[usize],
-    left: Duration,
+    left: Option<Duration>,
     label: &dyn Fn(usize) -> ProcessLabel,
 ) {
     let failed = failed_first(label(failure.local_rank), failure.exit, &failure.message);
     let living = list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
-    print_notice(&format!("{failed}; waiting up to {} s more for {living} to stop", left.as_secs().max(1)));
+    let limit = left.map_or(String::new(), |left| format!("up to {:.0} s more ", left.as_secs_f64().ceil()));
+    print_notice(&format!("{failed}; waiting {limit}for {living} to stop"));
 }
 
 /// `rank 1 failed first, with exit code 3: ValueError: again`.

@@ -47,7 +47,8 @@ fn instead(name: &str, nearest: Option<&str>) -> Option<String> {
     let name = name.replace('-', "_");
     let ours = match name.as_str() {
         "use_env" => return Some("ranks always read their number from the environment; leave it out".to_owned()),
-        "devices" | "gpus" | "xpus" | "npus" => "--nproc-per-node, and CUDA_VISIBLE_DEVICES for the devices",
+        "devices" | "gpus" => "--nproc-per-node, and CUDA_VISIBLE_DEVICES for the devices",
+        "xpus" | "npus" => "--nproc-per-node, and the variable that chooses the devices",
         "rank" => "--node-rank",
         "job_id" => "--rdzv-id",
         "ips" => "--nnodes, --node-rank and --master-addr",

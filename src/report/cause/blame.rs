@@ -23,6 +23,9 @@ pub struct Blame {
     pub was_caught: bool,
 }
 
+/// A rank that printed more lines than this after an exception that it caught did not end because of it.
+const MOST_LINES_AFTER: usize = 20;
+
 /// Reads the end of a rank's stderr, given its exit status and what its Python noted; `None` if nothing in it explains that
 /// status. Accepts any bytes, in linear time.
 pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<Blame> {
@@ -47,16 +50,9 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
     let was_caught = *uncaught == UncaughtException::None;
     let last_word = lines.iter().rposition(|l| !l.is_empty()).unwrap_or(0);
 
-    let weigh = |raised: &RaisedException| match raised.fate {
-        ExceptionEffect::Raised if is_noted => {
-            if is_by_signal(exit) {
-                2
-            } else {
-                7
-            }
-        }
-        ExceptionEffect::Raised if was_caught && is_by_signal(exit) => 0,
-        _ => weight_of_exception(raised, exit, last_word),
+    let weigh = |raised: &RaisedException| {
+        let lines_after = (last_word + 1).saturating_sub(raised.lines.end);
+        weight_of_exception(raised, exit, lines_after, (is_noted, was_caught))
     };
     let raised_in = |raised: &RaisedException| match uncaught {
         UncaughtException::Raised(noted) => noted.raised_in.clone(),
@@ -122,21 +118,23 @@ fn is_by_signal(exit: Exit) -> bool {
     matches!(exit, Exit::Signal(_) | Exit::Code(129..=192)) && exit.shell_status() != 130
 }
 
-/// An exception ends Python with a code. Before a signal it counts only as the last
-/// output, because programs log exceptions that they handle.
-fn weight_of_exception(raised: &RaisedException, exit: Exit, last_word: usize) -> u8 {
-    let last = raised.lines.end > last_word;
-    match (raised.fate, is_by_signal(exit)) {
-        (ExceptionEffect::Ignored, _) => 0,
-        (ExceptionEffect::InThread, signal) => u8::from(!signal || last),
-        (ExceptionEffect::Raised, false) => 5,
-        (ExceptionEffect::Raised, true) => {
-            if last {
-                2
-            } else {
-                0
-            }
-        }
+/// An exception ends Python with a code. Before a signal it counts only as the last output, because programs log exceptions
+/// that they handle. `is_noted`, `was_caught`: what the rank's Python says of it.
+fn weight_of_exception(
+    raised: &RaisedException,
+    exit: Exit,
+    lines_after: usize,
+    (is_noted, was_caught): (bool, bool),
+) -> u8 {
+    let signal = is_by_signal(exit);
+    match raised.fate {
+        ExceptionEffect::Ignored => 0,
+        ExceptionEffect::InThread => u8::from(!signal || lines_after == 0),
+        ExceptionEffect::Raised if is_noted && !signal => 7,
+        ExceptionEffect::Raised if is_noted => 2,
+        ExceptionEffect::Raised if was_caught && (signal || lines_after > MOST_LINES_AFTER) => 0,
+        ExceptionEffect::Raised if !signal => 5,
+        ExceptionEffect::Raised => 2 * u8::from(lines_after == 0),
     }
 }
 

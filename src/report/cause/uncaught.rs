@@ -77,9 +77,7 @@ impl UncaughtException {
         if fault.text.contains("Traceback (most recent call last)") || fault.what.ends_with("ExceptionGroup") {
             return None;
         }
-        let first_line = |fault: &RankFault| fault.text.trim_start().lines().next().map(str::to_owned);
-        let of_type = || printed.iter().rev().filter(|one| one.fault.what == fault.what);
-        let same = of_type().find(|one| first_line(&one.fault) == first_line(fault)).or_else(|| of_type().next());
+        let same = printed.iter().rev().find(|one| is_printed_form(&one.fault, fault));
         let mut found = match same {
             Some(printed) => printed.clone(),
             None => RaisedException { fault: fault.clone(), root: None, lines: 0..0, fate: ExceptionEffect::Raised },
@@ -89,6 +87,17 @@ impl UncaughtException {
         found.fault.text = first_lines(&found.fault.text, fault.text.lines().count());
         Some(found)
     }
+}
+
+/// Whether a fault in the output is the noted one. Python appends to some first lines when it prints them: `. Did you mean: ...`.
+fn is_printed_form(printed: &RankFault, noted: &RankFault) -> bool {
+    fn first_line(fault: &RankFault) -> &str {
+        fault.text.trim_start().lines().next().unwrap_or_default().trim_end()
+    }
+    let (printed_line, noted_line) = (first_line(printed), first_line(noted));
+    printed.what == noted.what
+        && printed_line.starts_with(noted_line)
+        && printed_line.is_empty() == noted_line.is_empty()
 }
 
 /// The first `count` lines of a text.

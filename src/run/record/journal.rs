@@ -156,6 +156,8 @@ pub struct Journal {
     path: PathBuf,
     /// The length of the file up to its last complete line.
     length: u64,
+    /// Whether no other launcher writes to the file.
+    is_alone: bool,
     sequence: u64,
 }
 
@@ -169,21 +171,21 @@ impl Journal {
         let path = folder.join("events.jsonl");
         let unusable = |e: io::Error| log_files::unusable(&path, &e);
         let events = log_files::open(&path, false).map_err(unusable)?;
-        match fd::try_lock(&events, is_shared) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let mut line = String::new();
-                let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
-                let other = describe_job(&line);
-                let folder = log_dir.display();
-                let advice = "the logs and results of both jobs mix; give each job its own --log_dir";
-                warn!("the log folder {folder} is in use by {other}: {advice}");
-            }
-            // Some network file systems have no locks, or no shared lock of a file that is open for writing only.
+        // Other errors: some network file systems have no locks, or no shared lock of a file that is open for writing only.
+        let is_in_use = fd::try_lock(&events, is_shared).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        if is_in_use {
+            let mut line = String::new();
+            let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
+            let other = describe_job(&line);
+            let folder = log_dir.display();
+            let advice = "the logs and results of both jobs mix; give each job its own --log_dir";
+            warn!("the log folder {folder} is in use by {other}: {advice}");
+        } else {
             // A device has no length.
-            _ => drop(events.set_len(0)),
+            drop(events.set_len(0));
         }
         let length = events.metadata().map_err(unusable)?.len();
-        Ok(Self { events: Some(events), path, length, sequence: 0 })
+        Ok(Self { events: Some(events), path, length, is_alone: !is_shared && !is_in_use, sequence: 0 })
     }
 
     /// Writes one event.
@@ -206,7 +208,9 @@ impl Journal {
             Err(error) => {
                 warn!("cannot write {} any more: {}", self.path.display(), log_files::plain(&error));
                 // Removes the incomplete line, which readers could not parse.
-                let _ = file.set_len(self.length);
+                if self.is_alone {
+                    let _ = file.set_len(self.length);
+                }
                 self.events = None;
             }
         }

@@ -72,14 +72,21 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
     (clock::now() < until && works()).then_some(until)
 }
 
-/// Waits while a process that a rank has started, such as a data loader's worker, is creating shared memory for torch.
-/// On a busy machine that may take some milliseconds.
-pub fn await_torch_memory(rank: i32, budget: &mut SweepBudget) {
+/// Waits while one of these ranks or a process that it has started, such as a data loader's worker, is creating shared memory
+/// for torch. On a busy machine that may take some milliseconds.
+pub fn await_torch_memory(ranks: &[i32]) {
     let begun = clock::now();
-    let limit = budget.left(begun).min(MULTIPROCESSING_PATIENCE);
-    let works = || since(begun) < limit && tree::descendants(rank).into_iter().any(tree::is_creating_torch_memory);
-    while works() && Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_ok() {}
-    budget.spend(since(begun));
+    let is_creating = |pid: i32| {
+        let with_descendants = std::iter::once(pid).chain(tree::descendants(pid));
+        with_descendants.into_iter().any(tree::is_creating_torch_memory)
+    };
+    let mut creating: Vec<i32> = ranks.iter().copied().filter(|pid| is_creating(*pid)).collect();
+    while !creating.is_empty()
+        && since(begun) < MULTIPROCESSING_PATIENCE
+        && Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_ok()
+    {
+        creating.retain(|pid| is_creating(*pid));
+    }
 }
 
 /// The value of `KEY` for one rank.
