@@ -30,26 +30,36 @@ class ExceptionNote:
         self._path = path
         self._pid = os.getpid()
         self._is_written = False
-        self._is_registered = False
+        self._registered_after: set[str] = set()
         self._write(b"started\n")
         # The functions registered last are called first. Some take long.
         atexit.register(self._note)
 
     def register(self) -> None:
-        """Has the exception noted before the functions of ``atexit`` run, if ``threading`` is imported."""
-        register = getattr(sys.modules.get("threading"), "_register_atexit", None)
-        if register is not None and not self._is_registered:
-            self._is_registered = True
-            try:  # noqa: SIM105
-                register(self._note)
-            except RuntimeError:
-                pass  # The interpreter is exiting.
+        """Has the exception noted before the functions of ``atexit`` run, if ``threading`` is imported.
+
+        The functions of ``threading`` are called in reverse too. That of ``concurrent.futures`` waits for
+        its threads.
+        """
+        for name in ("threading", "concurrent.futures.thread"):
+            if name in sys.modules and name not in self._registered_after:
+                register = getattr(sys.modules.get("threading"), "_register_atexit", None)
+                # While a module is being imported it has not registered its own function yet.
+                if register is None or _is_being_imported(sys.modules[name]):
+                    return
+                self._registered_after.add(name)
+                try:
+                    register(self._note)
+                except RuntimeError:
+                    return  # The interpreter is exiting.
 
     def _note(self) -> None:
         # Python sets it for an exception that nothing caught, before it calls sys.excepthook.
         value = getattr(sys, "last_value", None)
         # A child that was forked has this object too.
         if self._is_written or not isinstance(value, BaseException) or os.getpid() != self._pid:
+            return
+        if not _left_main_program(value):
             return
         self._is_written = True
         try:
@@ -62,6 +72,9 @@ class ExceptionNote:
             self._write(b"unknown\n")  # The launcher reads the traceback.
 
     def _write(self, data: bytes) -> None:
+        # The launcher may have ended, and its process id belong to another program.
+        if not os.readlink(self._path).startswith("/memfd:rlaunch-exception"):
+            return
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             os.write(fd, data)
@@ -105,7 +118,8 @@ def describe(value: BaseException) -> "dict[str, Any]":
     if isinstance(value, SyntaxError):
         note.update(text=value.msg, file=value.filename, line=value.lineno or 0, function=None)
         return note
-    note["text"] = str(value)[:_LONGEST_TEXT]
+    text = "\n".join([str(value), *map(str, getattr(value, "__notes__", ()))])
+    note["text"] = text[:_LONGEST_TEXT]
     is_users = False
     trace = value.__traceback__
     while trace is not None:
@@ -119,6 +133,20 @@ def describe(value: BaseException) -> "dict[str, Any]":
             is_users = own
         trace = trace.tb_next
     return note
+
+
+def _left_main_program(value: BaseException) -> bool:
+    """Whether an exception left the main program.
+
+    C code and consoles set ``sys.last_value`` too, and go on.
+    """
+    trace = value.__traceback__
+    # A SyntaxError of the script itself has none.
+    return trace is None or trace.tb_frame.f_globals.get("__name__") in ("__main__", "runpy")
+
+
+def _is_being_imported(module: object) -> bool:
+    return getattr(getattr(module, "__spec__", None), "_initializing", False) is True
 
 
 def note_exceptions() -> ExceptionNote | None:

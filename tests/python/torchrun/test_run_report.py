@@ -400,23 +400,3 @@ def test_a_module_that_is_not_there_fails_in_its_rank(place: TorchPlace) -> None
     ended = place.run("-m", "no_such_module_of_ours")
     assert ended.status == 1
     assert "No module named no_such_module_of_ours" in report(ended.stderr)[2]
-
-
-def test_the_errors_of_all_ranks_that_failed_by_themselves_are_reported(place: TorchPlace) -> None:
-    place.script("""
-        import atexit, threading, logging
-        if rank == 1:
-            atexit.register(sleep)
-            atexit.register(tell, "exiting")
-            raise KeyError("step")
-        await_file("exiting.1")
-        raise ValueError("no file of rank 1")
-    """)
-    ended = place.run("--nproc-per-node=2", "train.py")
-    assert ended.status == 1
-    _, others, root, rest = report(ended.stderr)
-    assert fields(root)["exception"] == "KeyError: 'step'"
-    known = fields(others)
-    assert (known["rank"], known["exception"]) == ("0 (local_rank: 0)", "ValueError: no file of rank 1")
-    assert known["at"].startswith(f"{place.folder}/train.py:")
-    assert "rank 0 failed too, with exit code 1" in rest

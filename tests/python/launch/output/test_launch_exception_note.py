@@ -1,0 +1,158 @@
+"""The exception that a rank's own Python notes as the one that ended it (`rlaunch_rank.py`)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launching import Place
+from test_launch_blame import LAUNCHERS, paddles
+
+# What rank 1 imports and registers before its exception, which is noted before it takes its time to exit.
+# Modules are noticed when another one is imported.
+SLOW_EXITS = {
+    "atexit": "import atexit, threading, logging; atexit.register(sleep); atexit.register(tell, 'exiting')",
+    "pool": """
+        import threading, logging
+        from concurrent.futures import ThreadPoolExecutor
+        import csv
+        ThreadPoolExecutor(1).submit(lambda: (await_noted(), tell("exiting"), sleep()))
+    """,
+}
+# A thread of the pool goes on as soon as the rank has noted its exception.
+AWAIT_NOTED = """
+def await_noted():
+    while b"what" not in open(os.environ["RLAUNCH_EXCEPTION_FILE"], "rb").read():
+        time.sleep(0.001)
+"""
+
+# The path of a script is shown as it was given to Python.
+PLACE_OF = r"(\S*/)?train\.py:\d+ in <module>"
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@LAUNCHERS
+@pytest.mark.parametrize("exits", SLOW_EXITS)
+def test_of_two_ranks_that_fail_by_themselves_the_first_exception_counts(
+    launch: object, exits: str, tmp_path: Path
+) -> None:
+    assert callable(launch)
+    setup = SLOW_EXITS[exits].replace("\n        ", "\n    ").strip()
+    script = f"""
+if rank == 1:
+    {setup}
+    raise KeyError("step")
+if rank == 2:
+    sleep()
+await_file("exiting.1")
+raise ValueError("no file of rank 1")
+"""
+    ended = launch(tmp_path, AWAIT_NOTED + script, 3)
+    assert ended.status == 1
+    said = words(ended.stderr)
+    if launch is paddles:
+        assert "\nrank 1 failed: KeyError: 'step'\n" in ended.stderr
+    else:
+        others, root = ended.stderr.split("Root Cause (first observed failure):")
+        assert "exception : KeyError: 'step'" in root
+        assert "exception : ValueError: no file of rank 1" in others
+        assert re.search(rf"\n  at        : {PLACE_OF}\n", others)
+    assert "still exiting when rank 0 failed too and exited; then it was stopped" in said
+    other = r"rank 0 failed too, with exit code 1 \(lived [^)]*\): ValueError: no file of rank 1, at "
+    assert re.search(rf"{other}{PLACE_OF} rank 2 was stopped because of it", said), said
+
+
+# Scripts of one rank, what the report says, and what it must not say.
+HOOK = """
+import traceback
+def hook(*error):
+    traceback.print_exception(*error)
+    sys.stderr.flush()
+    os._exit(7)
+sys.excepthook = hook
+raise ValueError("loss is nan")
+"""
+UNPRINTABLE = """
+class Unprintable(Exception):
+    def __str__(self):
+        return self.missing
+
+raise Unprintable(5)
+"""
+RETRIED = """
+import traceback
+try:
+    raise ValueError("retry 1 of the download failed")
+except ValueError:
+    traceback.print_exc()
+sys.excepthook = lambda *error: print("*** notified", file=sys.stderr)
+raise ValueError("loss is nan")
+"""
+CONSOLE = """
+import code
+code.InteractiveInterpreter().runcode("raise KeyError('cache')")
+sys.exit("data set 7 is empty")
+"""
+DAEMON = """
+if os.fork() == 0:
+    if os.fork() == 0:
+        # Until it has the launcher as its parent.
+        while os.getppid() != int(os.environ["RLAUNCH_EXCEPTION_FILE"].split("/")[2]):
+            time.sleep(0.001)
+        os.execv(sys.executable, [sys.executable, "-c", HELPER])
+    os._exit(0)
+os.wait()
+await_file("helped.0")
+raise ValueError("loss is nan")
+"""
+HELPER = """
+import atexit, os
+atexit.register(lambda: os.rename("helping", "helped.0"))
+open("helping", "w").close()
+raise OSError("helper cannot bind")
+"""
+OLD = """
+import traceback
+try:
+    raise KeyError("cache")
+except KeyError:
+    traceback.print_exc()
+for epoch in range(100):
+    print("epoch", epoch, file=sys.stderr)
+print("FATAL: NaN in loss", file=sys.stderr, flush=True)
+os._exit(3)
+"""
+MAYBE = "did not end by this exception: the program caught it, or a hook of its own ended the process"
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "not_said"),
+    [
+        pytest.param(HOOK, ["ValueError: loss is nan", MAYBE], "another process", id="hook"),
+        pytest.param(UNPRINTABLE, ["Unprintable: <exception str() failed>"], "did not end", id="unprintable"),
+        pytest.param(RETRIED, ["ValueError: loss is nan"], "at .*retry|did not end", id="retried"),
+        pytest.param(CONSOLE, ["data set 7 is empty", MAYBE], "Traceback of", id="console"),
+        pytest.param(DAEMON, ["ValueError: loss is nan"], "  OSError: helper cannot bind", id="daemon"),
+        pytest.param(OLD, ["FATAL: NaN in loss", "exit code 3"], "KeyError", id="old"),
+    ],
+)
+def test_what_ended_one_rank(place: Place, script: str, said: list[str], not_said: str) -> None:
+    place.script(f"HELPER = {HELPER!r}\n{script}")
+    ended = place.run("--nproc_per_node=1", "train.py")
+    _, found, report = ended.stderr.partition("- ERROR LOG DETAIL -------------------------\n")
+    assert found, ended.stderr
+    # The last lines are quoted.
+    own = "\n".join(line for line in report.splitlines() if not line.startswith("  |"))
+    for text in said:
+        assert text in words(report), report
+    assert not re.search(not_said, own), report
+
+
+def test_a_reason_that_is_far_from_the_end_is_none(place: Place) -> None:
+    place.script(OLD)
+    assert place.run("--nproc_per_node=1", "train.py").status == 3
+    assert "KeyError" not in str(place.result()["reason"])
