@@ -152,9 +152,11 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> 
         reducers = {
             kind: reduce
             for kind, reduce in reducers.items()
-            if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in ("torch", "paddle")
+            if _framework_of(reduce) not in ("torch", "paddle")
         }
-    reducers = {**reducers, **paddle_reducers()}
+    for kind, reduce in paddle_reducers().items():
+        if kind not in reducers or _framework_of(reducers[kind]) == "paddle":  # Else it is the user's own.
+            reducers = {**reducers, kind: reduce}
 
     class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.
@@ -164,6 +166,11 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> 
             super().__init__(file, protocol, buffer_callback=callback)
 
     return Extended
+
+
+def _framework_of(reduce: Any) -> str:
+    """Returns the top-level package that a reducer comes from; empty if there is none."""
+    return (getattr(reduce, "__module__", None) or "").partition(".")[0]
 
 
 def _import_cloudpickle() -> Any:

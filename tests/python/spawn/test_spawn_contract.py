@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import reprlib
 import signal
 import sys
 import types
@@ -150,10 +151,14 @@ def test_args_is_anything_that_can_be_iterated(args: Any) -> None:
     assert results(rlaunch.spawn(ranks.echo, args, 1)) == [tuple(args)]
 
 
+LONG = reprlib.repr(10**99)
+
+
 @pytest.mark.parametrize(
     ("func", "args", "text"),
     [
         (ranks.echo, 5, "args must be a tuple, but got 5 of type int; give (5,)"),
+        (ranks.echo, 10**99, f"args must be a tuple, but got {LONG} of type int; give ({LONG},)"),
         (ranks.echo, None, "args must be a tuple, but got None of type NoneType; give ()"),
         (
             "echo",

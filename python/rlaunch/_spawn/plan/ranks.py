@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import reprlib
 import sys
 import warnings
 from typing import Any
@@ -61,13 +62,15 @@ def check_call(func: Any, args: Any, nprocs: Any) -> None:
     if not callable(func):
         kind = type(func).__name__
         raise TypeError(
-            f"func must be a function, but got {func!r} of type {kind}; give its name without quotes and ()"
+            f"func must be a function, but got {reprlib.repr(func)} of type {kind}; "
+            "give its name without quotes and ()"
         )
     try:
         iter(args)
     except TypeError:
-        kind, example = type(args).__name__, "()" if args is None else f"({args!r},)"
-        raise TypeError(f"args must be a tuple, but got {args!r} of type {kind}; give {example}") from None
+        kind, shown = type(args).__name__, reprlib.repr(args)
+        example = "()" if args is None else f"({shown},)"
+        raise TypeError(f"args must be a tuple, but got {shown} of type {kind}; give {example}") from None
     try:
         operator.index(nprocs)
     except TypeError as error:

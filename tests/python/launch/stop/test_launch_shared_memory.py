@@ -101,6 +101,8 @@ def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
     with place.start(script) as launcher:
         place.ready(1)
         launcher.terminate()
+        # Else the worker could be done before the launcher signals anything.
+        await_line(launcher.stderr, b"waiting up to")
         (place.folder / "stopping").touch()
         ended = Place.wait(launcher)
     assert ended.status == 143, ended.stderr

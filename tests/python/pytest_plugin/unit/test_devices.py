@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rlaunch._pytest.resources import device_locks
+from rlaunch._pytest.marker import read_marker
+from rlaunch._pytest.resources import device_locks, devices
 
 
 def test_claimed_devices_are_exclusive(tmp_path: Path) -> None:
@@ -27,6 +28,32 @@ def test_a_claim_for_more_devices_than_there_are_fails_at_once(tmp_path: Path) -
         device_locks.claim("01", 3, str(tmp_path)).__enter__()
     with pytest.raises(device_locks.TooFewDevices, match="1 devices are wanted, and there are none"):
         device_locks.claim([], 1, str(tmp_path)).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "visible", "error"),
+    [
+        (["0", "1"], "0,1,2", None),
+        (["0", "3"], "0,1,2", "devices 0, 3 are wanted, and there are only 0, 1, 2"),
+        (["0", "1"], "", "devices 0, 1 are wanted, and there are none"),
+        # Which of these a number is, or which number a UUID, only the driver knows.
+        (["0", "1"], "GPU-3f,GPU-a0", None),
+        (["GPU-3f"], "0,1", None),
+        (["GPU-3f"], "", "devices GPU-3f are wanted, and there are none"),
+    ],
+)
+def test_devices_are_claimed_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: list[str], visible: str, error: str | None
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(device_locks, "_make_own_folder", lambda: str(tmp_path))
+    marker = read_marker(pytest.mark.ranks(len(wanted), gpus=wanted).mark)
+    if error is None:
+        with devices.claim_gpus(marker) as claimed:
+            assert claimed == wanted
+    else:
+        with pytest.raises(device_locks.TooFewDevices, match=error):
+            devices.claim_gpus(marker).__enter__()
 
 
 HOLDS = """

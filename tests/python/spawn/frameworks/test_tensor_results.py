@@ -46,7 +46,7 @@ print("fine")
 """
 # What Paddle itself sends between processes is there for the first receiver alone.
 PADDLE_BOTH_WAYS = """
-import paddle, rlaunch
+import multiprocessing.reduction, paddle, rlaunch
 
 assert paddle.distributed  # Registers Paddle's own reducers.
 sparse = paddle.sparse.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 2.0], [2, 2])
@@ -76,6 +76,11 @@ wanted = {key: describe(each) for key, each in sent.items()}
 for seen, back in rlaunch.spawn(lambda *args: take(*args), (sent, layer), nprocs=3).results():
     assert seen == wanted
     assert {key: describe(each) for key, each in back.items()} == wanted
+
+# A reducer that the program has registered itself is not replaced.
+multiprocessing.reduction.ForkingPickler.register(type(sparse), lambda tensor: (str, ("reduced",)))
+(seen,) = rlaunch.spawn(lambda tensor: tensor, (paddle.ones([2]),), nprocs=1).results()
+assert seen == "reduced", seen
 print("fine")
 """
 # One rank: to import jax takes seconds, here and there. Not by fork, which jax's threads forbid.
