@@ -142,7 +142,11 @@ def _summarize(error: BaseException) -> str | None:
 def _find_exception(text: str) -> str:
     """Returns the first line of the exception at the end of a traceback."""
     lines = text.strip().rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    return next((line for line in lines if not line.startswith(" ")), lines[-1] if lines else "")
+    # The lines of an exception group are indented, and its own exception is before those that it contains.
+    group = text.rpartition("+ Exception Group Traceback (most recent call last):\n")[2].splitlines()
+    found = [line for line in lines if not line.startswith(" ")]
+    found += [line[4:] for line in group if line.startswith("  | ") and not line[4:].startswith(" ")]
+    return next(iter(found or lines[-1:]), "")
 
 
 @pytest.fixture(scope="session")

@@ -121,15 +121,16 @@ def is_enabled() -> bool:
     return user or find_environment_file().is_enabled
 
 
-def describe_variable() -> str:
-    """Returns what RLAUNCH_INSTALL says now."""
+def describe_variable(is_enabled: bool) -> str:
+    """Returns what RLAUNCH_INSTALL says now. ``is_enabled``: whether Python reads it when it starts."""
     if VARIABLE not in os.environ:
         return f"{VARIABLE} is not set: programs run without rlaunch"
     try:
         names = read_variable()
     except ValueError as error:
         return str(error)
-    return f"{VARIABLE}={os.environ[VARIABLE]}: {' and '.join(names) or 'nothing'} on rlaunch"
+    said = f"{VARIABLE}={os.environ[VARIABLE]}: {' and '.join(names) or 'nothing'} on rlaunch"
+    return said if is_enabled else f"{said} once it is enabled: python -m rlaunch.install enable"
 
 
 def describe_rlaunch() -> str:

@@ -39,6 +39,8 @@ def test_enable_status_and_disable(place: Environment) -> None:
     assert "enabled by another version of rlaunch" in run_install(place, "status")
     assert run_install(place, "disable") == f"removed {place.pth}\n"
     assert not place.pth.exists()
+    said = run_install(place, "status", RLAUNCH_INSTALL="torch")
+    assert "torch on rlaunch once it is enabled: python -m rlaunch.install enable\n" in said
     assert run_install(place, "disable") == f"{place.pth} does not exist: it is not enabled\n"
 
 

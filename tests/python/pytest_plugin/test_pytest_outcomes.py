@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
 
@@ -130,6 +132,18 @@ CALLS = """
     def exits():
         os._exit(3)
 
+    def fails_twice():
+        try:
+            fails()
+        except ValueError as error:
+            nested = ExceptionGroup("inner", [error])
+            raise ExceptionGroup("two", [nested, KeyError("k")]) from error
+
+    @pytest.mark.skipif("sys.version_info < (3, 11)")
+    def test_group():
+        import rlaunch
+        rlaunch.spawn(fails_twice, nprocs=1)
+
     def test_spawn():
         import rlaunch
         rlaunch.spawn(fails, nprocs=1)
@@ -164,6 +178,9 @@ def test_a_test_that_starts_ranks_itself_shows_what_they_raised_and_no_frames_of
     done = suite(CALLS, "--tb=short")
     for name in ("spawn", "torch", "elastic", "launch"):
         done.stdout.fnmatch_lines([f"FAILED test_it.py::test_{name} - rank 0: ValueError: why"])
+    if sys.version_info >= (3, 11):
+        group = "ExceptionGroup: two (2 sub-exceptions)"
+        done.stdout.fnmatch_lines([f"FAILED test_it.py::test_group - rank 0: {group}"])
     done.stdout.fnmatch_lines(["FAILED test_it.py::test_results - Process 0 terminated with exit code 3."])
     done.stdout.fnmatch_lines(["FAILED test_it.py::test_missing - training_script /missing.py: does not*"])
     assert "_spawn/context.py" not in str(done.stdout)
