@@ -55,8 +55,7 @@ def _run(command: str, is_user: bool) -> int:
     if command == "status":
         for whose, one in files.items():
             print(f"for {whose}: {_describe(one)}")
-        is_user_enabled = files["the user"].is_enabled and pth_file.is_user_site_read()
-        print(pth_file.describe_variable(files["this environment"].is_enabled or is_user_enabled))
+        print(pth_file.describe_variable())
         print(f"rlaunch: {pth_file.describe_rlaunch()}")
     elif command == "enable":
         _enable(file, is_user)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 
 import pytest
@@ -15,6 +16,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Generator
     from typing import Any
+
+# The header of a traceback, and the first line of its exception. The lines of an exception group begin with a
+# frame of "|" and "+". The tracebacks of the exceptions that it contains are deeper in it.
+_TRACEBACK = re.compile(r"^ *(?:\+ Exception Group )?Traceback \(most recent call last\):\n", re.MULTILINE)
+_EXCEPTION = re.compile(r"^(?:  \| )?([^\s|+].*)", re.MULTILINE)
 
 
 def _read_requested_frameworks() -> list[str]:
@@ -141,12 +147,9 @@ def _summarize(error: BaseException) -> str | None:
 
 def _find_exception(text: str) -> str:
     """Returns the first line of the exception at the end of a traceback."""
-    lines = text.strip().rpartition("Traceback (most recent call last):\n")[2].splitlines()
-    # The lines of an exception group are indented, and its own exception is before those that it contains.
-    group = text.rpartition("+ Exception Group Traceback (most recent call last):\n")[2].splitlines()
-    found = [line for line in lines if not line.startswith(" ")]
-    found += [line[4:] for line in group if line.startswith("  | ") and not line[4:].startswith(" ")]
-    return next(iter(found or lines[-1:]), "")
+    last = _TRACEBACK.split(text.strip())[-1]
+    found = _EXCEPTION.search(last)
+    return found[1] if found is not None else last.rpartition("\n")[2]
 
 
 @pytest.fixture(scope="session")

@@ -66,10 +66,13 @@ class ExceptionNote:
             import json
             import time
 
-            note = {**describe(value), "at_ns": time.monotonic_ns()}
-            self._write(json.dumps(note).encode() + b"\n")
+            note = json.dumps({**describe(value), "at_ns": time.monotonic_ns()}).encode()
         except Exception:
-            self._write(b"unknown\n")  # The launcher reads the traceback.
+            note = b"unknown"  # The launcher reads the traceback.
+        try:
+            self._write(note + b"\n")
+        except OSError:
+            return  # The launcher has ended.
 
     def _write(self, data: bytes) -> None:
         # The launcher may have ended, and its process id belong to another program.

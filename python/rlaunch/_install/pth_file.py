@@ -121,8 +121,8 @@ def is_enabled() -> bool:
     return user or find_environment_file().is_enabled
 
 
-def describe_variable(is_enabled: bool) -> str:
-    """Returns what RLAUNCH_INSTALL says now. ``is_enabled``: whether Python reads it when it starts."""
+def describe_variable() -> str:
+    """Returns what RLAUNCH_INSTALL says now, and whether that takes effect."""
     if VARIABLE not in os.environ:
         return f"{VARIABLE} is not set: programs run without rlaunch"
     try:
@@ -130,7 +130,7 @@ def describe_variable(is_enabled: bool) -> str:
     except ValueError as error:
         return str(error)
     said = f"{VARIABLE}={os.environ[VARIABLE]}: {' and '.join(names) or 'nothing'} on rlaunch"
-    return said if is_enabled else f"{said} once it is enabled: python -m rlaunch.install enable"
+    return said if is_enabled() else f"{said} once it is enabled: python -m rlaunch.install enable"
 
 
 def describe_rlaunch() -> str:

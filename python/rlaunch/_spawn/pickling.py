@@ -147,16 +147,14 @@ class _ByNameExceptMain(pickle.Pickler):
 
 def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> Any:
     """Returns a subclass that uses the reducers registered with multiprocessing beside the known ones."""
-    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
-    if copies_tensors:  # The frameworks' own reducers put tensors into shared memory.
-        reducers = {
-            kind: reduce
-            for kind, reduce in reducers.items()
-            if _framework_of(reduce) not in ("torch", "paddle")
-        }
-    for kind, reduce in paddle_reducers().items():
-        if kind not in reducers or _framework_of(reducers[kind]) == "paddle":  # Else it is the user's own.
-            reducers = {**reducers, kind: reduce}
+    registered: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    # The frameworks' own reducers put tensors into shared memory.
+    users = {
+        kind: reduce
+        for kind, reduce in registered.items()
+        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in ("torch", "paddle")
+    }
+    reducers = {**({} if copies_tensors else registered), **paddle_reducers(), **users}
 
     class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.
@@ -166,11 +164,6 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> 
             super().__init__(file, protocol, buffer_callback=callback)
 
     return Extended
-
-
-def _framework_of(reduce: Any) -> str:
-    """Returns the top-level package that a reducer comes from; empty if there is none."""
-    return (getattr(reduce, "__module__", None) or "").partition(".")[0]
 
 
 def _import_cloudpickle() -> Any:

@@ -59,3 +59,26 @@ def test_a_variable_turns_it_off(python: Environment) -> None:
     shutil.copytree(ROOT / "python/rlaunch", python.site / "rlaunch")
     done = python.run("python", "-c", SEEN, RLAUNCH_RANK_KEY="a/0/1", RLAUNCH_STORE_WAIT="0")
     assert (done.stdout, done.stderr) == ("False False False\n", "")
+
+
+WITHOUT_ITS_FILE = """
+import os
+import rlaunch_rank
+
+fd = os.memfd_create("rlaunch-exception")
+rlaunch_rank.ExceptionNote(f"/proc/{os.getpid()}/fd/{fd}")
+os.close(fd)
+IN_ITS_PLACE
+raise ValueError("loss is nan")
+"""
+
+
+@pytest.mark.parametrize("in_its_place", ["", "assert os.open('other', os.O_WRONLY | os.O_CREAT) == fd"])
+def test_an_exception_is_noted_only_in_the_launcher_s_file(python: Environment, in_its_place: str) -> None:
+    """The launcher may have ended, and its process id belong to another program."""
+    program = WITHOUT_ITS_FILE.replace("IN_ITS_PLACE", in_its_place)
+    done = python.run("python", "-c", program, status=1)
+    assert done.stderr.endswith("ValueError: loss is nan\n")
+    assert "atexit" not in done.stderr
+    other = python.folder / "other"
+    assert (other.read_bytes() if in_its_place else b"") == b""

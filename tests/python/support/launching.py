@@ -54,12 +54,15 @@ def tell(name, text=""):
         file.write(str(text))
     os.rename(f"{name}.{rank}.tmp", f"{name}.{rank}")
 
-def await_file(name):
+def until(condition, what):
     deadline = time.monotonic() + 60
-    while not os.path.exists(name):
+    while not condition():
         if time.monotonic() > deadline:
-            sys.exit(f"{name} never came")
+            sys.exit(f"{what} never came")
         time.sleep(0.005)
+
+def await_file(name):
+    until(lambda: os.path.exists(name), name)
 
 def sleep():
     while True:
@@ -81,8 +84,7 @@ def deaf():
     with open(f"/proc/{resource_tracker._resource_tracker._pid}/status") as file:
         ignored = next(line for line in file if line.startswith("SigIgn:"))
     return int(ignored.split()[1], 16) >> signal.SIGINT - 1 & 1
-while not deaf():
-    time.sleep(0.005)
+until(deaf, "a tracker that ignores SIGINT")
 """
 
 # The attempt of a rank, also written to a file.

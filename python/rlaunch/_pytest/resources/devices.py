@@ -31,14 +31,17 @@ def claim_gpus(marker: RanksMarker) -> Iterator[list[str] | None]:
         return
     visible = list_visible_gpus()
     wanted = visible if marker.gpus is True else marker.gpus
-    # A UUID is another name of a device that may be listed by its number, and the other way round.
-    are_numbers = all(name.isdigit() for name in visible)
-    if any(name not in visible and are_numbers and (name.isdigit() or not visible) for name in wanted):
+    if any(_is_missing(name, visible) for name in wanted):
         available = f"only {', '.join(visible)}" if visible else "none"
         raise device_locks.TooFewDevices(f"devices {', '.join(wanted)} are wanted, and there are {available}")
     count = marker.n if marker.gpus is True else len(wanted)
     with device_locks.claim(wanted, count) as devices:
         yield devices
+
+
+def _is_missing(name: str, visible: list[str]) -> bool:
+    """Whether a device is certainly not visible. A number and a UUID may be two names of one device."""
+    return not visible or (name not in visible and all(map(str.isdigit, [name, *visible])))
 
 
 @contextlib.contextmanager

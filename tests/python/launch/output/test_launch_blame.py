@@ -64,15 +64,15 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer [
 """
 
 
-def paddles(folder: Path, script: str, ranks: int) -> Ended:
+def paddles(folder: Path, script: str, ranks: int, framework: str | None = "torch") -> Ended:
     place = Place(folder)
-    place.script(script, framework="torch")
+    place.script(script, framework=framework)
     return place.run(f"--nproc_per_node={ranks}", "--frameworks=paddle,torch", "train.py")
 
 
-def torchs(folder: Path, script: str, ranks: int) -> Ended:
+def torchs(folder: Path, script: str, ranks: int, framework: str | None = "torch") -> Ended:
     place = TorchPlace(folder)
-    place.script(script, framework="torch")
+    place.script(script, framework=framework)
     return place.run(f"--nproc-per-node={ranks}", "train.py")
 
 

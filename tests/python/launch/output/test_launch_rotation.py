@@ -83,15 +83,14 @@ def test_all_output_is_shown(place: Place) -> None:
 def test_only_so_many_older_parts_are_kept(where: Place) -> None:
     # Without the wait the log may grow by much more than a megabyte before it is rotated.
     where.script(f"""
-        def is_too_big():
-            return os.fstat(1).st_size - os.lseek(1, 0, os.SEEK_DATA) >= {MB}
+        def is_short():
+            return os.fstat(1).st_size - os.lseek(1, 0, os.SEEK_DATA) < {MB}
 
         for number in range({COUNT}):
             print(f"{{number:09d}} {{'x' * 90}}")
             if number % 12_000 == 0:
                 sys.stdout.flush()
-                while is_too_big():
-                    time.sleep(0.001)
+                until(is_short, "a rotated log")
     """)
     for backups in (2, 0):
         options = (f"--log_backups={backups}", "--console_ranks=none", "--log_overwrite=1")

@@ -79,8 +79,7 @@ if os.fork() == 0:
     kept = os.open(name, os.O_CREAT | os.O_RDWR)
     tell("creator", os.getpid())
     tell("creating", name)
-    while not (os.getppid() != own or os.path.exists("stopping")):
-        time.sleep(0.001)
+    until(lambda: os.getppid() != own or os.path.exists("stopping"), "the end of the rank, or a stop")
     time.sleep(0.02)
     os.unlink(name)
     sleep()
