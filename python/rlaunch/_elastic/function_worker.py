@@ -5,6 +5,7 @@ The program that starts the launcher calls ``dump_call`` before and ``load_resul
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -111,13 +112,15 @@ def _pickle_by_value(value: Any) -> bytes:
     Raises:
         PicklingError: cloudpickle is not installed.
     """
-    try:
-        import cloudpickle
-    except ImportError:
+    from .._spawn.by_value import find_by_value_pickler
+
+    pickler = find_by_value_pickler()
+    if pickler is None:
         message = f"{value!r} cannot be pickled by name; with cloudpickle installed it can be sent"
-        raise pickle.PicklingError(message) from None
-    pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+        raise pickle.PicklingError(message)
+    buffer = io.BytesIO()
+    pickler(buffer).dump(value)
+    return buffer.getvalue()
 
 
 if __name__ == "__main__":

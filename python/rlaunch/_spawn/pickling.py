@@ -18,6 +18,7 @@ from collections import ChainMap, deque
 from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 
+from .by_value import find_by_value_pickler
 from .paddle_tensors import paddle_reducers
 
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
@@ -78,7 +79,7 @@ class Pickler:
         """
         if self._pickler is None:
             # What is defined at a prompt is in no file, even if the main module was imported from one.
-            can_import_main = main and not (hasattr(sys, "ps1") and _import_cloudpickle() is not None)
+            can_import_main = main and not (hasattr(sys, "ps1") and find_by_value_pickler() is not None)
             by_name = pickle.Pickler if can_import_main else _ByNameExceptMain
             self._pickler = _make_pickler(by_name, copyreg.dispatch_table, self._copies_tensors)
         start = file.tell()
@@ -87,10 +88,9 @@ class Pickler:
                 self._pickler(file, -1).dump(value)
                 return
             except _NOT_BY_NAME:
-                cloudpickle = _import_cloudpickle()
-                if cloudpickle is None or self._is_by_value:
+                by_value = find_by_value_pickler()
+                if by_value is None or self._is_by_value:
                     raise
-            by_value = cloudpickle.Pickler
             self._pickler = _make_pickler(by_value, by_value.dispatch_table, self._copies_tensors)
             self._is_by_value = True
             file.seek(start)
@@ -125,7 +125,7 @@ class Pickler:
 
 def _advise(name: str, culprit: Any) -> str:
     """Returns what to do about a thing that cannot be pickled; it is the last line of the traceback."""
-    if _is_definition(culprit) and _import_cloudpickle() is None:
+    if _is_definition(culprit) and find_by_value_pickler() is None:
         by_value = "install cloudpickle, which pickles it by value"
         return f"Define {name} at the top level of a module, or {by_value}."
     return f"Send the values that {name} is created from, and create it on the other side."
@@ -164,15 +164,6 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> 
             super().__init__(file, protocol, buffer_callback=callback)
 
     return Extended
-
-
-def _import_cloudpickle() -> Any:
-    """Returns the module, whose pickler pickles by value; None if it is not installed."""
-    try:
-        import cloudpickle
-    except ImportError:
-        return None
-    return cloudpickle
 
 
 class _NullFile:
