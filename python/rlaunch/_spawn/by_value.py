@@ -17,8 +17,10 @@ def find_by_value_pickler() -> Any:
     except ImportError:
         return None
 
+    known = cloudpickle.Pickler.dispatch_table
+
     class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _reduce_code}, known)
 
     return ByValuePickler
 
