@@ -47,8 +47,7 @@ def await_nothing_below(etcd: Etcd, job: Job, limit: float) -> float:
     return time.monotonic() - began
 
 
-# All is trained and written by then. torch 2.15 has been seen to abort after that, as the interpreter ended
-# ("terminate called without an active exception").
+# All is trained and written by then. torch 2.15 may abort as the interpreter ends: see test_torch_cpu.py.
 LEAVE = "os._exit(0)\n"
 
 

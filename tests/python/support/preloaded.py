@@ -183,7 +183,10 @@ def _loop(listener: socket.socket, set_by_import: dict[str, str]) -> None:
             elif descriptor == reader:
                 os.read(reader, 4096)
             elif link := links.get(descriptor):
-                message, ancillary, _, _ = link.recvmsg(16, socket.CMSG_SPACE(4 * DESCRIPTORS))
+                try:
+                    message, ancillary, _, _ = link.recvmsg(16, socket.CMSG_SPACE(4 * DESCRIPTORS))
+                except ConnectionResetError:  # The client was killed before it read its answer.
+                    message = b""
                 if message:
                     descriptors = array.array("i")
                     for _, _, data in ancillary:
