@@ -27,8 +27,16 @@ class Window:
         self.ours = ours
         self.launcher = launcher
         self.received = b""
-        self.screen = pyte.Screen(COLUMNS, ROWS)
-        self.stream = pyte.ByteStream(self.screen)
+        self._screen = pyte.Screen(COLUMNS, ROWS)
+        self._stream = pyte.ByteStream(self._screen)
+        self._drawn = 0
+
+    @property
+    def screen(self) -> pyte.Screen:
+        """The screen as it is now. It is drawn when it is looked at: a megabyte takes pyte seconds."""
+        self._stream.feed(self.received[self._drawn :])
+        self._drawn = len(self.received)
+        return self._screen
 
     def lines(self) -> list[str]:
         return [line.rstrip() for line in self.screen.display]
@@ -41,7 +49,6 @@ class Window:
         except OSError:  # EIO: no process has the terminal open.
             return False
         self.received += data
-        self.stream.feed(data)
         return data != b""
 
     def show_until(self, condition: Callable[[], object]) -> None:
