@@ -61,15 +61,28 @@ def launch(
             the details. If a rank failed, its text is the failure report, which is not printed besides.
         LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
             the rendezvous failed or the job did not admit this node.
-        TypeError: an option does not exist.
+        TypeError: an option does not exist, or an argument of the script is a list.
         OSError: the launcher cannot be started.
     """
+    _check_arguments(args)
     argv = [sys.executable, "-m", "rlaunch", *_build_flags(options), script, *args]
     from .launcher_process import run_launcher
     from .outcome import make_report
 
     # One expression without a local variable: an exception keeps the variables of its frames alive.
     return make_report(*run_launcher([_to_bytes(word) for word in argv], {**os.environ, **(env or {})}, cwd))
+
+
+def _check_arguments(args: tuple[Any, ...]) -> None:
+    for number, argument in enumerate(args, 1):
+        if isinstance(argument, (list, tuple, dict, set)):
+            import reprlib
+
+            kind = type(argument).__name__
+            raise TypeError(
+                f"argument {number} of the script is a {kind}, {reprlib.repr(argument)}; "
+                "give each word as an argument of its own: launch(script, *words)"
+            )
 
 
 def _build_flags(options: dict[str, Any]) -> list[bytes]:

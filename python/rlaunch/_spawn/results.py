@@ -147,14 +147,14 @@ class RankQueue:
             what = "result" if self._kind == RESULT else "traceback"
             why = "was taken before" if self._taken else "is not there: the rank ended without one"
             raise NoResultError(f"the {what} of rank {self._rank} {why}")
-        item = _decode(self._kind, content)
+        item = self._decode(self._kind, content)
         self._taken = True
         return item
 
     def peek(self) -> Any:
         """Returns the item without taking it; None if there is none."""
         content = self._content()
-        return None if content is None else _decode(self._kind, content)
+        return None if content is None else self._decode(self._kind, content)
 
     def result(self) -> Any:
         """Returns the return value of a rank that has ended, taken or not; None after ``sys.exit(0)``.
@@ -167,15 +167,19 @@ class RankQueue:
             return None
         if content is None or content[0] != RESULT:
             raise NoResultError(f"the result of rank {self._rank} is not there: the rank ended without one")
-        return _decode(*content)
+        return self._decode(*content)
 
     def close(self) -> None:
         """Does nothing; exists because ``SimpleQueue`` has it."""
 
+    def _decode(self, kind: bytes, content: bytearray) -> Any:
+        if kind == ERROR:
+            return str(content, "utf-8", "replace")
+        import pickle
 
-def _decode(kind: bytes, content: bytearray) -> Any:
-    if kind == ERROR:
-        return str(content, "utf-8", "replace")
-    import pickle
-
-    return pickle.loads(content)
+        try:
+            return pickle.loads(content)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11.
+                error.add_note(f"raised while the return value of rank {self._rank} was unpickled")
+            raise

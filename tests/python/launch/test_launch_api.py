@@ -170,6 +170,14 @@ def test_a_plan_alone_is_no_launch(place: Host) -> None:
         rlaunch.launch("train.py", dry_run="json")
 
 
+@pytest.mark.parametrize(("words", "kind"), [(["--lr", "0.1"], "list"), (("--lr", "0.1"), "tuple")])
+def test_a_list_is_no_argument_of_the_script(place: Host, words: Any, kind: str) -> None:
+    wanted = f"argument 2 of the script is a {kind}, {words!r}; give each word as an argument of its own"
+    with pytest.raises(TypeError, match=re.escape(wanted)):
+        rlaunch.launch("train.py", "fit", words)
+    assert place.names() == set()
+
+
 def test_options_and_arguments_become_a_command_line(place: Host) -> None:
     package = place.folder / "pack"
     package.mkdir()

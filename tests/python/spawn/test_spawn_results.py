@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
@@ -66,6 +67,15 @@ def test_a_rank_that_left_silently_has_no_result(method: str) -> None:
     with pytest.raises(NoResultError, match=r"^the result of rank 1 is not there"):
         context.results()
     assert context.return_queues[0].get() == 0
+
+
+def test_a_value_that_cannot_be_rebuilt_names_its_rank() -> None:
+    context = rlaunch.spawn(ranks.by_rank, (("my_rank",), ("return_unloadable",)), 2, start_method="fork")
+    for read in (context.results, context.return_queues[1].get):
+        with pytest.raises(ZeroDivisionError) as caught:
+            read()
+        if sys.version_info >= (3, 11):  # Earlier exceptions have no notes.
+            assert caught.value.__notes__ == ["raised while the return value of rank 1 was unpickled"]
 
 
 def test_no_ranks_have_no_results() -> None:

@@ -111,6 +111,15 @@ def leave_now(code: int) -> None:
     os._exit(code)
 
 
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def return_unloadable() -> Unloadable:
+    return Unloadable()
+
+
 def kill_self(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number not in (signal.SIGKILL, signal.SIGINT):
