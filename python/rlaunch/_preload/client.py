@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -17,6 +18,7 @@ from .. import _lib
 from .._process.signal_mask import blocked_signals
 from .._process.spawners import new_spawner
 from ..errors import ZygoteError
+from . import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,6 +33,12 @@ _FORK_TIMEOUT = 60.0
 # Seconds for the end of a process that has nothing left to do.
 _EXIT_TIMEOUT = 5.0
 
+# Parts of a line of faulthandler's for a frame that only imports.
+_IMPORT_FRAMES = (
+    *('"<frozen importlib', f'"{importlib.__file__}"', f'"{server.__file__}"'),
+    'File "<string>", line 1 in <module>',
+)
+
 # Zygotes that end when their ranks have ended. They are kept because dropping one kills it and its ranks.
 _ending: list[Zygote] = []
 
@@ -38,14 +46,17 @@ _ending: list[Zygote] = []
 class Zygote:
     """A process that has imported modules, and forks ranks on request."""
 
-    def __init__(self, modules: list[str]) -> None:
+    def __init__(self, modules: list[str], import_limit: tuple[float, str] | None = None) -> None:
         """Starts it, and waits until it has imported the modules.
 
+        Args:
+            import_limit: seconds that the imports may take, and the name of the setting; None: no limit.
+
         Raises:
-            ZygoteError: a module cannot be imported, or a fork would be unsafe afterwards.
+            ZygoteError: a module cannot be imported or takes too long, or a fork would be unsafe afterwards.
             OSError: the system cannot start it.
         """
-        self._modules = ", ".join(modules)
+        self._modules = server.abbreviate(modules)
         self._process: _lib.Rank | None = None
         self._closed = False
         self._pending_replies = 0
@@ -53,9 +64,14 @@ class Zygote:
         self._lock = threading.Lock()
         self._link, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end = self._spawner.open_end()
+        self._import_limit = import_limit
+        # Where it writes its stacks if the imports take too long.
+        self._stacks = _lib.Descriptor.memory("rlaunch-stacks")
         try:
             with peer:
-                setup = json.dumps({"modules": modules, "path": sys.path, "first": None, "lifeline": end})
+                limit = import_limit and (import_limit[0], self._stacks.fileno())
+                own = {"first": None, "lifeline": end, "limit": limit}
+                setup = json.dumps({"modules": modules, "path": sys.path, **own})
                 python = os.fsencode(spawn.get_executable())
                 flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
                 # With this program's path, so that it imports the same rlaunch.
@@ -64,7 +80,8 @@ class Zygote:
                 argv = [python, *map(os.fsencode, words)]
                 environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != "RLAUNCH_RANK_KEY"]
                 try:
-                    self._process = self._spawner.start(python, argv, environ, [peer.fileno()], -1, end)
+                    fds = [peer.fileno(), *([self._stacks.fileno()] if limit else [])]
+                    self._process = self._spawner.start(python, argv, environ, fds, -1, end)
                 except OSError as error:
                     text = f"the zygote cannot be started: {error.strerror or error}"
                     raise OSError(error.errno, text) from error
@@ -76,6 +93,7 @@ class Zygote:
                 process.wait(_EXIT_TIMEOUT)
             raise
         finally:
+            self._stacks.close()
             self._spawner.close_end(end)
 
     @property
@@ -89,7 +107,8 @@ class Zygote:
         if message:
             reply = json.loads(message)
         else:
-            reply = {"failed": self._describe_death(f"importing {self._modules}")}
+            doing = f"importing {self._modules}"
+            reply = {"failed": self._describe_late_import(doing) or self._describe_death(doing)}
         if "refused" in reply:
             raise ZygoteError(f"no preload server: {reply['refused']}")
         if "failed" in reply:
@@ -97,6 +116,20 @@ class Zygote:
             if reply.get("traceback") and hasattr(error, "add_note"):  # Python 3.11.
                 error.add_note(reply["traceback"].rstrip())
             raise error
+
+    def _describe_late_import(self, doing: str) -> str:
+        """Returns where it was when the imports had taken too long; "" if they had not."""
+        fd = self._stacks.fileno()
+        stacks = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace").strip()
+        if self._import_limit is None or not stacks:
+            return ""
+        seconds, setting = self._import_limit
+        # The first line says that it is a timeout.
+        frames = [
+            line for line in stacks.splitlines()[1:] if not any(part in line for part in _IMPORT_FRAMES)
+        ]
+        text = "\n".join(frames)
+        return f"{doing} had not ended after {seconds:g} s ({setting}); it was here:\n{text}"
 
     def _describe_death(self, doing: str) -> str:
         code = self.wait(_EXIT_TIMEOUT)

@@ -8,10 +8,13 @@ import os
 import resource
 import threading
 from multiprocessing import spawn
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _lib
 from .client import Zygote, forget_closed, reap_closed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Prefixes of variables that libraries read when they are loaded. Another value needs another zygote.
 _READ_BY_IMPORTS = (
@@ -38,6 +41,7 @@ _zygotes: dict[tuple[Any, ...], Zygote] = {}
 _MAX_ZYGOTES = 4
 # Lets one thread start a zygote, which the others then use.
 _starting = threading.Lock()
+_import_limit: tuple[float, str] | None = None
 
 
 def parse_preload(preload: Any, framework: str) -> tuple[list[str], bool]:
@@ -61,6 +65,20 @@ def parse_preload(preload: Any, framework: str) -> tuple[list[str], bool]:
     return _lib.preload_modules(words, framework)
 
 
+@contextlib.contextmanager
+def import_limit(seconds: float | None, setting: str) -> Iterator[None]:
+    """Zygotes that are started in the block have so many seconds for their imports; None: no limit.
+
+    ``setting``: the name of what sets it, for the error.
+    """
+    global _import_limit
+    previous, _import_limit = _import_limit, None if seconds is None else (seconds, setting)
+    try:
+        yield
+    finally:
+        _import_limit = previous
+
+
 def get_zygote(modules: list[str]) -> Zygote:
     """Returns the zygote that has imported these modules; starts one if there is none.
 
@@ -76,7 +94,7 @@ def get_zygote(modules: list[str]) -> Zygote:
             zygote.close()
             zygote = None
         if zygote is None:
-            zygote = Zygote(modules)
+            zygote = Zygote(modules, _import_limit)
         _zygotes.pop(key, None)
         _zygotes[key] = zygote
         while len(_zygotes) > _MAX_ZYGOTES:

@@ -6,7 +6,9 @@ Command line: ``PYTHON -c COMMAND FD SETUP``. COMMAND calls ``main``. FD is the 
 * ``modules``: names of the modules to import;
 * ``path``: the new ``sys.path``, or null;
 * ``first``: the entry to put first into ``sys.path``, or null;
-* ``lifeline``: the descriptor of the server's own lifeline, or null.
+* ``lifeline``: the descriptor of the server's own lifeline, or null;
+* ``limit``, which may be absent: how many seconds the imports may take, and a descriptor. After that time the
+  stacks of all threads are written there, and the server ends with status 1.
 
 docs/architecture/preload.md describes the messages on the socket.
 """
@@ -30,6 +32,7 @@ from .fork_request import ForkRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 # Descriptors in one message at most (unix(7), SCM_MAX_FD).
@@ -52,14 +55,15 @@ def main() -> None:
     _set_path(setup["path"], setup["first"])
     environ = dict(os.environ)
     with CapturedOutput() as output:
-        reply = _import_modules(setup["modules"])
+        with _limited(setup.get("limit")):
+            reply = _import_modules(setup["modules"])
         # With SIGCHLD ignored, the kernel reaps children and discards their exit status (waitpid(2)).
         sigchld_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         if sigchld_ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         reason = fork_safety.find_fork_hazard() if "ready" in reply else None
         if reason is not None:
-            reply = {"refused": f"importing {_abbreviate(setup['modules'])} {reason}"}
+            reply = {"refused": f"importing {abbreviate(setup['modules'])} {reason}"}
     if "ready" not in reply:
         output.write()  # Before the reply: the receiver may kill this process.
     _send_reply(link, reply)
@@ -87,7 +91,24 @@ def _set_path(path: list[str] | None, first: str | None) -> None:
         sys.path[:] = [*([] if first is None else [first]), *filter(None, sys.path)]
 
 
-def _abbreviate(modules: list[str]) -> str:
+@contextlib.contextmanager
+def _limited(limit: tuple[float, int] | None) -> Iterator[None]:
+    """Ends this process if the block takes too long, even if an import holds the GIL."""
+    if limit is None:
+        yield
+        return
+    import faulthandler
+
+    seconds, fd = limit
+    faulthandler.dump_traceback_later(seconds, exit=True, file=fd)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(fd)
+
+
+def abbreviate(modules: list[str]) -> str:
     """Returns the first three names: pytest's plugin adds all modules of pytest."""
     more = len(modules) - 3
     return ", ".join(modules[:3]) + (f" and {more} more" if more > 0 else "")

@@ -14,6 +14,7 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from .. import _lib
+from .._preload.registry import import_limit
 from .._process.signal_mask import blocked_signals
 from .._spawn.spawn import spawn
 from .._spawn.worker import InheritedFd
@@ -145,7 +146,11 @@ class Run:
             # Starting it unblocks SIGINT (CPython 3.11), so it is done here.
             resource_tracker.ensure_running()
             devices = self._resources.enter_context(claim_gpus(marker))
-            with warnings.catch_warnings(), expose(devices) as backend:
+            with (
+                warnings.catch_warnings(),
+                import_limit(self._startup_timeout, "ranks_startup_timeout"),
+                expose(devices) as backend,
+            ):
                 # A test without GPUs runs on the CPU on purpose.
                 warnings.filterwarnings("ignore", "Your model will be trained under CPUONLY mode")
                 # With a debugger, Ctrl-C must not end ranks that start. A fork server has its own mask.

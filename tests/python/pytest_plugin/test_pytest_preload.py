@@ -42,3 +42,29 @@ def test_a_module_that_makes_a_fork_unsafe_is_reported_in_a_line(
         ]
     )
     assert "direct cause" not in str(done.stdout)
+
+
+def test_a_module_whose_import_hangs_meets_the_limit_of_the_startup(
+    suite: Suite, pytester: pytest.Pytester
+) -> None:
+    pytester.makepyfile(hangs="import time\n\ndef load():\n    time.sleep(600)\n\nload()\n")
+    pytester._monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    done = suite(
+        """
+        @pytest.mark.ranks(2, preload="hangs", startup_timeout=5)
+        def test_it():
+            pass
+        """
+    )
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(
+        [
+            "the ranks cannot be started: no preload server: importing hangs, pytest, * and * more had not "
+            "ended after 5 s (ranks_startup_timeout); it was here:",
+            "Thread * (most recent call first):",
+            '  File "*/hangs.py", line 4 in load',
+            '  File "*/hangs.py", line 6 in <module>',
+            "=*",
+        ],
+        consecutive=True,
+    )
