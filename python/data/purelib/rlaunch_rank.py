@@ -169,7 +169,21 @@ def _is_rank() -> bool:
     return is_child and os.getsid(0) == os.getpid()
 
 
+def _yield_to_torch() -> None:
+    """Lets threads of torch take the GIL that they wait for, before the interpreter ends.
+
+    A thread of gloo needs it to free the last collective. An interpreter that is ending gives it to no thread:
+    before Python 3.14 it unwinds the thread's stack, which a destructor of torch 2.15 answers by aborting the
+    process ("terminate called without an active exception").
+    """
+    if "torch.distributed" in sys.modules and sys.version_info < (3, 14):
+        import time
+
+        time.sleep(0.01)
+
+
 def prepare() -> None:
     """Prepares this process, once: Python reads a start file twice if its folder has two names."""
     if not any(isinstance(one, ImportWatch) for one in sys.meta_path):
+        atexit.register(_yield_to_torch)  # The function registered first is called last.
         sys.meta_path.insert(0, ImportWatch(note_exceptions() if _is_rank() else None))
