@@ -51,7 +51,7 @@ impl OomCounters {
         if more(self.host_kills, before.host_kills) {
             return "the kernel killed it or another process, because this machine was out of memory".into();
         }
-        "the kernel counted no out-of-memory kill, so another process sent it".into()
+        "the kernel counted no out-of-memory kill, so a process sent it, perhaps the rank itself".into()
     }
 }
 
@@ -145,7 +145,7 @@ mod tests {
         );
         let before = OomCounters { host_kills: Some(3), ..now.clone() };
         assert!(now.explain(&before).contains("this machine was out of memory"));
-        assert!(now.explain(&now).contains("another process sent it"));
+        assert!(now.explain(&now).contains("a process sent it"));
     }
 
     #[test]
@@ -191,6 +191,6 @@ mod tests {
         assert_eq!(total(Path::new("/nowhere")), None);
         let now = OomCounters::now(Path::new("/nowhere"));
         assert_eq!(now, OomCounters::default());
-        assert!(now.explain(&now).contains("another process sent it"));
+        assert!(now.explain(&now).contains("a process sent it"));
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::model::exit::signal_label;
 use crate::model::{Exit, ProcessLabel};
-use crate::report::cause::blame::Blame;
+use crate::report::cause::blame::{Blame, Doubt};
 use crate::report::cause::fault::RankFault;
 use crate::report::cause::lost_peer::LostPeer;
 use crate::report::console::escape::plain;
@@ -19,9 +19,14 @@ const LONGEST_TEXT: usize = 10;
 const MOST_ALIKE: usize = 4;
 const LONGEST_LINE: usize = 2000;
 
-/// Of an exception that did not end the rank's main program; a process that this one started may have raised it.
-pub(crate) const CAUGHT: &str =
-    "the rank's Python did not end by this exception: the program caught it, or a hook of its own ended the process";
+/// Why an exception need not be what ended the rank. One that was caught may be that of a process that the rank started.
+pub(crate) fn describe_doubt(doubt: &Doubt) -> &'static str {
+    if doubt.in_thread {
+        "this exception ended a thread; the rank ended later, by itself or by a hook of the program"
+    } else {
+        "the rank's Python did not end by this exception: the program caught it, or a hook of its own ended the process"
+    }
+}
 
 /// What is known of a job that failed or was stopped.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,7 +184,7 @@ pub(crate) fn headline(report: &FailureReport) -> String {
     match &report.outcome {
         FailureCause::Failed(culprit) => match &culprit.blame {
             Some(blame) if culprit.stopped_by_launcher => {
-                format!("{} failed: {}", culprit.label, plain(blame.fault.in_a_line().as_bytes()))
+                format!("{} failed: {}", culprit.label, plain(blame.in_a_line().as_bytes()))
             }
             _ => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
         },
@@ -246,6 +251,9 @@ impl ReportWriter {
     }
 
     fn blame(&mut self, blame: &Blame) {
+        if let Some(line) = blame.doubt.as_ref().and_then(|doubt| doubt.last_line.as_ref()) {
+            self.line(&format!("  its last line: {}", shown(line)));
+        }
         let text = blame.fault.to_string();
         let said = || text.lines().filter(|l| !l.trim().is_empty());
         let mut lines: Vec<String> = said().take(LONGEST_TEXT).map(shown).collect();
@@ -268,8 +276,8 @@ impl ReportWriter {
         if let Some(hint) = blame.kind.hint() {
             self.sentence_line("  ", hint);
         }
-        if blame.was_caught {
-            self.sentence_line("  ", CAUGHT);
+        if let Some(doubt) = &blame.doubt {
+            self.sentence_line("  ", describe_doubt(doubt));
         }
     }
 

@@ -6,7 +6,7 @@ use crate::model::exit::signal_name;
 use crate::report::cause::blame::Blame;
 use crate::report::console::escape::plain;
 use crate::report::console::tail::LogTail;
-use crate::report::failure_report::{CAUGHT, Culprit, FailureReport, aftermath, describe_lost_peer};
+use crate::report::failure_report::{Culprit, FailureReport, aftermath, describe_doubt, describe_lost_peer};
 use crate::report::wording::lasted;
 
 /// The longest border.
@@ -110,8 +110,12 @@ fn field(name: &str, value: &str) -> String {
 
 /// What stderr says of a worker's error.
 fn error_fields(blame: &Blame) -> Vec<String> {
-    let mut lines = vec![field("exception", &indented(blame.fault.to_string().lines()))];
+    let mut lines = Vec::new();
     let mut add = |name: &str, value: &str| lines.push(field(name, value));
+    if let Some(line) = blame.doubt.as_ref().and_then(|doubt| doubt.last_line.as_ref()) {
+        add("last line", &plain(line.as_bytes()));
+    }
+    add("exception", &indented(blame.fault.to_string().lines()));
     if let Some(place) = &blame.fault.place {
         add("at", &plain(place.to_string().as_bytes()));
     }
@@ -121,8 +125,8 @@ fn error_fields(blame: &Blame) -> Vec<String> {
     if let Some(hint) = blame.kind.hint() {
         add("cause", hint);
     }
-    if blame.was_caught {
-        add("cause", CAUGHT);
+    if let Some(doubt) = &blame.doubt {
+        add("cause", describe_doubt(doubt));
     }
     lines
 }

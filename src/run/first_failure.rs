@@ -33,7 +33,7 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     FirstFailure {
         local_rank,
         exit: (!stopped).then_some(exit),
-        message: blame(&bytes, shown, uncaught).map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
+        message: blame(&bytes, shown, uncaught).map(|blame| blame.in_a_line()).unwrap_or_default(),
         lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped, uncaught), Account::LostPeer(_)),
     }
 }

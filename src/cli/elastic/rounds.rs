@@ -253,7 +253,7 @@ impl Job<'_> {
         RankFailure {
             process: culprit.label.to_string(),
             outcome: if culprit.stopped_by_launcher { "an error".into() } else { culprit.exit.to_string() },
-            message: culprit.blame.as_ref().map(|blame| blame.fault.in_a_line()).unwrap_or_default(),
+            message: culprit.blame.as_ref().map(|blame| blame.in_a_line()).unwrap_or_default(),
             lost_peer: culprit.lost_peer.is_some(),
             ..failure
         }

@@ -19,8 +19,27 @@ pub struct Blame {
     pub fault: RankFault,
     /// The first error: the root of a chain, the exception before an abort, the failed assertion on a GPU.
     pub root: Option<RankFault>,
-    /// The rank's Python says that the exception was caught: the program printed it and then ended by itself.
-    pub was_caught: bool,
+    /// Why the exception need not be what ended the rank, if that is so.
+    pub doubt: Option<Doubt>,
+}
+
+/// Why a printed exception need not be what ended the rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// It ended a thread. Otherwise the rank's Python says that it was caught.
+    pub in_thread: bool,
+    /// The last line that the rank printed after the exception.
+    pub last_line: Option<String>,
+}
+
+impl Blame {
+    /// Why the rank failed, in a line: the error, or the rank's last line where the error need not be the reason.
+    pub fn in_a_line(&self) -> String {
+        match &self.doubt {
+            Some(Doubt { last_line: Some(line), .. }) => format!("its last line: {line}").chars().take(300).collect(),
+            _ => self.fault.in_a_line(),
+        }
+    }
 }
 
 /// A rank that printed more lines than this after an exception that it caught did not end because of it.
@@ -76,13 +95,20 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
+            let root = root.or_else(|| reader_error_before(&raised.fault, &all));
             let mut fault = raised.fault.clone();
-            let was_caught = was_caught && raised.fate == ExceptionEffect::Raised;
-            if was_caught && lost_peer(fault.text.as_bytes()).is_none() {
+            let in_thread = raised.fate == ExceptionEffect::InThread;
+            let is_doubtful = (was_caught || in_thread) && lost_peer(fault.text.as_bytes()).is_none();
+            if is_doubtful {
                 // What follows need not belong to the message.
                 fault.text = first_lines(&fault.text, 1);
             }
-            Blame { kind, fault, root, was_caught }
+            let doubt = (was_caught || in_thread).then(|| {
+                let printed = lines[last_word].trim();
+                let last_line = (is_doubtful && printed != fault.to_string()).then(|| printed.to_owned());
+                Doubt { in_thread, last_line }
+            });
+            Blame { kind, fault, root, doubt }
         }
         Found::Crash(crash) => {
             let is_shown = |r: &&RaisedException| {
@@ -98,11 +124,11 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
                     kind: kind(&before.fault),
                     fault: before.fault.clone(),
                     root: before.root.clone(),
-                    was_caught: false,
+                    doubt: None,
                 });
             }
             let root = before.map(|r| r.fault.clone());
-            Blame { kind: crash.kind, fault: crash.fault.clone(), root, was_caught: false }
+            Blame { kind: crash.kind, fault: crash.fault.clone(), root, doubt: None }
         }
     })
 }
@@ -129,10 +155,10 @@ fn weight_of_exception(
     let signal = is_by_signal(exit);
     match raised.fate {
         ExceptionEffect::Ignored => 0,
-        ExceptionEffect::InThread => u8::from(!signal || lines_after == 0),
         ExceptionEffect::Raised if is_noted && !signal => 7,
         ExceptionEffect::Raised if is_noted => 2,
-        ExceptionEffect::Raised if was_caught && (signal || lines_after > MOST_LINES_AFTER) => 0,
+        _ if was_caught && (signal || lines_after > MOST_LINES_AFTER) => 0,
+        ExceptionEffect::InThread => u8::from(!signal || lines_after == 0),
         ExceptionEffect::Raised if !signal => 5,
         ExceptionEffect::Raised => 2 * u8::from(lines_after == 0),
     }
@@ -153,6 +179,15 @@ fn dead_worker_beside(fault: &RankFault, all: &[RankFault]) -> Option<RankFault>
     let is_it =
         |one: &&RankFault| one.text.starts_with("DataLoader worker (pid ") && one.text.contains("is killed by signal");
     all.iter().find(is_it).filter(|one| *one != fault).cloned()
+}
+
+/// The exception in a worker of Paddle's DataLoader behind the one that the rank ends by (blocking_queue.h of Paddle 3.3): a
+/// thread of the rank has printed it before.
+fn reader_error_before(fault: &RankFault, all: &[RankFault]) -> Option<RankFault> {
+    let is_it =
+        |one: &RankFault| one.text.contains("Blocking queue is killed because the data reader raises an exception");
+    let at = if is_it(fault) { all.iter().rposition(is_it)? } else { return None };
+    all[..at].iter().rfind(|one| !is_it(one)).cloned()
 }
 
 /// Whether an exception is the loss of a connection of multiprocessing. `raised_in`: the file of its innermost frame.

@@ -335,9 +335,25 @@ story(
         sys.exit('data set 7 is empty')
     """,
     r"did not end by this exception",
-    r"data set 7 is empty",
+    r"last line ?: data set 7 is empty",
     culprits=1,
     never=(r"\n  KeyError: 'cache'\n    data set 7", r"exception : KeyError: 'cache'\n +data set 7"),
+)
+story(
+    "thread-then-exit",
+    "an exception ends a thread; later the rank ends with a message of its own",
+    """
+    if rank == 1:
+        metrics = threading.Thread(target=lambda: 1 / 0)
+        metrics.start()
+        metrics.join()
+        print('epoch 1', file=sys.stderr)
+        sys.exit('data set 7 is empty')
+    """,
+    r"this exception ended a thread",
+    r"last line ?: data set 7 is empty",
+    culprits=1,
+    never=(r"\n  ZeroDivisionError: .*\n    epoch 1", r"exception : ZeroDivisionError: .*\n +epoch 1"),
 )
 story(
     "own-hook",

@@ -20,7 +20,7 @@ fn nan() -> Blame {
         kind: FaultKind::Exception,
         fault: fault("ValueError", "loss is nan", Some(("train.py", 88))),
         root: None,
-        was_caught: false,
+        doubt: None,
     }
 }
 
@@ -89,7 +89,7 @@ fn an_exception_in_one_of_nine_ranks() {
 fn a_chain_of_exceptions_with_a_long_text() {
     let text = (1..15).map(|i| format!("line {i}")).collect::<Vec<_>>().join("\n");
     let blame = Blame {
-        was_caught: false,
+        doubt: None,
         fault: fault("RuntimeError", &text, Some(("/w/train.py", 88))),
         root: Some(fault("KeyError", "'lr'", Some(("/w/config.py", 12)))),
         ..nan()
@@ -100,7 +100,7 @@ fn a_chain_of_exceptions_with_a_long_text() {
 #[test]
 fn a_segmentation_fault_on_the_third_attempt() {
     let blame = Blame {
-        was_caught: false,
+        doubt: None,
         kind: FaultKind::Interpreter,
         fault: fault("Fatal Python error", "Segmentation fault", Some(("train.py", 3))),
         root: None,
@@ -121,7 +121,7 @@ fn killed_for_memory() {
 fn a_full_gpu_and_a_silent_log() {
     let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
     let fault = fault("torch.OutOfMemoryError", text, Some(("train.py", 30)));
-    let blame = Blame { kind: FaultKind::DeviceMemory, fault, root: None, was_caught: false };
+    let blame = Blame { kind: FaultKind::DeviceMemory, fault, root: None, doubt: None };
     let culprit = Culprit { blame: Some(blame), tail: LogTail::default(), ..culprit(Exit::Code(1)) };
     insta::assert_snapshot!(plainly(&failed(culprit, vec![])));
 }
@@ -129,7 +129,7 @@ fn a_full_gpu_and_a_silent_log() {
 #[test]
 fn a_gpu_assertion() {
     let blame = Blame {
-        was_caught: false,
+        doubt: None,
         kind: FaultKind::DeviceAssert,
         fault: fault("RuntimeError", "CUDA error: device-side assert triggered", Some(("train.py", 30))),
         root: Some(RankFault { place: None, ..fault("assertion on the GPU", "i < size", None) }),

@@ -1,6 +1,7 @@
 //! The cause of a failure where the rank's own Python has noted whether an exception ended it.
 
 use rlaunch::model::Exit;
+use rlaunch::report::cause::blame::Doubt;
 use rlaunch::report::cause::fault::{CodeLocation, RankFault};
 use rlaunch::report::cause::first_failure::{Account, read_account};
 use rlaunch::report::cause::uncaught::{NotedException, UncaughtException};
@@ -45,9 +46,12 @@ fn an_exception_that_was_caught_explains_no_signal() {
 fn an_exception_that_was_caught_is_marked_as_such_and_ends_with_its_line() {
     let text = [LOGGED, LATER].concat();
     let blame = found(&text, Exit::Code(1), &UncaughtException::None).unwrap();
-    assert_eq!((blame.fault.to_string().as_str(), blame.was_caught), ("OSError: slow disk", true));
+    assert_eq!(blame.fault.to_string(), "OSError: slow disk");
+    let last_line = LATER.lines().next_back().map(str::to_owned);
+    assert_eq!(blame.doubt, Some(Doubt { in_thread: false, last_line: last_line.clone() }));
+    assert_eq!(blame.in_a_line(), format!("its last line: {}", last_line.unwrap()));
     let blame = found(&text, Exit::Code(1), &UncaughtException::Unknown).unwrap();
-    assert!(!blame.was_caught && blame.fault.text.contains("low on space"), "{blame:?}");
+    assert!(blame.doubt.is_none() && blame.fault.text.contains("low on space"), "{blame:?}");
 }
 
 #[test]
@@ -131,4 +135,58 @@ RuntimeError: collective failed in step 7
 ";
     let account = read_account(text.as_bytes(), Exit::Code(1), false, &UncaughtException::None);
     assert!(matches!(account, Account::LostPeer(_)), "{account:?}");
+}
+
+#[test]
+fn an_exception_that_ended_a_thread_ends_with_its_line_and_explains_no_signal() {
+    let thread = "Exception in thread Thread-1 (<lambda>):
+Traceback (most recent call last):
+  File \"t.py\", line 4, in <lambda>
+    t=threading.Thread(target=lambda: 1/0)
+ZeroDivisionError: division by zero
+";
+    let later = [thread, "epoch 0 loss 0.5\ndisk full, giving up\n"].concat();
+    let in_thread = |last_line: Option<&str>| Some(Doubt { in_thread: true, last_line: last_line.map(str::to_owned) });
+    let read = |text: &str, exit| found(text, exit, &UncaughtException::None);
+    let blame = read(&later, Exit::Code(1)).unwrap();
+    assert_eq!(blame.fault.to_string(), "ZeroDivisionError: division by zero");
+    assert_eq!(blame.doubt, in_thread(Some("disk full, giving up")));
+    // As when a hook of the program ends the process.
+    let blame = read(thread, Exit::Code(1)).unwrap();
+    assert_eq!(blame.doubt, in_thread(None));
+    assert_eq!(blame.in_a_line(), "ZeroDivisionError: division by zero");
+    for text in [thread, &later, &[thread, &"epoch\n".repeat(45)].concat()] {
+        assert_eq!(read(text, Exit::Signal(9)), None);
+    }
+    assert_eq!(read(&[thread, &"epoch\n".repeat(45)].concat(), Exit::Code(3)), None);
+}
+
+#[test]
+fn an_exception_in_a_worker_of_paddles_loader_is_the_first_one() {
+    let text = "Exception in thread Thread-1 (_thread_loop):
+Traceback (most recent call last):
+  File \"/v/site-packages/paddle/io/dataloader/worker.py\", line 195, in reraise
+    raise self.exc_type(msg)
+ValueError: DataLoader worker(0) caught ValueError with message:
+Traceback (most recent call last):
+  File \"data.py\", line 9, in __getitem__
+    raise ValueError(\"bad sample 9\")
+ValueError: bad sample 9
+
+Traceback (most recent call last):
+  File \"t.py\", line 18, in <module>
+    for batch in loader: pass
+SystemError: (Fatal) Blocking queue is killed because the data reader raises an exception.
+  [Hint: Expected killed_ != true, but received killed_:1 == true:1.] (at blocking_queue.h:175)
+";
+    let note = "(Fatal) Blocking queue is killed because the data reader raises an exception.\n  [Hint: Expected killed_ != true, but received killed_:1 == true:1.] (at blocking_queue.h:175)";
+    for uncaught in [UncaughtException::Unknown, raised("SystemError", note)] {
+        let blame = found(text, Exit::Code(1), &uncaught).unwrap();
+        assert_eq!(blame.fault.what, "SystemError");
+        let root = blame.root.unwrap();
+        assert_eq!(
+            (root.to_string().as_str(), root.place.unwrap().file.as_str()),
+            ("ValueError: bad sample 9", "data.py")
+        );
+    }
 }
