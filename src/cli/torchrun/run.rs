@@ -115,8 +115,11 @@ pub fn launch(
         }
         None => folder.create().map_err(CliError::Preflight)?,
     }
-    // A user who asks for logs wants to read them, wherever they are.
-    let keeps_logs = spec.streams.has_redirects() && spec.log_dir != LogDir::Nowhere;
+    // A user who asks for logs wants to read them, wherever they are. What the console leaves out is in no other place.
+    let is_hidden = |local: &usize| spec.local_ranks_filter.as_ref().is_some_and(|shown| !shown.contains(local));
+    let has_log = |local: usize| spec.streams.of(local).has_log();
+    let keeps_logs = spec.log_dir != LogDir::Nowhere
+        && (spec.streams.has_redirects() || (0..workers).filter(is_hidden).any(has_log));
     if keeps_logs && spec.log_dir == LogDir::Temporary {
         print_notice(&format!("the logs are in {}; choose another folder with --log-dir", folder.run.display()));
     }

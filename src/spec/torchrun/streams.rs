@@ -23,6 +23,13 @@ pub struct RankRoutes {
     pub stderr: StreamRoute,
 }
 
+impl RankRoutes {
+    /// Whether a stream is written to a log.
+    pub fn has_log(self) -> bool {
+        self.stdout.redirect || self.stderr.redirect
+    }
+}
+
 /// The value of `--redirects` or `--tee`: bits, 1 for stdout and 2 for stderr.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum StreamBits {

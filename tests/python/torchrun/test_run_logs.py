@@ -204,6 +204,14 @@ def test_a_temporary_folder_stays_only_if_it_explains_something(place: TorchPlac
     assert f"the logs are in {wanted}; choose another folder with --log-dir\n" in ended.stderr
     assert (wanted / "attempt_0/0/stderr.log").read_text() == "err 0\n"
     shutil.rmtree(wanted.parent)
+    # The console does not show rank 1.
+    ended = place.run("-t3", "--nproc-per-node=2", "--local-ranks-filter=0", "train.py", "0")
+    ((wanted,),) = [list(folder.iterdir()) for folder in (place.folder / "tmp").iterdir()]
+    assert f"the logs are in {wanted}; choose another folder with --log-dir\n" in ended.stderr
+    assert (wanted / "attempt_0/1/stderr.log").read_text() == "err 1\n"
+    shutil.rmtree(wanted.parent)
+    place.well("-t3", "--local-ranks-filter=0", "train.py", "0")
+    assert list((place.folder / "tmp").iterdir()) == []
     ended = place.run("-r3", "train.py", "5")
     assert ended.status == 5
     (kept,) = (place.folder / "tmp").iterdir()
