@@ -231,3 +231,33 @@ def test_warnings_as_errors(suite: Suite) -> None:
 
 def test_without_capturing(suite: Suite) -> None:
     suite(PAIR, "-p", "no:capture", "-k", "good").assert_outcomes(passed=1)
+
+
+def test_a_failure_to_release_resources_does_not_fail_the_next_test(
+    suite: Suite, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        """
+        from rlaunch._pytest import run
+
+        def fail(self):
+            raise OSError("no space left")
+
+        run.RankPeer.close = fail
+        """
+    )
+    source = """
+        @pytest.fixture(autouse=True)
+        def fixture():
+            yield
+
+        @pytest.mark.ranks(1)
+        def test_on_a_rank():
+            pass
+
+        def test_next():
+            pass
+        """
+    done = suite(source)
+    done.assert_outcomes(passed=2, errors=1)
+    done.stdout.fnmatch_lines(["*ERROR at teardown of test_on_a_rank*", "ERROR *OSError: no space left"])
