@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import functools
 import io
+import multiprocessing
 import os
 import pickle
 import signal
@@ -65,6 +66,8 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
     """
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(pickled_task)
+    # As in any pytest process, until the suite sets it. multiprocessing has set it to the rank's own.
+    multiprocessing.set_start_method(None, force=True)
     ignore_interrupts(task.debug_rank)
     output, errors, stacks = (file.fileno() for file in files[number])
     # Every rank keeps this file; its lock is the right to use the terminal.
