@@ -266,8 +266,13 @@ def test_a_failure_to_release_resources_does_not_fail_the_next_test(
 @pytest.mark.parametrize("is_set", [False, True], ids=["default", "set_by_conftest"])
 @pytest.mark.parametrize(
     "options",
-    [{"start_method": "spawn"}, {"start_method": "forkserver"}, {"preload": "json"}],
-    ids=["spawn", "forkserver", "zygote"],
+    [
+        {"start_method": "spawn"},
+        {"start_method": "fork"},
+        {"start_method": "forkserver"},
+        {"preload": "json"},
+    ],
+    ids=["spawn", "fork", "forkserver", "zygote"],
 )
 def test_start_method_of_multiprocessing(
     options: dict[str, str], is_set: bool, suite: Suite, pytester: pytest.Pytester
