@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True
 
-# Names that rlaunch.spawn and torchrun have for an option.
+# What rlaunch.spawn and similar functions call an option.
 _OTHER_NAMES = {"nprocs": "nproc_per_node", "nproc": "nproc_per_node"}
 
 

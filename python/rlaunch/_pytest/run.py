@@ -245,6 +245,8 @@ class Run:
             self._leave_interrupts_to_rank(content)
             if not content:  # The time in the debugger does not count.
                 self._restart_timer()
+        elif kind == "raised_interrupt":
+            peer.has_raised_interrupt = True
         elif kind == "quit":
             self.has_quit = True
         elif kind == "report":
