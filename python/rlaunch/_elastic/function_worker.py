@@ -15,19 +15,20 @@ from .._errors.atomic_file import write_atomically
 from ..errors import NoResultError, record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
 
 def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) -> None:
     """Writes a function and its arguments to a file of mode 0600.
 
     What ranks cannot look up by name (a lambda, a function of a notebook) is pickled by value, which needs
-    cloudpickle.
+    cloudpickle. Tensors are sent by value.
 
     Raises:
         RuntimeError: this process is a rank that still imports its main module: there is no main guard.
         OSError: the file cannot be written.
-        PicklingError, AttributeError, TypeError and others: pickle's own.
+        PicklingError, AttributeError, TypeError and others: pickle's own. The first line names what cannot be
+            pickled.
     """
     from .._spawn.main_guard import check_main_guard
     from .._spawn.pickling import build_preparation_data
@@ -39,11 +40,7 @@ def dump_call(entrypoint: Callable[..., Any], args: Iterable[Any], path: str) ->
     # multiprocessing's type for it can only be pickled for a process of its own.
     preparation["authkey"] = bytes(preparation["authkey"])
     call = (entrypoint, tuple(args))
-    by_name = has_main or getattr(entrypoint, "__module__", "__main__") != "__main__"
-    try:
-        pickled = pickle.dumps(call) if by_name else _pickle_by_value(call)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        pickled = _pickle_by_value(call)
+    pickled = _pickle(call, {"entrypoint": entrypoint, "args": call[1]}, "the ranks", has_main)
     write_atomically(path, pickle.dumps((preparation, pickled)))
 
 
@@ -82,10 +79,7 @@ def _run(payload: str, result: str) -> None:
     except SystemExit as error:
         if error.code != 0:
             raise
-    try:
-        content = pickle.dumps(value)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        content = _pickle_by_value(value)
+    content = _pickle(value, {"result": value}, "the parent")
     write_atomically(result, content)
 
 
@@ -107,19 +101,22 @@ def _result_path(folder: str, rank: int) -> str:
     return os.path.join(folder, f"{rank}.pickle")
 
 
-def _pickle_by_value(value: Any) -> bytes:
-    """
-    Raises:
-        PicklingError: cloudpickle is not installed.
-    """
-    from .._spawn.by_value import find_by_value_pickler
+def _pickle(value: Any, parts: Mapping[str, Any], recipient: str, main: bool = True) -> bytes:
+    """Pickles by name, else by value. The arguments are those of ``Pickler`` and its ``dump``.
 
-    pickler = find_by_value_pickler()
-    if pickler is None:
-        message = f"{value!r} cannot be pickled by name; with cloudpickle installed it can be sent"
-        raise pickle.PicklingError(message)
+    Raises:
+        PicklingError, AttributeError, TypeError and others: as ``Pickler`` does.
+    """
+    from .._spawn.pickling import Pickler
+
     buffer = io.BytesIO()
-    pickler(buffer).dump(value)
+    try:
+        Pickler(parts, recipient, copies_tensors=True).dump(value, buffer, main)
+    except Exception as error:
+        from .._spawn.pickle_diagnosis import trim_traceback
+
+        trim_traceback(error)
+        raise error
     return buffer.getvalue()
 
 

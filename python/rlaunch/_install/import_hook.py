@@ -31,8 +31,12 @@ def read_variable() -> list[str]:
         return list(_NAMES) if words[0] in _ALL else []
     unknown = next((word for word in words if word not in _NAMES), None)
     if unknown is not None:
+        import difflib
+
         why = f"{unknown!r} is no framework" if len(words) > 1 else "unknown value"
-        raise ValueError(f"{VARIABLE}={value}: {why}; set it to 1 (all), or to a list of paddle, torch")
+        near = difflib.get_close_matches(unknown, _NAMES, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{VARIABLE}={value}: {why}; set it to 1 (all), or to a list of paddle, torch{hint}")
     return words
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True
 
+# What rlaunch.spawn and similar functions call an option.
+_OTHER_NAMES = {"nprocs": "nproc_per_node", "nproc": "nproc_per_node"}
+
 
 def launch(
     script: str | bytes | os.PathLike[Any],
@@ -61,10 +64,11 @@ def launch(
             the details. If a rank failed, its text is the failure report, which is not printed besides.
         LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
             the rendezvous failed or the job did not admit this node.
-        TypeError: an option does not exist, or an argument of the script is a list.
+        TypeError: an option does not exist, an argument of the script is a list, or a variable is no text.
         OSError: the launcher cannot be started.
     """
     _check_arguments(args)
+    _check_environ(env or {})
     argv = [sys.executable, "-m", "rlaunch", *_build_flags(options), script, *args]
     from .launcher_process import run_launcher
     from .outcome import make_report
@@ -83,6 +87,16 @@ def _check_arguments(args: tuple[Any, ...]) -> None:
                 f"argument {number} of the script is a {kind}, {reprlib.repr(argument)}; "
                 "give each word as an argument of its own: launch(script, *words)"
             )
+
+
+def _check_environ(env: Mapping[Any, Any]) -> None:
+    for name, value in env.items():
+        for what, word in (("a name in env", name), (f"env[{name!r}]", value)):
+            if not isinstance(word, (str, bytes, os.PathLike)):
+                import reprlib
+
+                kind = type(word).__name__
+                raise TypeError(f"{what} must be text, but got {reprlib.repr(word)} of type {kind}")
 
 
 def _build_flags(options: dict[str, Any]) -> list[bytes]:
@@ -106,7 +120,8 @@ def _build_flags(options: dict[str, Any]) -> list[bytes]:
 def _describe_unknown(name: str, known: dict[str, tuple[bool, str | None]]) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, known.keys() - {name}, 1)
+    other = _OTHER_NAMES.get(name)
+    near = [other] if other else difflib.get_close_matches(name, known.keys() - {name}, 1)
     hint = f"; did you mean {(known[near[0]][1] or near[0])!r}?" if near else ""
     return f"launch() has no option {name!r}{hint}"
 

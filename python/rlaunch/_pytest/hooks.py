@@ -149,13 +149,15 @@ class _Hooks:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, object, object]:
         raised: BaseException | None = None
-        if item.stash.get(_run, None) is not None:
-            try:
-                _run_phase(item, "teardown")
-            except BaseException as error:
-                raised = error
-            item.stash[_run].close()
-        # Shared fixtures are torn down after the ranks have ended.
+        run = item.stash.get(_run, None)
+        if run is not None:
+            for step in (functools.partial(_run_phase, item, "teardown"), run.close):
+                try:
+                    step()
+                except BaseException as error:
+                    raised = raised or error
+        # Shared fixtures are torn down after the ranks have ended, whatever failed above. Otherwise pytest
+        # fails the next test.
         result = yield
         if raised is not None:
             raise raised

@@ -36,6 +36,7 @@ class RankPeer:
         is_ready: whether it can write its stacks.
         has_begun: whether it has reached its test.
         is_debugging: whether it has the terminal, for a debugger.
+        has_raised_interrupt: whether it has raised KeyboardInterrupt without a signal.
         shared_memory: names of the shared memory that it created and did not remove.
         passed: number of phases that it has passed.
         reports: serialized reports of its phases, in the order of arrival.
@@ -54,6 +55,7 @@ class RankPeer:
         self.is_ready = False
         self.has_begun = False
         self.is_debugging = False
+        self.has_raised_interrupt = False
         self.shared_memory: list[str] = []
         self.passed = 0
         self.reports: list[dict[str, Any]] = []

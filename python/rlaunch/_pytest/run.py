@@ -211,23 +211,23 @@ class Run:
         return None if self._is_debugging() else self._deadline
 
     def close(self) -> None:
-        """Ends the remaining ranks and releases all resources."""
+        """Ends the remaining ranks and releases all resources, even if one of these steps fails."""
         context, self._context = self._context, None
-        try:
+        folder, self._coverage_folder = self._coverage_folder, None
+        # Calls its functions in the reverse order, all of them.
+        with contextlib.ExitStack() as steps:
+            for peer in self.peers:
+                steps.callback(peer.close)
+            steps.callback(self._resources.close)
+            if folder is not None:
+                steps.callback(rank_coverage.add_to_parent, folder, len(self.peers))
+            steps.callback(self._leave_interrupts_to_rank, False)
             if context is not None:
                 context.stop()
                 if not self.stopped:
                     created = [name for peer in self.peers for name in peer.shared_memory]
                     pids = [peer.process.pid or 0 for peer in self.peers]
                     self.leaks = self._leak_check.collect(context._swept, pids, created)
-        finally:
-            self._leave_interrupts_to_rank(False)
-            if self._coverage_folder is not None:
-                rank_coverage.add_to_parent(self._coverage_folder, len(self.peers))
-                self._coverage_folder = None
-            self._resources.close()
-            for peer in self.peers:
-                peer.close()
 
     # Messages of the ranks.
 
@@ -245,6 +245,8 @@ class Run:
             self._leave_interrupts_to_rank(content)
             if not content:  # The time in the debugger does not count.
                 self._restart_timer()
+        elif kind == "raised_interrupt":
+            peer.has_raised_interrupt = True
         elif kind == "quit":
             self.has_quit = True
         elif kind == "report":

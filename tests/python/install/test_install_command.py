@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,16 @@ def test_values_of_the_variable(value: str, names: list[str], monkeypatch: pytes
 def test_wrong_values_of_the_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLAUNCH_INSTALL", value)
     with pytest.raises(ValueError, match=f"^RLAUNCH_INSTALL={value}: "):
+        read_variable()
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [("padle", "; did you mean paddle?"), ("paddle,Torhc", "; did you mean torch?"), ("jax", "")],
+)
+def test_a_misspelt_framework_of_the_variable(value: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLAUNCH_INSTALL", value)
+    with pytest.raises(ValueError, match=re.escape(f"a list of paddle, torch{hint}") + "$"):
         read_variable()
 
 

@@ -156,7 +156,14 @@ def test_an_older_result_is_not_mistaken_for_this_jobs(place: Host) -> None:
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("nproc_pre_node", "nproc_per_node"), ("gpu", "gpus"), ("logdir", "log_dir"), ("zzzzzz", None)],
+    [
+        ("nproc_pre_node", "nproc_per_node"),
+        ("nprocs", "nproc_per_node"),
+        ("nproc", "nproc_per_node"),
+        ("gpu", "gpus"),
+        ("logdir", "log_dir"),
+        ("zzzzzz", None),
+    ],
 )
 def test_an_option_that_does_not_exist(place: Host, name: str, near: str | None) -> None:
     hint = f"; did you mean '{near}'?" if near else ""
@@ -175,6 +182,20 @@ def test_a_list_is_no_argument_of_the_script(place: Host, words: Any, kind: str)
     wanted = f"argument 2 of the script is a {kind}, {words!r}; give each word as an argument of its own"
     with pytest.raises(TypeError, match=re.escape(wanted)):
         rlaunch.launch("train.py", "fit", words)
+    assert place.names() == set()
+
+
+@pytest.mark.parametrize(
+    ("env", "wanted"),
+    [
+        ({"B": "b", "A": 1}, "env['A'] must be text, but got 1 of type int"),
+        ({"A": None}, "env['A'] must be text, but got None of type NoneType"),
+        ({1: "a"}, "a name in env must be text, but got 1 of type int"),
+    ],
+)
+def test_a_variable_is_text(place: Host, env: Any, wanted: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(wanted) + "$"):
+        rlaunch.launch("train.py", env=env)
     assert place.names() == set()
 
 

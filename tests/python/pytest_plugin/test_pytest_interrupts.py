@@ -1,4 +1,4 @@
-"""Ctrl-C and Ctrl-\\ while the ranks of a test run: the stacks that are shown, and that no rank is left."""
+"""Ctrl-C, Ctrl-\\ and KeyboardInterrupt while a test runs: the stacks shown, and that no rank is left."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import await_none_marked, until
+from pytest_suites import Suite, suite_fixture  # noqa: F401
 from pytest_terminal import StartSession, TerminalSession, start_session_fixture  # noqa: F401
 
 # A rank is in the same line while it tells that it is there and afterwards.
@@ -96,3 +97,27 @@ os.kill(os.getpid(), signal.SIGQUIT)
 def test_a_handler_that_the_session_has_for_sigquit_stays() -> None:
     done = subprocess.run([sys.executable, "-c", OWN_HANDLER], capture_output=True, text=True, check=True)
     assert done.stderr.count("most recent call first") == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"preload": "json"}], ids=["spawn", "zygote"])
+def test_a_rank_that_raises_keyboard_interrupt_is_named_with_its_line(
+    options: dict[str, str], suite: Suite
+) -> None:
+    source = """
+        def stop(rank):
+            raise KeyboardInterrupt
+
+        @pytest.mark.ranks(2, **OPTIONS)
+        def test_stops(rank):
+            if rank.rank == 1:
+                stop(rank)
+            rank.barrier()
+        """
+    done = suite(source.replace("OPTIONS", repr(options)))
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    lines = done.stdout.lines
+    at = lines.index("test_it.py::test_stops was interrupted: rank 1 raised KeyboardInterrupt")
+    rank_1 = lines[lines.index("rank 1, the odd one:", at) + 1 :][:3]
+    shown = [line.rpartition("/")[2].strip() for line in rank_1]
+    assert shown[:2] == ["test_it.py:10 in test_stops", "test_it.py:5 in stop"]
+    assert shown[2].startswith("(to show a full traceback")

@@ -231,3 +231,80 @@ def test_warnings_as_errors(suite: Suite) -> None:
 
 def test_without_capturing(suite: Suite) -> None:
     suite(PAIR, "-p", "no:capture", "-k", "good").assert_outcomes(passed=1)
+
+
+def test_a_failure_to_release_resources_does_not_fail_the_next_test(
+    suite: Suite, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        """
+        from rlaunch._pytest import run
+
+        def fail(self):
+            raise OSError("no space left")
+
+        run.RankPeer.close = fail
+        """
+    )
+    source = """
+        @pytest.fixture(autouse=True)
+        def fixture():
+            yield
+
+        @pytest.mark.ranks(1)
+        def test_on_a_rank():
+            pass
+
+        def test_next():
+            pass
+        """
+    done = suite(source)
+    done.assert_outcomes(passed=2, errors=1)
+    done.stdout.fnmatch_lines(["*ERROR at teardown of test_on_a_rank*", "ERROR *OSError: no space left"])
+
+
+@pytest.mark.parametrize("is_set", [False, True], ids=["default", "set_by_conftest"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start_method": "spawn"},
+        {"start_method": "fork"},
+        {"start_method": "forkserver"},
+        {"preload": "json"},
+    ],
+    ids=["spawn", "fork", "forkserver", "zygote"],
+)
+def test_start_method_of_multiprocessing(
+    options: dict[str, str], is_set: bool, suite: Suite, pytester: pytest.Pytester
+) -> None:
+    """It is that of a plain test, not that by which the rank was started."""
+    if is_set:
+        # Fails if there is one already.
+        pytester.makeconftest("import multiprocessing\nmultiprocessing.set_start_method('forkserver')")
+    source = """
+        import multiprocessing
+
+        at_import = multiprocessing.get_start_method(allow_none=True)
+
+        def test_plain():
+            with open("plain", "w") as file:
+                print(at_import, multiprocessing.get_start_method(), file=file)
+
+        @pytest.mark.ranks(2, **OPTIONS)
+        def test_on_ranks():
+            with open("plain") as file:
+                assert file.read().split() == [str(at_import), multiprocessing.get_start_method()]
+        """
+    suite(source.replace("OPTIONS", repr(options))).assert_outcomes(passed=2)
+
+
+def test_start_method_of_multiprocessing_in_forked_ranks(suite: Suite) -> None:
+    source = """
+        import multiprocessing
+
+        @pytest.mark.ranks(1, start_method="fork")
+        def test_may_set_it():
+            assert multiprocessing.get_start_method(allow_none=True) is None
+            multiprocessing.set_start_method("spawn")
+        """
+    suite(source).assert_outcomes(passed=1)

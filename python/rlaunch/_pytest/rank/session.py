@@ -10,10 +10,12 @@ import contextlib
 import faulthandler
 import functools
 import io
+import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +35,7 @@ from .fixture import Rank
 
 if TYPE_CHECKING:
     import socket
+    import types
     import warnings
     from collections.abc import Generator
 
@@ -65,6 +68,8 @@ def main(pickled_task: bytes, ends: list[socket.socket], files: list[list[Inheri
     """
     number = int(os.environ[KEY].rpartition("/")[2])
     task: Task = pickle.loads(pickled_task)
+    # As in any pytest process, until the suite sets it. multiprocessing has set it to the rank's own.
+    multiprocessing.set_start_method(None, force=True)
     ignore_interrupts(task.debug_rank)
     output, errors, stacks = (file.fileno() for file in files[number])
     # Every rank keeps this file; its lock is the right to use the terminal.
@@ -332,11 +337,24 @@ class RankSession:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         value: Any = excinfo.value
         is_exit = isinstance(value, pytest.exit.Exception)
+        # At a signal, faulthandler has written the stacks.
+        if not is_exit and os.fstat(self._stacks).st_size == 0:
+            _write_stack_of_exception(self._stacks, excinfo.tb)
+            self._link.send("raised_interrupt")
         self._link.send("interrupt", (value.msg, value.returncode) if is_exit else None)
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item) -> bool:
         return True  # Handled: the parent has the timer.
+
+
+def _write_stack_of_exception(file: int, trace: types.TracebackType) -> None:
+    """Writes the stack with which an exception was raised, in faulthandler's format."""
+    frames = [*reversed(list(traceback.walk_tb(trace))), *traceback.walk_stack(trace.tb_frame.f_back)]
+    lines = [f"Current thread 0x{threading.get_ident():016x} (most recent call first):"]
+    for frame, line in frames:
+        lines.append(f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}')
+    os.write(file, ("\n".join(lines) + "\n").encode("ascii", "backslashreplace"))
 
 
 def _encode_exception(error: BaseException) -> dict[str, Any]:

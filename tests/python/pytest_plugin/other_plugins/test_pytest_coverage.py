@@ -40,6 +40,16 @@ def test_lines_and_branches_of_all_ranks_are_seen(
     assert not list(pytester.path.glob("**/coverage.[0-9]*"))
 
 
+def test_a_configuration_with_parallel_files(suite: Suite, pytester: pytest.Pytester) -> None:
+    """coverage.py appends the host and the pid to the names of the ranks' files."""
+    pytester.makepyfile(words=CODE)
+    pytester.makefile("", **{".coveragerc": "[run]\nparallel = true\n"})
+    source = TESTS.format(method="spawn", preload=None)
+    suite(source, "-p", "pytest_cov", "--cov=words", "--cov-report=json:cov.json").assert_outcomes(passed=1)
+    seen = json.loads((pytester.path / "cov.json").read_text())["files"]["words.py"]
+    assert seen["missing_lines"] == [6]
+
+
 # With two ranks, rank 0 waits until it is stopped.
 ENDINGS = """
     from words import word

@@ -105,7 +105,8 @@ def test_a_lambda_is_sent_whole(tmp_path: Path) -> None:
 def test_without_cloudpickle_a_lambda_is_refused_with_reason(tmp_path: Path) -> None:
     done = run(tmp_path, "lambda x: x", "(1,)", **without_cloudpickle(tmp_path))
     assert done.returncode == 1
-    assert "with cloudpickle installed it can be sent" in done.stderr
+    assert "cannot be sent to the ranks: entrypoint: function main.<locals>.<lambda>\n" in done.stderr
+    assert done.stderr.endswith("install cloudpickle, which pickles it by value.\n")
     assert not (tmp_path / "payload").exists()
 
 
@@ -172,10 +173,21 @@ def give_a_lock() -> Any:
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error(tmp_path: Path) -> None:
-    status, _ = one_rank(tmp_path, give_a_lock)
+    status, said = one_rank(tmp_path, give_a_lock)
     assert status == 1
-    assert "cannot pickle" in error(tmp_path)["message"]
+    assert error(tmp_path)["message"].startswith(
+        "TypeError: cannot be sent to the parent: result: _thread.lock\ncannot pickle "
+    )
+    assert said.splitlines()[-1].startswith("Send the values that result is created from")
+    assert "another exception" not in said
     assert not (tmp_path / "5.pickle").exists()
+
+
+def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^cannot be sent to the ranks: args\[1\]: _thread.lock\n") as caught:
+        function_worker.dump_call(print, (1, give_a_lock()), str(tmp_path / "payload"))
+    assert caught.value.__context__ is None
+    assert not (tmp_path / "payload").exists()
 
 
 class Landmine:
