@@ -172,9 +172,9 @@ def _is_rank() -> bool:
 def _yield_to_torch() -> None:
     """Lets threads of torch take the GIL that they wait for, before the interpreter ends.
 
-    A thread of gloo needs it to free the last collective. An interpreter that is ending gives it to no thread:
-    before Python 3.14 it unwinds the thread's stack, which a destructor of torch 2.15 answers by aborting the
-    process ("terminate called without an active exception").
+    A thread of gloo needs it to free the last collective. An interpreter that is ending gives it to no
+    thread: before Python 3.14 it unwinds the thread's stack, which a destructor of torch 2.15 answers by
+    aborting the process ("terminate called without an active exception").
     """
     if "torch.distributed" in sys.modules and sys.version_info < (3, 14):
         import time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 from environments import Environment
@@ -82,3 +83,19 @@ def test_an_exception_is_noted_only_in_the_launcher_s_file(python: Environment, 
     assert "atexit" not in done.stderr
     other = python.folder / "other"
     assert (other.read_bytes() if in_its_place else b"") == b""
+
+
+EXIT = """
+import atexit, sys, time, types
+sys.modules[sys.argv[1]] = types.ModuleType(sys.argv[1])
+time.sleep = lambda seconds: print("slept")
+atexit.register(print, "the program's own function")
+"""
+
+
+@pytest.mark.parametrize("module", ["torch.distributed", "torch.nn"])
+def test_a_rank_yields_to_torchs_threads_last(python: Environment, module: str) -> None:
+    # Without it, torch 2.15 aborted in 2 to 8 of 24 runs of a training with gloo.
+    done = python.run("python", "-c", EXIT, module, RLAUNCH_RANK_KEY="a/0/1")
+    yields = module == "torch.distributed" and sys.version_info < (3, 14)
+    assert done.stdout == "the program's own function\n" + "slept\n" * yields
