@@ -251,7 +251,7 @@ impl ReportWriter {
     }
 
     fn blame(&mut self, blame: &Blame) {
-        if let Some(line) = blame.doubt.as_ref().and_then(|doubt| doubt.last_line.as_ref()) {
+        if let Some(line) = blame.last_line() {
             self.line(&format!("  its last line: {}", shown(line)));
         }
         let text = blame.fault.to_string();

@@ -15,6 +15,7 @@ pub fn github_annotation(report: &FailureReport) -> String {
                 let file = plain(place.file.as_bytes());
                 properties.push_str(&format!(",file={},line={}", property(&file), place.line));
             }
+            message.extend(blame.last_line().map(|line| format!("its last line: {}", plain(line.as_bytes()))));
             message.extend(blame.fault.to_string().lines().map(|l| plain(l.as_bytes())));
         }
         message.extend(culprit.explanation.iter().flat_map(|e| e.lines()).map(|l| plain(l.as_bytes())));

@@ -112,7 +112,7 @@ fn field(name: &str, value: &str) -> String {
 fn error_fields(blame: &Blame) -> Vec<String> {
     let mut lines = Vec::new();
     let mut add = |name: &str, value: &str| lines.push(field(name, value));
-    if let Some(line) = blame.doubt.as_ref().and_then(|doubt| doubt.last_line.as_ref()) {
+    if let Some(line) = blame.last_line() {
         add("last line", &plain(line.as_bytes()));
     }
     add("exception", &indented(blame.fault.to_string().lines()));

@@ -111,7 +111,7 @@ def _pickle(value: Any, parts: Mapping[str, Any], recipient: str, main: bool = T
 
     buffer = io.BytesIO()
     try:
-        Pickler(parts, recipient, copies_tensors=True).dump(value, buffer, main)
+        Pickler(parts, recipient, copies_tensors=True, is_stored=True).dump(value, buffer, main)
     except Exception as error:
         from .._spawn.pickle_diagnosis import trim_traceback
 

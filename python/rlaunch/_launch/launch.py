@@ -64,7 +64,8 @@ def launch(
             the details. If a rank failed, its text is the failure report, which is not printed besides.
         LaunchError: the launcher could not start the job. Its ``status`` is the launcher's exit status: 73 if
             the rendezvous failed or the job did not admit this node.
-        TypeError: an option does not exist, an argument of the script is a list, or a variable is no text.
+        TypeError: an option does not exist, an argument of the script is a list, or ``env`` has a
+            name or value that is neither text nor a path.
         OSError: the launcher cannot be started.
     """
     _check_arguments(args)

@@ -57,6 +57,9 @@ class Zygote:
             OSError: the system cannot start it.
         """
         self._modules = server.abbreviate(modules)
+        self._import_limit = import_limit
+        # Where it writes its stacks if the imports take too long.
+        self._stacks = _lib.Descriptor.memory("rlaunch-stacks")
         self._process: _lib.Rank | None = None
         self._closed = False
         self._pending_replies = 0
@@ -64,9 +67,6 @@ class Zygote:
         self._lock = threading.Lock()
         self._link, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end = self._spawner.open_end()
-        self._import_limit = import_limit
-        # Where it writes its stacks if the imports take too long.
-        self._stacks = _lib.Descriptor.memory("rlaunch-stacks")
         try:
             with peer:
                 limit = import_limit and (import_limit[0], self._stacks.fileno())

@@ -155,7 +155,9 @@ class _Hooks:
                 try:
                     step()
                 except BaseException as error:
-                    raised = raised or error
+                    # An interrupt ends the session, whatever else failed.
+                    if raised is None or not isinstance(error, Exception):
+                        raised = error
         # Shared fixtures are torn down after the ranks have ended, whatever failed above. Otherwise pytest
         # fails the next test.
         result = yield

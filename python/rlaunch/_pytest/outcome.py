@@ -124,7 +124,8 @@ def format_interrupt(item: pytest.Item, run: Run) -> str:
     """Describes a test whose session the user ends, with the stacks of its ranks."""
     if not run.peers:
         return f"{item.nodeid} was interrupted while its ranks were started"
-    raising = [peer.number for peer in run.peers if peer.has_raised_interrupt]
+    is_users = any(outcome.kind == "interrupt" and outcome.rank is None for outcome in run.outcomes)
+    raising = [] if is_users else [peer.number for peer in run.peers if peer.has_raised_interrupt]
     why = f": {format_ranks(raising)} raised KeyboardInterrupt" if raising else ""
     return f"{item.nodeid} was interrupted{why}\n\n{_group_stacks(run)}".rstrip()
 

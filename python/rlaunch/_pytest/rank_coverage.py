@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import sys
 import warnings
 from pathlib import Path
@@ -94,6 +93,8 @@ def add_to_parent(folder: str, ranks: int) -> None:
     current = coverage.Coverage.current() if coverage is not None else None
     if coverage is None or current is None:
         return
+    import sqlite3  # coverage.py needs it too; some builds of Python lack it.
+
     damaged = []
     for rank in range(ranks):
         path = _data_path(folder, rank)
@@ -109,11 +110,13 @@ def add_to_parent(folder: str, ranks: int) -> None:
 
 
 def _add(coverage: Any, whole: Any, path: str) -> None:
-    """Adds a file to ``whole``, or raises before it adds anything.
+    """Adds a file to ``whole``. Of a damaged one it adds nothing.
 
     Raises:
         CoverageException, sqlite3.DatabaseError: the file is damaged.
     """
+    import sqlite3
+
     # sqlite finds some damage only when it reads the damaged page, which may be after others were added.
     with contextlib.closing(sqlite3.connect(path)) as database:
         (state,) = database.execute("PRAGMA integrity_check(1)").fetchone()

@@ -57,12 +57,21 @@ class Pickler:
         recipient: the receiving side, for the text of an error.
         copies_tensors: whether torch's tensors are sent by value, as Paddle's always are. Else as torch
             shares them between processes: the sender has to live until they are received.
+        is_stored: whether the sender may end before the data are read, or several processes read them. Then
+            a descriptor, as of a socket, cannot be sent.
     """
 
-    def __init__(self, parts: Mapping[str, Any], recipient: str, copies_tensors: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Any],
+        recipient: str,
+        copies_tensors: bool = False,
+        is_stored: bool = False,
+    ) -> None:
         self._parts = parts
         self._recipient = recipient
         self._copies_tensors = copies_tensors
+        self._unused = ("torch", "paddle", *(["multiprocessing"] if is_stored else []))
         self._pickler: Any = None
         self._is_by_value = False
 
@@ -81,7 +90,7 @@ class Pickler:
             # What is defined at a prompt is in no file, even if the main module was imported from one.
             can_import_main = main and not (hasattr(sys, "ps1") and find_by_value_pickler() is not None)
             by_name = pickle.Pickler if can_import_main else _ByNameExceptMain
-            self._pickler = _make_pickler(by_name, copyreg.dispatch_table, self._copies_tensors)
+            self._pickler = _make_pickler(by_name, copyreg.dispatch_table, self._copies_tensors, self._unused)
         start = file.tell()
         try:
             try:
@@ -91,7 +100,9 @@ class Pickler:
                 by_value = find_by_value_pickler()
                 if by_value is None or self._is_by_value:
                     raise
-            self._pickler = _make_pickler(by_value, by_value.dispatch_table, self._copies_tensors)
+            self._pickler = _make_pickler(
+                by_value, by_value.dispatch_table, self._copies_tensors, self._unused
+            )
             self._is_by_value = True
             file.seek(start)
             file.truncate()
@@ -145,14 +156,17 @@ class _ByNameExceptMain(pickle.Pickler):
         return NotImplemented
 
 
-def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool) -> Any:
-    """Returns a subclass that uses the reducers registered with multiprocessing beside the known ones."""
+def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool, unused: Sequence[str]) -> Any:
+    """Returns a subclass that uses the reducers registered with multiprocessing beside the known ones.
+
+    ``unused``: packages whose own reducers it leaves out, if ``copies_tensors`` is true.
+    """
     registered: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     # The frameworks' own reducers put tensors into shared memory.
     users = {
         kind: reduce
         for kind, reduce in registered.items()
-        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in ("torch", "paddle")
+        if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in unused
     }
     reducers = {**({} if copies_tensors else registered), **paddle_reducers(), **users}
 

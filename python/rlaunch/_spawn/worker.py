@@ -109,7 +109,7 @@ def run_rank(
 def _put_result(result_slot: ResultSlot, result: Any) -> None:
     from .pickling import Pickler
 
-    pickler = Pickler({"result": result}, "the parent", copies_tensors=True)
+    pickler = Pickler({"result": result}, "the parent", copies_tensors=True, is_stored=True)
     try:
         result_slot.put(RESULT, lambda file: pickler.dump(result, file))
     except Exception as error:

@@ -3,7 +3,7 @@
 use crate::cli::common::message::{print_error, print_notice};
 use crate::model::{Exit, Role};
 use crate::probe::memory::OomCounters;
-use crate::report::cause::blame::blame;
+use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
@@ -120,8 +120,9 @@ pub fn build_failure_report(
         NodeOutcome::Failed { culprit, .. } => Some(culprit),
         _ => None,
     };
-    let culprit_fault = match &outcome {
-        FailureCause::Failed(culprit) => culprit.blame.as_ref().map(|blame| blame.fault.clone()),
+    let error_of = |blame: &Blame| (blame.fault.clone(), blame.doubt.clone());
+    let culprit_error = match &outcome {
+        FailureCause::Failed(culprit) => culprit.blame.as_ref().map(error_of),
         FailureCause::Stopped { .. } => None,
     };
     let victims = report.ranks.iter().enumerate().filter_map(|(local, end)| {
@@ -133,14 +134,14 @@ pub fn build_failure_report(
         let uncaught = &launched.processes[local].uncaught;
         // A signal of the launcher's own is no part of the failure.
         let own_exit = if signalled { Exit::Code(1) } else { exit };
-        let fault = blame(&bytes, own_exit, uncaught).map(|blame| blame.fault);
-        let same_failure = culprit_fault.is_some() && fault == culprit_fault;
+        let error = blame(&bytes, own_exit, uncaught).as_ref().map(error_of);
+        let same_failure = culprit_error.is_some() && error == culprit_error;
         let is_certain = !signalled || matches!(uncaught, UncaughtException::Raised(_));
         let has_own = is_certain && read_account(&bytes, exit, signalled, uncaught) == Account::OwnError;
         Some(Victim {
             label: launch.plan.ranks[local].label(),
             same_failure,
-            own_error: fault.filter(|_| has_own && !same_failure),
+            own_error: error.map(|(fault, _)| fault).filter(|_| has_own && !same_failure),
             pid: launched.processes[local].pid.unwrap_or(0).unsigned_abs(),
             exit,
             lived: end.lived.unwrap_or_default(),

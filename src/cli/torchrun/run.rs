@@ -115,7 +115,7 @@ pub fn launch(
         }
         None => folder.create().map_err(CliError::Preflight)?,
     }
-    // A user who asks for logs wants to read them, wherever they are. What the console leaves out is in no other place.
+    // A user who asks for logs wants to read them, wherever they are. The output of a rank that the console leaves out is in its log alone.
     let is_hidden = |local: &usize| spec.local_ranks_filter.as_ref().is_some_and(|shown| !shown.contains(local));
     let has_log = |local: usize| spec.streams.of(local).has_log();
     let keeps_logs = spec.log_dir != LogDir::Nowhere

@@ -28,17 +28,23 @@ pub struct Blame {
 pub struct Doubt {
     /// It ended a thread. Otherwise the rank's Python says that it was caught.
     pub in_thread: bool,
-    /// The last line that the rank printed after the exception.
+    /// The last line that the rank printed below the first line of the exception, but for a library's warnings and bars.
     pub last_line: Option<String>,
 }
 
 impl Blame {
-    /// Why the rank failed, in a line: the error, or the rank's last line where the error need not be the reason.
+    /// Why the rank failed, in a line: the error, and the rank's last line where the error need not be the reason.
     pub fn in_a_line(&self) -> String {
-        match &self.doubt {
-            Some(Doubt { last_line: Some(line), .. }) => format!("its last line: {line}").chars().take(300).collect(),
-            _ => self.fault.in_a_line(),
+        let error = self.fault.in_a_line();
+        match self.last_line() {
+            Some(line) => format!("{error}; its last line: {}", line.chars().take(300).collect::<String>()),
+            None => error,
         }
+    }
+
+    /// The rank's last line, where the error need not be the reason.
+    pub fn last_line(&self) -> Option<&str> {
+        self.doubt.as_ref()?.last_line.as_deref()
     }
 }
 
@@ -60,6 +66,7 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
     }
     let mut raised = traceback::find(&lines, &stops);
     let all: Vec<RankFault> = raised.iter().map(|r| r.fault.clone()).collect();
+    let in_threads = errors_of_threads(&raised);
     let is_noted = if let Some(noted) = uncaught.find_printed(&raised) {
         raised = vec![noted];
         true
@@ -95,7 +102,7 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
-            let root = root.or_else(|| reader_error_before(&raised.fault, &all));
+            let root = root.or_else(|| reader_error_before(&raised.fault, &in_threads));
             let mut fault = raised.fault.clone();
             let in_thread = raised.fate == ExceptionEffect::InThread;
             let is_doubtful = (was_caught || in_thread) && lost_peer(fault.text.as_bytes()).is_none();
@@ -104,9 +111,11 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
                 fault.text = first_lines(&fault.text, 1);
             }
             let doubt = (was_caught || in_thread).then(|| {
-                let printed = lines[last_word].trim();
-                let last_line = (is_doubtful && printed != fault.to_string()).then(|| printed.to_owned());
-                Doubt { in_thread, last_line }
+                let below = lines.get(raised.lines.start..).unwrap_or_default().iter().map(|line| line.trim());
+                let last_line = below.rev().find(|line| !traceback::is_noise(line)).map(str::to_owned);
+                // The message of CUDA's errors has several lines.
+                let is_shown = is_doubtful && kind == FaultKind::Exception && !fault.text.contains("CUDA error");
+                Doubt { in_thread, last_line: last_line.filter(|line| is_shown && *line != fault.to_string()) }
             });
             Blame { kind, fault, root, doubt }
         }
@@ -157,8 +166,9 @@ fn weight_of_exception(
         ExceptionEffect::Ignored => 0,
         ExceptionEffect::Raised if is_noted && !signal => 7,
         ExceptionEffect::Raised if is_noted => 2,
+        ExceptionEffect::InThread if lines_after == 0 => 1,
         _ if was_caught && (signal || lines_after > MOST_LINES_AFTER) => 0,
-        ExceptionEffect::InThread => u8::from(!signal || lines_after == 0),
+        ExceptionEffect::InThread => u8::from(!signal),
         ExceptionEffect::Raised if !signal => 5,
         ExceptionEffect::Raised => 2 * u8::from(lines_after == 0),
     }
@@ -181,13 +191,22 @@ fn dead_worker_beside(fault: &RankFault, all: &[RankFault]) -> Option<RankFault>
     all.iter().find(is_it).filter(|one| *one != fault).cloned()
 }
 
+/// The exceptions that ended threads. One of a worker of Paddle's DataLoader is the text of the thread's, with a traceback of
+/// its own.
+fn errors_of_threads(raised: &[RaisedException]) -> Vec<RankFault> {
+    let is_text_of = |before: &RaisedException, one: &RaisedException| {
+        before.fate == ExceptionEffect::InThread && before.lines.end == one.lines.start
+    };
+    let is_of_thread =
+        |at: usize| raised[at].fate == ExceptionEffect::InThread || at > 0 && is_text_of(&raised[at - 1], &raised[at]);
+    (0..raised.len()).filter(|at| is_of_thread(*at)).map(|at| raised[at].fault.clone()).collect()
+}
+
 /// The exception in a worker of Paddle's DataLoader behind the one that the rank ends by (blocking_queue.h of Paddle 3.3): a
-/// thread of the rank has printed it before.
-fn reader_error_before(fault: &RankFault, all: &[RankFault]) -> Option<RankFault> {
-    let is_it =
-        |one: &RankFault| one.text.contains("Blocking queue is killed because the data reader raises an exception");
-    let at = if is_it(fault) { all.iter().rposition(is_it)? } else { return None };
-    all[..at].iter().rfind(|one| !is_it(one)).cloned()
+/// thread of the rank has printed it.
+fn reader_error_before(fault: &RankFault, in_threads: &[RankFault]) -> Option<RankFault> {
+    let is_it = fault.text.contains("Blocking queue is killed because the data reader raises an exception");
+    if is_it { in_threads.last().cloned() } else { None }
 }
 
 /// Whether an exception is the loss of a connection of multiprocessing. `raised_in`: the file of its innermost frame.

@@ -220,6 +220,11 @@ fn begins_something(line: &str) -> bool {
         || glog(line)
 }
 
+/// Whether a line says nothing of the reason: an empty one, a warning of a library, a progress bar.
+pub(crate) fn is_noise(line: &str) -> bool {
+    line.is_empty() || begins_something(line) || line.contains("%|")
+}
+
 /// The first line of Paddle's C++ traceback.
 pub(crate) fn is_native_header(line: &str) -> bool {
     line == "C++ Traceback (most recent call last):"
