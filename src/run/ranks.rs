@@ -25,6 +25,7 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::start_error::RankStartError;
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
+use crate::run::sweep::paddle_memory;
 use crate::run::tokens::ZYGOTE;
 use crate::run::zygote::{ForkedStartError, ZygoteEvent};
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
@@ -144,6 +145,11 @@ impl<'a> RankProcesses<'a> {
     /// Gives the ranks' terminals the size of the one that the user sees.
     pub fn resize_terminals(&self) {
         self.terminals.iter().for_each(|(_, terminal)| terminal.resize());
+    }
+
+    /// Removes shared memory that ranks which have ended have created. Only after the last rank: another may read it.
+    pub fn remove_memory(&self) {
+        paddle_memory::remove_of(&self.processes.iter().filter_map(|process| process.pid).collect());
     }
 
     /// Closes the ranks' terminals after the last output has been copied to the logs.
@@ -399,6 +405,7 @@ impl RankHost for RankProcesses<'_> {
         let (kept, cgroup) = (self.launch.kept_children(), self.launch.cgroup.as_ref());
         let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         self.close_terminals();

@@ -219,7 +219,9 @@ class Run:
                 if not self.stopped:
                     created = [name for peer in self.peers for name in peer.shared_memory]
                     pids = [peer.process.pid or 0 for peer in self.peers]
-                    self.leaks = self._leak_check.collect(context._swept, pids, created)
+                    self.leaks = self._leak_check.collect(
+                        context._swept, pids, created, context._removed_memory
+                    )
         finally:
             self._leave_interrupts_to_rank(False)
             if self._coverage_folder is not None:
