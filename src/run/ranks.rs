@@ -25,7 +25,7 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::start_error::RankStartError;
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
-use crate::run::sweep::paddle_memory;
+use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::ZYGOTE;
 use crate::run::zygote::{ForkedStartError, ZygoteEvent};
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
@@ -68,6 +68,7 @@ pub struct RankProcesses<'a> {
     uncaught_files: Vec<Option<UncaughtFile>>,
     swept_last: usize,
     sweep_budget: SweepBudget,
+    signal_budget: SweepBudget,
     /// When a rank ended last.
     last_end: Duration,
     /// The TCPStore of the ranks, if the launcher serves it.
@@ -112,6 +113,7 @@ impl<'a> RankProcesses<'a> {
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
             sweep_budget: SweepBudget::default(),
+            signal_budget: SweepBudget::default(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
             routing: OutputRouting::new(launch, poll.clone(), tokens),
@@ -378,6 +380,10 @@ impl RankHost for RankProcesses<'_> {
         // Only the end: the rank may have lost a connection earlier and recovered.
         let last = self.launch.tail_file(id.local_rank, id.attempt);
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
+    }
+
+    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+        group_signal::send(child, signal, &mut self.signal_budget)
     }
 
     fn before_kill(&mut self, pids: &[i32]) {

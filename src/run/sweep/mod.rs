@@ -1,6 +1,7 @@
 //! The sweep: kills the processes that ranks leave behind, also those that lead a session of their own or whose parent is
 //! gone. Only for the launcher's own processes, which are subreapers: their new descendants belong to the job.
 
+pub mod group_signal;
 pub mod no_sweep;
 pub mod paddle_memory;
 

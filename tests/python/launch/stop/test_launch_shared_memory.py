@@ -159,3 +159,26 @@ def test_it_is_removed_when_the_job_is_stopped_or_the_supervisor_killed(place: P
         await_removal_of_both(place)
         for name in ("ready.0", "worker.0", "own.0"):
             (place.folder / name).unlink()
+
+
+def test_the_resource_tracker_of_a_rank_outlives_a_killed_launcher(place: Place) -> None:
+    """Also one whose terminal was closed: the tracker ignores SIGTERM and SIGINT, not SIGHUP."""
+    script = place.script("""
+        from multiprocessing import shared_memory
+
+        kept = shared_memory.SharedMemory(create=True, size=10_000)
+        tell("ready", kept.name)
+        sleep()
+    """)
+    for stop in (signal.SIGKILL, signal.SIGHUP):
+        with place.start(script) as launcher:
+            until(lambda: (place.folder / "ready.0").exists(), "the rank")
+            memory = Path("/dev/shm", place.text("ready.0"))
+            assert memory.exists()
+            launcher.send_signal(stop)
+            launcher.wait()
+        try:
+            until(lambda memory=memory: not memory.exists(), "the removal of the shared memory", 5)
+        finally:
+            memory.unlink(missing_ok=True)
+        (place.folder / "ready.0").unlink()
