@@ -19,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::Mode;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -91,7 +92,7 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
             }
         }
         // The host is gone: nothing is left to report the swept processes to.
-        sweep::by_key(key, &NoSweep::default()).map(drop)
+        sweep::by_key(key, &NoSweep::default(), &BTreeSet::new()).map(drop)
     })
     .map_err(os_error)
 }
@@ -99,12 +100,18 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
 /// The ids and names of processes.
 type Processes = Vec<(i32, String)>;
 
-/// Kills all processes whose key begins with `key` and a slash. Returns those that were killed and those that no sweep ends.
+/// The names and sizes of shared memory.
+type Memory = Vec<(String, u64)>;
+
+/// Kills all processes whose key begins with `key` and a slash, and removes their shared memory and that of `failed`, ranks that
+/// have ended. Returns the processes that were killed, those that no sweep ends, and the names and sizes of the memory.
 #[pyfunction]
-pub fn sweep_leftovers(py: Python<'_>, key: &str) -> PyResult<(Processes, Processes)> {
-    let swept = py.detach(|| sweep::by_key(key, &NoSweep::default())).map_err(os_error)?;
+pub fn sweep_leftovers(py: Python<'_>, key: &str, failed: Vec<i32>) -> PyResult<(Processes, Processes, Memory)> {
+    let failed = failed.into_iter().collect();
+    let swept = py.detach(|| sweep::by_key(key, &NoSweep::default(), &failed)).map_err(os_error)?;
+    let memory = swept.memory.into_iter().map(|memory| (memory.name, memory.size)).collect();
     let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();
-    Ok((listed(swept.killed), listed(swept.left)))
+    Ok((listed(swept.killed), listed(swept.left), memory))
 }
 
 /// The ids of processes whose key begins with `key` and a slash.

@@ -33,6 +33,10 @@ pub trait RankHost {
     }
     /// These children's process groups are about to be ended by a signal.
     fn before_kill(&mut self, _pids: &[i32]) {}
+    /// Sends a signal to a child, or to its process group if it leads one.
+    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+        child.signal(signal)
+    }
     /// A child that leads a session has ended and is about to be reaped.
     fn before_reap(&mut self, _end: &PendingExit<'_>) {}
     /// A child has been reaped. `signalled`: it had been sent a signal to end.
@@ -279,7 +283,7 @@ impl Engine {
                     } else {
                         self.asked.insert(child);
                     }
-                    self.signal(child, |c| c.signal(signal));
+                    self.signal(child, |c| host.signal(c, signal));
                 }
                 Effect::ForwardSignal { child, signal } => self.signal(child, |c| c.signal_leader(signal)),
                 Effect::Suspend(child) => self.signal(child, |c| c.signal(libc::SIGSTOP)),
@@ -308,7 +312,7 @@ impl Engine {
     }
 
     /// A rank that may not be signalled (it changed its user) ends by itself, or is abandoned after the grace period.
-    fn signal(&self, id: ChildId, send: impl Fn(&Child) -> io::Result<()>) {
+    fn signal(&self, id: ChildId, mut send: impl FnMut(&Child) -> io::Result<()>) {
         if let Some(Some(child)) = self.children.get(id.local_rank) {
             let _ = send(child);
         }

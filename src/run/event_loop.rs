@@ -22,7 +22,6 @@ use crate::supervise::{
     Lifecycle, NodeOutcome, NodeReport, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
 use crate::sys::clock;
-use crate::sys::process::tree;
 use crate::sys::signals::{STOP, Signals};
 use std::io;
 use std::os::fd::AsFd;
@@ -237,7 +236,7 @@ impl<'a> EventLoop<'a> {
                 }
                 // Ranks are reaped by their pidfds; orphans that were reparented to this process, here.
                 let (engine, kept) = (&self.engine, self.launch.kept_children());
-                tree::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
+                sweep::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {
@@ -320,6 +319,7 @@ impl<'a> EventLoop<'a> {
         };
         let (kept, cgroup) = (launch.kept_children(), launch.cgroup.as_ref());
         let mut rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again)?;
+        ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
         ranks.close_terminals();
         let is_stop = |signal: &i32| STOP.contains(signal) && !launch.forwarded_signals.contains(signal);

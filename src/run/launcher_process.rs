@@ -143,7 +143,7 @@ impl LauncherSide {
             for signal in signals.drain() {
                 match signal {
                     // Orphans are reparented to this process if it is PID 1 or the supervisor process is gone.
-                    libc::SIGCHLD => drop(tree::reap_orphans(|pid| pid == self.supervisor.pid)),
+                    libc::SIGCHLD => sweep::reap_orphans(|pid| pid == self.supervisor.pid),
                     libc::SIGTSTP => {
                         self.send(libc::SIGTSTP);
                         let asleep = clock::now();
@@ -193,7 +193,7 @@ impl LauncherSide {
     fn sweep(&self, launch: &Launch<'_>) -> io::Result<SweepResult> {
         let cgroup = launch.cgroup.as_ref();
         let mut swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false)?;
-        let strays = sweep::by_key(&launch.job_key, &launch.no_sweep)?;
+        let strays = sweep::by_key(&launch.job_key, &launch.no_sweep, &BTreeSet::new())?;
         swept.killed.extend(strays.killed);
         swept.left.extend(strays.left);
         // Descendants have the key too.

@@ -25,6 +25,7 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::start_error::RankStartError;
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
+use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::ZYGOTE;
 use crate::run::zygote::{ForkedStartError, ZygoteEvent};
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
@@ -67,6 +68,7 @@ pub struct RankProcesses<'a> {
     uncaught_files: Vec<Option<UncaughtFile>>,
     swept_last: usize,
     sweep_budget: SweepBudget,
+    signal_budget: SweepBudget,
     /// When a rank ended last.
     last_end: Duration,
     /// The TCPStore of the ranks, if the launcher serves it.
@@ -111,6 +113,7 @@ impl<'a> RankProcesses<'a> {
             swept_last: 0,
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
             sweep_budget: SweepBudget::default(),
+            signal_budget: SweepBudget::default(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
             routing: OutputRouting::new(launch, poll.clone(), tokens),
@@ -144,6 +147,11 @@ impl<'a> RankProcesses<'a> {
     /// Gives the ranks' terminals the size of the one that the user sees.
     pub fn resize_terminals(&self) {
         self.terminals.iter().for_each(|(_, terminal)| terminal.resize());
+    }
+
+    /// Removes shared memory that ranks which have ended have created. Only after the last rank: another may read it.
+    pub fn remove_memory(&self) {
+        paddle_memory::remove_of(&self.processes.iter().filter_map(|process| process.pid).collect());
     }
 
     /// Closes the ranks' terminals after the last output has been copied to the logs.
@@ -374,6 +382,10 @@ impl RankHost for RankProcesses<'_> {
         last.is_some_and(|log| lost_peer(&log_files::tail(&log, start, LOST_PEER_BYTES)).is_some())
     }
 
+    fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
+        group_signal::send(child, signal, &mut self.signal_budget)
+    }
+
     fn before_kill(&mut self, pids: &[i32]) {
         sweep::await_torch_memory(pids);
     }
@@ -399,6 +411,7 @@ impl RankHost for RankProcesses<'_> {
         let (kept, cgroup) = (self.launch.kept_children(), self.launch.cgroup.as_ref());
         let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
+        self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());
         let attempt = self.processes.iter().map(|p| p.attempt).max().unwrap_or(0);
         self.close_terminals();

@@ -10,6 +10,10 @@ import sys
 
 from .. import _lib
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # The variable: KEY=<program>/<call of spawn>/0/<rank>.
 KEY = "RLAUNCH_RANK_KEY"
 # The variable that spares a process from the sweep, if its value is 1. No rank inherits it.
@@ -54,13 +58,20 @@ def key_variable(key: str, rank: int) -> dict[str, str]:
     return {KEY: f"{key}/0/{rank}"}
 
 
-def sweep_leftovers(key: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Ends the processes that the ranks of one ``spawn`` left.
+def sweep_leftovers(
+    key: str, failed: Iterable[int] = ()
+) -> tuple[list[tuple[int, str]], list[tuple[int, str]], list[tuple[str, int]]]:
+    """Ends the processes that the ranks of one ``spawn`` left, and removes the shared memory of Paddle.
+
+    Args:
+        failed: the pids of ranks that have failed, whose shared memory is removed too. That of a rank which
+            exited successfully stays: the caller may read it from a queue yet.
 
     Returns:
-        The pid and name of each process that was ended, and of each that ``NO_SWEEP`` spares.
+        The pid and name of each process that was ended, and of each that ``NO_SWEEP`` spares; the name and
+        size of each removed file in /dev/shm.
     """
-    return _lib.sweep_leftovers(key)
+    return _lib.sweep_leftovers(key, list(failed))
 
 
 def swept_message(swept: list[tuple[int, str]], left: list[tuple[int, str]]) -> str:

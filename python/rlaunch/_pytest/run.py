@@ -227,7 +227,8 @@ class Run:
                 if not self.stopped:
                     created = [name for peer in self.peers for name in peer.shared_memory]
                     pids = [peer.process.pid or 0 for peer in self.peers]
-                    self.leaks = self._leak_check.collect(context._swept, pids, created)
+                    removed = context._removed_memory
+                    self.leaks = self._leak_check.collect(context._swept, pids, created, removed)
 
     # Messages of the ranks.
 

@@ -51,6 +51,10 @@ class RanksContext:
         # all have ended.
         self._swept: list[tuple[int, str]] = []
         self._left: list[tuple[int, str]] = []
+        # The name and size of each file in /dev/shm that the sweep removed.
+        self._removed_memory: list[tuple[str, int]] = []
+        # The pids of the ranks that have failed.
+        self._failed_pids: list[int] = []
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
 
@@ -61,6 +65,9 @@ class RanksContext:
                 self._slots[rank].take_content()
                 with contextlib.suppress(ValueError):  # The user has closed the process object.
                     self.processes[rank].join(0)
+                    pid, status = self.processes[rank].pid, self.processes[rank].exitcode
+                    if pid is not None and status:
+                        self._failed_pids.append(pid)
 
     def _clean_up_if_ended(self) -> None:
         """Once all ranks have ended: releases their ports, and ends the processes that they left behind."""
@@ -71,7 +78,7 @@ class RanksContext:
         key, self._key = self._key, None
         if key is not None:
             self._before_sweep(key)
-            self._swept, self._left = sweep_leftovers(key)
+            self._swept, self._left, self._removed_memory = sweep_leftovers(key, self._failed_pids)
             self._report_swept()
 
     def _before_sweep(self, key: str) -> None:

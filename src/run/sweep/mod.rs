@@ -1,10 +1,13 @@
 //! The sweep: kills the processes that ranks leave behind, also those that lead a session of their own or whose parent is
 //! gone. Only for the launcher's own processes, which are subreapers: their new descendants belong to the job.
 
+pub mod group_signal;
 pub mod no_sweep;
+pub mod paddle_memory;
 
 use crate::run::engine::PendingExit;
 use crate::run::sweep::no_sweep::NoSweep;
+use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
@@ -102,9 +105,9 @@ pub fn after_rank(
     no_sweep: &NoSweep,
     budget: &mut SweepBudget,
 ) -> io::Result<Vec<Leftover>> {
-    let (mut found, mut dead) = (Killed::new(), BTreeSet::new());
+    let (mut found, mut dead, mut seen) = (Killed::new(), BTreeSet::new(), BTreeSet::new());
     let begun = clock::now();
-    let limit = budget.left(begun);
+    let limit = budget.left(begun, RANK_LIMIT);
     // At least one round, even if the budget is spent.
     for round in 0.. {
         let mut there = BTreeSet::new();
@@ -129,6 +132,7 @@ pub fn after_rank(
         // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
         there.retain(|pid| !CleanupHelper::is_torch_shm_manager(*pid));
         no_sweep.take_from(&mut there, Some(end.pid));
+        seen.extend(&there);
         if there.is_empty() && !again && !unclear {
             break;
         }
@@ -145,6 +149,9 @@ pub fn after_rank(
         }
     }
     budget.spend(since(begun));
+    // Not of the rank itself: until all ranks have ended, another one may read it.
+    seen.append(&mut dead);
+    paddle_memory::remove_of(&seen);
     Ok(leftovers(found))
 }
 
@@ -160,11 +167,11 @@ pub struct SweepBudget {
 }
 
 impl SweepBudget {
-    fn left(&mut self, now: Duration) -> Duration {
+    fn left(&mut self, now: Duration, limit: Duration) -> Duration {
         if now.saturating_sub(self.second) >= Duration::from_secs(1) {
             (self.second, self.spent) = (now, Duration::ZERO);
         }
-        RANK_LIMIT.saturating_sub(self.spent)
+        limit.saturating_sub(self.spent)
     }
 
     fn spend(&mut self, time: Duration) {
@@ -236,6 +243,13 @@ pub struct SweepResult {
     pub stuck: Vec<Leftover>,
     /// The processes that still run because the user wants them to.
     pub left: Vec<Leftover>,
+    /// The shared memory of processes that have ended.
+    pub memory: Vec<RemovedMemory>,
+}
+
+/// Reaps orphans as `tree::reap_orphans` does, and removes their shared memory.
+pub fn reap_orphans(is_known: impl Fn(i32) -> bool) {
+    paddle_memory::remove_of(&tree::reap_orphans(is_known).into_iter().collect());
 }
 
 /// Kills and reaps all descendants of this process and all members of the job's cgroup until none is left. `kept`: children
@@ -249,7 +263,7 @@ pub fn all(
     is_urgent: &mut dyn FnMut() -> bool,
 ) -> io::Result<SweepResult> {
     let poll = Poller::new()?;
-    let (mut found, mut said) = (Killed::new(), false);
+    let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
     // Since when everything that is there is killed.
     let mut killing = clock::now();
     loop {
@@ -269,10 +283,17 @@ pub fn all(
         }
         there.retain(|pid| living(*pid).is_some());
         let left = leftovers(no_sweep.take_from(&mut there, None));
+        let is_none_reaped = reaped.is_empty();
+        seen.extend(reaped);
+        seen.extend(&there);
         // Reaped processes may have left children that are not on the list.
-        let is_empty = there.is_empty() && populated.is_none() && reaped == 0;
-        if is_empty && tree::reap_orphans(|pid| kept.contains(&pid)) == 0 {
-            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left });
+        if there.is_empty() && populated.is_none() && is_none_reaped {
+            let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
+            if reaped.is_empty() {
+                let memory = paddle_memory::remove_of(&with_killed(seen, &found));
+                return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
+            }
+            seen.extend(reaped);
         }
         let spared = spare_helpers(&mut there, begun);
         say_helpers_work(spared, begun, &mut said);
@@ -280,14 +301,21 @@ pub fn all(
             killing = clock::now();
         }
         if since(killing) >= KILL_PATIENCE {
+            let memory = paddle_memory::remove_of(&with_killed(seen, &found));
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
-            return Ok(SweepResult { killed, stuck, left });
+            return Ok(SweepResult { killed, stuck, left, memory });
         }
         for pid in there {
             kill(pid, &mut found);
         }
         poll.wait(Some(INTERVAL))?;
     }
+}
+
+/// Adds the killed processes: a cgroup ends members that no list of `all` has shown.
+fn with_killed(mut seen: BTreeSet<i32>, found: &Killed) -> BTreeSet<i32> {
+    seen.extend(found.keys());
+    seen
 }
 
 /// Kills all members of the cgroup by one write and records them, after those that no sweep ends have left it. While a process
@@ -317,8 +345,8 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 }
 
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
-/// process, or that outlived it.
-pub fn by_key(key: &str, no_sweep: &NoSweep) -> io::Result<SweepResult> {
+/// process, or that outlived it. Removes their shared memory and that of the processes `ended`.
+pub fn by_key(key: &str, no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
     let mut found = Killed::new();
     let prefix = format!("{key}/");
     let begun = clock::now();
@@ -335,7 +363,8 @@ pub fn by_key(key: &str, no_sweep: &NoSweep) -> io::Result<SweepResult> {
             killing = clock::now();
         }
         if is_empty || since(killing) >= KILL_PATIENCE {
-            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left });
+            let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
+            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
         }
         for pid in there {
             let Some(stat) = ProcStat::of(pid) else { continue };

@@ -205,9 +205,14 @@ pub fn all_with_key(name: &str, prefix: &str) -> Vec<i32> {
 /// Kills a process if `is_it` holds for its fields. They are read again after its pidfd is open, because the pid may have
 /// been reused since the caller read it.
 pub fn kill_if(pid: i32, is_it: impl Fn(&ProcStat) -> bool) -> bool {
+    signal_if(pid, libc::SIGKILL, is_it)
+}
+
+/// Sends a signal to a process in the same way.
+pub fn signal_if(pid: i32, signal: i32, is_it: impl Fn(&ProcStat) -> bool) -> bool {
     let Ok(fd) = pidfd::open(pid) else { return false };
     let alive = ProcStat::of(pid).is_some_and(|stat| stat.is_alive() && is_it(&stat));
-    alive && pidfd::send_signal(fd.as_fd(), libc::SIGKILL).is_ok()
+    alive && pidfd::send_signal(fd.as_fd(), signal).is_ok()
 }
 
 /// Kills a process whose main thread has ended while other threads run: /proc shows it as a zombie.
@@ -219,9 +224,14 @@ pub fn kill_leaderless(pid: i32) {
     }
 }
 
-/// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their number.
-pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> usize {
-    let mut count = 0;
+/// Whether a process has more than one thread that has not ended. The first one counts as long as it is a zombie.
+pub fn has_other_threads(pid: i32) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
+}
+
+/// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids.
+pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
+    let mut reaped = Vec::new();
     // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value; waitid fills `info`, or leaves the zeroes
     // when no child has ended (waitid(2)).
     unsafe {
@@ -229,13 +239,13 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> usize {
             let mut info: libc::siginfo_t = std::mem::zeroed();
             let look = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
             if libc::waitid(libc::P_ALL, 0, &mut info, look) != 0 || info.si_pid() == 0 || is_known(info.si_pid()) {
-                return count;
+                return reaped;
             }
-            let pid = info.si_pid() as libc::id_t;
-            if libc::waitid(libc::P_PID, pid, &mut info, libc::WEXITED | libc::WNOHANG) != 0 {
-                return count;
+            let pid = info.si_pid();
+            if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, libc::WEXITED | libc::WNOHANG) != 0 {
+                return reaped;
             }
-            count += 1;
+            reaped.push(pid);
         }
     }
 }

@@ -74,6 +74,33 @@ def test_a_suite_may_warn_of_leaks_or_ignore_them(mode: str, outcomes: dict[str,
     assert ("the ranks have left behind" in str(done.stdout)) == (mode == "warn")
 
 
+def test_shared_memory_of_paddle_is_removed_after_a_failed_test(suite: Suite) -> None:
+    done = suite(
+        """
+        import signal, time
+
+        @pytest.mark.ranks(1)
+        @pytest.mark.parametrize("fails", [True, False])
+        def test_shares(rank, fails):
+            read, write = os.pipe()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                name = f"paddle_{os.getpid()}_0_123"
+                open(f"/dev/shm/{name}", "w").close()
+                os.write(write, name.encode())
+                time.sleep(1000)
+            print("shared", os.read(read, 100).decode(), flush=True)
+            assert not fails
+        """,
+        "-rA",
+    )
+    done.assert_outcomes(passed=1, failed=1, errors=1)
+    names = set(re.findall(r"^shared (paddle_\w+)$", str(done.stdout), re.MULTILINE))
+    assert len(names) == 2
+    assert [name for name in names if Path("/dev/shm", name).exists()] == []
+    assert len(re.findall(r"  shared memory paddle_\w+ \(0 bytes\)", str(done.stdout))) == 1
+
+
 GPUS = """
     import fcntl, time
 

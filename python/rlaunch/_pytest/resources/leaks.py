@@ -34,7 +34,11 @@ class Leaks:
         self._ports = {pid: list_ports(pid) for pid in _lib.find_leftovers(key)}
 
     def collect(
-        self, swept: Iterable[tuple[int, str]], ranks: Iterable[int], created: Iterable[str]
+        self,
+        swept: Iterable[tuple[int, str]],
+        ranks: Iterable[int],
+        created: Iterable[str],
+        removed: Iterable[tuple[str, int]] = (),
     ) -> list[str]:
         """Returns a line for each leak, and removes leaked shared memory.
 
@@ -42,18 +46,20 @@ class Leaks:
             swept: pid and name of each leftover process.
             ranks: the ranks' pids.
             created: names of the shared memory that the ranks reported as theirs.
+            removed: name and size of the shared memory that the sweep removed.
         """
         lines, creators = [], set(ranks)
         for pid, name in swept:
             creators.add(pid)
             ports = self._ports.get(pid)
             lines.append(f"process {pid} ({name})" + (f", listening on {', '.join(ports)}" if ports else ""))
+        lines += [f"shared memory {name} ({_format_size(size)})" for name, size in sorted(removed)]
         created = set(created)
         for name in sorted(_list_shared_memory() - self._memory):
             creator = _CREATOR.match(name)
             # Other programs create shared memory meanwhile, too.
             if name in created or (creator is not None and int(creator[1]) in creators):
-                lines.append(f"shared memory {name} ({_format_size(name)})")
+                lines.append(f"shared memory {name} ({_format_size_of(name)})")
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(SHARED_MEMORY, name))
                 if name in created:
@@ -127,11 +133,14 @@ def _list_shared_memory() -> set[str]:
         return set()
 
 
-def _format_size(name: str) -> str:
+def _format_size_of(name: str) -> str:
     try:
-        size = os.stat(os.path.join(SHARED_MEMORY, name)).st_size
+        return _format_size(os.stat(os.path.join(SHARED_MEMORY, name)).st_size)
     except OSError:
         return "gone by now"
+
+
+def _format_size(size: int) -> str:
     return (
         f"{size} bytes" if size < 10_000 else f"{size >> 10} KiB" if size < 10 << 20 else f"{size >> 20} MiB"
     )

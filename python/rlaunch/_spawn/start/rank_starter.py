@@ -121,5 +121,6 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
         # A rank that the fork server has started without reporting it dies when its lifeline closes.
         spawner.abandon()
         spawner.forget()
-        if message := swept_message(*sweep_leftovers(key)):
+        swept, left, _ = sweep_leftovers(key)
+        if message := swept_message(swept, left):
             print_if_possible(message)

@@ -1,12 +1,13 @@
-"""Shared memory of torch's ranks: nothing of it is left, however a rank ends."""
+"""Shared memory of ranks and of the workers of data loaders: nothing of it is left, however a rank ends."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
-from launching import Place, await_line, until
+from launching import Place, await_line, supervisor_of, until
 from processes import alive
 
 # As torch's DataLoader shares batches with this strategy: `torch_shm_manager` removes the memory 2 s after
@@ -107,3 +108,77 @@ def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
     assert ended.status == 143, ended.stderr
     assert not Path(place.text("creating.0")).exists()
     assert not alive(int(place.text("creator.0")))
+
+
+# As a rank of Paddle and a worker of its DataLoader, which would clean up only if it ended by itself.
+SHARES_AS_PADDLE = """
+def share():
+    name = f"/dev/shm/paddle_{os.getpid()}_0_123"
+    open(name, "w").close()
+    return name
+
+own = share()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("worker", share())
+    sleep()
+await_file(f"worker.{rank}")
+tell("own", own)
+"""
+
+
+def await_removal_of_both(place: Place) -> None:
+    for name in ("worker.0", "own.0"):
+        until(lambda name=name: not Path(place.text(name)).exists(), "the removal of Paddle's shared memory")
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_shared_memory_of_paddle_is_removed(place: Place, ending: str, attempts: int) -> None:
+    script = place.script(f"{SHARES_AS_PADDLE}\n{ending}\n")
+    mine = Path(f"/dev/shm/paddle_{os.getpid()}_0_123")
+    mine.touch()
+    try:
+        place.run(f"--max_restart={attempts - 1}", "--restart_delay=0", script)
+        assert [name for name in ("worker.0", "own.0") if Path(place.text(name)).exists()] == []
+        assert mine.exists(), "a process that lives has created it"
+    finally:
+        mine.unlink()
+
+
+def test_it_is_removed_when_the_job_is_stopped_or_the_supervisor_killed(place: Place) -> None:
+    script = place.script(f"{SHARES_AS_PADDLE}\ntell('ready', os.getpid())\nsleep()\n")
+    for ending in ("terminate", "kill", "kill supervisor"):
+        with place.start(script) as launcher:
+            place.ready(1)
+            if ending == "kill supervisor":
+                os.kill(supervisor_of(launcher).pid, signal.SIGKILL)
+            else:
+                getattr(launcher, ending)()
+            launcher.wait()
+        await_removal_of_both(place)
+        for name in ("ready.0", "worker.0", "own.0"):
+            (place.folder / name).unlink()
+
+
+def test_the_resource_tracker_of_a_rank_outlives_a_killed_launcher(place: Place) -> None:
+    """Also one whose terminal was closed: the tracker ignores SIGTERM and SIGINT, not SIGHUP."""
+    script = place.script("""
+        from multiprocessing import shared_memory
+
+        kept = shared_memory.SharedMemory(create=True, size=10_000)
+        tell("ready", kept.name)
+        sleep()
+    """)
+    for stop in (signal.SIGKILL, signal.SIGHUP):
+        with place.start(script) as launcher:
+            until(lambda: (place.folder / "ready.0").exists(), "the rank")
+            memory = Path("/dev/shm", place.text("ready.0"))
+            assert memory.exists()
+            launcher.send_signal(stop)
+            launcher.wait()
+        try:
+            until(lambda memory=memory: not memory.exists(), "the removal of the shared memory", 5)
+        finally:
+            memory.unlink(missing_ok=True)
+        (place.folder / "ready.0").unlink()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +19,7 @@ from tree_parents import (
     parent_of_forkers,
     parent_of_leavers,
     parent_of_markers,
+    parent_of_sharers,
     two_threads,
 )
 
@@ -138,3 +141,25 @@ def test_ranks_run_where_no_guardian_can_be_started() -> None:
     with Parent(no_interpreter) as parent:
         assert [parent.heard() for _ in range(2)] == [True, "done"]
         assert parent.ends() == 0
+
+
+@each_method
+@pytest.mark.parametrize("end", ["fail", "stay"])
+def test_shared_memory_of_paddle_is_removed(method: str, end: str) -> None:
+    """Of a failed rank and its worker; of the worker alone when the guardian sweeps."""
+    with Parent(parent_of_sharers, method, end) as parent:
+        worker, rank = map(Path, parent.heard())
+        try:
+            if end == "fail":
+                assert parent.heard() == "RankError"
+                assert not rank.exists()
+            else:
+                assert worker.exists()
+                os.kill(parent.process.pid, signal.SIGKILL)
+                deadline = time.monotonic() + 5
+                while worker.exists() and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            assert not worker.exists()
+        finally:
+            worker.unlink(missing_ok=True)
+            rank.unlink(missing_ok=True)
