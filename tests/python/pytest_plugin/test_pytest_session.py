@@ -263,6 +263,38 @@ def test_a_failure_to_release_resources_does_not_fail_the_next_test(
     done.stdout.fnmatch_lines(["*ERROR at teardown of test_on_a_rank*", "ERROR *OSError: no space left"])
 
 
+def test_an_interrupt_while_ranks_are_released_ends_the_session(
+    suite: Suite, pytester: pytest.Pytester
+) -> None:
+    pytester.makeconftest(
+        """
+        from rlaunch._pytest import run
+
+        def interrupt(self):
+            raise KeyboardInterrupt
+
+        run.RankPeer.close = interrupt
+        """
+    )
+    done = suite(
+        """
+        @pytest.fixture
+        def fixture():
+            yield
+            assert False
+
+        @pytest.mark.ranks(1)
+        def test_on_a_rank(fixture):
+            pass
+
+        def test_next():
+            pass
+        """
+    )
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    assert done.parseoutcomes()["passed"] == 1
+
+
 @pytest.mark.parametrize("is_set", [False, True], ids=["default", "set_by_conftest"])
 @pytest.mark.parametrize(
     "options",

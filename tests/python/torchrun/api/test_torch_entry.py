@@ -190,6 +190,23 @@ def test_an_argument_that_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "payload").exists()
 
 
+def give_a_socket() -> Any:
+    import socket
+
+    return socket.socket()
+
+
+def test_a_descriptor_is_not_sent_through_a_file(tmp_path: Path) -> None:
+    # multiprocessing would serve it from the sender, which may have ended, to the first reader alone.
+    with (
+        give_a_socket() as link,
+        pytest.raises(TypeError, match=r"^cannot be sent to the ranks: args\[0\]: socket"),
+    ):
+        function_worker.dump_call(print, (link,), str(tmp_path / "payload"))
+    assert one_rank(tmp_path, give_a_socket)[0] == 1
+    assert error(tmp_path)["message"].startswith("TypeError: cannot be sent to the parent: result: socket")
+
+
 class Landmine:
     def __reduce__(self) -> Any:
         return int, ("bang",)
