@@ -120,7 +120,8 @@ pub fn build_failure_report(
         NodeOutcome::Failed { culprit, .. } => Some(culprit),
         _ => None,
     };
-    let error_of = |blame: &Blame| (blame.fault.clone(), blame.doubt.clone());
+    // Of a rank that was still exiting it is not known whether the exception was caught.
+    let error_of = |blame: &Blame| (blame.fault.clone(), blame.last_line().map(str::to_owned));
     let culprit_error = match &outcome {
         FailureCause::Failed(culprit) => culprit.blame.as_ref().map(error_of),
         FailureCause::Stopped { .. } => None,
