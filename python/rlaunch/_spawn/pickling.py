@@ -20,6 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 
 from .by_value import find_by_value_pickler
 from .paddle_tensors import paddle_reducers
+from .torch_tensors import torch_reducers
 
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def _make_pickler(base: Any, known: Mapping[Any, Any], copies_tensors: bool, unu
         for kind, reduce in registered.items()
         if (getattr(reduce, "__module__", None) or "").partition(".")[0] not in unused
     }
-    reducers = {**({} if copies_tensors else registered), **paddle_reducers(), **users}
+    of_torch = torch_reducers() if copies_tensors else registered
+    reducers = {**of_torch, **paddle_reducers(), **users}
 
     class Extended(base):  # type: ignore[misc]
         # On the class: pickle reads it when a pickler is made, and cloudpickle's would hide the instance's.

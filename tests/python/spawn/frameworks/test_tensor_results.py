@@ -22,13 +22,19 @@ import rlaunch, torch, torch.multiprocessing
 def make(strategy):
     torch.multiprocessing.set_sharing_strategy(strategy)
     big = torch.full((2_000_000,), 3.0)
-    return {"small": torch.arange(3), "big": big, "parameter": torch.nn.Parameter(torch.ones(2))}
+    eighth = torch.ones(3).to(torch.float8_e4m3fn)
+    views = {"eighth": eighth, "tail": eighth[1:], "unsigned": torch.tensor([1, 2**15], dtype=torch.uint16)}
+    return {"small": torch.arange(3), "big": big, "parameter": torch.nn.Parameter(torch.ones(2)), **views}
 
 for strategy in ("file_descriptor", "file_system"):
     for found in rlaunch.spawn(make, (strategy,), nprocs=2, start_method="fork").results():
         assert found["small"].tolist() == [0, 1, 2]
         assert (found["big"].shape, found["big"].sum().item()) == ((2_000_000,), 6_000_000.0)
         assert isinstance(found["parameter"], torch.nn.Parameter)
+        # torch itself cannot unpickle these types.
+        assert (found["eighth"].dtype, found["eighth"].float().tolist()) == (torch.float8_e4m3fn, [1, 1, 1])
+        assert found["tail"].untyped_storage().data_ptr() == found["eighth"].untyped_storage().data_ptr()
+        assert (found["unsigned"].dtype, found["unsigned"].tolist()) == (torch.uint16, [1, 2**15])
 local = rlaunch.spawn(lambda: [torch.ones(2)], nprocs=2, start_method="fork").results()
 assert [each[0].tolist() for each in local] == [[1.0, 1.0]] * 2
 print("fine")
