@@ -3,7 +3,7 @@
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{FOLLOWERS, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
+use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
@@ -82,7 +82,7 @@ pub fn run(
         engine.poll().readable(&*peers, NODES)?;
     }
     let store = launch.torch_store.take();
-    let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), FOLLOWERS, journal, listener)?;
+    let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
@@ -255,11 +255,10 @@ impl<'a> EventLoop<'a> {
             }
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
+            GROWTH => self.ranks.logs_have_grown()?,
             _ => {
-                let at = token.saturating_sub(FOLLOWERS);
-                let poll = self.engine.poll();
-                if let Some(follower) = self.ranks.follower(at as usize / 2) {
-                    if at.is_multiple_of(2) { follower.grown(poll)? } else { follower.writable(poll)? }
+                if let Some(follower) = self.ranks.follower(token.saturating_sub(FOLLOWERS) as usize) {
+                    follower.writable(self.engine.poll())?;
                 }
             }
         }

@@ -86,13 +86,11 @@ pub struct RankProcesses<'a> {
 }
 
 impl<'a> RankProcesses<'a> {
-    /// Starts no rank yet. `store`: listening sockets of the TCPStore; `tokens`: the first token of the log followers in
-    /// `poll`, which have two each.
+    /// Starts no rank yet. `store`: listening sockets of the TCPStore.
     pub fn new(
         launch: &'a Launch<'a>,
         store: &'a [TcpListener],
         poll: Arc<Poller>,
-        tokens: u64,
         journal: Journal,
         listener: &'a dyn LaunchListener,
     ) -> io::Result<Self> {
@@ -116,7 +114,7 @@ impl<'a> RankProcesses<'a> {
             signal_budget: SweepBudget::default(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
-            routing: OutputRouting::new(launch, poll.clone(), tokens),
+            routing: OutputRouting::new(launch, poll.clone())?,
             terminals: Vec::new(),
             poll,
             journal,
@@ -132,6 +130,14 @@ impl<'a> RankProcesses<'a> {
     /// One log follower, by its number.
     pub fn follower(&mut self, number: usize) -> Option<&mut LogFollower> {
         self.routing.follower(number)
+    }
+
+    /// Handles that logs have grown.
+    pub fn logs_have_grown(&mut self) -> io::Result<()> {
+        if let Some(rotation) = &self.rotation {
+            rotation.wake();
+        }
+        self.routing.grown()
     }
 
     /// From now on leaves out of the console the tracebacks that end in KeyboardInterrupt.

@@ -12,5 +12,7 @@ pub const REQUESTS: u64 = HOST_TOKENS + 2;
 pub const NODES: u64 = HOST_TOKENS + 3;
 /// The preload server's socket, and its end.
 pub const ZYGOTE: (u64, u64) = (HOST_TOKENS + 4, HOST_TOKENS + 5);
-/// The first of the log followers, two tokens each: growth of a log, room on the console.
-pub const FOLLOWERS: u64 = HOST_TOKENS + 6;
+/// Growth of logs.
+pub const GROWTH: u64 = HOST_TOKENS + 6;
+/// The first of the log followers, one token each: room on the console.
+pub const FOLLOWERS: u64 = HOST_TOKENS + 7;

@@ -9,6 +9,7 @@ use rlaunch::supervise::{
     ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
 };
 use rlaunch::sys::io::console::Console;
+use rlaunch::sys::io::inotify::GrownFiles;
 use rlaunch::sys::io::poll::Poller;
 use rlaunch::sys::process::affinity;
 use rlaunch::sys::process::affinity::CpuMask;
@@ -430,7 +431,7 @@ fn output_written_before_its_log_was_watched_is_shown() {
     std::fs::write(&path, "early\n").unwrap();
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
+    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, 0);
     drop(console);
     assert!(!follower.has_more());
     follower.follow(&path, 0, None, LogForm::Bytes).unwrap();
@@ -451,14 +452,14 @@ fn ranks_at_terminals_share_one_line_by_line_except_for_bars() {
     let mut logs = paths.each_ref().map(|path| File::create(path).unwrap());
     let (mut shown, console) = pipe();
     let poll = Poller::new().unwrap();
-    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, &poll, (0, 1)).unwrap();
+    let mut follower = LogFollower::new(Console::open(console.as_raw_fd()).unwrap(), false, 0);
     drop(console);
     for path in &paths {
         follower.follow(path, 0, None, LogForm::Terminal).unwrap();
     }
     for (log, text) in [(0, "whole\nhalf "), (1, "\r 5%|#"), (0, "line\n"), (1, "\r 9%|##"), (0, "rest")] {
         logs[log].write_all(text.as_bytes()).unwrap();
-        follower.grown(&poll).unwrap();
+        follower.grown(&GrownFiles::Any, &poll).unwrap();
     }
     follower.finish(Duration::ZERO, Duration::ZERO, &[], &mut || false).unwrap();
     drop(follower);

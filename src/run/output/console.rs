@@ -6,7 +6,7 @@ use crate::run::output::log_rotation::{RotatedLog, WITHOUT_WATCH};
 use crate::run::output::pending_text::{LogForm, PendingText, TextRules};
 use crate::sys::clock;
 use crate::sys::io::console::{Console, MID_LINE};
-use crate::sys::io::inotify::{GrownFiles, GrowthWatch, WatchId};
+use crate::sys::io::inotify::{FileWatch, GrownFiles, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use std::fs::File;
 use std::io;
@@ -56,7 +56,8 @@ struct FollowedLog {
     offset: u64,
     /// Its rotation, if it is rotated.
     rotated: Option<Arc<RotatedLog>>,
-    watched: Option<WatchId>,
+    /// `None` if it cannot be watched: then it is checked periodically.
+    watched: Option<FileWatch>,
     /// Whether it may have unread bytes.
     grown: bool,
     /// Whether its rank has ended, so that it does not grow any more.
@@ -100,8 +101,6 @@ impl FollowedLog {
 /// Copies the logs of several ranks to one console or file.
 pub struct LogFollower {
     sources: Vec<FollowedLog>,
-    /// `None` without inotify watches: then files are checked periodically.
-    watch: Option<GrowthWatch>,
     /// When unwatched files were checked last.
     checked: Duration,
     console: Arc<Console>,
@@ -128,30 +127,24 @@ pub struct LogFollower {
 const RESTORE: &[u8] = b"\x1b[0m\x1b[?25h";
 
 impl LogFollower {
-    /// Follows no log yet. `colour`: whether a terminal is shown colours, with a prefix. `tokens`: for growth events and for
-    /// the console.
-    pub fn new(console: Console, colour: bool, poll: &Poller, tokens: (u64, u64)) -> io::Result<Self> {
-        let watch = GrowthWatch::new().ok();
-        if let Some(watch) = &watch {
-            poll.readable(watch, tokens.0)?;
-        }
+    /// Follows no log yet. `colour`: whether a terminal is shown colours, with a prefix. `token`: for the console.
+    pub fn new(console: Console, colour: bool, token: u64) -> Self {
         let colours = if colour && console.is_terminal() { ColorPolicy::Keep } else { ColorPolicy::Drop };
-        Ok(Self {
+        Self {
             sources: Vec::new(),
-            watch,
             checked: clock::now(),
             console: Arc::new(console),
             colours,
             only: Vec::new(),
             out: Vec::new(),
-            token: tokens.1,
+            token,
             blocked: false,
             skipped: 0,
             gone: false,
             more: false,
             escaped: None,
             interrupted: None,
-        })
+        }
     }
 
     /// Copies only lines that contain one of these texts.
@@ -177,7 +170,7 @@ impl LogFollower {
         if self.console.is(&file) {
             return Ok(());
         }
-        let watched = self.watch.as_ref().and_then(|watch| watch.add(path).ok());
+        let watched = GrowthWatch::of_process().and_then(|watch| watch.add(path).ok());
         if form == LogForm::Terminal {
             self.escaped.get_or_insert_default();
         }
@@ -215,16 +208,10 @@ impl LogFollower {
         }
     }
 
-    /// Handles growth events.
-    pub fn grown(&mut self, poll: &Poller) -> io::Result<()> {
-        if let Some(watch) = &self.watch {
-            let grown = watch.drain().unwrap_or(GrownFiles::Any);
-            for source in &mut self.sources {
-                source.grown |= match &grown {
-                    GrownFiles::Any => true,
-                    GrownFiles::These(these) => source.watched.is_some_and(|w| these.contains(&w)),
-                };
-            }
+    /// Handles that files have grown.
+    pub fn grown(&mut self, grown: &GrownFiles, poll: &Poller) -> io::Result<()> {
+        for source in &mut self.sources {
+            source.grown |= source.watched.as_ref().is_none_or(|watched| watched.is_among(grown));
         }
         if self.blocked { Ok(()) } else { self.copy(poll) }
     }
@@ -303,7 +290,7 @@ impl LogFollower {
             // A read error (a stale NFS handle) ends the copy of this log.
             let Ok((read, skipped)) = source.read(&mut buffer) else {
                 self.skipped += source.unread().max(1);
-                self.unwatch(at);
+                self.sources.remove(at).release();
                 continue;
             };
             self.skipped += skipped;
@@ -317,7 +304,7 @@ impl LogFollower {
                 if source.pending.finish(rules, &mut self.out) {
                     self.interrupted = self.interrupted.map(|logs| logs + 1);
                 }
-                self.unwatch(at);
+                self.sources.remove(at).release();
             } else if read == 0 {
                 source.grown = false;
             }
@@ -326,16 +313,6 @@ impl LogFollower {
             }
         }
         Ok(false)
-    }
-
-    fn unwatch(&mut self, at: usize) {
-        let source = self.sources.remove(at);
-        source.release();
-        // Two attempts may have written to one file, which has one watch (inotify(7)).
-        let shared = self.sources.iter().any(|other| other.watched == source.watched);
-        if let (Some(watch), Some(watched), false) = (&self.watch, source.watched, shared) {
-            watch.remove(watched);
-        }
     }
 
     /// Writes what the console accepts. False when it accepts no more.

@@ -4,7 +4,7 @@
 
 use crate::run::output::log_files::{TAIL_BYTES, create_unlinked, numbered, plain};
 use crate::spec::{SpecError, log_rotation};
-use crate::sys::io::inotify::GrowthWatch;
+use crate::sys::io::inotify::{FileWatch, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -120,6 +120,7 @@ pub struct LogRotation {
     new: Sender<Arc<RotatedLog>>,
     wakeup: Arc<EventFd>,
     over: Arc<AtomicBool>,
+    asleep: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -129,12 +130,21 @@ impl LogRotation {
         let (new, logs) = unbounded();
         let wakeup = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         let over = Arc::new(AtomicBool::new(false));
-        let rotator = Rotator { spec, new: logs, wakeup: wakeup.clone(), over: over.clone(), logs: Vec::new() };
+        let asleep = Arc::new(AtomicBool::new(false));
+        let rotator = Rotator {
+            spec,
+            new: logs,
+            wakeup: wakeup.clone(),
+            over: over.clone(),
+            asleep: asleep.clone(),
+            growth: GrowthWatch::of_process(),
+            logs: Vec::new(),
+        };
         let thread = std::thread::Builder::new().name("rotation".into()).spawn(move || {
-            // On an error of epoll or inotify the logs just grow.
+            // On an error of epoll the logs just grow.
             let _ = rotator.run();
         })?;
-        Ok(Self { spec, logs: vec![None; ranks], new, wakeup, over, thread: Some(thread) })
+        Ok(Self { spec, logs: vec![None; ranks], new, wakeup, over, asleep, thread: Some(thread) })
     }
 
     /// Adds the log of a local rank in its present attempt. `overwrite`: removes the older parts of an earlier job.
@@ -150,6 +160,13 @@ impl LogRotation {
         let _ = self.new.send(log.clone());
         self.wakeup.write(1)?;
         Ok(log)
+    }
+
+    /// Wakes the thread because files have grown. While it is awake, it needs no call for each write.
+    pub fn wake(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            let _ = self.wakeup.write(1);
+        }
     }
 
     /// The log of a local rank in its present attempt.
@@ -192,40 +209,56 @@ struct Rotator {
     new: Receiver<Arc<RotatedLog>>,
     wakeup: Arc<EventFd>,
     over: Arc<AtomicBool>,
-    logs: Vec<Arc<RotatedLog>>,
+    /// Whether it sleeps until a log grows.
+    asleep: Arc<AtomicBool>,
+    growth: Option<&'static GrowthWatch>,
+    /// The logs, with the size that each had when it was checked.
+    logs: Vec<(Arc<RotatedLog>, u64)>,
 }
 
 impl Rotator {
     fn run(mut self) -> io::Result<()> {
-        let (asleep, awake, growth) = (Poller::new()?, Poller::new()?, GrowthWatch::new().ok());
-        asleep.readable(&*self.wakeup, 0)?;
-        awake.readable(&*self.wakeup, 0)?;
-        if let Some(growth) = &growth {
-            asleep.readable(growth, 1)?;
-        }
-        // While logs grow, their sizes are checked periodically: else every write would wake this thread.
-        let mut growing = false;
+        let poll = Poller::new()?;
+        poll.readable(&*self.wakeup, 0)?;
+        // The logs are watched only while they do not grow: else every write would wake the event loop.
+        let mut watches: Option<Vec<FileWatch>> = None;
         while !self.over.load(Ordering::Relaxed) {
-            match (&growth, growing) {
-                (None, _) => awake.wait(Some(WITHOUT_WATCH))?,
-                (Some(_), true) => awake.wait(Some(PAUSE))?,
-                (Some(_), false) => asleep.wait(None)?,
-            };
+            poll.wait(match &watches {
+                None => Some(PAUSE),
+                Some(watches) if watches.len() >= self.logs.len() => None,
+                Some(_) => Some(WITHOUT_WATCH),
+            })?;
             let _ = self.wakeup.read();
-            growing = growth.as_ref().is_none_or(|growth| growth.drain().is_ok_and(|grown| !grown.is_nothing()));
-            for log in self.new.try_iter() {
-                if let Some(growth) = &growth {
-                    let _ = growth.add(&log.path);
-                }
-                self.logs.push(log);
-                growing = true;
-            }
-            self.logs.retain(|log| !log.closed.load(Ordering::Relaxed));
-            if growing {
-                self.logs.iter().for_each(|log| self.rotate_if_full(log));
+            // Before the sizes are checked: a write after the check wakes this thread again.
+            self.asleep.store(watches.is_some(), Ordering::SeqCst);
+            self.logs.retain(|(log, _)| !log.closed.load(Ordering::Relaxed));
+            let before = self.logs.len();
+            self.logs.extend(self.new.try_iter().map(|log| (log, 0)));
+            if self.rotate_full_logs() || self.logs.len() > before {
+                self.asleep.store(false, Ordering::SeqCst);
+                watches = None;
+            } else if watches.is_none() {
+                self.asleep.store(true, Ordering::SeqCst);
+                let add = |(log, _): &(Arc<RotatedLog>, u64)| self.growth?.add(&log.path).ok();
+                watches = Some(self.logs.iter().filter_map(add).collect());
+                // A write before the watch causes no event.
+                self.wakeup.write(1)?;
             }
         }
         Ok(())
+    }
+
+    /// Rotates logs that have reached their limit. Returns whether any log has grown since the last call.
+    fn rotate_full_logs(&mut self) -> bool {
+        let mut logs = std::mem::take(&mut self.logs);
+        let mut grown = false;
+        for (log, size) in &mut logs {
+            self.rotate_if_full(log);
+            let now = log.state().file.metadata().map_or(*size, |m| m.len());
+            grown |= now != std::mem::replace(size, now);
+        }
+        self.logs = logs;
+        grown
     }
 
     fn rotate_if_full(&self, log: &RotatedLog) {

@@ -7,10 +7,13 @@ use crate::run::output::log_files;
 use crate::run::output::log_rotation::RotatedLog;
 use crate::run::output::pending_text::LogForm;
 use crate::run::output::rank_streams::OpenStream;
+use crate::run::tokens::{FOLLOWERS, GROWTH};
 use crate::supervise::ChildId;
 use crate::sys::io::console::Console;
+use crate::sys::io::inotify::{GrownFiles, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +25,6 @@ const FILE_PATIENCE: Duration = Duration::from_secs(5);
 pub struct OutputRouting<'a> {
     launch: &'a Launch<'a>,
     poll: Arc<Poller>,
-    tokens: u64,
     /// One for each of the console's streams, then one for each filter.
     followers: Vec<Option<LogFollower>>,
     /// The attempt of the filters' files.
@@ -34,18 +36,14 @@ pub struct OutputRouting<'a> {
 }
 
 impl<'a> OutputRouting<'a> {
-    /// Opens the console. `tokens`: the first token of the followers in `poll`, which have two each.
-    pub fn new(launch: &'a Launch<'a>, poll: Arc<Poller>, tokens: u64) -> Self {
+    /// Opens the console.
+    pub fn new(launch: &'a Launch<'a>, poll: Arc<Poller>) -> io::Result<Self> {
+        if let Some(watch) = GrowthWatch::of_process() {
+            poll.readable(watch, GROWTH)?;
+        }
         let followers = (0..2 + launch.filters.len()).map(|_| None).collect();
-        let mut routing = Self {
-            launch,
-            poll,
-            tokens,
-            followers,
-            attempt: None,
-            failed: BTreeSet::new(),
-            unfollowed: BTreeMap::new(),
-        };
+        let mut routing =
+            Self { launch, poll, followers, attempt: None, failed: BTreeSet::new(), unfollowed: BTreeMap::new() };
         for stream in Stream::BOTH {
             if launch.shown.keys().any(|(_, shown)| *shown == stream)
                 && let Some(console) = open_console(stream)
@@ -53,14 +51,13 @@ impl<'a> OutputRouting<'a> {
                 routing.set_follower(stream.index(), console);
             }
         }
-        routing
+        Ok(routing)
     }
 
     /// `console`: `None` if it cannot be opened.
     fn set_follower(&mut self, number: usize, console: Option<Console>) {
-        let token = self.tokens + 2 * number as u64;
-        let follow = |console| LogFollower::new(console, self.launch.colour, &self.poll, (token, token + 1)).ok();
-        self.followers[number] = console.and_then(follow);
+        let token = FOLLOWERS + number as u64;
+        self.followers[number] = console.map(|console| LogFollower::new(console, self.launch.colour, token));
         if self.followers[number].is_none() {
             self.failed.insert(number);
         }
@@ -74,6 +71,12 @@ impl<'a> OutputRouting<'a> {
     /// One follower, by its number.
     pub fn follower(&mut self, number: usize) -> Option<&mut LogFollower> {
         self.followers.get_mut(number)?.as_mut()
+    }
+
+    /// Handles that files have grown.
+    pub fn grown(&mut self) -> io::Result<()> {
+        let grown = GrowthWatch::of_process().and_then(|watch| watch.drain().ok()).unwrap_or(GrownFiles::Any);
+        self.followers.iter_mut().flatten().try_for_each(|follower| follower.grown(&grown, &self.poll))
     }
 
     /// Bytes that could not be followed (no descriptors, no memory). The logs have them.
@@ -202,7 +205,7 @@ mod tests {
             gloo_tmpdir: None,
             removed_on_success: None,
         };
-        let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap()), 0);
+        let mut routing = OutputRouting::new(&launch, Arc::new(Poller::new().unwrap())).unwrap();
         let path = folder.join("log");
         let id = ChildId { attempt: 0, local_rank: 0 };
         let written =

@@ -2,51 +2,47 @@
 
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Watches files for writes. The descriptor is never closed before the process ends, because the kernel takes up to 17 ms to
-/// close it.
+/// Watches files for writes. There is one in a process, because a user may have only few inotify instances
+/// (fs.inotify.max_user_instances). It is never closed, because the kernel takes up to 17 ms to close it.
 #[derive(Debug)]
-pub struct GrowthWatch(ManuallyDrop<Inotify>);
-
-/// One watched file. Two paths of the same file have one id.
-pub type WatchId = WatchDescriptor;
+pub struct GrowthWatch {
+    inotify: Inotify,
+    /// The number of `FileWatch` of each file. Two paths of the same file have one id.
+    users: Mutex<HashMap<WatchDescriptor, usize>>,
+}
 
 /// Which files have grown.
 #[derive(Debug, PartialEq, Eq)]
 pub enum GrownFiles {
     /// These.
-    These(HashSet<WatchId>),
+    These(HashSet<WatchDescriptor>),
     /// The event queue has overflowed: any file may have grown.
     Any,
 }
 
-impl GrownFiles {
-    /// Whether no file has grown.
-    pub fn is_nothing(&self) -> bool {
-        matches!(self, GrownFiles::These(these) if these.is_empty())
-    }
-}
-
 impl GrowthWatch {
-    /// Watches nothing yet.
-    pub fn new() -> io::Result<Self> {
-        Ok(Self(ManuallyDrop::new(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?)))
+    /// That of this process. `None` if there can be none: then files are to be checked periodically.
+    pub fn of_process() -> Option<&'static Self> {
+        static OF_PROCESS: OnceLock<GrowthWatch> = OnceLock::new();
+        if OF_PROCESS.get().is_none() {
+            let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).ok()?;
+            let _ = OF_PROCESS.set(Self { inotify, users: Mutex::default() });
+        }
+        OF_PROCESS.get()
     }
 
-    /// Watches one more file.
-    pub fn add(&self, path: &Path) -> io::Result<WatchId> {
-        Ok(self.0.add_watch(path, AddWatchFlags::IN_MODIFY)?)
-    }
-
-    /// Stops watching one file.
-    pub fn remove(&self, watched: WatchId) {
-        // The kernel has removed the watch of a deleted file.
-        let _ = self.0.rm_watch(watched);
+    /// Watches one more file, until the result is dropped.
+    pub fn add(&'static self, path: &Path) -> io::Result<FileWatch> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = self.inotify.add_watch(path, AddWatchFlags::IN_MODIFY)?;
+        *users.entry(id).or_default() += 1;
+        Ok(FileWatch { watch: self, id })
     }
 
     /// The files that have grown since the last call.
@@ -54,7 +50,7 @@ impl GrowthWatch {
         let mut these = HashSet::new();
         let mut overflowed = false;
         loop {
-            match self.0.read_events() {
+            match self.inotify.read_events() {
                 Ok(events) => {
                     overflowed |= events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
                     these.extend(events.iter().map(|event| event.wd));
@@ -69,6 +65,37 @@ impl GrowthWatch {
 
 impl AsFd for GrowthWatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.inotify.as_fd()
+    }
+}
+
+/// One watched file.
+#[derive(Debug)]
+pub struct FileWatch {
+    watch: &'static GrowthWatch,
+    id: WatchDescriptor,
+}
+
+impl FileWatch {
+    /// Whether the file is among those that have grown.
+    pub fn is_among(&self, grown: &GrownFiles) -> bool {
+        match grown {
+            GrownFiles::Any => true,
+            GrownFiles::These(these) => these.contains(&self.id),
+        }
+    }
+}
+
+impl Drop for FileWatch {
+    fn drop(&mut self) {
+        let mut users = self.watch.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = users.get(&self.id).map_or(0, |users| users.saturating_sub(1));
+        if left > 0 {
+            users.insert(self.id, left);
+        } else {
+            users.remove(&self.id);
+            // The kernel has removed the watch of a deleted file.
+            let _ = self.watch.inotify.rm_watch(self.id);
+        }
     }
 }

@@ -87,6 +87,21 @@ def deaf():
 until(deaf, "a tracker that ignores SIGINT")
 """
 
+# A rank's look at what its parent, the supervisor, holds: inotify instances, and the files that they watch.
+INOTIFY = """
+def descriptors():
+    return [entry.path for entry in os.scandir(f"/proc/{os.getppid()}/fd")]
+def is_inotify(path):
+    try:
+        return os.readlink(path) == "anon_inode:inotify"
+    except OSError:
+        return False
+def instances():
+    return [path for path in descriptors() if is_inotify(path)]
+def watches():
+    return sum(open(path.replace("/fd/", "/fdinfo/")).read().count("inotify wd:") for path in instances())
+"""
+
 # The attempt of a rank, also written to a file.
 ATTEMPT = """
 attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])

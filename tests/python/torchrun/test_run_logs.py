@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from launching import await_line, until
+from launching import INOTIFY, await_line, until
 from torch_launching import TorchPlace
 
 # Whole lines: no process keeps the lines of streams that are not redirected apart.
@@ -133,6 +133,22 @@ def test_filters_copy_the_lines_with_a_text_in_them(place: TorchPlace) -> None:
     expected = {"[default0]:noise err", "[default1]:noise err"}
     assert set((attempt / "filtered_stderr.log").read_text().splitlines()) == expected
     assert len(ended.stdout.splitlines()) == 6
+
+
+def test_attempts_share_one_inotify_instance(place: TorchPlace) -> None:
+    place.script(
+        INOTIFY
+        + """
+# The two streams of each of the two ranks, of this attempt alone.
+until(lambda: watches() == 4, "the end of the watches of earlier attempts")
+tell(f"instances-{attempt}", len(instances()))
+await_file(f"instances-{attempt}.{1 - rank}")
+sys.exit(attempt < 3)
+"""
+    )
+    filters = ["--duplicate-stdout-filters=a", "--duplicate-stderr-filters=b"]
+    place.well("--nproc-per-node=2", "-t3", "--max-restarts=3", *filters, "train.py")
+    assert {place.text(f"instances-{attempt}.{rank}") for attempt in range(4) for rank in (0, 1)} == {"1"}
 
 
 def test_no_log_folder_at_all(place: TorchPlace) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import LIMIT, Ended, Place, environment, supervisor_of, until
+from launching import ATTEMPT, INOTIFY, LIMIT, Ended, Place, environment, supervisor_of, until
 
 SHORT = "--log_max_size=1M"
 MB = 1 << 20
@@ -153,6 +153,24 @@ def test_a_console_that_is_too_slow_shows_how_much_it_missed(place: Place) -> No
     assert ended.stdout.endswith(NUMBERED[-1000:])
     numbers = [int(line[:9]) for line in ended.stdout.splitlines() if len(line) == 100]
     assert numbers == sorted(set(numbers))
+
+
+def test_rotation_in_all_attempts_shares_one_inotify_instance(place: Place) -> None:
+    place.script(
+        INOTIFY
+        + ATTEMPT
+        + """
+# That of rank 1 is watched for its rotation alone, while it does not grow.
+until(lambda: watches() == 2, "the end of the watches of earlier attempts")
+tell(f"instances-{attempt}", len(instances()))
+await_file(f"instances-{attempt}.{1 - rank}")
+sys.exit(attempt < 3)
+"""
+    )
+    options = ("--nproc_per_node=2", SHORT, "--max_restart=3", "--restart_delay=0")
+    ended = place.run(*options, "train.py")
+    assert ended.status == 0, ended.stderr
+    assert {place.text(f"instances-{attempt}.{rank}") for attempt in range(4) for rank in (0, 1)} == {"1"}
 
 
 def test_idle_logs_cause_no_wakeups(place: Place) -> None:
