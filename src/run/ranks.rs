@@ -44,6 +44,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// How much of a log's end is searched for the loss of a peer.
 const LOST_PEER_BYTES: u64 = 4 * 1024;
@@ -79,6 +80,8 @@ pub struct RankProcesses<'a> {
     routing: OutputRouting<'a>,
     /// The terminals of ranks in the present attempt, with the local rank.
     terminals: Vec<(usize, RankTerminal)>,
+    /// Whether it has been said that streams are not captured.
+    said_not_captured: bool,
     poll: Arc<Poller>,
     /// The journal of events.
     pub journal: Journal,
@@ -116,6 +119,7 @@ impl<'a> RankProcesses<'a> {
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
             routing: OutputRouting::new(launch, poll.clone())?,
             terminals: Vec::new(),
+            said_not_captured: false,
             poll,
             journal,
             listener,
@@ -267,6 +271,11 @@ impl<'a> RankProcesses<'a> {
         let overwrite = self.launch.log_overwrite && id.attempt == 0;
         let mut opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
             .map_err(|error| step(&error.path.display().to_string(), error.source))?;
+        if let Some(error) =
+            opened.not_captured.take().filter(|_| !std::mem::replace(&mut self.said_not_captured, true))
+        {
+            warn!("{error}; stderr is shown, but no failure report can quote it. Let TMPDIR name a folder with space");
+        }
         for stream in Stream::BOTH {
             let console = self.routing.terminal(id, stream).cloned();
             let terminal = console.and_then(|console| opened.open_terminal(stream, console));

@@ -7,6 +7,7 @@ use crate::spec::{SpecError, log_rotation};
 use crate::sys::io::inotify::{FileWatch, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::fs::{File, OpenOptions};
@@ -25,6 +26,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) const WITHOUT_WATCH: Duration = Duration::from_secs(1);
 /// Bytes copied between two checks for the end of the job.
 const CHUNK: usize = 1 << 20;
+/// Bytes of the disk that a captured stream has in advance, so that a rank whose user asked for no log does not fail on a full
+/// disk.
+const RESERVE: u64 = 1 << 20;
 
 /// One rank's log in one attempt. Positions count from the original beginning of the log, before anything was removed.
 #[derive(Debug)]
@@ -49,6 +53,8 @@ struct RotatorState {
     limit: u64,
     /// The position from which on the console has not shown it yet. Those bytes stay.
     unread: Option<u64>,
+    /// The size up to which the file has its part of the disk, if it has one in advance.
+    reserved: Option<u64>,
 }
 
 impl RotatorState {
@@ -57,11 +63,31 @@ impl RotatorState {
         let range = |mode| fallocate(&self.file, mode, 0, i64::try_from(end).unwrap_or(i64::MAX));
         if self.hole == 0 && range(FallocateFlags::FALLOC_FL_COLLAPSE_RANGE).is_ok() {
             self.removed += end;
+            self.reserved = self.reserved.map(|reserved| reserved.saturating_sub(end));
             return Ok(());
         }
         range(FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE)?;
         self.hole = end;
         Ok(())
+    }
+
+    /// Keeps a part of the disk for the writes to come. If the disk is full, what has been shown is removed now.
+    fn extend_reserve(&mut self, size: u64) {
+        if self.reserved.is_none_or(|reserved| size + RESERVE / 2 < reserved) {
+            return;
+        }
+        match reserve(&self.file, size) {
+            Ok(()) => self.reserved = Some(size + RESERVE),
+            Err(_) => self.limit = 0,
+        }
+    }
+}
+
+/// Gives a captured stream of this size its part of the disk. A file system that cannot do that gives none.
+pub fn reserve(file: &File, size: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, i64::try_from(size).unwrap_or(0), RESERVE as i64) {
+        Err(error @ (Errno::ENOSPC | Errno::EDQUOT)) => Err(error.into()),
+        _ => Ok(()),
     }
 }
 
@@ -153,7 +179,9 @@ impl LogRotation {
             (1..=self.spec.backups).map(|n| numbered(path, n)).for_each(|old| drop(std::fs::remove_file(old)));
         }
         let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
-        let state = Mutex::new(RotatorState { file, removed: 0, hole: 0, limit: self.spec.max_size, unread: None });
+        let reserved = self.spec.until_shown.then_some(RESERVE);
+        let limit = self.spec.max_size;
+        let state = Mutex::new(RotatorState { file, removed: 0, hole: 0, limit, unread: None, reserved });
         let (closed, until_shown) = (AtomicBool::new(false), self.spec.until_shown);
         let log = Arc::new(RotatedLog { path: path.to_owned(), state, closed, until_shown });
         self.logs[local_rank] = Some(log.clone());
@@ -264,6 +292,7 @@ impl Rotator {
     fn rotate_if_full(&self, log: &RotatedLog) {
         let mut state = log.state();
         let size = state.file.metadata().map_or(0, |m| m.len());
+        state.extend_reserve(size);
         if size.saturating_sub(state.hole) < state.limit {
             return;
         }

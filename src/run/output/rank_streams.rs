@@ -3,6 +3,7 @@
 
 use crate::plan::{OutputPlan, RankPlan, Stream, StreamSink};
 use crate::run::output::log_files;
+use crate::run::output::log_rotation;
 use crate::run::output::rank_terminal::RankTerminal;
 use crate::sys::io::console::Console;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -34,6 +35,8 @@ pub struct RankStreams {
     ends: [Option<Arc<File>>; 2],
     /// Those that are log files.
     pub written: Vec<OpenStream>,
+    /// Why a stream that should be captured is inherited instead: the disk is full.
+    pub not_captured: Option<StreamError>,
 }
 
 impl RankStreams {
@@ -77,13 +80,13 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
             );
             let start = file.metadata().map_or(0, |m| m.len());
             let written = vec![OpenStream { stream: Stream::Stdout, path, start, rotates: true, at_terminal: false }];
-            Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written })
+            Ok(RankStreams { ends: [Some(file.clone()), Some(file)], written, not_captured: None })
         }
         OutputPlan::Separate(sinks) => {
             if let Some(error_file) = rank.per_attempt.as_ref().and_then(|elastic| elastic.error_file.as_ref()) {
                 create_parent(Path::new(&error_file.at(attempt)))?;
             }
-            let mut opened = RankStreams { ends: [None, None], written: Vec::new() };
+            let mut opened = RankStreams { ends: [None, None], written: Vec::new(), not_captured: None };
             for stream in Stream::BOTH {
                 let sink = &sinks[stream.index()];
                 let file = match (sink, sink.file(attempt)) {
@@ -94,10 +97,15 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
                         .map_err(|source| StreamError { path: "/dev/null".into(), source })?,
                     (_, Some(name)) => {
                         let path = log_dir.join(name);
-                        create_parent(&path)?;
-                        let file = log_files::open(&path, true)
-                            .map_err(|source| StreamError { path: path.clone(), source })?;
                         let rotates = matches!(sink, StreamSink::Captured(_));
+                        let file = match open_new(&path, rotates) {
+                            // The user has asked for no log.
+                            Err(error) if rotates && is_disk_full(&error.source) => {
+                                opened.not_captured = Some(error);
+                                continue;
+                            }
+                            file => file?,
+                        };
                         opened.written.push(OpenStream { stream, path, start: 0, rotates, at_terminal: false });
                         file
                     }
@@ -107,6 +115,17 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
             Ok(opened)
         }
     }
+}
+
+/// Creates a log and its folder, or empties it. `is_captured`: it has to get a part of the disk in advance.
+fn open_new(path: &Path, is_captured: bool) -> Result<File, StreamError> {
+    create_parent(path)?;
+    let reserved = |file: File| if is_captured { log_rotation::reserve(&file, 0).map(|()| file) } else { Ok(file) };
+    log_files::open(path, true).and_then(reserved).map_err(|source| StreamError { path: path.to_owned(), source })
+}
+
+fn is_disk_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn create_parent(file: &Path) -> Result<(), StreamError> {
