@@ -1,0 +1,69 @@
+"""A launcher that cannot look up processes in /proc: it is not there, or that of another PID namespace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psutil
+from launching import LIMIT, Place, environment, until
+
+# Under `unshare --pid` without `--mount-proc`: /proc is that of the namespace above. It starts a `sleep` with
+# the number of a process above, and launches until the supervisor has the number of that process's parent.
+COINCIDENCE = """
+import json, subprocess, sys
+from pathlib import Path
+
+parent, child, *command = sys.argv[1:]
+parent, child = int(parent), int(child)
+
+def start(number, command, **options):
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(number - 1))
+    return subprocess.Popen(command, **options)
+
+stranger = start(child, ["sleep", "600"])
+assert stranger.pid == child, (stranger.pid, child)
+supervisor, offset = 0, 1
+for _ in range(9):
+    launcher = start(parent - offset, command, stderr=subprocess.PIPE)
+    _, err = launcher.communicate()
+    supervisor = int(Path("ready.0").read_text())
+    if supervisor == parent:
+        break
+    offset += supervisor - parent
+else:
+    sys.exit(f"{supervisor} is not {parent}")
+alive = stranger.poll() is None
+stranger.kill()
+stranger.wait()
+print(json.dumps({"alive": alive, "status": launcher.returncode, "stderr": err.decode()}))
+"""
+
+
+def test_a_stranger_with_the_number_of_another_namespaces_process_survives(place: Place) -> None:
+    place.script("tell('ready', os.getppid())")
+    (place.folder / "coincidence.py").write_text(COINCIDENCE)
+    with subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True) as above:
+        (child,) = until(lambda: psutil.Process(above.pid).children(), "a child")
+        try:
+            command = ["unshare", "-Urpf", "--kill-child", sys.executable, "-S", "coincidence.py"]
+            job = [sys.executable, "-m", "rlaunch", "train.py"]
+            ended = subprocess.run(
+                [*command, str(above.pid), str(child.pid), *job],
+                cwd=place.folder,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                timeout=LIMIT,
+            )
+        finally:
+            child.kill()
+    seen = json.loads(ended.stdout)
+    assert (seen["alive"], seen["status"]) == (True, 0), seen
+    (line,) = (line for line in seen["stderr"].splitlines() if "/proc" in line)
+    assert "/proc is that of another PID namespace" in line
+    assert "outlives the job" in line
+    rank_ended, job_ended = place.events()[-2:]
+    assert (rank_ended["event"], job_ended["event"]) == ("rank_ended", "job_ended")
+    # Processes of the other namespace could not be killed: 2 s.
+    assert job_ended["monotonic"] - rank_ended["monotonic"] < 2
