@@ -53,7 +53,8 @@ const FAR: u64 = 1 << 62;
 /// The ranks of a plan: what the engine acts on.
 pub struct RankProcesses<'a> {
     launch: &'a Launch<'a>,
-    lifeline: Lifeline,
+    /// The lifelines of the present processes, by local rank.
+    lifelines: Vec<Option<Lifeline>>,
     base: Vec<(Vec<u8>, Vec<u8>)>,
     mask: libc::sigset_t,
     /// The folder of the cgroup that ranks start in.
@@ -98,7 +99,7 @@ impl<'a> RankProcesses<'a> {
     ) -> io::Result<Self> {
         Ok(Self {
             launch,
-            lifeline: Lifeline::new()?,
+            lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
             base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
             mask: spawn::current_mask(),
             cgroup: launch.cgroup.as_ref().and_then(|cgroup| match launch.policy.first_attempt {
@@ -272,7 +273,8 @@ impl<'a> RankProcesses<'a> {
             let added = rotation.add(id.local_rank, &log.path, overwrite);
             rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
         }
-        let end = self.lifeline.open_end().map_err(|source| step("lifeline", source))?;
+        let (lifeline, end) = Lifeline::open().map_err(|source| step("lifeline", source))?;
+        self.lifelines[id.local_rank] = Some(lifeline);
         let mut env = plan.env_of(id.attempt);
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
         // Without it the end of the rank is read from its output alone.

@@ -7,7 +7,19 @@ import subprocess
 import sys
 
 import psutil
-from launching import LIMIT, Place, environment, until
+from launching import (
+    LIMIT,
+    Place,
+    await_none_marked,
+    environment,
+    marked,
+    supervisor_of,
+    until,
+)
+
+# Nothing is left of /proc in a mount namespace of its own.
+WITHOUT_PROC = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh"]
+JOB = [sys.executable, "-m", "rlaunch", "--nproc_per_node=2", "train.py"]
 
 # Under `unshare --pid` without `--mount-proc`: /proc is that of the namespace above. It starts a `sleep` with
 # the number of a process above, and launches until the supervisor has the number of that process's parent.
@@ -67,3 +79,39 @@ def test_a_stranger_with_the_number_of_another_namespaces_process_survives(place
     assert (rank_ended["event"], job_ended["event"]) == ("rank_ended", "job_ended")
     # Processes of the other namespace could not be killed: 2 s.
     assert job_ended["monotonic"] - rank_ended["monotonic"] < 2
+
+
+def test_without_proc_ranks_run_and_have_their_status(place: Place) -> None:
+    place.script("""
+        import subprocess
+        subprocess.Popen(["sleep", "600"])
+        sys.exit(7 if rank == 1 else 0)
+    """)
+    command = [*WITHOUT_PROC, *JOB]
+    launcher = subprocess.Popen(command, cwd=place.folder, env=environment(), stderr=subprocess.PIPE)
+    with place.cleaned(launcher):
+        ended = place.wait(launcher)
+    assert ended.status == 7, ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if "/proc" in line)
+    assert "/proc is not mounted" in line
+    assert "outlives the job" in line
+
+
+def test_without_proc_ranks_die_with_their_launcher(place: Place, mark: str) -> None:
+    """Their children too, which nothing but the lifeline reaches when both of its processes are killed."""
+    place.script("""
+        import subprocess
+        subprocess.Popen(["sleep", "600"])
+        tell("ready", os.getpid())
+        sleep()
+    """)
+    env, command = environment(MARK=mark), [*WITHOUT_PROC, *JOB]
+    place.launcher = subprocess.Popen(command, cwd=place.folder, env=env, stderr=subprocess.DEVNULL)
+    with place.cleaned(place.launcher) as launcher:
+        place.ready(2)
+        until(lambda: len(marked(mark)) == 4 + 2, "all children")
+        supervisor = supervisor_of(launcher)
+        supervisor.suspend()
+        launcher.kill()
+        supervisor.kill()
+        await_none_marked(mark)
