@@ -37,6 +37,7 @@ use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use crate::sys::process::tree;
 use std::ffi::{CString, NulError};
 use std::io;
 use std::net::TcpListener;
@@ -333,7 +334,7 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn group_lingers(&self, pid: i32) -> bool {
-        self.launch.policy.repeats_signal && sweep::is_group_alive(pid)
+        self.launch.policy.repeats_signal && tree::has_living_child_in(pid)
     }
 
     fn delays_restart(&self) -> Option<Duration> {

@@ -223,6 +223,19 @@ pub fn has_other_threads(pid: i32) -> bool {
     procfs::list(pid, "task").is_ok_and(|tasks| tasks.count() > 1)
 }
 
+/// Whether a child of this process that is no zombie is in this process group. Reads nothing of /proc: its cost is that of
+/// one system call. In a subreaper, children of a group's members become its children when these members end.
+pub fn has_living_child_in(group: i32) -> bool {
+    let Ok(group) = libc::id_t::try_from(group) else { return false };
+    // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // Without WEXITED a zombie is no child to wait for, so ECHILD means that there is none but zombies (wait_consider_task
+    // in kernel/exit.c). WNOWAIT: children that have stopped are not asked about.
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: waitid fills `info`, a local value that outlives the call.
+    unsafe { libc::waitid(libc::P_PGID, group, &mut info, options) == 0 }
+}
+
 /// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids.
 pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
     let mut reaped = Vec::new();
@@ -247,6 +260,31 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    #[test]
+    fn a_zombie_is_no_living_member_of_its_group() -> io::Result<()> {
+        let mut leader = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn()?;
+        let group = leader.id() as i32;
+        let mut member = Command::new("cat").stdin(Stdio::piped()).process_group(group).spawn()?;
+        assert!(has_living_child_in(group));
+        let end = |child: &mut Child| -> io::Result<()> {
+            drop(child.stdin.take());
+            while !pidfd::has_ended(pidfd::open(child.id() as i32)?.as_fd())? {
+                std::thread::yield_now();
+            }
+            Ok(())
+        };
+        end(&mut leader)?;
+        assert!(has_living_child_in(group), "the member lives");
+        end(&mut member)?;
+        assert!(!has_living_child_in(group), "both are zombies");
+        leader.wait()?;
+        member.wait()?;
+        assert!(!has_living_child_in(group));
+        Ok(())
+    }
 
     #[test]
     fn a_name_may_contain_parentheses() {

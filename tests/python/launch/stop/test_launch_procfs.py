@@ -9,9 +9,11 @@ import sys
 import psutil
 from launching import (
     LIMIT,
+    TALKING,
     Place,
     await_none_marked,
     environment,
+    gone,
     marked,
     supervisor_of,
     until,
@@ -115,3 +117,28 @@ def test_without_proc_ranks_die_with_their_launcher(place: Place, mark: str) -> 
         launcher.kill()
         supervisor.kill()
         await_none_marked(mark)
+
+
+def test_without_proc_what_a_rank_has_started_gets_its_grace_period(place: Place) -> None:
+    """The rank dies of the signal at once; a process in its group saves its work first."""
+    (place.folder / "train.py").write_text(f"""
+import os, signal, sys, time
+rank = 0
+{TALKING}
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    tell("ready", os.getppid())
+    await_file("end")
+    tell("saved")
+    os._exit(0)
+sleep()
+""")
+    command = [*WITHOUT_PROC, sys.executable, "-m", "rlaunch.run", "--nproc-per-node=1", "train.py"]
+    place.launcher = subprocess.Popen(command, cwd=place.folder, env=environment(), stderr=subprocess.PIPE)
+    with place.cleaned(place.launcher) as launcher:
+        (rank,) = place.ready(1)
+        launcher.terminate()
+        until(lambda: gone(rank), "the end of the rank")
+        (place.folder / "end").touch()
+        ended = place.wait(launcher)
+    assert (place.folder / "saved.0").exists(), ended.stderr
