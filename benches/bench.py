@@ -32,6 +32,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "start": start.measure_start,
     "crash": end.measure_crash,
     "idle": end.measure_idle,
+    "linger": end.measure_linger,
     "restart": restart.measure_restart,
     "output": output.measure_output,
     "stall": output.measure_stall,

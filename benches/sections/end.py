@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import statistics
 import time
 
-from bench_launchers import RLAUNCH, Launcher
+from bench_launchers import RLAUNCH, RUN, Launcher
 from figures import Cell, Promise
-from running import Run, pss, wakeups
+from running import Run, pss, scheduled, wakeups
 from session import Session, each, present
 
 CRASH = """
@@ -72,3 +73,35 @@ def measure_idle(session: Session) -> None:
             return pss(pids)
 
     session.row("memory, PSS", each(memory), "MB", Promise("V2", most=20))
+
+
+# The rank dies of the signal that stops the job; the process that it has forked ends with the grace period.
+LINGER = """
+if os.fork() == 0:
+    import threading
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(250):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    tell("up", 1)
+time.sleep(600)
+"""
+
+
+def measure_linger(session: Session) -> None:
+    """CPU of the launcher while 4 process groups of 250 idle threads use their grace period.
+
+    Only this command line waits for groups.
+    """
+    seconds = session.amount(10, 2)
+    with Run(RUN, session.folder, LINGER, ranks=4) as run:
+        run.await_values("up")
+        pids = run.launcher_processes()
+        run.process.terminate()
+        for pidfd in run.pidfds.values():
+            select.select([pidfd], [], [])
+        before = scheduled(pids)
+        time.sleep(seconds)
+        used = scheduled(pids) - before
+        run.process.terminate()  # Ends the grace period.
+        run.process.wait()
+    session.row("share of a core", {RUN.name: 100 * used / seconds}, "%", Promise("V5", most=1))

@@ -7,6 +7,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, ToSocketAddrs, UdpSocket};
 use std::time::Duration;
 
+/// The name of this machine, which need not resolve to an address.
+pub fn host_name() -> String {
+    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// IPv4 and IPv6 addresses of the interfaces that are up: each once, in the kernel's order, loopback last. Empty if the
 /// kernel does not report them.
 pub fn addresses() -> Vec<IpAddr> {

@@ -11,7 +11,7 @@ use crate::spec::no_sweep;
 use crate::sys::io::fd;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
-use crate::sys::process::{mark, tree};
+use crate::sys::process::{mark, procfs, tree};
 use crate::sys::signals;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Run by a bare interpreter: loads this module and calls `guard`.
 const CODE: &str = "\
@@ -118,6 +119,18 @@ pub fn sweep_leftovers(py: Python<'_>, key: &str, failed: Vec<i32>) -> PyResult<
 #[pyfunction]
 pub fn find_leftovers(key: &str) -> Vec<i32> {
     tree::all_with_key(sweep::KEY, &format!("{key}/"))
+}
+
+/// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the
+/// first call.
+#[pyfunction]
+pub fn procfs_line() -> Option<String> {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    let unusable = procfs::verify().err()?;
+    let is_first = !SAID.swap(true, Ordering::Relaxed);
+    is_first.then(|| {
+        format!("{unusable}: processes that ranks leave are neither found nor ended; mount /proc in this namespace")
+    })
 }
 
 /// Marks the memory of this process with its key, so that the processes it forks are found. Errors are ignored: then

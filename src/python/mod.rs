@@ -56,7 +56,9 @@ mod lib {
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
-    use super::guardian::{find_leftovers, guard, left_line, mark_memory, start_guardian, sweep_leftovers, swept_line};
+    use super::guardian::{
+        find_leftovers, guard, left_line, mark_memory, procfs_line, start_guardian, sweep_leftovers, swept_line,
+    };
     #[pymodule_export]
     use super::join::Joiner;
     #[pymodule_export]

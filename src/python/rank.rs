@@ -47,7 +47,7 @@ type SpawnRequest = (Box<SpawnCommand>, Sender<Result<SpawnedProcess, SpawnStepE
 #[pyclass(frozen, weakref, module = "rlaunch._lib")]
 pub struct Spawner {
     requests: Sender<SpawnRequest>,
-    lifeline: Lifeline,
+    lifelines: Mutex<Vec<Lifeline>>,
     /// The processes that were started, until `forget`. If a signal handler raises while Python starts ranks, it finds
     /// those that already run here.
     ranks: Mutex<Vec<Arc<Child>>>,
@@ -64,7 +64,6 @@ fn spawner_thread(requests: &Receiver<SpawnRequest>) {
 impl Spawner {
     #[new]
     fn new() -> PyResult<Self> {
-        let lifeline = Lifeline::new().map_err(os_error)?;
         let (requests, inbox) = bounded::<SpawnRequest>(0);
         // The host's signal handlers must not run on this thread: it starts with all signals blocked.
         let blocked = signals::block_all();
@@ -74,7 +73,7 @@ impl Spawner {
             .spawn(move || spawner_thread(&inbox));
         drop(blocked);
         started.map_err(os_error)?;
-        Ok(Self { requests, lifeline, ranks: Mutex::default(), ends: Mutex::default() })
+        Ok(Self { requests, lifelines: Mutex::default(), ranks: Mutex::default(), ends: Mutex::default() })
     }
 
     #[expect(clippy::too_many_arguments, reason = "a Python signature")]
@@ -190,10 +189,11 @@ impl Spawner {
         self.lock().clear();
     }
 
-    /// A read end of the lifeline, for one rank to arm. It stays open until `close_end`.
+    /// The read end of a new lifeline, for one rank to arm. It stays open until `close_end`.
     fn open_end(&self) -> PyResult<i32> {
-        let end = self.lifeline.open_end().map_err(os_error)?;
+        let (lifeline, end) = Lifeline::open().map_err(os_error)?;
         let fd = end.as_raw_fd();
+        self.lifelines.lock().unwrap_or_else(PoisonError::into_inner).push(lifeline);
         self.ends.lock().unwrap_or_else(PoisonError::into_inner).push(end);
         Ok(fd)
     }
@@ -203,9 +203,9 @@ impl Spawner {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner).retain(|end| end.as_raw_fd() != fd);
     }
 
-    /// For a process forked from this one: closes its copy of the parent's lifeline.
+    /// For a process forked from this one: closes its copies of the ranks' lifelines.
     fn abandon(&self) {
-        self.lifeline.close_write_end();
+        self.lifelines.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

@@ -65,8 +65,8 @@ pub struct PendingExit<'a> {
     pub unreaped: &'a [i32],
 }
 
-/// How often the process group of an ended child is checked.
-const GROUP_INTERVAL: Duration = Duration::from_millis(5);
+/// How often the process group of an ended child is checked, beside each SIGCHLD: a process may leave the group without one.
+const GROUP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long the engine waits for the end of the peer that a failed rank has lost. The kernel closes the sockets of a process
 /// before it reports its end (exit_files before exit_notify in do_exit), and a busy machine may run others in between.

@@ -37,6 +37,7 @@ use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use crate::sys::process::tree;
 use std::ffi::{CString, NulError};
 use std::io;
 use std::net::TcpListener;
@@ -54,7 +55,8 @@ const FAR: u64 = 1 << 62;
 /// The ranks of a plan: what the engine acts on.
 pub struct RankProcesses<'a> {
     launch: &'a Launch<'a>,
-    lifeline: Lifeline,
+    /// The lifelines of the present processes, by local rank.
+    lifelines: Vec<Option<Lifeline>>,
     base: Vec<(Vec<u8>, Vec<u8>)>,
     mask: libc::sigset_t,
     /// The folder of the cgroup that ranks start in.
@@ -99,7 +101,7 @@ impl<'a> RankProcesses<'a> {
     ) -> io::Result<Self> {
         Ok(Self {
             launch,
-            lifeline: Lifeline::new()?,
+            lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
             base: launch.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect(),
             mask: spawn::current_mask(),
             cgroup: launch.cgroup.as_ref().and_then(|cgroup| match launch.policy.first_attempt {
@@ -287,7 +289,8 @@ impl<'a> RankProcesses<'a> {
             let added = rotation.add(id.local_rank, &log.path, overwrite);
             rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
         }
-        let end = self.lifeline.open_end().map_err(|source| step("lifeline", source))?;
+        let (lifeline, end) = Lifeline::open().map_err(|source| step("lifeline", source))?;
+        self.lifelines[id.local_rank] = Some(lifeline);
         let mut env = plan.env_of(id.attempt);
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
         // Without it the end of the rank is read from its output alone.
@@ -346,7 +349,7 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn group_lingers(&self, pid: i32) -> bool {
-        self.launch.policy.repeats_signal && sweep::is_group_alive(pid)
+        self.launch.policy.repeats_signal && tree::has_living_child_in(pid)
     }
 
     fn delays_restart(&self) -> Option<Duration> {

@@ -145,8 +145,7 @@ fn a_binding_that_cannot_be_is_a_step_of_its_own() {
 #[test]
 fn the_whole_group_dies_when_the_lifeline_closes() {
     let (mut read, write) = pipe();
-    let lifeline = Lifeline::new().unwrap();
-    let end = lifeline.open_end().unwrap();
+    let (lifeline, end) = Lifeline::open().unwrap();
     // The shell's own child holds the pipe as well: EOF comes when both are gone.
     let wanted = shell("sleep 1000 & echo up; wait", &write, Some((end.as_raw_fd(), KillScope::Group)));
     let child = start(&wanted);

@@ -24,12 +24,17 @@ use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
-use crate::sys::process::current;
+use crate::sys::process::{current, procfs};
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use tracing::warn;
+
+/// What the job lacks where processes cannot be looked up in /proc.
+const WITHOUT_PROCFS: &str = "a process that leaves the process group of its rank is not named, and outlives the job unless \
+    a cgroup ends it; mount /proc in this namespace";
 
 /// How this node's plan comes about.
 pub enum NodeWork<'a> {
@@ -52,6 +57,9 @@ pub fn run_node(
 ) -> Result<i32, CliError> {
     if let Some(folder) = &launch.gloo_tmpdir {
         gloo_tmpdir::create(folder).map_err(CliError::Preflight)?;
+    }
+    if let Err(unusable) = procfs::verify() {
+        warn!("{unusable}: {WITHOUT_PROCFS}");
     }
     match launcher_process::fork_supervisor(signals) {
         Ok(ProcessSide::Launcher(launcher)) => {

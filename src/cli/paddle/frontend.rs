@@ -26,6 +26,7 @@ use crate::model::Role;
 use crate::plan::devices::visible_devices::Device;
 use crate::plan::{self, LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
+use crate::probe::net;
 use crate::run;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
@@ -228,7 +229,7 @@ fn launch_on_this_node(
     .and_then(|()| log_files::write_env_overflow(&plan))
     .map_err(system(format!("--log_dir {}", log_dir.display())))?;
     log_files::archive_attempts(&log_dir, spec.log_overwrite).map_err(CliError::Preflight)?;
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let host = net::host_name();
     let cgroup = if spec.cgroup { JobCgroup::find(&key) } else { None };
     let cgroup_path = cgroup.as_ref().map_or("none".into(), |cgroup| cgroup.path().display().to_string());
     debug!("cgroup of the ranks, if it can be made: {cgroup_path}");

@@ -22,7 +22,7 @@ use crate::plan::env::frameworks::{ExtraFrameworks, PaddleEnv};
 use crate::plan::torchrun::{self as plan, NodePosition};
 use crate::plan::{LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
-use crate::probe::{accelerators, cpus, numa, torch};
+use crate::probe::{accelerators, cpus, net, numa, torch};
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
 use crate::run::first_failure::FirstFailure;
@@ -91,7 +91,7 @@ pub fn launch(
         pod_name: String::new(),
         gloo_tmpdir: String::new(),
     };
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned();
+    let host = net::host_name();
     let threads = omp_threads(spec, vars, workers, &allowed);
     let cpus = bind_cpus(spec, vars, workers, &allowed)?;
     let laid_out = plan::plan(spec, vars, &launch_context, (&run_id, &host), (workers, threads, &cpus), &place);

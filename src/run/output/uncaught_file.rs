@@ -2,6 +2,7 @@
 //! stays behind; the rank opens it by its path in /proc, for which it has to run as the launcher's user (proc_pid_fd(5)).
 
 use crate::report::cause::uncaught::{UncaughtException, parse};
+use crate::sys::process::procfs;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;
@@ -18,8 +19,9 @@ const LONGEST: usize = 64 * 1024;
 pub struct UncaughtFile(File);
 
 impl UncaughtFile {
-    /// An empty file.
+    /// An empty file. Fails where its path would lead a rank to the file of another process.
     pub fn new() -> io::Result<Self> {
+        procfs::verify().map_err(io::Error::other)?;
         Ok(Self(File::from(memfd_create(c"rlaunch-exception", MFdFlags::MFD_CLOEXEC)?)))
     }
 

@@ -94,14 +94,14 @@ pub fn check_lengths(argv: &[OsString]) -> Result<(), SpecError> {
     }
 }
 
-/// Descriptors of the launcher for each rank: its pidfd and its port lease.
-pub const FDS_OF_LAUNCH: u64 = 2;
-/// Descriptors of a program that calls `spawn` for each rank: the same, two for its results, and with the fork server the
-/// pipe of its status and its sentinel.
-pub const FDS_OF_SPAWN: u64 = 6;
-/// Descriptors of the launcher for each torchrun worker: its pidfd, those of its followed streams and of log rotation, and a
-/// port lease for Paddle's variables.
-const FDS_OF_WORKER: u64 = 7;
+/// Descriptors of the launcher for each rank: its pidfd, its lifeline, its port lease and the file for its exception.
+pub const FDS_OF_LAUNCH: u64 = 4;
+/// Descriptors of a program that calls `spawn` for each rank: its pidfd, its lifeline, its port lease, two for its results, and
+/// with the fork server the pipe of its status and its sentinel.
+pub const FDS_OF_SPAWN: u64 = 7;
+/// Descriptors of the launcher for each torchrun worker: its pidfd, its lifeline, the file for its exception, those of its
+/// followed streams and of log rotation, and a port lease for Paddle's variables.
+const FDS_OF_WORKER: u64 = 9;
 const FDS_OF_LAUNCHER: u64 = 32;
 
 fn needed(ranks: usize, each: u64) -> u64 {

@@ -62,12 +62,6 @@ fn this() -> i32 {
     std::process::id() as i32
 }
 
-/// Whether a live descendant of this process is in this process group.
-pub fn is_group_alive(group: i32) -> bool {
-    let of_group = |stat: ProcStat| stat.group == group && stat.is_alive();
-    tree::descendants(this()).into_iter().any(|pid| ProcStat::of(pid).is_some_and(of_group))
-}
-
 /// Until when a `torch_shm_manager` is waited for whose clients ended at `ended`, if there is one.
 pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
     let until = ended + TORCH_PATIENCE;

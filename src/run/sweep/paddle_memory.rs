@@ -5,6 +5,7 @@
 
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
+use crate::sys::process::pidfd;
 use crate::sys::process::tree;
 use crate::sys::process::tree::ProcStat;
 use nix::unistd::geteuid;
@@ -73,7 +74,8 @@ fn creator(name: &[u8]) -> Option<i32> {
 fn has_ended(pid: i32, until: Duration) -> bool {
     loop {
         match ProcStat::of(pid) {
-            None => return true,
+            // It may also be one that /proc does not show.
+            None => return pidfd::is_unused(pid),
             Some(stat) if stat.is_alive() => return false,
             Some(stat) if stat.is_gone() && !tree::has_other_threads(pid) => return true,
             Some(_) if clock::now() >= until => return false,

@@ -179,8 +179,7 @@ impl Zygote {
 
     fn start_process(&self, context: &PreloadContext<'_>) -> Result<ZygoteProcess, PreloadStartError> {
         let (socket, theirs) = packet::pair()?;
-        let lifeline = Lifeline::new()?;
-        let end = lifeline.open_end()?;
+        let (lifeline, end) = Lifeline::open()?;
         let RankCommand { python, flags, main } = &self.command;
         let last = ["-c".into(), COMMAND.into(), theirs.as_raw_fd().to_string().into_bytes(), self.setup(main, &end)];
         let argv = std::iter::once(python).chain(flags).map(|word| word.clone().into_vec()).chain(last);

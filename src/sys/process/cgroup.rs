@@ -3,7 +3,7 @@
 //! read (Documentation/admin-guide/cgroup-v2.rst of Linux).
 
 use crate::sys::clock;
-use crate::sys::process::clone3;
+use crate::sys::process::{clone3, pidfd};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, openat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -134,7 +134,7 @@ impl JobCgroup {
         let above = self.path.parent().map(|above| OpenOptions::new().write(true).open(above.join("cgroup.procs")));
         let moved =
             above.is_some_and(|procs| procs.is_ok_and(|mut procs| procs.write_all(pid.to_string().as_bytes()).is_ok()));
-        moved || !Path::new("/proc").join(pid.to_string()).exists()
+        moved || pidfd::is_unused(pid)
     }
 
     /// Kills the remaining members and removes the cgroup once it is empty, within `patience`. Whether it was removed.

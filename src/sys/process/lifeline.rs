@@ -1,11 +1,10 @@
-//! The lifeline: a pipe whose write end only the launcher holds. Each rank has a read end of its own. When the write end
-//! closes, for any reason (`_exit`, SIGKILL, the OOM killer), the kernel sends SIGKILL to the rank or its process group
+//! The lifeline: a pipe for each rank, whose write end only the launcher holds and whose read end the rank. When the write
+//! end closes, for any reason (`_exit`, SIGKILL, the OOM killer), the kernel sends SIGKILL to the rank or its process group
 //! (fcntl(2), F_SETOWN and F_SETSIG). Unlike PR_SET_PDEATHSIG, it does not depend on the thread that started the rank.
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::os::fd::{OwnedFd, RawFd};
 
 // fcntl(2); the libc crate does not define it for every target.
 const F_SETSIG: i32 = 10;
@@ -19,46 +18,22 @@ pub enum KillScope {
     Group,
 }
 
-/// Both ends of the pipe, as the launcher holds them.
+/// The size of the pipe, which is only ever empty: pages that are not used count against the user's other pipes too
+/// (pipe(7), pipe-user-pages-soft).
+const PIPE_SIZE: i32 = 4096;
+
+/// The write end. A process that is forked from this one without an exec has to drop its copies: they would keep the ranks
+/// alive after the launcher's death.
 #[derive(Debug)]
-pub struct Lifeline {
-    read: OwnedFd,
-    /// The write end's number, or -1 once it has been closed.
-    write: AtomicI32,
-}
+pub struct Lifeline(#[expect(dead_code, reason = "held open")] OwnedFd);
 
 impl Lifeline {
-    /// A new pipe, both ends close-on-exec.
-    pub fn new() -> io::Result<Self> {
+    /// A new pipe and its read end, which the rank arms. Both are close-on-exec until the rank clears the flag of its end.
+    pub fn open() -> io::Result<(Self, OwnedFd)> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        Ok(Self { read, write: AtomicI32::new(write.into_raw_fd()) })
-    }
-
-    /// Opens a read end with an open file description of its own, so that F_SETOWN of one rank does not overwrite that of
-    /// another. Close-on-exec until the child clears the flag.
-    pub fn open_end(&self) -> io::Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.read.as_raw_fd());
-        Ok(nix::fcntl::open(
-            path.as_str(),
-            OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
-            nix::sys::stat::Mode::empty(),
-        )?)
-    }
-
-    /// Closes the write end: on drop, and in a process that was forked from this one without an exec, whose copy would keep
-    /// the ranks alive after the launcher's death.
-    pub fn close_write_end(&self) {
-        let fd = self.write.swap(-1, Ordering::Relaxed);
-        if fd >= 0 {
-            // SAFETY: the descriptor comes from pipe2, has no other owner, and is closed only here.
-            unsafe { libc::close(fd) };
-        }
-    }
-}
-
-impl Drop for Lifeline {
-    fn drop(&mut self) {
-        self.close_write_end();
+        // If that is refused, the pipe is larger.
+        let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE));
+        Ok((Self(write), read))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A mark in the memory map of a process, by which its forked children are recognized. They inherit the mapping. If the
 //! process itself was forked without an execve, `/proc/PID/environ` does not show the environment that it has.
 
+use crate::sys::process::procfs;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use std::ffi::CString;
@@ -21,7 +22,7 @@ pub fn mark_memory(key: &str) -> io::Result<()> {
 /// The marks of a process; empty when it is gone or may not be read.
 pub fn in_memory(pid: i32) -> Vec<Vec<u8>> {
     const START: &[u8] = b"/memfd:rlaunch:";
-    let maps = std::fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let maps = procfs::read(pid, "maps").unwrap_or_default();
     let names = maps.split(|b| *b == b'\n').filter_map(|line| {
         let at = line.windows(START.len()).position(|window| window == START)? + START.len();
         Some(line[at..].split(|b| *b == b' ').next().unwrap_or_default().to_vec())

@@ -1,4 +1,4 @@
-//! Processes: spawning, pidfds, cgroups, process trees, lifelines, affinity, limits.
+//! Processes: spawning, pidfds, cgroups, /proc, process trees, lifelines, affinity, limits.
 
 pub mod affinity;
 pub mod cgroup;
@@ -9,5 +9,6 @@ pub mod lifeline;
 pub mod limits;
 pub mod mark;
 pub mod pidfd;
+pub mod procfs;
 pub mod spawn;
 pub mod tree;

@@ -18,6 +18,11 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
+/// Whether no process has this number, not even a zombie.
+pub fn is_unused(pid: i32) -> bool {
+    open(pid).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+}
+
 /// Sends a signal to the process of the pidfd. `ESRCH` when it is gone.
 pub fn send_signal(fd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     // SAFETY: a null siginfo is allowed (pidfd_send_signal(2)); the rest are integers.

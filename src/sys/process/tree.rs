@@ -1,7 +1,7 @@
 //! The process tree below this process, read from /proc. Only for the launcher's own processes: in a host program, other
 //! code may own these children.
 
-use crate::sys::process::{mark, pidfd};
+use crate::sys::process::{mark, pidfd, procfs};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ pub fn become_subreaper() -> io::Result<()> {
 /// (proc_pid_task(5)), so a complete list needs repeated calls.
 pub fn children(pid: i32) -> Vec<i32> {
     let mut found = Vec::new();
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return found };
+    let Ok(tasks) = procfs::list(pid, "task") else { return found };
     for task in tasks.flatten() {
         match std::fs::read_to_string(task.path().join("children")) {
             Ok(list) => found.extend(list.split_ascii_whitespace().filter_map(|p| p.parse::<i32>().ok())),
@@ -68,7 +68,7 @@ const PF_EXITING: u64 = 4;
 impl ProcStat {
     /// The fields for a process; `None` when it is gone.
     pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+        Self::parse(&procfs::read(pid, "stat").ok()?)
     }
 
     fn parse(line: &[u8]) -> Option<Self> {
@@ -99,31 +99,25 @@ impl ProcStat {
 
 /// The kernel function in which a process sleeps, if the kernel shows it.
 pub fn wait_channel(pid: i32) -> Option<String> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/wchan")).ok()?;
+    let text = String::from_utf8(procfs::read(pid, "wchan").ok()?).ok()?;
     (!text.is_empty() && text != "0").then_some(text)
 }
 
 fn scan(wanted: impl Fn(&ProcStat) -> bool) -> Vec<i32> {
-    let pids = all_pids();
-    pids.into_iter().filter(|pid| ProcStat::of(*pid).is_some_and(|stat| wanted(&stat))).collect()
-}
-
-fn all_pids() -> Vec<i32> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
-    folder.flatten().filter_map(|entry| std::str::from_utf8(entry.file_name().as_bytes()).ok()?.parse().ok()).collect()
+    procfs::pids().into_iter().filter(|pid| ProcStat::of(*pid).is_some_and(|stat| wanted(&stat))).collect()
 }
 
 /// The value of a variable in the environment that a process was started with; `None` if it has none, is gone, or may not
 /// be read.
 pub fn variable(pid: i32, name: &str) -> Option<Vec<u8>> {
-    let block = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let block = procfs::read(pid, "environ").ok()?;
     let mut vars = block.split(|b| *b == 0);
     vars.find_map(|var| var.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
 }
 
 /// Whether a process has no environment: for a moment during execve, or always.
 pub fn has_no_environment(pid: i32) -> bool {
-    std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|block| block.is_empty())
+    procfs::read(pid, "environ").is_ok_and(|block| block.is_empty())
 }
 
 /// A helper process that ends by itself once its clients have, after it has removed what they shared.
@@ -163,7 +157,7 @@ impl CleanupHelper {
 /// Whether a process is creating shared memory for torch: it has opened the file and not yet removed its name
 /// (MapAllocator.cpp of aten/src/ATen). If it is killed in between, the file stays.
 pub fn is_creating_torch_memory(pid: i32) -> bool {
-    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let Ok(open) = procfs::list(pid, "fd") else { return false };
     let start = format!("/dev/shm/torch_{pid}_");
     open.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|path| {
         let path = path.as_os_str().as_bytes();
@@ -172,13 +166,13 @@ pub fn is_creating_torch_memory(pid: i32) -> bool {
 }
 
 fn command_line_has(pid: i32, part: &[u8]) -> bool {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let words = procfs::read(pid, "cmdline").unwrap_or_default();
     words.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether a live process has no command line: for a moment during execve, after its parent has resumed.
 pub fn has_no_command_line(pid: i32) -> bool {
-    let empty = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.is_empty());
+    let empty = procfs::read(pid, "cmdline").is_ok_and(|words| words.is_empty());
     empty && ProcStat::of(pid).is_some_and(|stat| stat.is_alive())
 }
 
@@ -199,7 +193,7 @@ pub fn all_with_key(name: &str, prefix: &str) -> Vec<i32> {
     let own = std::process::id() as i32;
     let began = ProcStat::of(own).map_or(0, |stat| stat.started);
     let young = |pid: i32| ProcStat::of(pid).is_some_and(|stat| stat.started >= began);
-    all_pids().into_iter().filter(|&pid| pid != own && young(pid) && has_key_prefix(pid, name, prefix)).collect()
+    procfs::pids().into_iter().filter(|&pid| pid != own && young(pid) && has_key_prefix(pid, name, prefix)).collect()
 }
 
 /// Kills a process if `is_it` holds for its fields. They are read again after its pidfd is open, because the pid may have
@@ -226,7 +220,20 @@ pub fn kill_leaderless(pid: i32) {
 
 /// Whether a process has more than one thread that has not ended. The first one counts as long as it is a zombie.
 pub fn has_other_threads(pid: i32) -> bool {
-    std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
+    procfs::list(pid, "task").is_ok_and(|tasks| tasks.count() > 1)
+}
+
+/// Whether a child of this process that is no zombie is in this process group. Reads nothing of /proc: its cost is that of
+/// one system call. In a subreaper, children of a group's members become its children when these members end.
+pub fn has_living_child_in(group: i32) -> bool {
+    let Ok(group) = libc::id_t::try_from(group) else { return false };
+    // SAFETY: siginfo_t is plain data, for which all zeroes is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // Without WEXITED a zombie is no child to wait for, so ECHILD means that there is none but zombies (wait_consider_task
+    // in kernel/exit.c). WNOWAIT: children that have stopped are not asked about.
+    let options = libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: waitid fills `info`, a local value that outlives the call.
+    unsafe { libc::waitid(libc::P_PGID, group, &mut info, options) == 0 }
 }
 
 /// Reaps children that have ended, except those that `is_known` accepts: their owners reap them. Returns their ids.
@@ -253,6 +260,31 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+
+    #[test]
+    fn a_zombie_is_no_living_member_of_its_group() -> io::Result<()> {
+        let mut leader = Command::new("cat").stdin(Stdio::piped()).process_group(0).spawn()?;
+        let group = leader.id() as i32;
+        let mut member = Command::new("cat").stdin(Stdio::piped()).process_group(group).spawn()?;
+        assert!(has_living_child_in(group));
+        let end = |child: &mut Child| -> io::Result<()> {
+            drop(child.stdin.take());
+            while !pidfd::has_ended(pidfd::open(child.id() as i32)?.as_fd())? {
+                std::thread::yield_now();
+            }
+            Ok(())
+        };
+        end(&mut leader)?;
+        assert!(has_living_child_in(group), "the member lives");
+        end(&mut member)?;
+        assert!(!has_living_child_in(group), "both are zombies");
+        leader.wait()?;
+        member.wait()?;
+        assert!(!has_living_child_in(group));
+        Ok(())
+    }
 
     #[test]
     fn a_name_may_contain_parentheses() {

@@ -50,6 +50,8 @@ class RankStarter:
         self._grace = grace
         self._spawner = new_spawner()
         self.key = new_key()
+        if (line := _lib.procfs_line()) is not None:
+            print_if_possible(f"rlaunch: {line}")
         self._pickler = Pickler(user_arguments, "the ranks")
         self._leases = leases
         self._env_overflow = env_overflow

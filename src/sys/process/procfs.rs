@@ -1,0 +1,96 @@
+//! Access to `/proc/PID` by number, after proof that /proc belongs to the PID namespace of this process. Under
+//! `unshare --pid` without `--mount-proc` it does not, and a number read from it is that of a stranger here.
+
+use std::fs::ReadDir;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicI32, Ordering};
+use thiserror::Error;
+
+/// Why processes are not looked up in /proc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ProcfsUnusable {
+    /// It is not mounted, or does not show this process.
+    #[error("/proc is not mounted")]
+    Missing,
+    /// It shows the processes of another PID namespace.
+    #[error("/proc is that of another PID namespace (`unshare --pid` without `--mount-proc`?)")]
+    Foreign,
+}
+
+/// The process that has proven last that /proc is its own. A process that was forked from it proves that anew.
+static PROVEN_BY: AtomicI32 = AtomicI32::new(0);
+
+fn this() -> i32 {
+    std::process::id() as i32
+}
+
+/// Checks that /proc belongs to the PID namespace of this process.
+pub fn verify() -> Result<(), ProcfsUnusable> {
+    let link = std::fs::read_link("/proc/self").map_err(|_| ProcfsUnusable::Missing)?;
+    let status = std::fs::read("/proc/self/status").map_err(|_| ProcfsUnusable::Missing)?;
+    let proven = judge(&link, &String::from_utf8_lossy(&status), this());
+    PROVEN_BY.store(if proven.is_ok() { this() } else { 0 }, Ordering::Relaxed);
+    proven
+}
+
+/// `link` and `status`: /proc/self and /proc/self/status. The number alone could be the same in both namespaces. NSpid has
+/// one number for each namespace from that of /proc down to that of the process (proc_pid_status(5)).
+fn judge(link: &Path, status: &str, pid: i32) -> Result<(), ProcfsUnusable> {
+    let is_this = |text: &str| text.parse() == Ok(pid);
+    let mut numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).map(str::split_whitespace);
+    // A kernel without PID namespaces has no such line.
+    let is_only =
+        numbers.as_mut().is_none_or(|numbers| numbers.next().is_some_and(is_this) && numbers.next().is_none());
+    if link.to_str().is_some_and(is_this) && is_only { Ok(()) } else { Err(ProcfsUnusable::Foreign) }
+}
+
+/// Whether numbers in /proc are those of this process's PID namespace.
+pub fn is_own() -> bool {
+    PROVEN_BY.load(Ordering::Relaxed) == this() || verify().is_ok()
+}
+
+fn proven() -> io::Result<()> {
+    if is_own() { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
+
+/// Reads `/proc/PID/NAME`.
+pub fn read(pid: i32, name: &str) -> io::Result<Vec<u8>> {
+    proven()?;
+    std::fs::read(format!("/proc/{pid}/{name}"))
+}
+
+/// Lists `/proc/PID/NAME`.
+pub fn list(pid: i32, name: &str) -> io::Result<ReadDir> {
+    proven()?;
+    std::fs::read_dir(format!("/proc/{pid}/{name}"))
+}
+
+/// All process ids that /proc lists.
+pub fn pids() -> Vec<i32> {
+    let listed = proven().and_then(|()| std::fs::read_dir("/proc"));
+    let number = |name: &[u8]| std::str::from_utf8(name).ok()?.parse().ok();
+    listed.into_iter().flatten().flatten().filter_map(|entry| number(entry.file_name().as_bytes())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tests_run_with_their_own_proc() {
+        assert_eq!(verify(), Ok(()));
+        assert!(is_own() && pids().contains(&this()) && read(this(), "stat").is_ok());
+    }
+
+    #[test]
+    fn an_equal_number_is_no_proof() {
+        let judge = |link: &str, status: &str| judge(Path::new(link), status, 7);
+        assert_eq!(judge("7", "Name:\tx\nNSpid:\t7\nNSpgid:\t7\n"), Ok(()));
+        assert_eq!(judge("7", "Name:\tx\nPid:\t7\n"), Ok(()), "a kernel without PID namespaces");
+        for (link, status) in [("1234", "NSpid:\t1234\t7\n"), ("7", "NSpid:\t7\t7\n"), ("7", "NSpid:\n"), ("x", "")] {
+            assert_eq!(judge(link, status), Err(ProcfsUnusable::Foreign), "{link} {status}");
+        }
+    }
+}
