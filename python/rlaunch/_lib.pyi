@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 __all__ = [
+    "Creator",
     "Descriptor",
     "Joiner",
     "PortLeases",
@@ -82,6 +83,12 @@ def plan_spawn(
     custom: str | None = None,
     here: list[str] = ...,
 ) -> tuple[list[list[tuple[str, str]]], PortLeases, str, list[str]]: ...
+
+@final
+class Creator:
+    def __new__(cls) -> Creator: ...
+    def is_this_process(self) -> bool: ...
+    def check(self) -> None: ...
 
 @final
 class Descriptor:

@@ -2,6 +2,7 @@
 //!
 //! Python code is called only on threads that Python called from, and no wait holds the GIL.
 
+mod creator;
 mod descriptor;
 mod errors;
 mod guardian;
@@ -53,6 +54,8 @@ mod lib {
     use std::ffi::OsString;
     use std::path::Path;
 
+    #[pymodule_export]
+    use super::creator::Creator;
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]

@@ -108,6 +108,7 @@ class _Launcher:
         self.record = bytearray()
         self.status: int | None = None
         self._pipes: list[_Pipe] = []
+        self._creator = _lib.Creator()
         # When the spawner's thread ends, at the latest with this process, the kernel kills the launcher.
         self._spawner: _lib.Spawner | None = _lib.Spawner()
         # In this process's group, a Ctrl-C would arrive twice: from the terminal and from `wait`.
@@ -156,11 +157,13 @@ class _Launcher:
                 self._forward_output(signals)
                 signals.disarm()
                 break
-            except KeyboardInterrupt as error:
-                interrupted = interrupted or error
-                self._process.signal(signal.SIGINT)
             except BaseException as error:
+                if not self._creator.is_this_process():
+                    raise  # A signal handler has forked.
                 interrupted = interrupted or error
+                if isinstance(error, KeyboardInterrupt):
+                    self._process.signal(signal.SIGINT)
+                    continue
                 others += 1
                 if others > 2:
                     break

@@ -1,6 +1,9 @@
-//! Ends this process without running the exit handlers of a host program.
+//! This process: whether it created a handle or was forked from the process that did; how it ends without running the exit
+//! handlers of a host program.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
 
 /// The exit status of a launcher process that panicked.
 const PANICKED: i32 = 70;
@@ -11,4 +14,45 @@ pub fn end(body: impl FnOnce() -> i32) -> ! {
     let status = catch_unwind(AssertUnwindSafe(body)).unwrap_or(PANICKED);
     // SAFETY: _exit takes an integer and does not return.
     unsafe { libc::_exit(status) }
+}
+
+/// The process that created a handle. A process that was forked from it has copies of its handles, whose descriptors work
+/// there too, but its children are not the fork's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Creator(u32);
+
+impl Creator {
+    /// For a handle that is created now.
+    pub fn this_process() -> Self {
+        Self(process::id())
+    }
+
+    /// Whether this process created the handle.
+    pub fn is_this_process(self) -> bool {
+        self.0 == process::id()
+    }
+
+    /// Fails in a process that was forked from the creator.
+    pub fn check(self) -> Result<(), UsedInFork> {
+        if self.is_this_process() { Ok(()) } else { Err(UsedInFork { creator: self.0, fork: process::id() }) }
+    }
+}
+
+/// A handle was used in a process that was forked from its creator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsedInFork {
+    creator: u32,
+    fork: u32,
+}
+
+impl std::error::Error for UsedInFork {}
+
+impl fmt::Display for UsedInFork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { creator, fork } = self;
+        write!(
+            f,
+            "process {creator} started these ranks, and this process, {fork}, was forked from it: call this in process {creator}"
+        )
+    }
 }
