@@ -6,6 +6,7 @@ use super::wakeup::Wakeup;
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
 use crate::sys::clock;
+use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::current::Creator;
@@ -47,7 +48,7 @@ impl Joiner {
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
         let engine = Engine::adopting(children, SupervisionPolicy::with_grace(grace)).map_err(os_error)?;
-        let over = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
+        let over = fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
         engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
         let creator = Creator::this_process();
         Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace, creator })

@@ -30,7 +30,7 @@ struct WakeupFd {
 impl Wakeup {
     /// Makes signals write to a new pipe.
     pub fn begin(py: Python<'_>) -> PyResult<Self> {
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(os_error)?;
+        let (read, write) = fd::pipe(OFlag::O_NONBLOCK).map_err(os_error)?;
         match set(py, write.as_raw_fd(), false) {
             Ok(before) => Ok(Self(Some(WakeupFd { read, _write: write, before, creator: Creator::this_process() }))),
             // "set_wakeup_fd only works in main thread of the main interpreter".

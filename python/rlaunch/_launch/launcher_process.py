@@ -205,16 +205,22 @@ class _Launcher:
 
 
 class _Pipe:
-    """A pipe that the launcher writes to.
-
-    Attributes:
-        reader, writer: its ends; -1 once closed.
-    """
+    """A pipe that the launcher writes to."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
-        self.reader, self.writer = os.pipe()
+        self._reader, self._writer = _lib.Descriptor.pipe()
         os.set_blocking(self.reader, False)
+
+    @property
+    def reader(self) -> int:
+        """The read end; -1 once it has been closed."""
+        return self._reader.fileno()
+
+    @property
+    def writer(self) -> int:
+        """The write end; -1 once it has been closed."""
+        return self._writer.fileno()
 
     def forward(self) -> bool:
         """Passes the available bytes to the sink; returns whether there were any."""
@@ -224,20 +230,15 @@ class _Pipe:
             return False
         self._sink(data)
         if not data:
-            os.close(self.reader)
-            self.reader = -1
+            self._reader.close()
         return bool(data)
 
     def close_writer(self) -> None:
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
+        self._writer.close()
 
     def close(self) -> None:
-        self.close_writer()
-        if self.reader >= 0:
-            os.close(self.reader)
-            self.reader = -1
+        self._writer.close()
+        self._reader.close()
 
 
 class _TextSink:

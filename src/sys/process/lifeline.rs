@@ -2,6 +2,7 @@
 //! closes, for any reason (`_exit`, SIGKILL, the OOM killer), the kernel sends SIGKILL to the rank or its process group
 //! (fcntl(2), F_SETOWN and F_SETSIG). Unlike PR_SET_PDEATHSIG, it does not depend on the thread that started the rank.
 
+use crate::sys::io::fd;
 use nix::fcntl::OFlag;
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -30,7 +31,7 @@ pub struct Lifeline {
 impl Lifeline {
     /// A new pipe, both ends close-on-exec.
     pub fn new() -> io::Result<Self> {
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let (read, write) = fd::pipe(OFlag::O_NONBLOCK)?;
         Ok(Self { read, write: AtomicI32::new(write.into_raw_fd()) })
     }
 
@@ -38,11 +39,8 @@ impl Lifeline {
     /// another. Close-on-exec until the child clears the flag.
     pub fn open_end(&self) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.read.as_raw_fd());
-        Ok(nix::fcntl::open(
-            path.as_str(),
-            OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC,
-            nix::sys::stat::Mode::empty(),
-        )?)
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        Ok(fd::above_stdio(nix::fcntl::open(path.as_str(), flags, nix::sys::stat::Mode::empty())?)?)
     }
 
     /// Closes the write end: on drop, and in a process that was forked from this one without an exec, whose copy would keep
