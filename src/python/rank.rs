@@ -6,7 +6,7 @@ use crate::sys::io::fd;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::child::Child;
-use crate::sys::process::current::Creator;
+use crate::sys::process::current::{self, Creator};
 use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
@@ -159,15 +159,20 @@ impl Spawner {
         )
     }
 
-    /// Forks by `os.fork`, so that Python's hooks run: None in the child, which has armed this end of the lifeline. The
+    /// Forks by `os.fork`, so that Python's hooks run: None in the child, which has armed this end of the lifeline. If the
+    /// main thread forks, the child dies with it, too; another thread may end while its ranks run. The
     /// child continues once its parent has its pidfd: if it ended before, a `waitpid(-1)` of the host, or SIGCHLD ignored,
     /// would leave no process to open a pidfd of.
     fn fork(&self, py: Python<'_>, lifeline: i32) -> PyResult<Option<Rank>> {
         self.creator.check()?;
         let named = fd::ForkGate::new().map_err(os_error)?;
+        let (parent, is_main_thread) = (std::process::id(), current::is_main_thread());
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
             lifeline::arm(lifeline).map_err(os_error)?;
+            if is_main_thread {
+                current::die_with_parent(parent).map_err(os_error)?;
+            }
             named.pass().map_err(os_error)?;
             return Ok(None);
         }

@@ -1,7 +1,9 @@
-//! This process: whether it created a handle or was forked from the process that did; how it ends without running the exit
-//! handlers of a host program.
+//! This process: whether it created a handle or was forked from the process that did; whether it dies with its parent; how it
+//! ends without running the exit handlers of a host program.
 
+use nix::errno::Errno;
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 
@@ -14,6 +16,24 @@ pub fn end(body: impl FnOnce() -> i32) -> ! {
     let status = catch_unwind(AssertUnwindSafe(body)).unwrap_or(PANICKED);
     // SAFETY: _exit takes an integer and does not return.
     unsafe { libc::_exit(status) }
+}
+
+/// Whether the calling thread is the main one, which in a Python program ends with the process.
+pub fn is_main_thread() -> bool {
+    nix::unistd::gettid() == nix::unistd::getpid()
+}
+
+/// Has the kernel kill this process when the thread that forked it ends (prctl(2), PR_SET_PDEATHSIG). Kills it now if
+/// `parent`, the process that forked it, has ended.
+pub fn die_with_parent(parent: u32) -> io::Result<()> {
+    // SAFETY: prctl, getppid and kill on integers.
+    unsafe {
+        Errno::result(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL))?;
+        if libc::getppid() as u32 != parent {
+            libc::kill(libc::getpid(), libc::SIGKILL);
+        }
+    }
+    Ok(())
 }
 
 /// The process that created a handle. A process that was forked from it has copies of its handles, whose descriptors work

@@ -190,6 +190,7 @@ class ForkServerPopen(Popen):
     def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
         unset, variables = spec.env_delta.unset, spec.env_delta.variables
         code = f"import os; [os.environ.pop(n, None) for n in {unset!r}]; os.environ.update({variables!r})"
+        spec.lifeline.is_forked_by_server = True
         payload = io.BytesIO()
         _write_payload(payload, self, process_obj, code)
         forkserver.ensure_running()

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from stress import METHODS, Parent, all_gone
+from stress import METHODS, Parent, all_gone, guardians
 from tree_parents import (
     forks_a_bystander,
     guardian_is_no_child_of_the_host,
@@ -170,10 +170,6 @@ def test_a_guardian_that_has_died_is_replaced() -> None:
         message = parent.heard()
         os.kill(parent.process.pid, signal.SIGKILL)
         assert all_gone([message["pid"], *message["left"]], 2)
-
-
-def guardians(parent: Parent) -> list[int]:
-    return [pid for pid in parent.marked() if b"module.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @each_method
