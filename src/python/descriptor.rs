@@ -2,8 +2,8 @@
 
 use super::errors::os_error;
 use crate::sys::io::fd;
+use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use pyo3::prelude::*;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -28,14 +28,26 @@ impl Descriptor {
     /// Shared memory (memfd_create(2)).
     #[staticmethod]
     fn memory(name: &str) -> PyResult<Self> {
-        Ok(Self::new(memfd_create(name, MFdFlags::MFD_CLOEXEC).map_err(os_error)?))
+        Ok(Self::new(fd::memory(name).map_err(os_error)?))
     }
 
     /// A counter to poll (eventfd(2)), non-blocking, at 0.
     #[staticmethod]
     fn eventfd() -> PyResult<Self> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        Ok(Self::new(EventFd::from_flags(flags).map_err(os_error)?.into()))
+        Ok(Self::new(fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?.into()))
+    }
+
+    /// A pipe: its read end and its write end.
+    #[staticmethod]
+    fn pipe() -> PyResult<(Self, Self)> {
+        let (read, write) = fd::pipe(OFlag::empty()).map_err(os_error)?;
+        Ok((Self::new(read), Self::new(write)))
+    }
+
+    /// A copy of a descriptor with another owner.
+    #[staticmethod]
+    fn copy_of(number: i32) -> PyResult<Self> {
+        Ok(Self::new(fd::duplicate(number).map_err(os_error)?))
     }
 
     /// Takes over a descriptor that was inherited by its number.
@@ -58,7 +70,7 @@ impl Descriptor {
 /// Fails if the process cannot open `count` more descriptors.
 #[pyfunction]
 pub fn need_descriptors(count: usize) -> PyResult<()> {
-    let taken: Result<Vec<OwnedFd>, _> = (0..count).map(|_| fd::duplicate(0)).collect();
+    let taken: Result<Vec<EventFd>, _> = (0..count).map(|_| fd::eventfd(EfdFlags::empty())).collect();
     match taken {
         Err(error) if error.raw_os_error() == Some(libc::EMFILE) => Err(os_error(error)),
         _ => Ok(()),

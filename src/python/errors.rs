@@ -1,6 +1,7 @@
 //! Converts Rust errors to the Python exceptions that the public API names.
 
 use crate::spec::spawn::options::SpawnError;
+use crate::sys::process::current::UsedInFork;
 use pyo3::exceptions::{PyAssertionError, PyIndexError, PyOSError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
@@ -12,6 +13,13 @@ pub fn os_error(error: impl Into<io::Error>) -> PyErr {
     match error.raw_os_error() {
         Some(errno) => PyOSError::new_err((errno, nix::errno::Errno::from_raw(errno).desc())),
         None => PyOSError::new_err(error.to_string()),
+    }
+}
+
+/// multiprocessing, too, raises an AssertionError for a process object in a fork of its creator.
+impl From<UsedInFork> for PyErr {
+    fn from(error: UsedInFork) -> Self {
+        PyAssertionError::new_err(error.to_string())
     }
 }
 

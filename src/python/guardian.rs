@@ -42,7 +42,7 @@ pub fn start_guardian(
     environ: Vec<Vec<u8>>,
     key: &str,
 ) -> PyResult<Descriptor> {
-    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(os_error)?;
+    let (read, write) = fd::pipe(OFlag::empty()).map_err(os_error)?;
     let null = open("/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(os_error)?;
     let silent = Some(null.as_raw_fd());
     let argv = [

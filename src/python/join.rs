@@ -6,8 +6,10 @@ use super::wakeup::Wakeup;
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
 use crate::sys::clock;
+use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
+use crate::sys::process::current::Creator;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -35,18 +37,21 @@ pub struct Joiner {
     /// Readable once all ranks have ended, so that every waiting thread wakes up.
     over: EventFd,
     grace: Duration,
+    creator: Creator,
 }
 
 #[pymethods]
 impl Joiner {
     #[new]
     fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
+        ranks.iter().try_for_each(|rank| rank.0.parent().check())?;
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
         let engine = Engine::adopting(children, SupervisionPolicy::with_grace(grace)).map_err(os_error)?;
-        let over = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
+        let over = fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
         engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
-        Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace })
+        let creator = Creator::this_process();
+        Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace, creator })
     }
 
     /// Waits until a rank has ended, for at most `timeout` seconds (None: no limit); once a rank has failed, until all
@@ -137,6 +142,9 @@ impl Joiner {
                 Ok(engine.living().len())
             })?;
             if let Err(error) = py.check_signals() {
+                if !self.creator.is_this_process() {
+                    return Err(error); // The handler has forked.
+                }
                 interrupted.get_or_insert(error);
                 self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut SilentHost))?;
                 continue;
@@ -150,8 +158,10 @@ impl Joiner {
         interrupted.map_or(Ok(()), Err)
     }
 
-    /// Runs `body` on the engine without the GIL; two threads in `join` take turns.
+    /// Runs `body` on the engine without the GIL; two threads in `join` take turns. Fails in a fork of the creator: the epoll
+    /// set is shared with it, and its threads may have held the lock.
     fn with<T: Send>(&self, py: Python<'_>, body: impl FnOnce(&mut Engine) -> io::Result<T> + Send) -> PyResult<T> {
+        self.creator.check()?;
         py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Python code is called only on threads that Python called from, and no wait holds the GIL.
 
+mod creator;
 mod descriptor;
 mod errors;
 mod guardian;
@@ -45,7 +46,7 @@ mod lib {
     use crate::spec::spawn::options;
     use crate::spec::spawn::options::{SpawnBackend, SpawnError, SpawnOptions};
     use crate::sys::io::ports::PortLease;
-    use crate::sys::process::lifeline;
+    use crate::sys::process::{current, lifeline};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
     use std::cell::LazyCell;
@@ -53,6 +54,8 @@ mod lib {
     use std::ffi::OsString;
     use std::path::Path;
 
+    #[pymodule_export]
+    use super::creator::Creator;
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
@@ -123,6 +126,13 @@ mod lib {
     #[pyfunction]
     fn arm_lifeline(fd: i32) -> PyResult<()> {
         lifeline::arm(fd).map_err(errors::os_error)
+    }
+
+    /// Has the kernel kill this process, which multiprocessing's fork server has forked, when the server ends.
+    #[pyfunction]
+    fn die_with_fork_server() -> PyResult<()> {
+        // If the server has ended already, the lifeline alone ties this process to the program.
+        current::die_with_parent(std::os::unix::process::parent_id()).map_err(errors::os_error)
     }
 
     /// Checks the name of an option of `spawn`; whether it is deprecated.

@@ -6,6 +6,7 @@ use crate::sys::io::fd;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::child::Child;
+use crate::sys::process::current::{self, Creator};
 use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::pidfd;
@@ -16,6 +17,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::ffi::CString;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -41,39 +43,51 @@ impl PortLeases {
 
 type SpawnRequest = (Box<SpawnCommand>, Sender<Result<SpawnedProcess, SpawnStepError>>);
 
-/// Starts ranks from a thread of its own, because the kernel ties a child's parent-death signal to the thread that started
-/// it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The thread ends when the spawner is dropped;
-/// Python keeps it as long as a rank.
+/// Starts programs from a thread of its own, because the kernel ties a child's parent-death signal to the thread that started
+/// it (prctl(2), PR_SET_PDEATHSIG), and a user's thread may end at any time. The first such start creates the thread; ranks
+/// that are forked need none, and the host stays single-threaded. The thread ends when the spawner is dropped; Python keeps
+/// it as long as a rank.
 #[pyclass(frozen, weakref, module = "rlaunch._lib")]
 pub struct Spawner {
-    requests: Sender<SpawnRequest>,
+    requests: Mutex<Option<Sender<SpawnRequest>>>,
     lifelines: Mutex<Vec<Lifeline>>,
     /// The processes that were started, until `forget`. If a signal handler raises while Python starts ranks, it finds
     /// those that already run here.
     ranks: Mutex<Vec<Arc<Child>>>,
     ends: Mutex<Vec<OwnedFd>>,
+    creator: Creator,
 }
 
-fn spawner_thread(requests: &Receiver<SpawnRequest>) {
+fn run_spawner(requests: &Receiver<SpawnRequest>) {
     for (start, reply) in requests {
         let _ = reply.send(spawn::start(&start));
     }
+}
+
+/// Creates the thread. It ends when all copies of the sender have been dropped.
+fn start_spawner_thread() -> io::Result<Sender<SpawnRequest>> {
+    let (requests, inbox) = bounded::<SpawnRequest>(0);
+    // The host's signal handlers must not run on this thread: it starts with all signals blocked.
+    let blocked = signals::block_all();
+    let started = std::thread::Builder::new()
+        .name("rlaunch-spawner".into())
+        .stack_size(256 * 1024)
+        .spawn(move || run_spawner(&inbox));
+    drop(blocked);
+    started.map(|_| requests)
 }
 
 #[pymethods]
 impl Spawner {
     #[new]
     fn new() -> PyResult<Self> {
-        let (requests, inbox) = bounded::<SpawnRequest>(0);
-        // The host's signal handlers must not run on this thread: it starts with all signals blocked.
-        let blocked = signals::block_all();
-        let started = std::thread::Builder::new()
-            .name("rlaunch-spawner".into())
-            .stack_size(256 * 1024)
-            .spawn(move || spawner_thread(&inbox));
-        drop(blocked);
-        started.map_err(os_error)?;
-        Ok(Self { requests, lifelines: Mutex::default(), ranks: Mutex::default(), ends: Mutex::default() })
+        Ok(Self {
+            requests: Mutex::default(),
+            lifelines: Mutex::default(),
+            ranks: Mutex::default(),
+            ends: Mutex::default(),
+            creator: Creator::this_process(),
+        })
     }
 
     #[expect(clippy::too_many_arguments, reason = "a Python signature")]
@@ -148,14 +162,20 @@ impl Spawner {
         )
     }
 
-    /// Forks by `os.fork`, so that Python's hooks run: None in the child, which has armed this end of the lifeline. The
+    /// Forks by `os.fork`, so that Python's hooks run: None in the child, which has armed this end of the lifeline. If the
+    /// main thread forks, the child dies with it, too; another thread may end while its ranks run. The
     /// child continues once its parent has its pidfd: if it ended before, a `waitpid(-1)` of the host, or SIGCHLD ignored,
     /// would leave no process to open a pidfd of.
     fn fork(&self, py: Python<'_>, lifeline: i32) -> PyResult<Option<Rank>> {
+        self.creator.check()?;
         let named = fd::ForkGate::new().map_err(os_error)?;
+        let (parent, is_main_thread) = (std::process::id(), current::is_main_thread());
         let pid: i32 = py.import("os")?.call_method0("fork")?.extract()?;
         if pid == 0 {
             lifeline::arm(lifeline).map_err(os_error)?;
+            if is_main_thread {
+                current::die_with_parent(parent).map_err(os_error)?;
+            }
             named.pass().map_err(os_error)?;
             return Ok(None);
         }
@@ -175,13 +195,14 @@ impl Spawner {
     /// Takes over a child of multiprocessing's fork server, which writes its exit code to `status`. Keeps a copy of that
     /// descriptor.
     fn enter_of_fork_server(&self, pid: i32, status: i32) -> PyResult<Rank> {
+        self.creator.check()?;
         let copy = fd::duplicate(status).map_err(os_error)?;
         Ok(self.enter(Child::of_fork_server(pid, copy).map_err(os_error)?))
     }
 
-    /// The ranks that were started here, since `forget`.
+    /// The ranks that were started here, since `forget`; none in a fork of this process.
     fn ranks(&self) -> Vec<Rank> {
-        self.lock().iter().cloned().map(Rank).collect()
+        self.lock().iter().filter(|rank| rank.parent().is_this_process()).cloned().map(Rank).collect()
     }
 
     /// Forgets the processes that were started here: the caller manages them now.
@@ -223,8 +244,10 @@ fn c_strings(list: Vec<Vec<u8>>) -> PyResult<Vec<CString>> {
 
 impl Spawner {
     fn begin(&self, py: Python<'_>, start: SpawnCommand) -> PyResult<Rank> {
+        self.creator.check()?;
+        let requests = self.requests()?;
         let (reply, answer) = bounded(1);
-        let started = py.detach(|| match self.requests.send((Box::new(start), reply)) {
+        let started = py.detach(|| match requests.send((Box::new(start), reply)) {
             Ok(()) => answer.recv().map_err(|_| ()),
             Err(_) => Err(()),
         });
@@ -235,6 +258,16 @@ impl Spawner {
         }
     }
 
+    /// The way to the thread, which is created if there is none.
+    fn requests(&self) -> PyResult<Sender<SpawnRequest>> {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = match requests.take() {
+            Some(present) => requests.insert(present),
+            None => requests.insert(start_spawner_thread().map_err(os_error)?),
+        };
+        Ok(requests.clone())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Child>>> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,6 +276,15 @@ impl Spawner {
         let child = Arc::new(child);
         self.lock().push(child.clone());
         Rank(child)
+    }
+}
+
+impl Drop for Spawner {
+    /// A fork of this process has no such thread, and the thread may have held the channel's lock during the fork.
+    fn drop(&mut self) {
+        if !self.creator.is_this_process() {
+            std::mem::forget(self.requests.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
     }
 }
 
@@ -276,6 +318,7 @@ impl Rank {
     /// Waits for the end, `timeout` seconds at most (None: for ever); the exit code or None.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<i32>> {
+        self.0.parent().check()?;
         let deadline = seconds(timeout).map(|t| crate::sys::clock::now().saturating_add(t));
         loop {
             let left = deadline.map(|at| at.saturating_sub(crate::sys::clock::now()));
@@ -291,6 +334,7 @@ impl Rank {
 
     /// Sends a signal, unless the process has been reaped.
     fn signal(&self, signal: i32) -> PyResult<()> {
+        self.0.parent().check()?;
         self.0.signal(signal).map_err(os_error)
     }
 }

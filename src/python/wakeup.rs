@@ -7,6 +7,7 @@ use super::rank::seconds;
 use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
+use crate::sys::process::current::Creator;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use pyo3::exceptions::PyValueError;
@@ -23,14 +24,15 @@ struct WakeupFd {
     _write: OwnedFd,
     /// The wake-up descriptor before (asyncio sets one); -1 for none.
     before: i32,
+    creator: Creator,
 }
 
 impl Wakeup {
     /// Makes signals write to a new pipe.
     pub fn begin(py: Python<'_>) -> PyResult<Self> {
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).map_err(os_error)?;
+        let (read, write) = fd::pipe(OFlag::O_NONBLOCK).map_err(os_error)?;
         match set(py, write.as_raw_fd(), false) {
-            Ok(before) => Ok(Self(Some(WakeupFd { read, _write: write, before }))),
+            Ok(before) => Ok(Self(Some(WakeupFd { read, _write: write, before, creator: Creator::this_process() }))),
             // "set_wakeup_fd only works in main thread of the main interpreter".
             Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self(None)),
             Err(error) => Err(error),
@@ -44,10 +46,13 @@ impl Wakeup {
 
     /// Restores the descriptor before, and passes on the bytes that were written meanwhile.
     pub fn end(self, py: Python<'_>) -> PyResult<()> {
-        let Some(WakeupFd { read, before, .. }) = self.0 else { return Ok(()) };
+        let Some(WakeupFd { read, before, creator, .. }) = self.0 else { return Ok(()) };
         if set(py, before, true).is_err() {
             // Its owner closed it without taking it back.
             return set(py, -1, true).map(drop);
+        }
+        if !creator.is_this_process() {
+            return Ok(()); // A signal handler has forked; the bytes are for the other process.
         }
         let Some(owner) = fd::borrow(before) else { return Ok(()) };
         let mut bytes = [0; 4096];

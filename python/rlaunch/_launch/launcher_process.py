@@ -108,6 +108,7 @@ class _Launcher:
         self.record = bytearray()
         self.status: int | None = None
         self._pipes: list[_Pipe] = []
+        self._creator = _lib.Creator()
         # When the spawner's thread ends, at the latest with this process, the kernel kills the launcher.
         self._spawner: _lib.Spawner | None = _lib.Spawner()
         # In this process's group, a Ctrl-C would arrive twice: from the terminal and from `wait`.
@@ -156,11 +157,13 @@ class _Launcher:
                 self._forward_output(signals)
                 signals.disarm()
                 break
-            except KeyboardInterrupt as error:
-                interrupted = interrupted or error
-                self._process.signal(signal.SIGINT)
             except BaseException as error:
+                if not self._creator.is_this_process():
+                    raise  # A signal handler has forked.
                 interrupted = interrupted or error
+                if isinstance(error, KeyboardInterrupt):
+                    self._process.signal(signal.SIGINT)
+                    continue
                 others += 1
                 if others > 2:
                     break
@@ -202,16 +205,22 @@ class _Launcher:
 
 
 class _Pipe:
-    """A pipe that the launcher writes to.
-
-    Attributes:
-        reader, writer: its ends; -1 once closed.
-    """
+    """A pipe that the launcher writes to."""
 
     def __init__(self, sink: Any) -> None:
         self._sink = sink
-        self.reader, self.writer = os.pipe()
+        self._reader, self._writer = _lib.Descriptor.pipe()
         os.set_blocking(self.reader, False)
+
+    @property
+    def reader(self) -> int:
+        """The read end; -1 once it has been closed."""
+        return self._reader.fileno()
+
+    @property
+    def writer(self) -> int:
+        """The write end; -1 once it has been closed."""
+        return self._writer.fileno()
 
     def forward(self) -> bool:
         """Passes the available bytes to the sink; returns whether there were any."""
@@ -221,20 +230,15 @@ class _Pipe:
             return False
         self._sink(data)
         if not data:
-            os.close(self.reader)
-            self.reader = -1
+            self._reader.close()
         return bool(data)
 
     def close_writer(self) -> None:
-        if self.writer >= 0:
-            os.close(self.writer)
-            self.writer = -1
+        self._writer.close()
 
     def close(self) -> None:
-        self.close_writer()
-        if self.reader >= 0:
-            os.close(self.reader)
-            self.reader = -1
+        self._writer.close()
+        self._reader.close()
 
 
 class _TextSink:

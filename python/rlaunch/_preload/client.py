@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import os
@@ -65,7 +66,7 @@ class Zygote:
         self._pending_replies = 0
         self._spawner = new_spawner()
         self._lock = threading.Lock()
-        self._link, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link, peer = map(_above_stdio, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         end = self._spawner.open_end()
         try:
             with peer:
@@ -210,6 +211,14 @@ class Zygote:
             self._closed = True
             self._link.close()
             _ending.append(self)
+
+
+def _above_stdio(end: socket.socket) -> socket.socket:
+    """Returns the socket with a number above 2, which a host with closed standard descriptors hands out."""
+    if end.fileno() > 2:
+        return end
+    with end:
+        return socket.socket(fileno=fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
 
 
 def reap_closed(timeout: float) -> None:

@@ -6,7 +6,10 @@ import contextlib
 import itertools
 import os
 import secrets
+import select
 import sys
+import threading
+from multiprocessing import spawn
 
 from .. import _lib
 
@@ -20,9 +23,11 @@ KEY = "RLAUNCH_RANK_KEY"
 NO_SWEEP = "RLAUNCH_NO_SWEEP"
 
 # This process's key, and the descriptor whose closing tells its guardian that this process has ended. An
-# entry is added in one step: if an exception comes between the guardian's start and that, the guardian
+# entry is set in one step: if an exception comes between the guardian's start and that, the guardian
 # watches for a key that no process has.
 _own: dict[str, tuple[str, _lib.Descriptor | None]] = {}
+# Reentrant, because a signal handler may call `spawn`.
+_starting = threading.RLock()
 _numbers = itertools.count()
 
 
@@ -30,27 +35,50 @@ def new_key() -> str:
     """Returns a key for the ranks of one more ``spawn``.
 
     The first call in a process starts its guardian: a process that outlives this one, and then ends every
-    process that carries one of its keys. If the guardian cannot start (no more processes, no interpreter
-    known), ranks still have their lifeline and their parent-death signal.
+    process that carries one of its keys. A later call replaces a guardian that has ended, as by the OOM
+    killer. If none can start (no more processes, no interpreter known), ranks still die with this process.
     """
-    own = _own.get(KEY)
-    if own is None:
-        # If two threads get here at once, one of the two guardians has nothing to do.
-        own = _own.setdefault(KEY, _start_guardian())
-    return f"{own[0]}/{next(_numbers)}"
+    with _starting:
+        own = _own.get(KEY)
+        if own is None or not _is_guarded(own[1]):
+            # With a new key: a guardian that is dropped before its entry is set must have nothing to end.
+            own = _own[KEY] = _start_guardian()
+        return f"{own[0]}/{next(_numbers)}"
+
+
+def _is_guarded(end: _lib.Descriptor | None) -> bool:
+    """Returns whether a guardian reads from the other end of this pipe."""
+    if end is None:
+        return False
+    poll = select.poll()
+    poll.register(end.fileno(), 0)
+    return not poll.poll(0)  # POLLERR: no process has the read end open (poll(2)).
 
 
 def _start_guardian() -> tuple[str, _lib.Descriptor | None]:
     key = secrets.token_hex(8)
     end = None
     # If PID 1 ends, the kernel ends its whole PID namespace (pid_namespaces(7)).
-    if sys.executable and os.getpid() != 1:
+    python = _find_interpreter()
+    if python and os.getpid() != 1:
         # Without an inherited key: a guardian of a process above would end this one as a leftover.
         environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != KEY]
         with contextlib.suppress(OSError):
             module = os.fsencode(_lib.__file__ or "")
-            end = _lib.start_guardian(os.fsencode(sys.executable), module, environ, key)
+            end = _lib.start_guardian(python, module, environ, key)
     return key, end
+
+
+def _find_interpreter() -> bytes:
+    """Returns the path of the interpreter that multiprocessing starts; empty if there is none.
+
+    In a frozen program, and in one that embeds Python, the executable is the program itself, which would
+    run a second time. ``multiprocessing.set_executable`` may name an interpreter there.
+    """
+    python = os.fsencode(spawn.get_executable() or "")
+    # An embedded interpreter has no command line.
+    is_program = getattr(sys, "frozen", False) or not sys.orig_argv
+    return b"" if is_program and python == os.fsencode(sys.executable or "") else python
 
 
 def key_variable(key: str, rank: int) -> dict[str, str]:
@@ -81,5 +109,11 @@ def swept_message(swept: list[tuple[int, str]], left: list[tuple[int, str]]) -> 
     return "\n".join(f"rlaunch: {line}" for line in lines)
 
 
-# The guardian is not a child of a process forked off this one.
-os.register_at_fork(after_in_child=_own.clear)
+def _forget() -> None:
+    """In a process forked off this one: the guardian is the parent's, and its threads may hold the lock."""
+    global _starting
+    _starting = threading.RLock()
+    _own.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

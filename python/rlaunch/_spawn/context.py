@@ -47,6 +47,7 @@ class RanksContext:
         self._slots = result_slots
         self._leases = leases
         self._key: str | None = key
+        self._creator = _lib.Creator()
         # The pid and name of each process that the ranks left behind, and of those that live on; known once
         # all have ended.
         self._swept: list[tuple[int, str]] = []
@@ -60,6 +61,8 @@ class RanksContext:
 
     def _take_results_of_ended(self, running: set[int]) -> None:
         """Joins the ranks that are not running any more, and keeps their results."""
+        if not self._creator.is_this_process():
+            return  # A signal handler has forked during a wait.
         for sentinel, rank in list(self.sentinels.items()):
             if rank not in running and self.sentinels.pop(sentinel, None) is not None:
                 self._slots[rank].take_content()
@@ -132,9 +135,11 @@ class MultiprocessContext(RanksContext):
 
         Raises:
             RankError: a rank failed. Every later call raises it again.
+            AssertionError: this process was forked from the one that called ``spawn``.
         """
         joiner = self._joiner
         if joiner is not None and self.sentinels:
+            self._creator.check()
             try:
                 joiner.join(timeout, print_message)
             finally:
@@ -161,9 +166,13 @@ class MultiprocessContext(RanksContext):
         """Ends all running ranks (SIGTERM, and SIGKILL after the grace period) and waits for them.
 
         It prints nothing and does not raise the ranks' failures; ``join`` does.
+
+        Raises:
+            AssertionError: as ``join``.
         """
         joiner = self._joiner
         if joiner is not None and self.sentinels:
+            self._creator.check()
             try:
                 joiner.stop(_discard_message)
             finally:
@@ -171,6 +180,8 @@ class MultiprocessContext(RanksContext):
 
     def _update_from(self, joiner: _lib.Joiner) -> None:
         """Takes over what the joiner knows: which ranks have ended, and which failed first."""
+        if not self._creator.is_this_process():
+            return
         running, failure = set(joiner.living()), joiner.failure()
         if failure is not None:
             # First, so that a join in another thread cannot see that all have ended and miss the failure.

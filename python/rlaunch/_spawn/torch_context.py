@@ -111,9 +111,11 @@ class ProcessContext(RanksContext):
         Raises:
             ProcessRaisedException, ProcessExitedException: a rank failed. Every later call raises it again.
                 A later call of torch's blames a rank that the first call has ended, or no rank.
+            AssertionError: this process was forked from the one that started the ranks.
         """
         group = self._group
         if group is not None and self.sentinels:
+            self._creator.check()
             self._wait(group, timeout, grace_period)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -129,6 +131,8 @@ class ProcessContext(RanksContext):
             if culprit is not None:
                 group.stop(grace_period)
         except BaseException:
+            if not self._creator.is_this_process():
+                raise  # A signal handler has forked.
             group.stop_after_interrupt()
             # A rank that was ended before it was done counts as failed, too.
             culprit = group.find_failed(range(len(self._pids))) if culprit is None else culprit

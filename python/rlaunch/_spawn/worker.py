@@ -58,7 +58,20 @@ class InheritedFd:
 
 
 class Lifeline(InheritedFd):
-    """The read end of a pipe. When the parent's end closes, as by its death, the kernel kills this rank."""
+    """The read end of a pipe. When the parent's end closes, as by its death, the kernel kills this rank.
+
+    Attributes:
+        is_forked_by_server: whether multiprocessing's fork server forks the rank, which dies with it, too.
+    """
+
+    is_forked_by_server = False
+
+    def __getstate__(self) -> Any:
+        return super().__getstate__(), self.is_forked_by_server
+
+    def __setstate__(self, state: Any) -> None:
+        fd, self.is_forked_by_server = state
+        super().__setstate__(fd)
 
     def set_fd(self, fd: int) -> None:
         """Sets the descriptor that the rank will receive."""
@@ -67,6 +80,8 @@ class Lifeline(InheritedFd):
     def arm(self) -> None:
         """Arms it. In a rank that was started by exec it is armed already; this changes nothing then."""
         _lib.arm_lifeline(self._fd)
+        if self.is_forked_by_server:
+            _lib.die_with_fork_server()
 
 
 def arm_cleanup(lifeline: Lifeline, env_delta: EnvDelta) -> None:

@@ -1,5 +1,6 @@
 //! epoll(7).
 
+use crate::sys::io::fd::above_stdio;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -14,7 +15,8 @@ pub struct Poller(Epoll);
 impl Poller {
     /// An empty set.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?))
+        let Epoll(fd) = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        Ok(Self(Epoll(above_stdio(fd)?)))
     }
 
     /// Waits for `fd` to become readable (or to hang up).

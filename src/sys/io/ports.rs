@@ -2,6 +2,7 @@
 //! bind and listen on it, because both sides set SO_REUSEADDR or SO_REUSEPORT. Other programs cannot, and the kernel does not
 //! choose it as a free port.
 
+use crate::sys::io::fd::above_stdio;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrLike, bind, getsockname, setsockopt, socket,
@@ -74,7 +75,7 @@ fn bound(port: u16, past_connections: bool) -> nix::Result<(OwnedFd, u16)> {
 
 /// A TCP socket for IPv6 and IPv4, or for IPv4 alone where IPv6 is disabled.
 fn new_socket() -> nix::Result<(OwnedFd, AddressFamily)> {
-    let open = |family| socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    let open = |family| above_stdio(socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?);
     match open(AddressFamily::Inet6) {
         Ok(fd) if fs::exists("/proc/net/if_inet6").unwrap_or(true) => {
             setsockopt(&fd, sockopt::Ipv6V6Only, &false)?;

@@ -2,6 +2,7 @@
 //! would take the children of a host program.
 
 use crate::model::Exit;
+use crate::sys::process::current::Creator;
 use crate::sys::process::pidfd;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -9,10 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// A child, which several threads may wait for. It is reaped once, and its exit status is kept.
+/// A child, which several threads may wait for. It is reaped once, and its exit status is kept. In a process that was forked
+/// from its parent, it is neither signalled nor reaped.
 #[derive(Debug)]
 pub struct Child {
     pid: i32,
+    parent: Creator,
     handle: ChildHandle,
     group: bool,
     exit: Mutex<Option<Exit>>,
@@ -45,7 +48,8 @@ impl Child {
     }
 
     fn with_handle(pid: i32, handle: ChildHandle, group: bool) -> Self {
-        Self { pid, handle, group, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
+        let parent = Creator::this_process();
+        Self { pid, parent, handle, group, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
     }
 
     /// A child that this process forked and has not reaped.
@@ -68,6 +72,11 @@ impl Child {
     /// The process id, which may be reused once the child has been reaped.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// The process that started it.
+    pub fn parent(&self) -> Creator {
+        self.parent
     }
 
     /// Whether it leads a process group of its own.
@@ -116,6 +125,10 @@ impl Child {
     /// The exit status; `None` while the child lives. The first call after its end kills the rest of its process group (if it
     /// leads one) and then reaps it: the number of the group is not reused while its leader is a zombie.
     pub fn try_exit(&self) -> io::Result<Option<Exit>> {
+        if !self.parent.is_this_process() {
+            // Another thread of the parent may have held the lock during the fork.
+            return Ok(self.exit.try_lock().ok().and_then(|exit| *exit));
+        }
         let mut exit = self.lock();
         if exit.is_some() {
             return Ok(*exit);
@@ -157,6 +170,9 @@ impl Child {
     /// Sends a signal to the child, or to its process group if it leads one. Does nothing once the child has been reaped,
     /// because its pid may have been reused.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
+        if !self.parent.is_this_process() {
+            return Ok(());
+        }
         let exit = self.lock();
         if exit.is_some() {
             return Ok(());
@@ -170,6 +186,9 @@ impl Child {
 
     /// Sends a signal to the child alone, even if it leads a group.
     pub fn signal_leader(&self, signal: i32) -> io::Result<()> {
+        if !self.parent.is_this_process() {
+            return Ok(());
+        }
         let exit = self.lock();
         if exit.is_some() {
             return Ok(());

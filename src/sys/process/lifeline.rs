@@ -2,6 +2,7 @@
 //! end closes, for any reason (`_exit`, SIGKILL, the OOM killer), the kernel sends SIGKILL to the rank or its process group
 //! (fcntl(2), F_SETOWN and F_SETSIG). Unlike PR_SET_PDEATHSIG, it does not depend on the thread that started the rank.
 
+use crate::sys::io::fd;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -30,7 +31,7 @@ pub struct Lifeline(#[expect(dead_code, reason = "held open")] OwnedFd);
 impl Lifeline {
     /// A new pipe and its read end, which the rank arms. Both are close-on-exec until the rank clears the flag of its end.
     pub fn open() -> io::Result<(Self, OwnedFd)> {
-        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        let (read, write) = fd::pipe(OFlag::O_NONBLOCK)?;
         // If that is refused, the pipe is larger.
         let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE));
         Ok((Self(write), read))

@@ -1,6 +1,7 @@
 //! pidfds: descriptors of processes, which unlike process ids are never reused (pidfd_open(2)).
 
 use crate::model::Exit;
+use crate::sys::io::fd::above_stdio;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
 use std::mem;
@@ -15,7 +16,7 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just created this descriptor; it has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    Ok(above_stdio(unsafe { OwnedFd::from_raw_fd(fd as i32) })?)
 }
 
 /// Whether no process has this number, not even a zombie.

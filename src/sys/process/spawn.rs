@@ -2,6 +2,7 @@
 //! its cost does not grow with the memory of the parent. Between clone and exec nothing allocates, locks or logs: the child
 //! shares the memory of this process and may only make async-signal-safe calls (signal-safety(7)).
 
+use crate::sys::io::fd::duplicate;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::lifeline;
 use crate::sys::process::lifeline::KillScope;
@@ -10,7 +11,7 @@ use crate::sys::signals;
 use std::ffi::{CString, NulError};
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 /// A process to be started. Paths and strings are complete before the clone; the child only reads them.
@@ -207,7 +208,8 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     if errno != 0 {
         return Err(SpawnStepError { step: STEPS[step], errno });
     }
-    Ok(SpawnedProcess { pid, pidfd: child })
+    let pidfd = if child.as_raw_fd() > 2 { child } else { duplicate(child.as_raw_fd()).unwrap_or(child) };
+    Ok(SpawnedProcess { pid, pidfd })
 }
 
 /// Forks the launcher without an exec. Only for the launcher's own process, while it has one thread. The child leads a new
@@ -307,6 +309,17 @@ fn set_up_and_exec(shared: &ChildSetup<'_>) -> (usize, i32) {
         for &fd in start.keep.iter().chain(lifeline.iter()) {
             if libc::fcntl(fd, libc::F_SETFD, 0) < 0 {
                 return (6, errno());
+            }
+        }
+        // A program without a stdin, stdout or stderr would write its messages into the next files that it opens.
+        for fd in 0..3 {
+            let flags = libc::fcntl(fd, libc::F_GETFD);
+            if flags < 0 || flags & libc::FD_CLOEXEC != 0 {
+                let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+                if null >= 0 && null != fd {
+                    libc::dup2(null, fd);
+                    libc::close(null);
+                }
             }
         }
         libc::sigprocmask(libc::SIG_SETMASK, &start.mask, ptr::null_mut());

@@ -150,6 +150,27 @@ def test_a_handler_that_raises_stops_the_job(place: Host, mark: str) -> None:
     assert marked(mark) == []
 
 
+def test_a_fork_in_a_signal_handler_ends_without_stopping_the_job(place: Host) -> None:
+    place.script("tell('ready', os.getpid())\nawait_file('go')")
+    place.host(
+        """
+        def fork(*_):
+            child = os.fork()
+            if child == 0:
+                sys.exit(5)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            open("go", "w").close()
+        signal.signal(signal.SIGALRM, fork)
+        print(rlaunch.launch("train.py", nproc_per_node=2).outcome)
+        """
+    )
+    with place.start() as host:
+        place.ready(2)
+        host.send_signal(signal.SIGALRM)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout) == (0, b"5\ncompleted\n"), ended.stderr
+
+
 def test_a_thread_stops_with_the_terminals_ctrl_c(place: Host, mark: str) -> None:
     place.script(WRITES_DOWN)
     place.host(

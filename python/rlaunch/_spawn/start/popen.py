@@ -135,12 +135,13 @@ class SpawnPopen(Popen):
             with open(payload, "wb", closefd=False) as file:
                 _write_payload(file, self, process_obj, None)
             # Only now: this starts the resource tracker, which a failed pickle must not.
-            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+            # A copy: multiprocessing's own may be in the place of a standard descriptor that is closed here.
+            tracker = _lib.Descriptor.copy_of(resource_tracker.getfd())  # type: ignore[arg-type]
             os.lseek(payload, 0, os.SEEK_SET)
             # The lifeline is also multiprocessing's sentinel of the parent: EOF when the parent has ended.
             code = (
                 "import sys; from multiprocessing import resource_tracker, spawn; "
-                f"resource_tracker._resource_tracker._fd = {tracker}; "
+                f"resource_tracker._resource_tracker._fd = {tracker.fileno()}; "
                 f"sys.exit(spawn._main({payload}, {end}))"
             )
             python = os.fsencode(spawn.get_executable())
@@ -148,7 +149,7 @@ class SpawnPopen(Popen):
             argv = [python, *map(os.fsencode, flags), b"-c", code.encode(), b"--multiprocessing-fork"]
             if spec.log is not None:
                 output = open_log(spec.log)
-            keep = [payload, tracker, *self._fds]
+            keep = [payload, tracker.fileno(), *self._fds]
             environ = _build_environ(spec.env_delta)
             return spec.spawner.start(python, argv, environ, keep, output, end)
         finally:
@@ -189,6 +190,7 @@ class ForkServerPopen(Popen):
     def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
         unset, variables = spec.env_delta.unset, spec.env_delta.variables
         code = f"import os; [os.environ.pop(n, None) for n in {unset!r}]; os.environ.update({variables!r})"
+        spec.lifeline.is_forked_by_server = True
         payload = io.BytesIO()
         _write_payload(payload, self, process_obj, code)
         forkserver.ensure_running()
@@ -200,8 +202,8 @@ class ForkServerPopen(Popen):
     def _request_fork(self, spec: StartSpec, payload: memoryview) -> _lib.Rank:
         status, writer = forkserver.connect_to_new_process(self._fds)
         # A copy of the write end is the child's sentinel of this process.
-        sentinel = os.dup(writer)
-        self.finalizer = util.Finalize(self, os.close, (sentinel,))
+        sentinel = _lib.Descriptor.copy_of(writer)
+        self.finalizer = util.Finalize(self, sentinel.close)
         try:
             with open(writer, "wb") as file:
                 file.write(payload)
@@ -240,14 +242,15 @@ class ZygotePopen(Popen):
     def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
         assert spec.zygote is not None
         memory = _lib.Descriptor.memory("rlaunch-payload")
-        status, status_writer = os.pipe()
+        status, status_writer = _lib.Descriptor.pipe()
         output = -1
         try:
             with open(memory.fileno(), "wb", closefd=False) as file:
                 _write_payload(file, self, process_obj, None)
-            tracker: int = resource_tracker.getfd()  # type: ignore[assignment]
+            tracker = _lib.Descriptor.copy_of(resource_tracker.getfd())  # type: ignore[arg-type]
             os.lseek(memory.fileno(), 0, os.SEEK_SET)
-            fds = {"lifeline": end, "status": status_writer, "payload": memory.fileno(), "tracker": tracker}
+            fds = {"lifeline": end, "payload": memory.fileno()}
+            fds |= {"status": status_writer.fileno(), "tracker": tracker.fileno()}
             # This process's, which may differ from those that the server was started with.
             fds |= {name: fd for fd, name in enumerate(_STDIO) if _is_open(fd)}
             if spec.log is not None:
@@ -267,11 +270,11 @@ class ZygotePopen(Popen):
             }
             pid = spec.zygote.fork(request, [*fds.values(), *self._fds])
             # If an exception comes in between, the rank dies when its lifeline closes.
-            return spec.spawner.enter_of_fork_server(pid, status)
+            return spec.spawner.enter_of_fork_server(pid, status.fileno())
         finally:
             memory.close()
-            os.close(status)
-            os.close(status_writer)
+            status.close()
+            status_writer.close()
             if output >= 0:
                 os.close(output)
 

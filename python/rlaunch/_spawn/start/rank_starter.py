@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from multiprocessing import process
 from typing import TYPE_CHECKING, Any
 
 from ... import _lib
@@ -11,13 +13,13 @@ from ..messages import print_if_possible, print_message
 from ..pickling import Pickler
 from ..results import ResultSlot
 from ..worker import EnvDelta, Lifeline
+from .rank_process import RankProcess
 from .start_spec import StartSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..._preload.client import Zygote
-    from .rank_process import RankProcess
 
 
 class RankStarter:
@@ -56,6 +58,7 @@ class RankStarter:
         self._leases = leases
         self._env_overflow = env_overflow
         self._zygote = zygote
+        self._creator = _lib.Creator()
         if leases is not None:
             release_after_fork(leases)
         self.processes: list[RankProcess] = []
@@ -68,6 +71,8 @@ class RankStarter:
         if kind is None:
             self._spawner.forget()
             return
+        if not self._creator.is_this_process():
+            return  # The user's code, called by pickle, has forked.
         # Before anything else: ending ranks takes descriptors, and a lack of them may be what failed.
         if self._leases is not None:
             self._leases.release()
@@ -126,3 +131,12 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
         swept, left, _ = sweep_leftovers(key)
         if message := swept_message(swept, left):
             print_if_possible(message)
+
+
+def _forget_children() -> None:
+    """In a process forked off this one: at its exit, multiprocessing would end daemons and join others."""
+    children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
+    children.difference_update([child for child in children if isinstance(child, RankProcess)])
+
+
+os.register_at_fork(after_in_child=_forget_children)

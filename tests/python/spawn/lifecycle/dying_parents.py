@@ -125,6 +125,27 @@ def joining_twice(method: str) -> None:
     tell([ends, [p.pid for p in ctx.processes if alive(p.pid)]])
 
 
+def close_all_and_sleep() -> None:
+    """As a program does that becomes a daemon: the lifeline is gone."""
+    os.closerange(3, 4096)
+    sleeper()
+
+
+def of_closing_ranks(method: str) -> None:
+    join(spawn(close_all_and_sleep, method, 2, join=False))
+
+
+def from_a_thread(method: str) -> None:
+    """The thread that starts the ranks ends before they do."""
+    event = context_of(method).Event()
+    started: list[Any] = []
+    with in_thread(lambda: started.append(spawn(event.wait, method, 2, join=False))):
+        pass
+    tell([rank.is_alive() for rank in started[0].processes])
+    event.set()
+    tell(results(started[0]))
+
+
 def without_its_server(moment: str) -> None:
     """Loses multiprocessing's fork server, which is the parent of its ranks."""
     warm_up("forkserver")

@@ -242,6 +242,10 @@ class Parent:
         return eventually(lambda: not self.marked(), 5)
 
 
+def guardians(parent: Parent) -> list[int]:
+    return [pid for pid in parent.marked() if b"module.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def wait_inside_join(pid: int, threads: int = 1) -> None:
     """A signal that comes earlier would hit the program outside of join."""
 

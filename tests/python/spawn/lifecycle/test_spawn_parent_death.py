@@ -17,10 +17,12 @@ from dying_parents import (
     RANKS,
     alarmed,
     busy_with_bystanders,
+    from_a_thread,
     joining,
     joining_defenceless,
     joining_loudly,
     joining_twice,
+    of_closing_ranks,
     starting,
     without_its_server,
 )
@@ -30,6 +32,7 @@ from stress import (
     Parent,
     alive,
     all_gone,
+    guardians,
     wait_inside_join,
 )
 
@@ -251,3 +254,22 @@ def test_the_death_of_the_fork_server_leaves_no_rank(moment: str, terminal: list
             assert parent.heard() == 2
         assert parent.ends() == 0
         assert parent.leaves_no_process()
+
+
+@each_method
+def test_ranks_that_closed_their_lifeline_die_with_a_killed_parent(method: str) -> None:
+    with Parent(of_closing_ranks, method) as parent:
+        ranks = parent.ranks(2)
+        (guardian,) = guardians(parent)
+        os.kill(guardian, signal.SIGKILL)
+        assert all_gone([guardian])
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone(ranks.values(), 2)
+
+
+@each_method
+def test_ranks_outlive_the_thread_that_started_them(method: str) -> None:
+    with Parent(from_a_thread, method) as parent:
+        assert parent.heard() == [True, True]
+        assert parent.heard() == [True, True], parent.complaints()
+        assert parent.ends() == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from stress import METHODS, Parent, all_gone
+from stress import METHODS, Parent, all_gone, guardians
 from tree_parents import (
     forks_a_bystander,
     guardian_is_no_child_of_the_host,
@@ -20,6 +20,8 @@ from tree_parents import (
     parent_of_leavers,
     parent_of_markers,
     parent_of_sharers,
+    parent_that_is_its_executable,
+    spawns_twice,
     two_threads,
 )
 
@@ -139,8 +141,35 @@ def test_a_fork_of_the_parent_does_not_keep_the_guardian_waiting() -> None:
 
 def test_ranks_run_where_no_guardian_can_be_started() -> None:
     with Parent(no_interpreter) as parent:
-        assert [parent.heard() for _ in range(2)] == [True, "done"]
+        assert parent.heard() == "done"
         assert parent.ends() == 0
+
+
+@pytest.mark.parametrize("kind", ["frozen", "embeds", "names an interpreter"])
+def test_the_guardian_does_not_run_the_program_a_second_time(tmp_path: Path, kind: str) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\n: > "$0.ran"\n')
+    program.chmod(0o755)
+    with Parent(parent_that_is_its_executable, kind, str(program)) as parent:
+        message = parent.heard()
+        has_guardian = guardians(parent) != []
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone([message["pid"]], 2)
+        assert has_guardian == (kind == "names an interpreter")
+        assert not has_guardian or all_gone(message["left"], 2)
+    assert not program.with_suffix(".ran").exists()
+
+
+def test_a_guardian_that_has_died_is_replaced() -> None:
+    with Parent(spawns_twice) as parent:
+        assert parent.heard() == "first"
+        (guardian,) = guardians(parent)
+        os.kill(guardian, signal.SIGKILL)
+        assert all_gone([guardian])
+        os.kill(parent.process.pid, signal.SIGUSR1)
+        message = parent.heard()
+        os.kill(parent.process.pid, signal.SIGKILL)
+        assert all_gone([message["pid"], *message["left"]], 2)
 
 
 @each_method

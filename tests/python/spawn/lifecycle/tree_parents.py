@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -116,12 +117,30 @@ def forks_a_bystander() -> None:
 
 
 def no_interpreter() -> None:
-    sys.executable = "/nowhere/python"
-    import multiprocessing.spawn as mp_spawn
-
-    tell(mp_spawn.get_executable() != sys.executable)
+    multiprocessing.set_executable("/nowhere/python")
     spawn(time.time, "fork", 1)
     tell("done")
+
+
+def parent_that_is_its_executable(kind: str, executable: str) -> None:
+    """A program that sys.executable names, as in one that is frozen or embeds Python."""
+    python, sys.executable = sys.executable, executable
+    multiprocessing.set_executable(executable)
+    if kind == "frozen":
+        sys.frozen = True  # type: ignore[attr-defined]
+    elif kind == "embeds":
+        sys.orig_argv.clear()
+    else:
+        multiprocessing.set_executable(python)
+    spawn(leave_behind, "fork", 1, ("stay",), join=False).join()
+
+
+def spawns_twice() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    spawn(time.time, "fork", 1)
+    tell("first")
+    signal.sigwait([signal.SIGUSR1])
+    spawn(leave_behind, "fork", 1, ("stay",), join=False).join()
 
 
 def share_as_paddle(end: str) -> None:

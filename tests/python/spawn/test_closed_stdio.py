@@ -1,0 +1,50 @@
+"""A program that runs without stdin, stdout or stderr (``2>&-``) starts ranks as any other does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOST = Path(__file__).with_name("closed_stdio_host.py")
+
+
+def run_host(closed: tuple[int, ...], what: str, folder: Path) -> object:
+    """What the program reports; it has no way to say so on the descriptors that are closed."""
+    read, write = os.pipe()
+    # Not the first free number, so that pass_fds leaves the standard ones alone.
+    with open(read, "rb") as report, open(write, "wb") as end:
+        command = [sys.executable, str(HOST), str(end.fileno()), what, str(folder / "log")]
+        host = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[end.fileno()],
+            preexec_fn=lambda: [os.close(fd) for fd in closed] and None,
+        )
+        end.close()
+        text = report.read()
+        assert host.wait(60) == 0
+    return json.loads(text)
+
+
+@pytest.mark.parametrize("closed", [(2,), (0, 1, 2)])
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver", "zygote"])
+def test_ranks_of_a_program_without_standard_descriptors(
+    tmp_path: Path, closed: tuple[int, ...], method: str
+) -> None:
+    assert run_host(closed, method, tmp_path) == [["0", "1"], True]
+    logs = sorted((tmp_path / "log").iterdir())
+    assert [log.read_text() for log in logs if log.is_file()] == ["from a library\n"] * 2, logs
+
+
+def test_a_launch_of_a_program_without_standard_descriptors(tmp_path: Path) -> None:
+    """The launcher does not write its messages into the pipe on which it reports the job's end."""
+    assert run_host((1, 2), "launch", tmp_path) == ["completed", True]
+    assert (tmp_path / "log/workerlog.0").read_text() == "/dev/null\n"
