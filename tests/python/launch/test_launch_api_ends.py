@@ -16,7 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 import rlaunch
-from launching import STEERING, Ended, Host, Place, await_line, await_none_marked, environment, marked, until
+from launching import (
+    STEERING,
+    Ended,
+    Host,
+    Place,
+    await_line,
+    await_none_marked,
+    environment,
+    marked,
+    signals_in,
+    until,
+)
 
 WRITES_DOWN = """
 import subprocess
@@ -111,6 +122,42 @@ def test_ctrl_c_while_the_launcher_comes_up(place: Host) -> None:
     ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"interrupted\n")
     assert "Traceback" not in ended.stderr
+
+
+def interrupt_twice(host: subprocess.Popen[bytes], launcher: int) -> None:
+    """The launcher does not take the first one."""
+    interrupt(host)
+    until(lambda: signal.SIGINT in signals_in(launcher, "ShdPnd"), "the first interrupt")
+    interrupt(host)
+
+
+def test_ctrl_c_twice_kills_a_launcher_whose_interpreter_hangs(place: Host, mark: str) -> None:
+    os.mkfifo(place.folder / "never")
+    (place.folder / "slow").mkdir()
+    (place.folder / "slow/sitecustomize.py").write_text(
+        "import os\nos.close(os.open('starting', os.O_CREAT))\nopen('never')\n"
+    )
+    place.script(WRITES_DOWN)
+    place.host(INTERRUPTED.replace('"train.py"', '"train.py", env={"PYTHONPATH": "slow"}'))
+    with place.start(env=environment(MARK=mark), start_new_session=True) as host:
+        until(lambda: "starting" in place.names(), "the launcher's interpreter")
+        (launcher,) = psutil.Process(host.pid).children()
+        interrupt_twice(host, launcher.pid)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
+
+
+def test_ctrl_c_twice_kills_a_stopped_launcher_and_its_job(place: Host, mark: str) -> None:
+    place.script(WRITES_DOWN)
+    place.host(INTERRUPTED)
+    with place.start(env=environment(MARK=mark), start_new_session=True) as host:
+        place.ready(2)
+        (launcher,) = psutil.Process(host.pid).children()
+        launcher.suspend()
+        until(lambda: launcher.status() == psutil.STATUS_STOPPED, "the stop")
+        interrupt_twice(host, launcher.pid)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
