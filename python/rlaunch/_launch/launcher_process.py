@@ -7,7 +7,7 @@ import sys
 import time
 
 from .. import _lib
-from .outcome import print_unraised_report
+from .outcome import find_result, print_unraised_report
 from .status_pipe import VARIABLE
 
 # Seconds after the second request to stop. The launcher takes a signal at once, unless it is stopped or its
@@ -226,7 +226,7 @@ class _Launcher:
         return True
 
     def _has_record(self) -> bool:
-        return self.record.endswith(b"\n") or self._status_pipe.reader < 0
+        return self._status_pipe.reader < 0 or find_result(bytes(self.record)) is not None
 
     def end(self) -> None:
         """Kills the launcher if it still runs, and closes all pipes."""

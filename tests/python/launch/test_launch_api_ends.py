@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from launching import (
     Ended,
     Host,
     Place,
+    await_gone,
     await_line,
     await_none_marked,
     environment,
@@ -314,6 +316,41 @@ def test_a_launcher_that_is_killed(place: Host, mark: str) -> None:
     assert caught.value.report.outcome == "front_lost"
     # The supervisor has reported, and exits.
     await_none_marked(mark, 2)
+
+
+def test_a_supervisor_that_is_killed_while_it_reports(place: Host) -> None:
+    """Part of its record is in the status pipe, which has room for a page. The launcher process adds one."""
+    place.script("tell('ready', os.getppid()); await_file('go'); sys.exit('x' * 8192)")
+    place.host(
+        """
+        import fcntl
+        def small_pipe(pipe=os.pipe):
+            reader, writer = pipe()
+            fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+            open("reader", "a").write(f"{reader} ")
+            return reader, writer
+        os.pipe = small_pipe
+        try:
+            rlaunch.launch("train.py")
+        except rlaunch.LaunchError as error:
+            print(error.status, error)
+        """
+    )
+    with place.start() as host:
+        (supervisor,) = place.ready(1)
+        os.kill(host.pid, signal.SIGSTOP)
+        pipe = os.open(f"/proc/{host.pid}/fd/{place.text('reader').split()[0]}", os.O_RDONLY | os.O_NONBLOCK)
+        (place.folder / "go").touch()
+        full = (4096).to_bytes(4, sys.byteorder)
+        until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == full, "a full pipe")
+        supervisor.kill()
+        await_gone(supervisor)
+        os.close(pipe)
+        os.kill(host.pid, signal.SIGCONT)
+        ended = Place.wait(host)
+    assert ended.stdout.endswith(
+        b"\n72 the launcher's supervisor process ended by signal SIGKILL, and the job with it\n"
+    )
 
 
 def test_a_supervisor_that_is_killed(place: Host, mark: str) -> None:
