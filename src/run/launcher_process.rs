@@ -14,7 +14,7 @@ use crate::sys::process::pidfd;
 use crate::sys::process::pidfd::CollectedStatus;
 use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher};
 use crate::sys::process::tree;
-use crate::sys::signals::{self, Signals};
+use crate::sys::signals::{self, SignalPipe, Signals};
 use nix::fcntl::OFlag;
 use std::collections::BTreeSet;
 use std::io;
@@ -95,7 +95,7 @@ pub enum SupervisorLoss {
 /// and a moment for the console and the log folder.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// Forks the supervisor process.
+/// Forks the supervisor process. All that may fail comes before: a failure afterwards would be one of two processes.
 pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     tree::become_subreaper()?;
     let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
@@ -105,16 +105,18 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
     let resizes = signals.install_one(libc::SIGWINCH);
     let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let (requested, requests) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-    // Until the supervisor process has a signal pipe of its own, the launcher process would read its signals.
+    let signal_pipe = SignalPipe::new()?;
+    // Until the supervisor process uses a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();
     match fork_launcher()? {
         ForkSide::Parent(supervisor) => {
             Ok(ProcessSide::Launcher(LauncherSide { supervisor, status, requests, resizes, earlier_children }))
         }
         ForkSide::Child { parent } => {
-            tree::become_subreaper()?;
+            // As in the launcher process, where it has not failed.
+            let _ = tree::become_subreaper();
             signals.install_one(libc::SIGCONT);
-            signals.renew()?;
+            signals.replace_pipe(signal_pipe);
             drop(blocked);
             Ok(ProcessSide::Supervisor(SupervisorSide { launcher: parent, requests: requested, status: report }))
         }

@@ -34,8 +34,18 @@ extern "C" fn on_signal(signal: libc::c_int) {
     }
 }
 
-fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?)
+/// A pipe that the handlers write to.
+pub struct SignalPipe {
+    read: OwnedFd,
+    write: OwnedFd,
+}
+
+impl SignalPipe {
+    /// One that the handlers do not use yet.
+    pub fn new() -> io::Result<Self> {
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+        Ok(Self { read, write })
+    }
 }
 
 /// The action with our handler.
@@ -49,8 +59,7 @@ fn handled() -> libc::sigaction {
 
 /// The installed handlers. Signals that were ignored before (nohup, `cmd &` in a script) stay ignored.
 pub struct Signals {
-    read: OwnedFd,
-    _write: OwnedFd,
+    pipe: SignalPipe,
     old: Vec<(i32, libc::sigaction)>,
     ignored: Vec<i32>,
 }
@@ -58,9 +67,9 @@ pub struct Signals {
 impl Signals {
     /// Installs the handlers of `STOP` and `NOTIFY`.
     pub fn install() -> io::Result<Self> {
-        let (read, write) = pipe()?;
-        PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
-        let mut signals = Self { read, _write: write, old: Vec::new(), ignored: Vec::new() };
+        let pipe = SignalPipe::new()?;
+        PIPE.store(pipe.write.as_raw_fd(), Ordering::Relaxed);
+        let mut signals = Self { pipe, old: Vec::new(), ignored: Vec::new() };
         for signal in STOP.into_iter().chain(NOTIFY) {
             signals.install_one(signal);
         }
@@ -95,19 +104,17 @@ impl Signals {
         self.ignored.contains(&signal)
     }
 
-    /// Opens a new pipe, in a process that was forked from the one that installed the handlers.
-    pub fn renew(&mut self) -> io::Result<()> {
-        let (read, write) = pipe()?;
-        PIPE.store(write.as_raw_fd(), Ordering::Relaxed);
-        (self.read, self._write) = (read, write);
-        Ok(())
+    /// Uses another pipe, in a process that was forked from the one that installed the handlers.
+    pub fn replace_pipe(&mut self, pipe: SignalPipe) {
+        PIPE.store(pipe.write.as_raw_fd(), Ordering::Relaxed);
+        self.pipe = pipe;
     }
 
     /// The signals that arrived since the last call, in order.
     pub fn drain(&self) -> Vec<i32> {
         let mut seen = Vec::new();
         let mut buffer = [0u8; 64];
-        while let Ok(n) = nix::unistd::read(&self.read, &mut buffer) {
+        while let Ok(n) = nix::unistd::read(&self.pipe.read, &mut buffer) {
             if n == 0 {
                 break;
             }
@@ -166,7 +173,7 @@ impl Drop for BlockedSignals {
 
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.read.as_fd()
+        self.pipe.read.as_fd()
     }
 }
 

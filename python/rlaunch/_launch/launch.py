@@ -36,11 +36,13 @@ def launch(
     objects. A shown rank's stdout and stderr are one log file, as in Paddle, and both go to stdout.
 
     Ctrl-C: the first one asks the ranks to stop, a second one kills them. When all ranks have ended, the
-    KeyboardInterrupt is raised. Any other exception of a signal handler has the same effect. SIGTERM, SIGHUP
-    and SIGQUIT stop the ranks and then end this process, unless the program handles or ignores them. This
-    holds in the main thread, where Python runs signal handlers. A call in another thread shares the
-    terminal's process group and stops only by the terminal's Ctrl-C. In a coroutine, call it through
-    ``asyncio.to_thread``.
+    KeyboardInterrupt is raised. The second one also kills a launcher that does not act on it: after 0.5 s if
+    the launcher's interpreter is still starting or the launcher is stopped (SIGSTOP), otherwise after 15 s.
+    The launcher's supervisor then ends the ranks, for which it has 5 s. Any other exception of a signal
+    handler has the same effect. SIGTERM, SIGHUP and SIGQUIT stop the ranks and then end this process, unless
+    the program handles or ignores them. This holds in the main thread, where Python runs signal handlers. A
+    call in another thread shares the terminal's process group and stops only by the terminal's Ctrl-C. In a
+    coroutine, call it through ``asyncio.to_thread``.
 
     Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like. ``ranks`` of
     the report are those of this node; ``job_end`` is the outcome of the whole job. A rank that fails on

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from .. import _lib
-from .outcome import print_unraised_report
+from .outcome import find_result, print_unraised_report
 from .status_pipe import VARIABLE
+
+# Seconds after the second request to stop. The launcher takes a signal at once, unless it is stopped or its
+# interpreter is still starting (signals are blocked then); it has ended by itself after at most 10.
+_TAKES_SIGNAL = 0.5
+_ENDS = 15.0
+# Seconds that the launcher's supervisor has to end the job once the launcher was killed.
+_SWEEPS = 5.0
 
 TYPE_CHECKING = False  # Importing typing takes longer than this module.
 if TYPE_CHECKING:
@@ -107,6 +115,11 @@ class _Launcher:
 
         self.record = bytearray()
         self.status: int | None = None
+        self._requests = 0
+        # When the launcher is checked next, and when it has to have ended (time.monotonic).
+        self._deadline: float | None = None
+        self._end_at = 0.0
+        self._is_killed = False
         self._pipes: list[_Pipe] = []
         self._creator = _lib.Creator()
         # When the spawner's thread ends, at the latest with this process, the kernel kills the launcher.
@@ -147,37 +160,63 @@ class _Launcher:
 
     def wait(self, signals: _DeferredSignals) -> None:
         """Waits until the launcher has ended. An exception meanwhile stops the job, and is raised then."""
-        import signal
-
         interrupted: BaseException | None = None
-        others = 0
-        while True:
+        while self._enforce_deadline():
             try:
                 signals.arm()
-                self._forward_output(signals)
+                has_ended = self._forward_output(signals)
                 signals.disarm()
-                break
+                if has_ended:
+                    break
             except BaseException as error:
                 if not self._creator.is_this_process():
                     raise  # A signal handler has forked.
                 interrupted = interrupted or error
-                if isinstance(error, KeyboardInterrupt):
-                    self._process.signal(signal.SIGINT)
-                    continue
-                others += 1
-                if others > 2:
-                    break
-                self._process.signal(error.number if isinstance(error, _SignalReceived) else signal.SIGTERM)
+                self._request_stop(error)
         if interrupted is not None:
             print_unraised_report(bytes(self.record))
             raise interrupted
 
-    def _forward_output(self, signals: _DeferredSignals) -> None:
+    def _request_stop(self, error: BaseException) -> None:
+        """Passes a request to stop on. The launcher kills the ranks at the second one."""
+        import signal
+
+        if isinstance(error, _SignalReceived):
+            number = error.number
+        else:
+            number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        self._process.signal(number)
+        self._requests += 1
+        if self._requests == 2:
+            now = time.monotonic()
+            self._deadline, self._end_at = now + _TAKES_SIGNAL, now + _ENDS
+
+    def _enforce_deadline(self) -> bool:
+        """Kills a launcher that does not act on the second request; False: its supervisor does not either."""
+        import signal
+
+        now = time.monotonic()
+        if self._deadline is None or now < self._deadline:
+            return True
+        if self._is_killed:
+            return False
+        if now < self._end_at and not _has_pending_stop(self._process.pid):
+            self._deadline = self._end_at
+            return True
+        self._process.signal(signal.SIGKILL)
+        self._is_killed, self._deadline = True, now + _SWEEPS
+        return True
+
+    def _forward_output(self, signals: _DeferredSignals) -> bool:
+        """Returns False at the deadline, True once the launcher has ended."""
         ended = self._process.fileno()
         while self.status is None or not self._has_record():
             signals.check()
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
             readers = {pipe.reader: pipe for pipe in self._pipes if pipe.reader >= 0}
-            for fd in _lib.await_readable([*readers, *([ended] if self.status is None else [])]):
+            for fd in _lib.await_readable([*readers, *([ended] if self.status is None else [])], left):
                 if fd == ended:
                     self.status = self._process.poll()
                 else:
@@ -187,9 +226,10 @@ class _Launcher:
         for pipe in self._pipes:
             while pipe.reader >= 0 and pipe.forward():
                 pass
+        return True
 
     def _has_record(self) -> bool:
-        return self.record.endswith(b"\n") or self._status_pipe.reader < 0
+        return self._status_pipe.reader < 0 or find_result(bytes(self.record)) is not None
 
     def end(self) -> None:
         """Kills the launcher if it still runs, and closes all pipes."""
@@ -202,6 +242,20 @@ class _Launcher:
                 process.wait(2)
         for pipe in self._pipes:
             pipe.close()
+
+
+def _has_pending_stop(pid: int) -> bool:
+    """Whether a process has not taken a signal that stops it; False if that cannot be read."""
+    import signal
+
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return False
+    pending = next((int(line.split()[1], 16) for line in lines if line.startswith(b"ShdPnd:")), 0)
+    stops = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    return any(pending >> number - 1 & 1 for number in stops)
 
 
 class _Pipe:

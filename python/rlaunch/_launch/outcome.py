@@ -6,30 +6,45 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ..report import Report
 
 # pytest shows the caller's frames alone.
 __tracebackhide__ = True
 
 
+def find_result(record: bytes) -> dict[str, Any] | None:
+    """Returns the first whole JSON object, each of which is a line; None if there is none yet.
+
+    Each of the launcher's two processes may have written one, or been killed in the middle of it.
+    """
+    import contextlib
+    import json
+
+    for line in record.splitlines():
+        with contextlib.suppress(ValueError):
+            fields: dict[str, Any] = json.loads(line)
+            return fields
+    return None
+
+
 def make_report(record: bytes, exit_status: int | None) -> Report:
     """Returns the report of a job that completed.
 
     Args:
-        record: what the launcher wrote to its status pipe: one JSON object, or nothing.
+        record: what the launcher wrote to its status pipe.
         exit_status: the launcher's exit status.
 
     Raises:
         LaunchError: the launcher could not start the job.
         WorkerError: the job ended in any other way.
     """
-    import json
-
     from ..errors import LaunchError, WorkerError
 
-    fields = json.loads(record or b"{}")
+    fields = find_result(record) or {}
     if "outcome" not in fields:
-        status = fields.get("exit_status", exit_status)
+        status: Any = fields.get("exit_status", exit_status)
         silent = f"the launcher ended with {status} and has not said why"
         raise LaunchError(fields.get("error", silent), status)
     from ..report import make_report_from
@@ -48,11 +63,10 @@ def make_report(record: bytes, exit_status: int | None) -> Report:
 def print_unraised_report(record: bytes) -> None:
     """Prints the failure report or the error of a job that failed, if no exception with it is raised."""
     import contextlib
-    import json
 
-    # The launcher may have been killed in the middle of the record; stderr may be closed, missing or broken.
+    # stderr may be closed, missing or broken.
     with contextlib.suppress(ValueError, OSError, AttributeError):
-        fields = json.loads(record or b"{}")
+        fields = find_result(record) or {}
         outcome, text = fields.get("outcome"), ""
         if outcome is None and "error" in fields:
             text = f"rlaunch: error: {fields['error']}\n"

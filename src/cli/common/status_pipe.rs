@@ -1,4 +1,6 @@
-//! The pipe on which the launcher reports its end to `rlaunch.launch`: one line of JSON, written last.
+//! The pipe on which the launcher reports its end to `rlaunch.launch`: a line of JSON, written last. The supervisor process
+//! writes it, and the launcher process if the supervisor is lost, perhaps in the middle of its line or after it. So each line
+//! also begins with a newline, and the first whole line counts.
 
 use crate::cli::common::error::CliError;
 use crate::cli::common::{exit_code, message};
@@ -30,11 +32,11 @@ impl StatusPipe {
         self.is_read
     }
 
-    /// Writes what is in `result.json`. Only the first write counts.
+    /// Writes what is in `result.json`. Only this process's first write counts.
     pub fn write(&mut self, result: &Value) {
         if let Some(mut file) = self.writer.take() {
             // The reader may be gone.
-            let _ = file.write_all(format!("{result}\n").as_bytes());
+            let _ = file.write_all(format!("\n{result}\n").as_bytes());
         }
     }
 

@@ -225,8 +225,13 @@ pub fn fork_launcher() -> io::Result<ForkSide> {
             unsafe { libc::setsid() };
             Ok(ForkSide::Child { parent })
         }
-        // The child has not been reaped, so its pid has not been reused.
-        _ => Ok(ForkSide::Parent(SpawnedProcess { pid, pidfd: pidfd::open(pid)? })),
+        _ => {
+            // Makes room for the child's pidfd.
+            drop(parent);
+            // The child has not been reaped, so its pid has not been reused.
+            let pidfd = pidfd::open(pid).inspect_err(|_| pidfd::end_nameless_child(pid))?;
+            Ok(ForkSide::Parent(SpawnedProcess { pid, pidfd }))
+        }
     }
 }
 

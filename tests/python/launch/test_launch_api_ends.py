@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,19 @@ from pathlib import Path
 import psutil
 import pytest
 import rlaunch
-from launching import STEERING, Ended, Host, Place, await_line, await_none_marked, environment, marked, until
+from launching import (
+    STEERING,
+    Ended,
+    Host,
+    Place,
+    await_gone,
+    await_line,
+    await_none_marked,
+    environment,
+    marked,
+    signals_in,
+    until,
+)
 
 WRITES_DOWN = """
 import subprocess
@@ -111,6 +124,42 @@ def test_ctrl_c_while_the_launcher_comes_up(place: Host) -> None:
     ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"interrupted\n")
     assert "Traceback" not in ended.stderr
+
+
+def interrupt_twice(host: subprocess.Popen[bytes], launcher: int) -> None:
+    """The launcher does not take the first one."""
+    interrupt(host)
+    until(lambda: signal.SIGINT in signals_in(launcher, "ShdPnd"), "the first interrupt")
+    interrupt(host)
+
+
+def test_ctrl_c_twice_kills_a_launcher_whose_interpreter_hangs(place: Host, mark: str) -> None:
+    os.mkfifo(place.folder / "never")
+    (place.folder / "slow").mkdir()
+    (place.folder / "slow/sitecustomize.py").write_text(
+        "import os\nos.close(os.open('starting', os.O_CREAT))\nopen('never')\n"
+    )
+    place.script(WRITES_DOWN)
+    place.host(INTERRUPTED.replace('"train.py"', '"train.py", env={"PYTHONPATH": "slow"}'))
+    with place.start(env=environment(MARK=mark), start_new_session=True) as host:
+        until(lambda: "starting" in place.names(), "the launcher's interpreter")
+        (launcher,) = psutil.Process(host.pid).children()
+        interrupt_twice(host, launcher.pid)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
+
+
+def test_ctrl_c_twice_kills_a_stopped_launcher_and_its_job(place: Host, mark: str) -> None:
+    place.script(WRITES_DOWN)
+    place.host(INTERRUPTED)
+    with place.start(env=environment(MARK=mark), start_new_session=True) as host:
+        place.ready(2)
+        (launcher,) = psutil.Process(host.pid).children()
+        launcher.suspend()
+        until(lambda: launcher.status() == psutil.STATUS_STOPPED, "the stop")
+        interrupt_twice(host, launcher.pid)
+        ended = Place.wait(host)
+    assert (ended.status, ended.stdout, marked(mark)) == (0, b"interrupted\n", [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
@@ -288,6 +337,41 @@ def test_a_launcher_that_is_killed(place: Host, mark: str) -> None:
     assert caught.value.report.outcome == "front_lost"
     # The supervisor has reported, and exits.
     await_none_marked(mark, 2)
+
+
+def test_a_supervisor_that_is_killed_while_it_reports(place: Host) -> None:
+    """Part of its record is in the status pipe, which has room for a page. The launcher process adds one."""
+    place.script("tell('ready', os.getppid()); await_file('go'); sys.exit('x' * 8192)")
+    place.host(
+        """
+        import fcntl
+        def small_pipe(pipe=os.pipe):
+            reader, writer = pipe()
+            fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+            open("reader", "a").write(f"{reader} ")
+            return reader, writer
+        os.pipe = small_pipe
+        try:
+            rlaunch.launch("train.py")
+        except rlaunch.LaunchError as error:
+            print(error.status, error)
+        """
+    )
+    with place.start() as host:
+        (supervisor,) = place.ready(1)
+        os.kill(host.pid, signal.SIGSTOP)
+        pipe = os.open(f"/proc/{host.pid}/fd/{place.text('reader').split()[0]}", os.O_RDONLY | os.O_NONBLOCK)
+        (place.folder / "go").touch()
+        full = (4096).to_bytes(4, sys.byteorder)
+        until(lambda: fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == full, "a full pipe")
+        supervisor.kill()
+        await_gone(supervisor)
+        os.close(pipe)
+        os.kill(host.pid, signal.SIGCONT)
+        ended = Place.wait(host)
+    assert ended.stdout.endswith(
+        b"\n72 the launcher's supervisor process ended by signal SIGKILL, and the job with it\n"
+    )
 
 
 def test_a_supervisor_that_is_killed(place: Host, mark: str) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -200,6 +203,39 @@ def test_the_result_of_an_earlier_job_does_not_outlive_a_refusal(place: Place) -
     assert place.result()["outcome"] == "completed", "nothing was to be started"
     assert place.run("missing.py").status == 66
     assert "result.json" not in place.names("log/rlaunch")
+
+
+# Where /proc is hidden, the launcher cannot count the descriptors that it has inherited, and refuse the job.
+WITHOUT_PROC = 'mount -t tmpfs none /proc && exec "$@"'
+
+
+def test_a_supervisor_without_descriptors_is_one_error(place: Place) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", WITHOUT_PROC, "sh"]
+    command = [*unshare, sys.executable, "-m", "rlaunch", "--cgroup=false", "train.py"]
+    place.script("")
+    seen = 0
+    for spare in range(5, 30):
+        inherited = [os.dup(0) for _ in range(128 - 3 - spare)]
+        try:
+            ended = subprocess.run(
+                command,
+                cwd=place.folder,
+                env=environment(),
+                pass_fds=inherited,
+                capture_output=True,
+                text=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+                timeout=LIMIT,
+            )
+        finally:
+            for fd in inherited:
+                os.close(fd)
+        if "cannot start the supervisor process: Too many open files" in ended.stderr:
+            assert (ended.returncode, ended.stderr.count("rlaunch: error: ")) == (71, 1), ended.stderr
+            seen += 1
+        elif seen:
+            break
+    assert seen
 
 
 def test_an_invalid_record_descriptor_is_ignored(place: Place) -> None:
