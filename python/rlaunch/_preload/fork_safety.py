@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import sys
 import time
 
@@ -11,13 +13,27 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Files that a device driver opens when it is initialised. A fork cannot use its state.
+# Device nodes, by prefix, that an initialised driver has open. A fork cannot use its state.
 _DEVICES = {
     "/dev/nvidia": "CUDA",
+    "/dev/nvhost": "CUDA",  # Jetson, as is the next.
+    "/dev/nvmap": "CUDA",
     "/dev/kfd": "ROCm",
     "/dev/dri/": "a GPU's driver",
+    "/dev/dxg": "a GPU's driver",  # All GPUs under WSL 2.
+    "/dev/iluvatar": "a GPU's driver",
+    "/dev/mxcd": "a GPU's driver",  # MetaX.
     "/dev/xpu": "an XPU's driver",
     "/dev/davinci": "an NPU's driver",
+    "/dev/cambricon": "an MLU's driver",
+    "/dev/gcu": "a GCU's driver",
+    "/dev/tcaicard": "an SDAA device's driver",
+    "/dev/hl": "an HPU's driver",  # Gaudi before Linux 6.2, which moved it to the next.
+    # /dev/accel/accel0 is of the kernel's accel subsystem, /dev/accel0 a TPU up to v4.
+    "/dev/accel": "an accelerator's driver",
+    "/dev/vfio/": "a device through VFIO",  # TPUs since v5.
+    "/dev/neuron": "a Neuron device's driver",
+    "/dev/ipu": "an IPU's driver",
 }
 
 # Seconds that a joined thread may take to vanish from /proc.
@@ -25,7 +41,11 @@ _THREAD_EXIT_SECONDS = 0.5
 
 
 def find_fork_hazard() -> str | None:
-    """Returns why a fork would be unsafe, as a text that follows "importing X"; None if it is safe."""
+    """Returns why a fork would be unsafe, as a text that follows "importing X"; None if it is safe.
+
+    Raises:
+        OSError: the system cannot fork this process, or /proc cannot be read.
+    """
     hazard = find_device_hazard(_list_open_files())
     if hazard is not None:
         return hazard
@@ -44,6 +64,39 @@ def find_fork_hazard() -> str | None:
         time.sleep(0.001)
         native = _locate_native_threads()
     return find_thread_hazard(python_threads, native) or find_child_hazard(_list_children())
+
+
+def describe_fork_error(error: OSError, root: str = "/") -> str:
+    """Describes an error of ``find_fork_hazard``. ``root``: a directory that replaces ``/``."""
+    if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+        return f"whether ranks can be forked cannot be checked: {error}"
+    text = f"the trial fork after the imports failed: {error.strerror} ({errno.errorcode[error.errno]})"
+    if error.errno == errno.ENOMEM:
+        return f"{text}; free memory, or raise the container's limit"
+    if (full := _find_full_cgroup(root)) is not None:
+        return f"{text}: {full}; end some of them, or raise that limit"
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and os.getuid() != 0:
+        limit = f"user {os.getuid()} may have {soft} processes and threads (RLIMIT_NPROC)"
+        return f"{text}: {limit}; end some of them, or raise the limit (ulimit -u)"
+    return f"{text}; end processes, or raise kernel.pid_max and kernel.threads-max (sysctl)"
+
+
+def _find_full_cgroup(root: str) -> str | None:
+    """Returns which cgroup has its limit of processes: this process's or an ancestor of that."""
+    from pathlib import Path
+
+    with contextlib.suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("pids", ""):
+                own = Path(root, "sys/fs/cgroup", controllers, path.strip("/"))
+                for folder in (own, *own.parents):
+                    with contextlib.suppress(OSError, ValueError):  # No such file, or the limit is "max".
+                        most = int((folder / "pids.max").read_text(encoding="ascii"))
+                        if int((folder / "pids.current").read_text(encoding="ascii")) >= most:
+                            return f"the cgroup {folder} may have {most} processes and threads (pids.max)"
+    return None
 
 
 def find_device_hazard(files: Iterable[str]) -> str | None:

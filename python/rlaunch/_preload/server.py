@@ -61,9 +61,12 @@ def main() -> None:
         sigchld_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         if sigchld_ignored:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        reason = fork_safety.find_fork_hazard() if "ready" in reply else None
-        if reason is not None:
-            reply = {"refused": f"importing {abbreviate(setup['modules'])} {reason}"}
+        try:
+            reason = fork_safety.find_fork_hazard() if "ready" in reply else None
+            if reason is not None:
+                reply = {"refused": f"importing {abbreviate(setup['modules'])} {reason}"}
+        except OSError as error:
+            reply = {"refused": fork_safety.describe_fork_error(error)}
     if "ready" not in reply:
         output.write()  # Before the reply: the receiver may kill this process.
     _send_reply(link, reply)

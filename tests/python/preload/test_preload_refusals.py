@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -142,6 +143,13 @@ def test_states_that_make_a_fork_unsafe() -> None:
         "has initialised CUDA (/dev/nvidiactl is open), which a forked process cannot use"
     )
     assert str(initialised(["/dev/kfd"])).startswith("has initialised ROCm")
+    for file in (
+        *("/dev/cambricon_dev0", "/dev/davinci_manager", "/dev/xpuctrl", "/dev/gcu0", "/dev/tcaicard0"),
+        *("/dev/iluvatar1", "/dev/mxcd", "/dev/dri/renderD128", "/dev/dxg", "/dev/nvhost-ctrl-gpu"),
+        *("/dev/accel/accel0", "/dev/accel/accel_controlD0", "/dev/accel0", "/dev/vfio/0", "/dev/hl0"),
+        *("/dev/neuron0", "/dev/ipu0"),
+    ):
+        assert f" ({file} is open), which a forked process cannot use" in str(initialised([file]))
     assert left([], []) is None
     assert left(["a"], ["libgomp.so.1"]) == "left a thread running (a), which a fork would lose"
     assert str(left([], ["libc.so.6", "libgomp-1.so"])).startswith(
@@ -151,6 +159,36 @@ def test_states_that_make_a_fork_unsafe() -> None:
         left([], ["b.so", "a.so", "b.so"])
         == "left 3 threads running (in a.so, b.so), which a fork would lose"
     )
+
+
+def test_a_failed_trial_fork_is_no_failed_import(folder: Path) -> None:
+    # Nothing limits user 0. Another user may not be able to read Python's files.
+    text = "import os, pathlib, resource\nif os.getuid() == 0:\n    os.setresuid(*[2_000_000_019] * 3)\n"
+    error = refused(folder, text + "resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))")
+    assert re.fullmatch(
+        r"no preload server: the trial fork after the imports failed: Resource temporarily unavailable "
+        r"\(EAGAIN\): user \d+ may have 0 processes and threads \(RLIMIT_NPROC\); "
+        r"end some of them, or raise the limit \(ulimit -u\)",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("controllers", ["pids", ""])
+def test_a_full_cgroup_is_named(tmp_path: Path, controllers: str) -> None:
+    top = tmp_path / "sys/fs/cgroup" / controllers
+    for folder, most, used in (("job/step", "max", 40), ("job", "40", 40), ("other", "1", 1)):
+        (top / folder).mkdir(parents=True, exist_ok=True)
+        (top / folder / "pids.max").write_text(f"{most}\n")
+        (top / folder / "pids.current").write_text(f"{used}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"5:memory:/other\n8:{controllers}:/job/step\n")
+    full = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    said = f"(EAGAIN): the cgroup {top / 'job'} may have 40 processes and threads (pids.max); end some"
+    assert said in fork_safety.describe_fork_error(full, str(tmp_path))
+    (top / "job/pids.current").write_text("39\n")
+    assert "pids.max" not in fork_safety.describe_fork_error(full, str(tmp_path))
+    no_memory = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    assert "Cannot allocate memory (ENOMEM); free memory" in fork_safety.describe_fork_error(no_memory)
 
 
 # --- Without one ------------------------------------------------------------------------------------------
