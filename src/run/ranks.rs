@@ -276,7 +276,8 @@ impl<'a> RankProcesses<'a> {
         if let Some(error) =
             opened.not_captured.take().filter(|_| !std::mem::replace(&mut self.said_not_captured, true))
         {
-            warn!("{error}; stderr is shown, but no failure report can quote it. Let TMPDIR name a folder with space");
+            let way_out = "Let TMPDIR name a folder with space, or raise `ulimit -f`";
+            warn!("{error}; stderr is shown, but no failure report can quote it. {way_out}");
         }
         for stream in Stream::BOTH {
             let console = self.routing.terminal(id, stream).cloned();

@@ -39,7 +39,7 @@ impl LostPeer {
 
 /// A line that contains all words of a row, in lower case, names the library. "Broken pipe" and "Connection reset by
 /// peer" alone do not count: a download breaks like that too.
-const SIGNS: [(LostPeer, &[&str]); 31] = [
+const SIGNS: [(LostPeer, &[&str]); 32] = [
     (LostPeer::Gloo, &["application timeout caused pair closure"]),
     (LostPeer::Gloo, &["gloo", "connection closed by peer"]),
     (LostPeer::Gloo, &["pair.cc", "connection closed by peer"]),
@@ -68,6 +68,7 @@ const SIGNS: [(LostPeer, &[&str]); 31] = [
     (LostPeer::PaddleStore, &["tcpstore", "wait", "timeout"]),
     // Under Paddle also when the peer has exited.
     (LostPeer::GlooTimeout, &["pair.cc", "timeout self_rank"]),
+    (LostPeer::GlooTimeout, &["unbound_buffer.cc", "timeout self_rank"]),
     (LostPeer::GlooTimeout, &["gloo", "timed out waiting"]),
     (LostPeer::NcclTimeout, &["watchdog caught collective operation timeout"]),
     (LostPeer::TorchStoreTimeout, &["diststoreerror", "timed out after", "clients joined"]),

@@ -134,6 +134,10 @@ fn paddle(line: &str, ahead: &[&str]) -> Found {
     }
     let ahead = ahead.get(usize::from(ahead.first().is_some_and(|l| is_rule(l)))..).unwrap_or_default();
     let (what, text) = ahead.first()?.split_once(": ")?;
+    // Paddle's answer to SIGTERM, by which rlaunch stops ranks: no reason.
+    if text.starts_with("`Termination signal`") {
+        return None;
+    }
     let more = until(&ahead[1..], |l| is_native_header(l) || is_rule(l) || l.trim_start().starts_with("[TimeInfo"));
     let text = if more.is_empty() { text.to_owned() } else { format!("{text}\n{more}") };
     let echo = what == "FatalError";

@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::resource::{Resource, getrlimit};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -83,8 +84,12 @@ impl RotatorState {
     }
 }
 
-/// Gives a captured stream of this size its part of the disk. A file system that cannot do that gives none.
+/// Gives a captured stream of this size its part of the disk. A file system that cannot do that gives none. Fails if the disk
+/// is full, or files may not get so large (RLIMIT_FSIZE).
 pub fn reserve(file: &File, size: u64) -> io::Result<()> {
+    if getrlimit(Resource::RLIMIT_FSIZE).is_ok_and(|(limit, _)| limit < size + RESERVE) {
+        return Err(Errno::EFBIG.into());
+    }
     match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, i64::try_from(size).unwrap_or(0), RESERVE as i64) {
         Err(error @ (Errno::ENOSPC | Errno::EDQUOT)) => Err(error.into()),
         _ => Ok(()),

@@ -35,7 +35,7 @@ pub struct RankStreams {
     ends: [Option<Arc<File>>; 2],
     /// Those that are log files.
     pub written: Vec<OpenStream>,
-    /// Why a stream that should be captured is inherited instead: the disk is full.
+    /// Why a stream that should be captured is inherited instead: there is no room for it.
     pub not_captured: Option<StreamError>,
 }
 
@@ -100,7 +100,7 @@ pub fn open(log_dir: &Path, rank: &RankPlan, attempt: u32, overwrite: bool) -> R
                         let rotates = matches!(sink, StreamSink::Captured(_));
                         let file = match open_new(&path, rotates) {
                             // The user has asked for no log.
-                            Err(error) if rotates && is_disk_full(&error.source) => {
+                            Err(error) if rotates && has_no_room(&error.source) => {
                                 opened.not_captured = Some(error);
                                 continue;
                             }
@@ -124,8 +124,8 @@ fn open_new(path: &Path, is_captured: bool) -> Result<File, StreamError> {
     log_files::open(path, true).and_then(reserved).map_err(|source| StreamError { path: path.to_owned(), source })
 }
 
-fn is_disk_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+fn has_no_room(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
 }
 
 fn create_parent(file: &Path) -> Result<(), StreamError> {

@@ -225,6 +225,9 @@ fn text_that_is_no_python_exception() {
     expect(SEGFAULT, segv, FaultKind::Interpreter, fatal, "/w/seg.py:3 in step", "");
     let paddle = "FatalError: `Segmentation fault` is detected by the operating system.";
     expect(PADDLE_SIGNAL, segv, FaultKind::Paddle, paddle, "", "");
+    let stopped = PADDLE_SIGNAL.replace("Segmentation fault", "Termination signal").replace("SIGSEGV", "SIGTERM");
+    let answer = blame(stopped.as_bytes(), Exit::Signal(15));
+    assert_eq!(answer, None, "Paddle's answer to the launcher's SIGTERM is no reason");
     let what = "c10::DistBackendError: [PG 0] watchdog thread terminated\nmore of it";
     expect(TERMINATE, abort, FaultKind::Terminate, what, "", "ValueError: first");
     let bare = "terminate called without an active exception\nAborted (core dumped)\n";
@@ -346,6 +349,10 @@ fn each_library_s_message_of_a_lost_peer_is_recognized() {
         ("RuntimeError: Application timeout caused pair closure", LostPeer::Gloo),
         (
             "RuntimeError: [/x/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1 peer_str = [::1]:2",
+            LostPeer::GlooTimeout,
+        ),
+        (
+            "RuntimeError: [/x/gloo/transport/tcp/unbound_buffer.cc:80] TIMEOUT self_rank = none pair_rank = -1",
             LostPeer::GlooTimeout,
         ),
         (

@@ -32,10 +32,10 @@ def place(tmp_path: Path) -> TorchPlace:
     return TorchPlace(tmp_path)
 
 
-def run_with_temporary_files_on(size: str, place: TorchPlace) -> Ended:
+def run_with_temporary_files_on(size: str, place: TorchPlace, limit: str = "") -> Ended:
     """Runs two ranks whose TMPDIR is a file system of this size."""
     (place.folder / "train.py").write_text(RANK + SPEAKS_MUCH)
-    inside = f'mount -t tmpfs -o size={size},mode=700 none tmp && exec "$@"'
+    inside = f'mount -t tmpfs -o size={size},mode=700 none tmp && {limit} exec "$@"'
     command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node=2", "train.py"]
     done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", inside, "sh", *command],
@@ -51,3 +51,11 @@ def test_a_full_folder_for_temporary_files(place: TorchPlace, size: str, said: i
     assert (ended.status, ended.stdout.split()) == (0, [b"finished"] * 2), ended.stderr[-2000:]
     assert ended.stderr.count("warning ") == 6000
     assert ended.stderr.count("No space left on device; stderr is shown, but no failure report") == said
+
+
+def test_a_limit_of_the_size_of_files(place: TorchPlace) -> None:
+    """Captured stderr would meet it."""
+    ended = run_with_temporary_files_on("8m", place, "ulimit -f 40;")
+    assert (ended.status, ended.stdout.split()) == (0, [b"finished"] * 2), ended.stderr[-2000:]
+    assert ended.stderr.count("warning ") == 6000
+    assert ended.stderr.count("File too large; stderr is shown, but no failure report") == 1
