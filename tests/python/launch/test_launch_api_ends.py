@@ -345,12 +345,11 @@ def test_a_supervisor_that_is_killed_while_it_reports(place: Host) -> None:
     place.host(
         """
         import fcntl
-        def small_pipe(pipe=os.pipe):
-            reader, writer = pipe()
+        def shrink(reader, blocking, set_blocking=os.set_blocking):
+            set_blocking(reader, blocking)
             fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
             open("reader", "a").write(f"{reader} ")
-            return reader, writer
-        os.pipe = small_pipe
+        os.set_blocking = shrink
         try:
             rlaunch.launch("train.py")
         except rlaunch.LaunchError as error:
