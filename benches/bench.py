@@ -33,6 +33,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "crash": end.measure_crash,
     "idle": end.measure_idle,
     "linger": end.measure_linger,
+    "sweep": end.measure_sweep,
     "restart": restart.measure_restart,
     "output": output.measure_output,
     "stall": output.measure_stall,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
+import signal
 import statistics
 import time
 
@@ -105,3 +107,39 @@ def measure_linger(session: Session) -> None:
         run.process.terminate()  # Ends the grace period.
         run.process.wait()
     session.row("share of a core", {RUN.name: 100 * used / seconds}, "%", Promise("V5", most=1))
+
+
+# Leaves processes, each with a session of its own, once it has noted when it ends.
+LEAVE = """
+for _ in range(int(sys.argv[1])):
+    os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ, setsid=True)
+tell("death", repr(time.monotonic()))
+os._exit(0)
+"""
+
+
+def measure_sweep(session: Session) -> None:
+    """From the end of a rank that leaves processes to the launcher's exit. Bare: to kill and reap as many.
+
+    The sweep is linear: twice as many processes take twice as long.
+    """
+
+    def swept(launcher: Launcher, count: int) -> float:
+        with Run(launcher, session.folder, LEAVE, str(count), ranks=1) as run:
+            run.process.wait()
+            return (time.monotonic() - float(run.values("death")[0])) * 1000
+
+    def floor(count: int) -> float:
+        """SIGKILL and waitpid of as many processes whose numbers are known."""
+        pids = [os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ) for _ in range(count)]
+        begun = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        return (time.monotonic() - begun) * 1000
+
+    for count in (session.amount(2000, 200), session.amount(4000, 400)):
+        ours = (launcher for launcher in present() if launcher.ours)
+        figures = each(lambda launcher, count=count: swept(launcher, count), ours)
+        session.row(f"{count:,} processes in sessions of their own", figures, "ms", bare=floor(count))

@@ -9,8 +9,10 @@ use crate::run::sweep::Leftover;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::no_sweep;
 use crate::sys::io::fd;
+use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
+use crate::sys::process::tree::KeyPlaces;
 use crate::sys::process::{mark, procfs, tree};
 use crate::sys::signals;
 use nix::errno::Errno;
@@ -93,7 +95,7 @@ pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
             }
         }
         // The host is gone: nothing is left to report the swept processes to.
-        sweep::by_key(key, &NoSweep::default(), &BTreeSet::new()).map(drop)
+        sweep::by_key((key, KeyPlaces::EnvironmentAndMemory), &NoSweep::default(), &BTreeSet::new()).map(drop)
     })
     .map_err(os_error)
 }
@@ -105,11 +107,18 @@ type Processes = Vec<(i32, String)>;
 type Memory = Vec<(String, u64)>;
 
 /// Kills all processes whose key begins with `key` and a slash, and removes their shared memory and that of `failed`, ranks that
-/// have ended. Returns the processes that were killed, those that no sweep ends, and the names and sizes of the memory.
+/// have ended. `forked`: whether ranks may have been forked without an execve. Returns the processes that were killed, those
+/// that no sweep ends, and the names and sizes of the memory.
 #[pyfunction]
-pub fn sweep_leftovers(py: Python<'_>, key: &str, failed: Vec<i32>) -> PyResult<(Processes, Processes, Memory)> {
+pub fn sweep_leftovers(
+    py: Python<'_>,
+    key: &str,
+    failed: Vec<i32>,
+    forked: bool,
+) -> PyResult<(Processes, Processes, Memory)> {
     let failed = failed.into_iter().collect();
-    let swept = py.detach(|| sweep::by_key(key, &NoSweep::default(), &failed)).map_err(os_error)?;
+    let places = if forked { KeyPlaces::EnvironmentAndMemory } else { KeyPlaces::Environment };
+    let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed)).map_err(os_error)?;
     let memory = swept.memory.into_iter().map(|memory| (memory.name, memory.size)).collect();
     let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();
     Ok((listed(swept.killed), listed(swept.left), memory))
@@ -118,7 +127,8 @@ pub fn sweep_leftovers(py: Python<'_>, key: &str, failed: Vec<i32>) -> PyResult<
 /// The ids of processes whose key begins with `key` and a slash.
 #[pyfunction]
 pub fn find_leftovers(key: &str) -> Vec<i32> {
-    tree::all_with_key(sweep::KEY, &format!("{key}/"))
+    let found = tree::all_with_key(&Snapshot::take(), sweep::KEY, &format!("{key}/"), KeyPlaces::EnvironmentAndMemory);
+    found.into_iter().collect()
 }
 
 /// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the

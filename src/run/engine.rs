@@ -62,7 +62,7 @@ pub struct PendingExit<'a> {
     /// Whether SIGKILL was sent to its process group.
     pub killed: bool,
     /// The process ids of all children that have not been reaped.
-    pub unreaped: &'a [i32],
+    pub unreaped: &'a BTreeSet<i32>,
 }
 
 /// How often the process group of an ended child is checked, beside each SIGCHLD: a process may leave the group without one.
@@ -239,7 +239,7 @@ impl Engine {
                 }
                 return Ok(None);
             }
-            let unreaped: Vec<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
+            let unreaped: BTreeSet<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
             let killed = self.killed.contains(&id);
             host.before_reap(&PendingExit { id, pid: child.pid(), killed, unreaped: &unreaped });
         }

@@ -9,6 +9,7 @@ use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::no_sweep;
 use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::tree::KeyPlaces;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -102,6 +103,11 @@ impl Launch<'_> {
     /// Children of the supervisor process that no sweep may end.
     pub fn kept_children(&self) -> BTreeSet<i32> {
         self.zygote.iter().filter_map(|zygote| zygote.pid()).collect()
+    }
+
+    /// Where the keys of the ranks are: those that the preload server forks have theirs in their memory.
+    pub fn key_places(&self) -> KeyPlaces {
+        if self.zygote.is_some() { KeyPlaces::EnvironmentAndMemory } else { KeyPlaces::Environment }
     }
 
     /// The file with the end of a rank's output in an attempt: its log or what captures its stderr.

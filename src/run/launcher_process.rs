@@ -195,7 +195,7 @@ impl LauncherSide {
     fn sweep(&self, launch: &Launch<'_>) -> io::Result<SweepResult> {
         let cgroup = launch.cgroup.as_ref();
         let mut swept = sweep::all(&self.earlier_children, &launch.no_sweep, cgroup, clock::now(), &mut || false)?;
-        let strays = sweep::by_key(&launch.job_key, &launch.no_sweep, &BTreeSet::new())?;
+        let strays = sweep::by_key((&launch.job_key, launch.key_places()), &launch.no_sweep, &BTreeSet::new())?;
         swept.killed.extend(strays.killed);
         swept.left.extend(strays.left);
         // Descendants have the key too.

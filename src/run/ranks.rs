@@ -35,9 +35,11 @@ use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use crate::sys::process::tree;
+use std::cell::OnceCell;
 use std::ffi::{CString, NulError};
 use std::io;
 use std::net::TcpListener;
@@ -72,6 +74,8 @@ pub struct RankProcesses<'a> {
     swept_last: usize,
     sweep_budget: SweepBudget,
     signal_budget: SweepBudget,
+    /// What runs while ranks are killed.
+    seen_at_kill: OnceCell<Snapshot>,
     /// When a rank ended last.
     last_end: Duration,
     /// The TCPStore of the ranks, if the launcher serves it.
@@ -117,6 +121,7 @@ impl<'a> RankProcesses<'a> {
             store: ServedTorchStore::start(store, store_limits(launch.plan.ranks.len()))?,
             sweep_budget: SweepBudget::default(),
             signal_budget: SweepBudget::default(),
+            seen_at_kill: OnceCell::new(),
             last_end: Duration::ZERO,
             rotation: launch.rotation.map(|spec| LogRotation::new(spec, launch.plan.ranks.len())).transpose()?,
             routing: OutputRouting::new(launch, poll.clone())?,
@@ -363,7 +368,8 @@ impl RankHost for RankProcesses<'_> {
     fn before_reap(&mut self, end: &PendingExit<'_>) {
         let key = sweep::rank_key(&self.launch.job_key, end.id.attempt, end.id.local_rank);
         // Processes that an error hides now are found by the sweep of the whole job.
-        let found = sweep::after_rank(end, &key, &self.launch.no_sweep, &mut self.sweep_budget).unwrap_or_default();
+        let key = (key.as_str(), self.launch.key_places());
+        let found = sweep::after_rank(end, key, &self.launch.no_sweep, &mut self.sweep_budget).unwrap_or_default();
         self.swept_last = found.len();
         self.swept[end.id.local_rank].extend(found);
     }
@@ -402,10 +408,11 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn signal(&mut self, child: &Child, signal: i32) -> io::Result<()> {
-        group_signal::send(child, signal, &mut self.signal_budget)
+        group_signal::send(child, signal, &mut self.signal_budget, &self.seen_at_kill)
     }
 
     fn before_kill(&mut self, pids: &[i32]) {
+        self.seen_at_kill = OnceCell::new();
         sweep::await_torch_memory(pids);
     }
 

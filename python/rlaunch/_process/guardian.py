@@ -87,19 +87,20 @@ def key_variable(key: str, rank: int) -> dict[str, str]:
 
 
 def sweep_leftovers(
-    key: str, failed: Iterable[int] = ()
+    key: str, failed: Iterable[int] = (), forked: bool = True
 ) -> tuple[list[tuple[int, str]], list[tuple[int, str]], list[tuple[str, int]]]:
     """Ends the processes that the ranks of one ``spawn`` left, and removes the shared memory of Paddle.
 
     Args:
         failed: the pids of ranks that have failed, whose shared memory is removed too. That of a rank which
             exited successfully stays: the caller may read it from a queue yet.
+        forked: whether ranks may have been forked without an execve. It takes longer to find what these left.
 
     Returns:
         The pid and name of each process that was ended, and of each that ``NO_SWEEP`` spares; the name and
         size of each removed file in /dev/shm.
     """
-    return _lib.sweep_leftovers(key, list(failed))
+    return _lib.sweep_leftovers(key, list(failed), forked)
 
 
 def swept_message(swept: list[tuple[int, str]], left: list[tuple[int, str]]) -> str:

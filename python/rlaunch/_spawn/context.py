@@ -48,6 +48,7 @@ class RanksContext:
         self._leases = leases
         self._key: str | None = key
         self._creator = _lib.Creator()
+        self._forked = any(process.is_forked for process in processes)
         # The pid and name of each process that the ranks left behind, and of those that live on; known once
         # all have ended.
         self._swept: list[tuple[int, str]] = []
@@ -81,7 +82,8 @@ class RanksContext:
         key, self._key = self._key, None
         if key is not None:
             self._before_sweep(key)
-            self._swept, self._left, self._removed_memory = sweep_leftovers(key, self._failed_pids)
+            swept = sweep_leftovers(key, self._failed_pids, self._forked)
+            self._swept, self._left, self._removed_memory = swept
             self._report_swept()
 
     def _before_sweep(self, key: str) -> None:

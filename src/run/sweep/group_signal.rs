@@ -4,8 +4,11 @@
 use crate::run::sweep::{SweepBudget, since};
 use crate::sys::clock;
 use crate::sys::process::child::Child;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
-use crate::sys::process::tree::{CleanupHelper, ProcStat};
+use crate::sys::process::tree::CleanupHelper;
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
@@ -15,22 +18,29 @@ const LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends a signal to a child or, if it leads a process group, to the members of the group. Helpers in it do not receive a
 /// signal that would end them. The group's other members are then signalled one by one. If they fork faster than that, SIGKILL
-/// goes to the whole group. In any case, the rest of the group is killed when the child is reaped.
-pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget) -> io::Result<()> {
+/// goes to the whole group. In any case, the rest of the group is killed when the child is reaped. `seen`: a snapshot for all
+/// children that are signalled at once.
+pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCell<Snapshot>) -> io::Result<()> {
     // The resource tracker ignores these two.
     if matches!(signal, libc::SIGTERM | libc::SIGINT) || !child.leads_group() {
         return child.signal(signal);
     }
     let begun = clock::now();
     let limit = budget.left(begun, LIMIT);
-    let is_done = !limit.is_zero() && has_helper(child.pid()) && send_to_others(child.pid(), signal, begun, limit);
+    let is_done = !limit.is_zero()
+        && has_helper(child.pid(), seen.get_or_init(Snapshot::take))
+        && send_to_others(child.pid(), signal, begun, limit);
     budget.spend(since(begun));
     if is_done { Ok(()) } else { child.signal(signal) }
 }
 
-/// Whether a helper that a rank or its descendants have started is in the rank's process group.
-fn has_helper(rank: i32) -> bool {
-    members(rank, tree::descendants(rank)).any(|(pid, _)| CleanupHelper::of(pid).is_some())
+/// Whether a helper is in a rank's process group.
+fn has_helper(rank: i32, all: &Snapshot) -> bool {
+    members(rank, all).any(|(pid, stat)| is_helper(pid, stat))
+}
+
+fn is_helper(pid: i32, stat: &ProcStat) -> bool {
+    CleanupHelper::of(stat, &tree::command_line(pid)).is_some()
 }
 
 /// Sends a signal to the members of a rank's process group that are no helpers. Whether all received it in time.
@@ -38,18 +48,15 @@ fn send_to_others(rank: i32, signal: i32, begun: Duration, limit: Duration) -> b
     let mut signalled = BTreeSet::new();
     loop {
         let before = signalled.len();
-        // The second time, what the rank has started may be a child of this process.
-        let own = tree::children(std::process::id() as i32);
-        let roots: Vec<i32> = members(rank, own).map(|(pid, _)| pid).collect();
-        let below = roots.iter().flat_map(|pid| tree::descendants(*pid));
-        for (pid, started) in members(rank, roots.iter().copied().chain(below)) {
+        let all = Snapshot::take();
+        for (pid, stat) in members(rank, &all) {
             // Any other signal has gone to some of them, and must not come twice.
             if signal == libc::SIGKILL && since(begun) >= limit {
                 return false;
             }
-            if !signalled.contains(&(pid, started)) && CleanupHelper::of(pid).is_none() {
-                tree::signal_if(pid, signal, |now| now.group == rank && now.started == started);
-                signalled.insert((pid, started));
+            if !signalled.contains(&(pid, stat.started)) && !is_helper(pid, stat) {
+                tree::signal_if(pid, signal, |now| now.group == rank && now.started == stat.started);
+                signalled.insert((pid, stat.started));
             }
         }
         // A process with a pending SIGKILL forks no more (copy_process in kernel/fork.c), so a list without a new member is
@@ -60,8 +67,7 @@ fn send_to_others(rank: i32, signal: i32, begun: Duration, limit: Duration) -> b
     }
 }
 
-/// Those of these processes that are in a process group and run, with their start times.
-fn members(group: i32, pids: impl IntoIterator<Item = i32>) -> impl Iterator<Item = (i32, u64)> {
-    let of_group = move |pid| ProcStat::of(pid).filter(|stat| stat.group == group && stat.is_alive());
-    pids.into_iter().filter_map(move |pid| Some((pid, of_group(pid)?.started)))
+/// The members of a process group that run. Its number belongs to the rank until that is reaped.
+fn members(group: i32, all: &Snapshot) -> impl Iterator<Item = (i32, &ProcStat)> {
+    all.processes().filter(move |(_, stat)| stat.group == group && stat.is_alive())
 }

@@ -12,8 +12,10 @@ use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
-use crate::sys::process::tree::{CleanupHelper, ProcStat};
+use crate::sys::process::tree::{CleanupHelper, KeyPlaces};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
@@ -24,6 +26,9 @@ pub const KEY: &str = "RLAUNCH_RANK_KEY";
 
 /// How often the remaining processes are listed again.
 const INTERVAL: Duration = Duration::from_millis(1);
+
+/// The longest pause after a list that took long: thousands of killed processes need the CPU to end.
+const LONGEST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long a rank's leftovers are swept: a process may fork while it is being killed. The sweep of the job ends the
 /// rest.
@@ -51,11 +56,11 @@ const EXEC_PATIENCE: Duration = Duration::from_millis(100);
 /// How long killed processes may take to leave a cgroup. Most of them have been reaped.
 pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Killed processes and the name under which each was last seen: a process may call execve in the meantime.
-type Killed = BTreeMap<i32, String>;
+/// Killed processes and how each was last seen: a process may call execve in the meantime.
+type Killed = BTreeMap<i32, ProcStat>;
 
 fn leftovers(found: Killed) -> Vec<Leftover> {
-    found.into_iter().map(|(pid, name)| Leftover { pid, name }).collect()
+    found.into_iter().map(|(pid, stat)| Leftover { pid, name: stat.name }).collect()
 }
 
 fn this() -> i32 {
@@ -65,7 +70,10 @@ fn this() -> i32 {
 /// Until when a `torch_shm_manager` is waited for whose clients ended at `ended`, if there is one.
 pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
     let until = ended + TORCH_PATIENCE;
-    let works = || tree::descendants(this()).into_iter().any(CleanupHelper::is_torch_shm_manager);
+    let works = || {
+        let all = Snapshot::take();
+        all.descendants(this()).into_iter().filter_map(|pid| all.get(pid)).any(CleanupHelper::is_torch_shm_manager)
+    };
     (clock::now() < until && works()).then_some(until)
 }
 
@@ -73,16 +81,16 @@ pub fn shm_manager_works_until(ended: Duration) -> Option<Duration> {
 /// for torch. On a busy machine that may take some milliseconds.
 pub fn await_torch_memory(ranks: &[i32]) {
     let begun = clock::now();
-    let is_creating = |pid: i32| {
-        let with_descendants = std::iter::once(pid).chain(tree::descendants(pid));
-        with_descendants.into_iter().any(tree::is_creating_torch_memory)
-    };
-    let mut creating: Vec<i32> = ranks.iter().copied().filter(|pid| is_creating(*pid)).collect();
+    let mut creating = tree::torch_memory_creators();
+    if !creating.is_empty() {
+        let below = Snapshot::take().trees(ranks.iter().copied());
+        creating.retain(|pid| below.contains(pid) && tree::is_creating_torch_memory(*pid));
+    }
     while !creating.is_empty()
         && since(begun) < MULTIPROCESSING_PATIENCE
         && Poller::new().and_then(|poll| poll.wait(Some(INTERVAL))).is_ok()
     {
-        creating.retain(|pid| is_creating(*pid));
+        creating.retain(|pid| tree::is_creating_torch_memory(*pid));
     }
 }
 
@@ -95,7 +103,7 @@ pub fn rank_key(key: &str, attempt: u32, local_rank: usize) -> String {
 /// is recognized by the rank's `key`. Processes that were killed together with the rank and still exit do not count.
 pub fn after_rank(
     end: &PendingExit<'_>,
-    key: &str,
+    (key, places): (&str, KeyPlaces),
     no_sweep: &NoSweep,
     budget: &mut SweepBudget,
 ) -> io::Result<Vec<Leftover>> {
@@ -104,42 +112,44 @@ pub fn after_rank(
     let limit = budget.left(begun, RANK_LIMIT);
     // At least one round, even if the budget is spent.
     for round in 0.. {
-        let mut there = BTreeSet::new();
         // A process that has died since the list was read has left its children to this process, and they are not on the
         // list. A process in the middle of execve cannot be recognized.
-        let (mut again, mut unclear) = (false, false);
-        for child in tree::children(this()).into_iter().filter(|child| !end.unreaped.contains(child)) {
+        let (mut again, mut unclear, listed) = (false, false, clock::now());
+        let others: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !end.unreaped.contains(pid)).collect();
+        let all = if others.is_empty() { Snapshot::default() } else { Snapshot::take() };
+        budget.forget_ended(&others);
+        let mut roots = Vec::new();
+        for child in others {
             if round > 0 && since(begun) >= limit {
                 break;
             }
-            let Some(stat) = living(child) else {
+            let Some(stat) = all.get(child).filter(|stat| !stat.is_gone()) else {
                 again |= dead.insert(child);
                 continue;
             };
-            if stat.session == end.pid || tree::has_key(child, KEY, key) {
-                there.insert(child);
-                there.extend(tree::descendants(child));
+            if stat.session == end.pid || budget.has_key(child, stat, key, places) {
+                roots.push(child);
             } else {
-                unclear |= tree::has_no_environment(child) && budget.may_be_in_execve(child, &stat);
+                unclear |= tree::has_no_environment(child) && budget.may_be_in_execve(child, stat);
             }
         }
+        let mut there = all.trees(roots);
         // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
-        there.retain(|pid| !CleanupHelper::is_torch_shm_manager(*pid));
-        no_sweep.take_from(&mut there, Some(end.pid));
+        there.retain(|pid| all.get(*pid).is_some_and(|stat| !CleanupHelper::is_torch_shm_manager(stat)));
+        no_sweep.take_from(&mut there, &all, Some(end.pid), &|pid| was_killed(pid, &all, &found));
         seen.extend(&there);
         if there.is_empty() && !again && !unclear {
             break;
         }
-        there.retain(|pid| !(end.killed && ProcStat::of(*pid).is_some_and(|stat| stat.group == end.pid)));
-        spare_helpers(&mut there, begun);
-        for pid in there {
-            kill(pid, &mut found);
-        }
+        there.retain(|pid| !was_killed(*pid, &all, &found));
+        there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
+        spare_helpers(&mut there, &all, begun);
+        kill(&there, &all, &mut found);
         if since(begun) >= limit {
             break;
         }
         if !again {
-            Poller::new()?.wait(Some(INTERVAL))?;
+            Poller::new()?.wait(interval(listed))?;
         }
     }
     budget.spend(since(begun));
@@ -155,6 +165,9 @@ pub fn after_rank(
 pub struct SweepBudget {
     /// Processes without an environment, by id and start time, and since when they are known. Some never have one.
     bare: BTreeMap<(i32, u64), Duration>,
+    /// The keys of other ranks' processes, by id and start time: they are children of this process too, and are looked at
+    /// after each rank.
+    keys: BTreeMap<(i32, u64), Vec<Vec<u8>>>,
     /// The start of the present second, and how much of it has been spent.
     second: Duration,
     spent: Duration,
@@ -172,6 +185,23 @@ impl SweepBudget {
         self.spent += time;
     }
 
+    /// Forgets the keys of processes that have ended, once these are the most.
+    fn forget_ended(&mut self, there: &[i32]) {
+        if self.keys.len() > 2 * there.len() {
+            let there: BTreeSet<i32> = there.iter().copied().collect();
+            self.keys.retain(|(pid, _), _| there.contains(pid));
+        }
+    }
+
+    /// Whether a process has this key. A process that has none may get one by execve.
+    fn has_key(&mut self, pid: i32, stat: &ProcStat, key: &str, places: KeyPlaces) -> bool {
+        let keys = self.keys.entry((pid, stat.started)).or_default();
+        if keys.is_empty() {
+            *keys = tree::keys(pid, KEY, places);
+        }
+        keys.iter().any(|found| found == key.as_bytes())
+    }
+
     /// Whether a process without an environment may still be in the middle of execve.
     fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
         let now = clock::now();
@@ -181,24 +211,29 @@ impl SweepBudget {
 
 /// Takes processes out of the list while they have time to end by themselves. Whether there was one. Reads the clock for
 /// each process: to read the command line of one that forks without pause took 50 ms.
-fn spare_helpers(there: &mut BTreeSet<i32>, begun: Duration) -> bool {
-    let all = there.len();
+fn spare_helpers(there: &mut BTreeSet<i32>, all: &Snapshot, begun: Duration) -> bool {
+    let count = there.len();
+    let creators = if there.is_empty() { BTreeSet::new() } else { tree::torch_memory_creators() };
     there.retain(|pid| {
         let spent = since(begun);
+        let Some(stat) = all.get(*pid) else { return true };
         if spent >= MULTIPROCESSING_PATIENCE {
-            return spent >= TORCH_PATIENCE || !CleanupHelper::is_torch_shm_manager(*pid);
+            return spent >= TORCH_PATIENCE || !CleanupHelper::is_torch_shm_manager(stat);
         }
-        let patience = match CleanupHelper::of(*pid) {
+        let words = tree::command_line(*pid);
+        let patience = match CleanupHelper::of(stat, &words) {
             Some(CleanupHelper::TorchShmManager) => TORCH_PATIENCE,
             Some(CleanupHelper::Multiprocessing) => MULTIPROCESSING_PATIENCE,
             // A process in the middle of execve may become one of them.
-            None if spent < EXEC_PATIENCE && tree::has_no_command_line(*pid) => EXEC_PATIENCE,
-            None if tree::is_creating_torch_memory(*pid) => MULTIPROCESSING_PATIENCE,
+            None if spent < EXEC_PATIENCE && words.is_empty() && living(*pid).is_some_and(|now| now.is_alive()) => {
+                EXEC_PATIENCE
+            }
+            None if creators.contains(pid) && tree::is_creating_torch_memory(*pid) => MULTIPROCESSING_PATIENCE,
             None => Duration::ZERO,
         };
         spent >= patience
     });
-    there.len() < all
+    there.len() < count
 }
 
 /// Says once why the job takes longer to end.
@@ -210,6 +245,11 @@ fn say_helpers_work(spared: bool, begun: Duration, said: &mut bool) {
     }
 }
 
+/// The time until the next list, after one that was begun at this time.
+fn interval(begun: Duration) -> Option<Duration> {
+    Some(since(begun).clamp(INTERVAL, LONGEST_INTERVAL))
+}
+
 fn since(begun: Duration) -> Duration {
     clock::now().saturating_sub(begun)
 }
@@ -219,12 +259,16 @@ fn living(pid: i32) -> Option<ProcStat> {
     ProcStat::of(pid).filter(|stat| !stat.is_gone())
 }
 
-/// Kills a descendant of this process and records it.
-fn kill(pid: i32, found: &mut Killed) {
-    let Some(stat) = ProcStat::of(pid) else { return };
-    // The pid is reused only after the parent has reaped the process: then the new process has another parent.
-    if tree::kill_if(pid, |now| now.parent == stat.parent || now.parent == this()) {
-        found.insert(pid, stat.name);
+/// Whether a process was killed and has not ended yet.
+fn was_killed(pid: i32, all: &Snapshot, killed: &Killed) -> bool {
+    killed.get(&pid).is_some_and(|before| all.get(pid).is_some_and(|stat| stat.started == before.started))
+}
+
+/// Kills processes that the snapshot shows and records them.
+fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
+    for (pid, stat) in pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?))) {
+        // The number may have gone to another process since.
+        killed.extend(tree::kill_if(pid, |now| now.started == stat.started).map(|stat| (pid, stat)));
     }
 }
 
@@ -261,6 +305,7 @@ pub fn all(
     // Since when everything that is there is killed.
     let mut killing = clock::now();
     loop {
+        let listed = clock::now();
         if is_urgent() {
             begun = Duration::ZERO;
         }
@@ -270,13 +315,15 @@ pub fn all(
             kill_cgroup(cgroup, no_sweep, begun, &mut found);
         }
         let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
-        let mut there: BTreeSet<i32> = populated.map(JobCgroup::members).into_iter().flatten().collect();
-        for child in tree::children(this()).into_iter().filter(|child| !kept.contains(child)) {
-            there.insert(child);
-            there.extend(tree::descendants(child));
+        let members = populated.map(JobCgroup::members).into_iter().flatten();
+        let roots: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !kept.contains(pid)).collect();
+        let (mut there, mut all) = (members.collect::<BTreeSet<i32>>(), Snapshot::default());
+        if !there.is_empty() || !roots.is_empty() {
+            all = Snapshot::take();
+            there.extend(all.trees(roots));
         }
-        there.retain(|pid| living(*pid).is_some());
-        let left = leftovers(no_sweep.take_from(&mut there, None));
+        there.retain(|pid| all.get(*pid).is_some_and(|stat| !stat.is_gone()));
+        let left = leftovers(no_sweep.take_from(&mut there, &all, None, &|pid| was_killed(pid, &all, &found)));
         let is_none_reaped = reaped.is_empty();
         seen.extend(reaped);
         seen.extend(&there);
@@ -289,7 +336,8 @@ pub fn all(
             }
             seen.extend(reaped);
         }
-        let spared = spare_helpers(&mut there, begun);
+        let mut todo: BTreeSet<i32> = there.iter().copied().filter(|pid| !was_killed(*pid, &all, &found)).collect();
+        let spared = spare_helpers(&mut todo, &all, begun);
         say_helpers_work(spared, begun, &mut said);
         if spared {
             killing = clock::now();
@@ -299,10 +347,8 @@ pub fn all(
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(SweepResult { killed, stuck, left, memory });
         }
-        for pid in there {
-            kill(pid, &mut found);
-        }
-        poll.wait(Some(INTERVAL))?;
+        kill(&todo, &all, &mut found);
+        poll.wait(interval(listed))?;
     }
 }
 
@@ -317,11 +363,12 @@ fn with_killed(mut seen: BTreeSet<i32>, found: &Killed) -> BTreeSet<i32> {
 fn kill_cgroup(cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &mut Killed) {
     let is_released = no_sweep.release(cgroup);
     let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
-    if spare_helpers(&mut there, begun) || !is_released {
+    let all = if there.is_empty() { Snapshot::default() } else { Snapshot::take() };
+    if spare_helpers(&mut there, &all, begun) || !is_released {
         return;
     }
-    let name = |pid: &i32| ProcStat::of(*pid).filter(ProcStat::is_alive).map(|stat| (*pid, stat.name));
-    let seen: Killed = there.iter().filter_map(name).collect();
+    let state = |pid: &i32| Some((*pid, all.get(*pid).filter(|stat| stat.is_alive())?.clone()));
+    let seen: Killed = there.iter().filter_map(state).collect();
     // If it fails, the members are killed one by one.
     if cgroup.kill().is_ok() {
         found.extend(seen);
@@ -340,32 +387,33 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
 /// process, or that outlived it. Removes their shared memory and that of the processes `ended`.
-pub fn by_key(key: &str, no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
+pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
     let mut found = Killed::new();
     let prefix = format!("{key}/");
     let begun = clock::now();
-    let mut killing = begun;
+    let (mut killing, mut left) = (begun, Vec::new());
     let poll = Poller::new()?;
     loop {
-        let mut there: BTreeSet<i32> = tree::all_with_key(KEY, &prefix).into_iter().collect();
-        // An exiting process has no environment any more.
-        there.extend(found.keys());
-        there.retain(|pid| living(*pid).is_some());
-        let left = leftovers(no_sweep.take_from(&mut there, None));
-        let is_empty = there.is_empty();
-        if spare_helpers(&mut there, begun) {
+        let listed = clock::now();
+        let all = Snapshot::take();
+        // Environments are read again once these have ended. They may have forked before.
+        let is_dying = |pid: &i32| all.get(*pid).is_some_and(|stat| !stat.is_gone()) && was_killed(*pid, &all, &found);
+        let is_over = !found.keys().any(is_dying);
+        let mut there = BTreeSet::new();
+        if is_over {
+            there = tree::all_with_key(&all, KEY, &prefix, places);
+            left = leftovers(no_sweep.take_from(&mut there, &all, None, &|_| false));
+        }
+        let is_empty = is_over && there.is_empty();
+        if spare_helpers(&mut there, &all, begun) {
             killing = clock::now();
         }
         if is_empty || since(killing) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
             return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
         }
-        for pid in there {
-            let Some(stat) = ProcStat::of(pid) else { continue };
-            if tree::kill_if(pid, |_| tree::has_key_prefix(pid, KEY, &prefix)) {
-                found.insert(pid, stat.name);
-            }
-        }
-        poll.wait(Some(INTERVAL))?;
+        there.retain(|pid| tree::has_key_prefix(*pid, KEY, &prefix, places));
+        kill(&there, &all, &mut found);
+        poll.wait(interval(listed))?;
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::spec::no_sweep::{MARK, VARIABLE};
 use crate::sys::process::cgroup::JobCgroup;
-use crate::sys::process::tree::ProcStat;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::{mark, tree};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,14 +29,20 @@ impl NoSweep {
     }
 
     /// Takes these processes and their descendants out of the list, and returns those whose ancestors are none of them, by
-    /// id. `group`: the process group of a rank, whose members are not spared.
-    pub fn take_from(&self, there: &mut BTreeSet<i32>, group: Option<i32>) -> BTreeMap<i32, String> {
-        let name = |pid: &i32| {
-            let stat = ProcStat::of(*pid).filter(|stat| stat.is_alive() && Some(stat.group) != group)?;
-            (self.names.contains(&stat.name) || is_marked(*pid)).then_some((*pid, stat.name))
+    /// id. `group`: the process group of a rank, whose members are not spared; `is_killed`: no need to look at it again.
+    pub fn take_from(
+        &self,
+        there: &mut BTreeSet<i32>,
+        all: &Snapshot,
+        group: Option<i32>,
+        is_killed: &dyn Fn(i32) -> bool,
+    ) -> BTreeMap<i32, ProcStat> {
+        let spared = |pid: &i32| {
+            let stat = all.get(*pid).filter(|stat| stat.is_alive() && Some(stat.group) != group && !is_killed(*pid))?;
+            (self.names.contains(&stat.name) || is_marked(*pid)).then(|| (*pid, stat.clone()))
         };
-        let found: BTreeMap<i32, String> = there.iter().filter_map(name).collect();
-        let below: BTreeSet<i32> = found.keys().flat_map(|pid| tree::descendants(*pid)).collect();
+        let found: BTreeMap<i32, ProcStat> = there.iter().filter_map(spared).collect();
+        let below: BTreeSet<i32> = found.keys().flat_map(|pid| all.descendants(*pid)).collect();
         there.retain(|pid| !found.contains_key(pid) && !below.contains(pid));
         found.into_iter().filter(|(pid, _)| !below.contains(pid)).collect()
     }
@@ -47,7 +54,8 @@ impl NoSweep {
             let members: BTreeSet<i32> = cgroup.members().into_iter().collect();
             // Descendants are found by their ancestors, which may be outside by now.
             let mut others = &members | &released;
-            self.take_from(&mut others, None);
+            let all = if others.is_empty() { Snapshot::default() } else { Snapshot::take() };
+            self.take_from(&mut others, &all, None, &|_| false);
             let inside = &members - &others;
             if inside.is_empty() || !inside.iter().all(|pid| cgroup.release(*pid)) {
                 return inside.is_empty();

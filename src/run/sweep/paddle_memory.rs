@@ -6,8 +6,8 @@
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
-use crate::sys::process::tree::ProcStat;
 use nix::unistd::geteuid;
 use std::collections::BTreeSet;
 use std::fs::DirEntry;

@@ -1,8 +1,11 @@
 //! The process tree below this process, read from /proc. Only for the launcher's own processes: in a host program, other
 //! code may own these children.
 
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::{mark, pidfd, procfs};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
@@ -25,86 +28,16 @@ pub fn children(pid: i32) -> Vec<i32> {
             Ok(list) => found.extend(list.split_ascii_whitespace().filter_map(|p| p.parse::<i32>().ok())),
             // A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
             Err(_) if !task.path().exists() => {}
-            Err(_) => return scan(|stat| stat.parent == pid),
+            Err(_) => return Snapshot::take().children(pid).to_vec(),
         }
     }
     found
-}
-
-/// All descendants of a process.
-pub fn descendants(pid: i32) -> BTreeSet<i32> {
-    let mut found = BTreeSet::new();
-    let mut todo = children(pid);
-    while let Some(next) = todo.pop() {
-        if found.insert(next) {
-            todo.extend(children(next));
-        }
-    }
-    found
-}
-
-/// Fields of `/proc/PID/stat`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProcStat {
-    /// Its name, shortened by the kernel to 15 bytes.
-    pub name: String,
-    /// `R`, `S`, `D`, `T`, `Z`, ...
-    pub state: char,
-    /// Its parent's process id.
-    pub parent: i32,
-    /// Its process group.
-    pub group: i32,
-    /// Its session.
-    pub session: i32,
-    /// Whether it is exiting: it runs no more code of its own and becomes a zombie.
-    pub exiting: bool,
-    /// Its start time in clock ticks since boot.
-    pub started: u64,
-}
-
-/// PF_EXITING of include/linux/sched.h, a bit of the ninth field.
-const PF_EXITING: u64 = 4;
-
-impl ProcStat {
-    /// The fields for a process; `None` when it is gone.
-    pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&procfs::read(pid, "stat").ok()?)
-    }
-
-    fn parse(line: &[u8]) -> Option<Self> {
-        // The name may contain any byte, also `)` and blanks (proc_pid_stat(5)): it ends at the last `)`.
-        let open = line.iter().position(|b| *b == b'(')?;
-        let close = line.iter().rposition(|b| *b == b')')?;
-        let name = String::from_utf8_lossy(line.get(open + 1..close)?).into_owned();
-        let rest = std::str::from_utf8(line.get(close + 1..)?).ok()?;
-        let mut fields = rest.split_ascii_whitespace();
-        let state = fields.next()?.chars().next()?;
-        let mut number = || fields.next()?.parse().ok();
-        let (parent, group, session) = (number()?, number()?, number()?);
-        let flags: u64 = fields.nth(2)?.parse().ok()?;
-        let started = fields.nth(12).and_then(|field| field.parse().ok()).unwrap_or(u64::MAX);
-        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0, started })
-    }
-
-    /// Whether it is a zombie or gone.
-    pub fn is_gone(&self) -> bool {
-        matches!(self.state, 'Z' | 'X')
-    }
-
-    /// Whether it still runs code: neither exiting nor a zombie.
-    pub fn is_alive(&self) -> bool {
-        !self.exiting && !self.is_gone()
-    }
 }
 
 /// The kernel function in which a process sleeps, if the kernel shows it.
 pub fn wait_channel(pid: i32) -> Option<String> {
     let text = String::from_utf8(procfs::read(pid, "wchan").ok()?).ok()?;
     (!text.is_empty() && text != "0").then_some(text)
-}
-
-fn scan(wanted: impl Fn(&ProcStat) -> bool) -> Vec<i32> {
-    procfs::pids().into_iter().filter(|pid| ProcStat::of(*pid).is_some_and(|stat| wanted(&stat))).collect()
 }
 
 /// The value of a variable in the environment that a process was started with; `None` if it has none, is gone, or may not
@@ -135,23 +68,36 @@ pub enum CleanupHelper {
 const TORCH_SHM_MANAGER: &str = "torch_shm_manag";
 
 impl CleanupHelper {
-    /// Which of them a process is.
-    pub fn of(pid: i32) -> Option<Self> {
-        let stat = ProcStat::of(pid)?;
-        if stat.name == TORCH_SHM_MANAGER {
+    /// Which of them a process with this state and command line is.
+    pub fn of(stat: &ProcStat, words: &[u8]) -> Option<Self> {
+        if Self::is_torch_shm_manager(stat) {
             return Some(Self::TorchShmManager);
         }
+        let has = |words: &[u8], part: &[u8]| words.windows(part.len()).any(|window| window == part);
         // Processes that the fork server has forked have its command line too.
-        let is_fork_server = |pid: i32| command_line_has(pid, b"forkserver import main");
-        let helps = command_line_has(pid, b"resource_tracker import main")
-            || is_fork_server(pid) && !is_fork_server(stat.parent);
+        let is_fork_server = |words: &[u8]| has(words, b"forkserver import main");
+        let helps = has(words, b"resource_tracker import main")
+            || is_fork_server(words) && !is_fork_server(&command_line(stat.parent));
         helps.then_some(Self::Multiprocessing)
     }
 
-    /// Whether a process is `torch_shm_manager`; reads less of it than `of`.
-    pub fn is_torch_shm_manager(pid: i32) -> bool {
-        ProcStat::of(pid).is_some_and(|stat| stat.name == TORCH_SHM_MANAGER)
+    /// Whether a process is `torch_shm_manager`.
+    pub fn is_torch_shm_manager(stat: &ProcStat) -> bool {
+        stat.name == TORCH_SHM_MANAGER
     }
+}
+
+/// The arguments of a process, each with a NUL after it; empty when it is gone and, for a moment, during execve, after its
+/// parent has resumed.
+pub fn command_line(pid: i32) -> Vec<u8> {
+    procfs::read(pid, "cmdline").unwrap_or_default()
+}
+
+/// Processes that have created shared memory for torch whose name is still there.
+pub fn torch_memory_creators() -> BTreeSet<i32> {
+    let creator = |name: &OsStr| name.to_str()?.strip_prefix("torch_")?.split('_').next()?.parse().ok();
+    let files = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    files.filter_map(|file| creator(&file.file_name())).collect()
 }
 
 /// Whether a process is creating shared memory for torch: it has opened the file and not yet removed its name
@@ -165,48 +111,48 @@ pub fn is_creating_torch_memory(pid: i32) -> bool {
     })
 }
 
-fn command_line_has(pid: i32, part: &[u8]) -> bool {
-    let words = procfs::read(pid, "cmdline").unwrap_or_default();
-    words.windows(part.len()).any(|window| window == part)
+/// Where the keys of a job's processes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyPlaces {
+    /// In the environment: every rank was started by execve.
+    Environment,
+    /// Also in marks in the memory, because ranks may have been forked.
+    EnvironmentAndMemory,
 }
 
-/// Whether a live process has no command line: for a moment during execve, after its parent has resumed.
-pub fn has_no_command_line(pid: i32) -> bool {
-    let empty = procfs::read(pid, "cmdline").is_ok_and(|words| words.is_empty());
-    empty && ProcStat::of(pid).is_some_and(|stat| stat.is_alive())
+/// The values of a variable `name` and of marks in the memory of a process.
+pub fn keys(pid: i32, name: &str, places: KeyPlaces) -> Vec<Vec<u8>> {
+    let mut found: Vec<_> = variable(pid, name).into_iter().collect();
+    if places == KeyPlaces::EnvironmentAndMemory {
+        found.extend(mark::in_memory(pid));
+    }
+    found
 }
 
-/// Whether a process has a variable `name` with this value, or a mark in its memory with it.
-pub fn has_key(pid: i32, name: &str, value: &str) -> bool {
-    let is_it = |found: &Vec<u8>| found == value.as_bytes();
-    variable(pid, name).as_ref().is_some_and(is_it) || mark::in_memory(pid).iter().any(is_it)
+/// Whether a process has a key that starts with `prefix`.
+pub fn has_key_prefix(pid: i32, name: &str, prefix: &str, places: KeyPlaces) -> bool {
+    keys(pid, name, places).iter().any(|found| found.starts_with(prefix.as_bytes()))
 }
 
-/// Whether a process has a variable `name` that starts with `prefix`, or a mark in its memory that does.
-pub fn has_key_prefix(pid: i32, name: &str, prefix: &str) -> bool {
-    let starts = |found: &Vec<u8>| found.starts_with(prefix.as_bytes());
-    variable(pid, name).as_ref().is_some_and(starts) || mark::in_memory(pid).iter().any(starts)
-}
-
-/// All processes of the machine that `has_key_prefix` holds for and that are not older than this one.
-pub fn all_with_key(name: &str, prefix: &str) -> Vec<i32> {
+/// All processes of the snapshot that `has_key_prefix` holds for and that are not older than this one.
+pub fn all_with_key(all: &Snapshot, name: &str, prefix: &str, places: KeyPlaces) -> BTreeSet<i32> {
     let own = std::process::id() as i32;
-    let began = ProcStat::of(own).map_or(0, |stat| stat.started);
-    let young = |pid: i32| ProcStat::of(pid).is_some_and(|stat| stat.started >= began);
-    procfs::pids().into_iter().filter(|&pid| pid != own && young(pid) && has_key_prefix(pid, name, prefix)).collect()
+    let began = all.get(own).map_or(0, |stat| stat.started);
+    let young = all.processes().filter(|(pid, stat)| *pid != own && stat.started >= began && !stat.is_gone());
+    young.map(|(pid, _)| pid).filter(|pid| has_key_prefix(*pid, name, prefix, places)).collect()
 }
 
-/// Kills a process if `is_it` holds for its fields. They are read again after its pidfd is open, because the pid may have
-/// been reused since the caller read it.
-pub fn kill_if(pid: i32, is_it: impl Fn(&ProcStat) -> bool) -> bool {
+/// Kills a process if `is_it` holds for its state. That is read again after its pidfd is open, because the pid may have been
+/// reused since the caller read it. Returns it if the process was killed.
+pub fn kill_if(pid: i32, is_it: impl Fn(&ProcStat) -> bool) -> Option<ProcStat> {
     signal_if(pid, libc::SIGKILL, is_it)
 }
 
 /// Sends a signal to a process in the same way.
-pub fn signal_if(pid: i32, signal: i32, is_it: impl Fn(&ProcStat) -> bool) -> bool {
-    let Ok(fd) = pidfd::open(pid) else { return false };
-    let alive = ProcStat::of(pid).is_some_and(|stat| stat.is_alive() && is_it(&stat));
-    alive && pidfd::send_signal(fd.as_fd(), signal).is_ok()
+pub fn signal_if(pid: i32, signal: i32, is_it: impl Fn(&ProcStat) -> bool) -> Option<ProcStat> {
+    let fd = pidfd::open(pid).ok()?;
+    let stat = ProcStat::of(pid).filter(|stat| stat.is_alive() && is_it(stat))?;
+    pidfd::send_signal(fd.as_fd(), signal).ok().map(|()| stat)
 }
 
 /// Kills a process whose main thread has ended while other threads run: /proc shows it as a zombie.
@@ -258,6 +204,7 @@ pub fn reap_orphans(is_known: impl Fn(i32) -> bool) -> Vec<i32> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "the mask of these children is of no importance")]
 mod tests {
     use super::*;
     use std::os::unix::process::CommandExt;
@@ -284,20 +231,5 @@ mod tests {
         member.wait()?;
         assert!(!has_living_child_in(group));
         Ok(())
-    }
-
-    #[test]
-    fn a_name_may_contain_parentheses() {
-        let stat = ProcStat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9 0 0 0 1 2 3 4 20 0 1 0 77 8")
-            .unwrap_or_else(|| unreachable!());
-        assert_eq!((stat.name.as_str(), stat.state, stat.parent, stat.session), ("a) (S b", 'R', 1, 3));
-        assert_eq!(stat.started, 77);
-        assert_eq!(
-            [ProcStat::parse(b""), ProcStat::parse(b"1 ) ("), ProcStat::parse(b"1 (x) R 1")],
-            [None, None, None]
-        );
-        assert!(stat.is_alive());
-        let exiting = ProcStat::parse(b"12 (a) D 1 2 3 0 -1 4194564 9");
-        assert!(exiting.is_some_and(|stat| !stat.is_alive()), "PF_EXITING");
     }
 }

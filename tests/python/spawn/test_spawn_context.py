@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 import ranks
 from rlaunch import JobError, NoResultError, RankError
+from rlaunch._process import guardian
+from rlaunch._spawn import context
 from rlaunch._spawn import results as rank_results
 from spawning import METHODS, failure, kill_if_alive
 from spawning import nothing_left_fixture as _nothing_left  # noqa: F401
@@ -242,3 +244,19 @@ def test_an_error_is_read_whole_while_another_thread_takes_it(
 
         patch.setattr(os, "pread", meanwhile)
         assert outbox.read() == outbox.read() == (rank_results.ERROR, b"a traceback")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memory_is_searched_for_keys_only_where_ranks_may_be_forked(
+    method: str, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes long, and under spawn every process of a rank has the key in its environment."""
+    seen: list[bool] = []
+
+    def sweep(key: str, failed: list[int], forked: bool) -> tuple[list[Any], list[Any], list[Any]]:
+        seen.append(forked)
+        return guardian.sweep_leftovers(key, failed, forked)
+
+    monkeypatch.setattr(context, "sweep_leftovers", sweep)
+    assert start(ranks.my_rank, method=method).join()
+    assert seen == [method != "spawn"]

@@ -38,6 +38,8 @@ class Popen:
 
     method: str
     DupFd: Any
+    # Whether the rank is forked from a Python process: then /proc shows the environment of that one.
+    is_forked = True
 
     def __init__(self, process_obj: RankProcess) -> None:
         util._flush_std_streams()  # type: ignore[attr-defined]
@@ -126,6 +128,7 @@ class SpawnPopen(Popen):
 
     method = "spawn"
     DupFd = popen_spawn_posix._DupFd
+    is_forked = False
 
     def _launch(self, process_obj: RankProcess, spec: StartSpec, end: int) -> _lib.Rank:
         memory = _lib.Descriptor.memory("rlaunch-payload")

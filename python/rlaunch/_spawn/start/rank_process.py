@@ -32,6 +32,12 @@ class RankProcess(process.BaseProcess):
         handle: _lib.Rank = self._popen.rank
         return handle
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether it was forked from a Python process without an execve."""
+        forked: bool = self._popen.is_forked
+        return forked
+
     def send_signal(self, number: int) -> None:
         """Sends a signal to the rank, unless it has ended."""
         self._popen._send_signal(number)

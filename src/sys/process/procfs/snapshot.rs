@@ -1,0 +1,109 @@
+//! The processes of this PID namespace and their tree, from one pass over /proc: processes, not threads.
+
+use super::stat::ProcStat;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What one pass has seen. It is not of one moment: a process that is forked or loses its parent meanwhile may be missing or
+/// have its former parent, so a complete list needs repeated snapshots.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    processes: BTreeMap<i32, ProcStat>,
+    children: BTreeMap<i32, Vec<i32>>,
+}
+
+impl Snapshot {
+    /// Reads all processes; none where /proc is not proven to be that of this PID namespace.
+    pub fn take() -> Self {
+        if super::verify().is_err() {
+            return Self::default();
+        }
+        Self::of(super::pids().into_iter().filter_map(|pid| Some((pid, ProcStat::of(pid)?))))
+    }
+
+    /// A snapshot with these processes.
+    fn of(processes: impl IntoIterator<Item = (i32, ProcStat)>) -> Self {
+        let processes: BTreeMap<i32, ProcStat> = processes.into_iter().collect();
+        let mut children: BTreeMap<i32, Vec<i32>> = BTreeMap::new();
+        for (pid, stat) in &processes {
+            // Otherwise the number of a parent that has ended since went to another process.
+            let is_older = |parent: &ProcStat| parent.started <= stat.started;
+            if processes.get(&stat.parent).is_some_and(is_older) {
+                children.entry(stat.parent).or_default().push(*pid);
+            }
+        }
+        Self { processes, children }
+    }
+
+    /// The state of a process.
+    pub fn get(&self, pid: i32) -> Option<&ProcStat> {
+        self.processes.get(&pid)
+    }
+
+    /// All processes.
+    pub fn processes(&self) -> impl Iterator<Item = (i32, &ProcStat)> {
+        self.processes.iter().map(|(pid, stat)| (*pid, stat))
+    }
+
+    /// The children of a process, including zombies.
+    pub fn children(&self, pid: i32) -> &[i32] {
+        self.children.get(&pid).map_or(&[], Vec::as_slice)
+    }
+
+    /// Those of these processes that are there, and their descendants.
+    pub fn trees(&self, roots: impl IntoIterator<Item = i32>) -> BTreeSet<i32> {
+        let mut todo: Vec<i32> = roots.into_iter().filter(|pid| self.processes.contains_key(pid)).collect();
+        let mut found = BTreeSet::new();
+        while let Some(next) = todo.pop() {
+            if found.insert(next) {
+                todo.extend(self.children(next));
+            }
+        }
+        found
+    }
+
+    /// The descendants of a process.
+    pub fn descendants(&self, pid: i32) -> BTreeSet<i32> {
+        self.trees(self.children(pid).iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pid, parent and start time.
+    fn snapshot(processes: &[(i32, i32, u64)]) -> Snapshot {
+        let stat = |(pid, parent, started): &(i32, i32, u64)| {
+            let (name, state) = (String::new(), 'S');
+            (*pid, ProcStat { name, state, parent: *parent, group: 0, session: 0, exiting: false, started: *started })
+        };
+        Snapshot::of(processes.iter().map(stat))
+    }
+
+    #[test]
+    fn the_tree_is_computed_from_parents() {
+        let all = snapshot(&[(1, 0, 0), (5, 1, 2), (9, 5, 3), (7, 5, 3), (3, 9, 8), (4, 1, 9)]);
+        assert_eq!(all.children(5), [7, 9]);
+        assert_eq!(all.descendants(5), BTreeSet::from([3, 7, 9]));
+        assert_eq!(all.trees([9, 4, 100]), BTreeSet::from([3, 4, 9]));
+        assert!(all.descendants(100).is_empty());
+    }
+
+    #[test]
+    fn a_parent_younger_than_its_child_is_another_process() {
+        let all = snapshot(&[(1, 0, 0), (5, 1, 20), (6, 5, 10), (7, 5, 20)]);
+        assert_eq!(all.descendants(5), BTreeSet::from([7]));
+    }
+
+    #[test]
+    fn numbers_that_were_reused_meanwhile_make_no_endless_walk() {
+        let all = snapshot(&[(5, 6, 1), (6, 5, 1)]);
+        assert_eq!(all.descendants(5), BTreeSet::from([5, 6]));
+    }
+
+    #[test]
+    fn a_process_sees_itself_below_its_parent() {
+        let (all, own) = (Snapshot::take(), std::process::id() as i32);
+        assert!(all.get(own).is_some_and(|stat| all.children(stat.parent).contains(&own)));
+    }
+}
