@@ -7,7 +7,6 @@ programs that call them: the attributes and defaults are the same.
 from __future__ import annotations
 
 import os
-import sys
 
 from . import _lib
 
@@ -64,14 +63,13 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def command() -> NoReturn:
     """Becomes the launcher: runs it with this program's arguments and exits with its exit status."""
+    from ._launch.single_thread import run_launcher_function
     from ._launch.status_pipe import take_descriptor
 
     descriptor = take_descriptor()
     # `run_job` sets it: the command line is complete, and PET_ variables have no effect.
     is_complete = os.environ.pop("RLAUNCH_RUN_SPELT_OUT", "")
-    status = _lib.run_main(sys.argv[1:], sys.executable, descriptor, not is_complete)
-    # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
-    os._exit(status)
+    run_launcher_function("run_main", descriptor, not is_complete)
 
 
 def _build_arguments(args: Namespace) -> list[str]:

@@ -50,10 +50,10 @@ impl Descriptor {
         Ok(Self::new(fd::duplicate(number).map_err(os_error)?))
     }
 
-    /// Takes over a descriptor that was inherited by its number.
+    /// Takes over a descriptor that was inherited by its number. OSError: it has an owner in this process.
     #[staticmethod]
     fn take(number: i32) -> PyResult<Self> {
-        Ok(Self::new(fd::take(number).map_err(os_error)?))
+        Ok(Self::new(fd::take_inherited(number).map_err(os_error)?))
     }
 
     /// Its number, or -1 once it has been closed.

@@ -84,7 +84,7 @@ pub fn start_guardian(
 /// The guardian's body: waits until the other end of `fd` is closed, then kills all processes with the key.
 #[pyfunction]
 pub fn guard(py: Python<'_>, fd: i32, key: &str) -> PyResult<()> {
-    let end = fd::take(fd).map_err(os_error)?;
+    let end = fd::take_inherited(fd).map_err(os_error)?;
     py.detach(|| {
         let _blocked = signals::block_all();
         loop {

@@ -54,7 +54,8 @@ impl Wakeup {
         if !creator.is_this_process() {
             return Ok(()); // A signal handler has forked; the bytes are for the other process.
         }
-        let Some(owner) = fd::borrow(before) else { return Ok(()) };
+        // A copy, because its owner may close it meanwhile.
+        let Ok(owner) = fd::duplicate(before) else { return Ok(()) };
         let mut bytes = [0; 4096];
         match nix::unistd::read(&read, &mut bytes) {
             // A full pipe has a byte already, and a closed one needs none.
@@ -82,20 +83,15 @@ pub fn await_readable(py: Python<'_>, fds: Vec<i32>, timeout: Option<f64>) -> Py
     let poll = Poller::new().map_err(os_error)?;
     let wakeup = Wakeup::begin(py)?;
     let waited = (|| {
-        for (number, token) in fds.iter().zip(0..) {
-            if let Some(open) = fd::borrow(*number) {
-                poll.readable(open, token).map_err(os_error)?;
-            }
-        }
         if let Some(pipe) = wakeup.fd() {
-            poll.edge(pipe, u64::MAX).map_err(os_error)?;
+            poll.edge(pipe, 0).map_err(os_error)?;
         }
         loop {
             // For a signal from before the pipe was set.
             py.check_signals()?;
             let left = deadline.map(|at| at.saturating_sub(clock::now()));
-            let tokens = py.detach(|| poll.wait(left)).map_err(os_error)?;
-            let ready: Vec<i32> = tokens.iter().filter_map(|t| fds.get(usize::try_from(*t).ok()?).copied()).collect();
+            let indices = py.detach(|| poll.ready_beside(&fds, left)).map_err(os_error)?;
+            let ready: Vec<i32> = indices.iter().filter_map(|index| fds.get(*index).copied()).collect();
             if !ready.is_empty() || left == Some(Duration::ZERO) {
                 return Ok(ready);
             }

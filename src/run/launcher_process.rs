@@ -9,10 +9,11 @@ use crate::run::sweep;
 use crate::run::sweep::SweepResult;
 use crate::run::zygote;
 use crate::sys::clock;
+use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::pidfd;
 use crate::sys::process::pidfd::CollectedStatus;
-use crate::sys::process::spawn::{ForkSide, SpawnedProcess, fork_launcher};
+use crate::sys::process::spawn::{ForkSide, LauncherForkError, SpawnedProcess, fork_launcher};
 use crate::sys::process::tree;
 use crate::sys::signals::{self, SignalPipe, Signals};
 use nix::fcntl::OFlag;
@@ -96,15 +97,15 @@ pub enum SupervisorLoss {
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Forks the supervisor process. All that may fail comes before: a failure afterwards would be one of two processes.
-pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
+pub fn fork_supervisor(signals: &mut Signals) -> Result<ProcessSide, LauncherForkError> {
     tree::become_subreaper()?;
     let earlier_children = tree::children(std::process::id() as i32).into_iter().collect();
     for signal in [libc::SIGCHLD, libc::SIGTSTP] {
         signals.install_one(signal);
     }
     let resizes = signals.install_one(libc::SIGWINCH);
-    let (status, report) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-    let (requested, requests) = nix::unistd::pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    let (status, report) = fd::pipe(OFlag::O_NONBLOCK)?;
+    let (requested, requests) = fd::pipe(OFlag::O_NONBLOCK)?;
     let signal_pipe = SignalPipe::new()?;
     // Until the supervisor process uses a signal pipe of its own, the launcher process would read its signals.
     let blocked = signals::block_all();

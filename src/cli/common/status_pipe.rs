@@ -22,7 +22,7 @@ pub struct StatusPipe {
 impl StatusPipe {
     /// Takes over this descriptor, none if it is negative. It closes at exec, so no rank has it.
     pub fn take(fd: RawFd) -> Self {
-        let writer = (fd >= 0).then(|| fd::take(fd).ok()).flatten().map(File::from);
+        let writer = (fd >= 0).then(|| fd::take_inherited(fd).ok()).flatten().map(File::from);
         let is_read = writer.is_some();
         Self { writer, is_read }
     }

@@ -25,6 +25,7 @@ use crate::run::sweep;
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::{current, procfs};
+use crate::sys::process::spawn::LauncherForkError;
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
 use serde_json::Value;
@@ -106,7 +107,10 @@ pub fn run_node(
         }),
         Err(error) => {
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
-            Err(CliError::SupervisorNotStarted(error))
+            Err(match error {
+                LauncherForkError::System(error) => CliError::SupervisorNotStarted(error),
+                LauncherForkError::Threads(_) => CliError::LauncherHasThreads(error),
+            })
         }
     }
 }

@@ -6,7 +6,7 @@ use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// A close-on-exec copy, numbered 3 or above, of a descriptor with another owner.
 pub fn duplicate(fd: RawFd) -> nix::Result<OwnedFd> {
@@ -41,21 +41,20 @@ pub fn memory(name: &str) -> io::Result<OwnedFd> {
     Ok(above_stdio(memfd_create(name, MFdFlags::MFD_CLOEXEC)?)?)
 }
 
-/// Takes ownership of an open descriptor by its number and makes it close-on-exec.
-pub fn take(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_SETFD takes integers; a closed descriptor is an error that is returned.
-    if unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(io::Error::last_os_error());
+/// Takes ownership of a descriptor that another process passed by its number, and makes it close-on-exec. `EBADF` for a
+/// standard descriptor, and for one that is close-on-exec: it was not inherited through an exec or received in a packet, so it
+/// has an owner in this process.
+pub fn take_inherited(fd: RawFd) -> nix::Result<OwnedFd> {
+    // SAFETY: F_GETFD takes an integer; a closed descriptor is an error that is returned.
+    let flags = Errno::result(unsafe { libc::fcntl(fd, libc::F_GETFD) })?;
+    if fd <= 2 || flags & libc::FD_CLOEXEC != 0 {
+        return Err(Errno::EBADF);
     }
-    // SAFETY: it is open, and a process that passes a descriptor by its number gives up ownership.
+    // SAFETY: F_SETFD takes integers.
+    Errno::result(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) })?;
+    // SAFETY: it is open. Rust and Python open their descriptors close-on-exec, so it has no other owner; taking it has set the
+    // flag, so it is taken once.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// A descriptor that its owner keeps open for `'a`; `None` for a negative number.
-pub fn borrow<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
-    // SAFETY: callers use only descriptors that are passed to them for the duration of a call. If the owner closed one too
-    // early, calls on it would fail with EBADF or act on another file.
-    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
 /// Takes an advisory lock on a file (flock(2)), shared or exclusive. The lock ends when the last copy of the descriptor is
@@ -89,6 +88,28 @@ impl ForkGate {
                 Err(Errno::EINTR) => {}
                 other => return Ok(other.map(drop)?),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+
+    #[test]
+    fn only_an_inherited_descriptor_is_taken_and_once() {
+        let (read, _write) = pipe(OFlag::empty()).unwrap();
+        let number = read.as_raw_fd();
+        assert_eq!(take_inherited(number).unwrap_err(), Errno::EBADF, "it has an owner");
+        // As it arrives through an exec.
+        let inherited = nix::unistd::dup(&read).unwrap();
+        let number = std::os::fd::IntoRawFd::into_raw_fd(inherited);
+        let taken = take_inherited(number).unwrap();
+        assert_eq!(take_inherited(number).unwrap_err(), Errno::EBADF, "it has been taken");
+        drop(taken);
+        for standard in 0..3 {
+            assert_eq!(take_inherited(standard).unwrap_err(), Errno::EBADF);
         }
     }
 }

@@ -90,7 +90,7 @@ mod tests {
         let got = recvmsg::<UnixAddr>(here.as_raw_fd(), &mut parts, Some(&mut space), MsgFlags::empty()).unwrap();
         let Some(ControlMessageOwned::ScmRights(descriptors)) = got.cmsgs().unwrap().next() else { unreachable!() };
         let mut text = String::new();
-        let mut copy = File::from(crate::sys::io::fd::take(descriptors[0]).unwrap());
+        let mut copy = File::from(crate::sys::io::fd::take_inherited(descriptors[0]).unwrap());
         copy.read_to_string(&mut text).unwrap();
         assert_eq!(text, "request");
     }

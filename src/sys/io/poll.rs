@@ -5,7 +5,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 /// A set of descriptors to wait on, each with a token that the caller chooses.
@@ -54,6 +54,26 @@ impl Poller {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Waits like `ready`, and for descriptors that other code owns; returns the indices of those that are readable or have hung
+    /// up. Consumes the events of the set. `EBADF` if one is closed; negative numbers are ignored.
+    pub fn ready_beside(&self, numbers: &[RawFd], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
+        let wanted = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut fds: Vec<libc::pollfd> = numbers.iter().chain([&self.0.0.as_raw_fd()]).map(wanted).collect();
+        let timeout = timeout.map_or(-1, |t| i32::from(millis(t)));
+        // SAFETY: the array outlives the call. poll(2) neither changes the descriptors nor keeps them.
+        match Errno::result(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) }) {
+            Err(Errno::EINTR) => return Ok(Vec::new()),
+            polled => polled?,
+        };
+        if fds.pop().is_some_and(|own| own.revents != 0) {
+            self.wait(Some(Duration::ZERO))?;
+        }
+        if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
+            return Err(Errno::EBADF.into());
+        }
+        Ok(fds.iter().enumerate().filter(|(_, fd)| fd.revents != 0).map(|(index, _)| index).collect())
     }
 
     /// Waits until descriptors are ready, for up to `timeout` (`None`: no limit), and returns their tokens. Empty after the

@@ -2,6 +2,7 @@
 //! its cost does not grow with the memory of the parent. Between clone and exec nothing allocates, locks or logs: the child
 //! shares the memory of this process and may only make async-signal-safe calls (signal-safety(7)).
 
+use crate::sys::clock;
 use crate::sys::io::fd::duplicate;
 use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::lifeline;
@@ -13,6 +14,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::time::Duration;
 
 /// A process to be started. Paths and strings are complete before the clone; the child only reads them.
 #[derive(Debug)]
@@ -212,14 +214,50 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     Ok(SpawnedProcess { pid, pidfd })
 }
 
-/// Forks the launcher without an exec. Only for the launcher's own process, while it has one thread. The child leads a new
-/// session, so signals of the terminal do not reach it, and gets a pidfd of its parent.
-pub fn fork_launcher() -> io::Result<ForkSide> {
+/// Why the launcher cannot fork.
+#[derive(Debug, thiserror::Error)]
+pub enum LauncherForkError {
+    /// It has other threads, of these names.
+    #[error(
+        "this process has other threads ({}), and a fork would inherit the locks that they hold; \
+        stop what starts them before rlaunch, such as sitecustomize or a .pth file of the environment",
+        .0.join(", ")
+    )]
+    Threads(Vec<String>),
+    /// The system cannot fork it.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// How long a thread that has been joined may still be listed.
+const THREAD_EXIT: Duration = Duration::from_millis(100);
+
+/// The names of this process's other threads; empty where /proc cannot be read.
+fn other_threads() -> Vec<String> {
+    let main = std::process::id().to_string();
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let others = tasks.filter(|task| task.file_name() != *main);
+    others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
+}
+
+/// Forks the launcher without an exec. Only for the launcher's own process; fails if it has several threads. The child leads a
+/// new session, so signals of the terminal do not reach it, and gets a pidfd of its parent.
+pub fn fork_launcher() -> Result<ForkSide, LauncherForkError> {
     let parent = pidfd::open(std::process::id() as libc::pid_t)?;
-    // SAFETY: there is no other thread that could hold a lock at the time of the fork.
+    let deadline = clock::now() + THREAD_EXIT;
+    let mut threads = other_threads();
+    while !threads.is_empty() && clock::now() < deadline {
+        std::thread::yield_now();
+        threads = other_threads();
+    }
+    if !threads.is_empty() {
+        return Err(LauncherForkError::Threads(threads));
+    }
+    // SAFETY: there is no other thread that could hold a lock at the time of the fork. Where /proc cannot be read, this is not
+    // checked, and the child could wait forever for such a lock.
     let pid = unsafe { libc::fork() };
     match pid {
-        -1 => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error().into()),
         0 => {
             // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
             unsafe { libc::setsid() };
@@ -402,5 +440,23 @@ fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32)
             }
         }
         (0, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_several_threads_is_not_forked() {
+        let (over, wait) = std::sync::mpsc::channel::<()>();
+        let exporter = std::thread::Builder::new().name("exporter".into()).spawn(move || wait.recv());
+        let text = fork_launcher().map(drop).map_err(|error| error.to_string());
+        drop(over);
+        assert!(exporter.is_ok());
+        assert!(
+            text.as_ref().is_err_and(|text| text.contains("exporter") && text.contains("sitecustomize")),
+            "{text:?}"
+        );
     }
 }

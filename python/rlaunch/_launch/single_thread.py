@@ -1,0 +1,45 @@
+"""Runs the launcher in a process with one thread, because it forks."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from .. import _lib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+# Without site, and so without sitecustomize and .pth files.
+_CODE = """\
+import sys
+sys.path[:] = [path for path in sys.path if path]
+import os, importlib.util as util
+spec = util.spec_from_file_location('rlaunch._lib', {module!r})
+module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+os._exit(module.{function}(sys.argv[1:], sys.executable, *{rest!r}))"""
+
+
+def run_launcher_function(function: str, *rest: object) -> NoReturn:
+    """Calls ``_lib.FUNCTION(arguments of this program, interpreter, *rest)`` and exits with what it returns.
+
+    A fork of a process with several threads inherits the locks that the others hold. If something has
+    started a thread here, such as sitecustomize, an interpreter that runs none of it takes this process over.
+    """
+    if _has_threads():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = _CODE.format(module=_lib.__file__, function=function, rest=rest)
+        os.execv(sys.executable, [sys.executable, "-S", "-c", code, *sys.argv[1:]])
+    status = getattr(_lib, function)(sys.argv[1:], sys.executable, *rest)
+    # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
+    os._exit(status)
+
+
+def _has_threads() -> bool:
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return False

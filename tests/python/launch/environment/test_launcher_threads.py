@@ -1,0 +1,53 @@
+"""A ``sitecustomize`` or a .pth file that starts a thread in every Python process, also in the launcher."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from launching import Host, Place, environment
+
+STARTS_A_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+# A rank's parent is the supervisor, and that one's the launcher, which has forked it.
+COUNT = """
+import os, sys
+supervisor = os.getppid()
+launcher = int(open(f"/proc/{supervisor}/stat").read().rpartition(")")[2].split()[1])
+threads = len(os.listdir(f"/proc/{launcher}/task"))
+with open("seen", "w") as file:
+    print(threads, ascii(sys.argv[1:]), file=file)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Host:
+    place = Host(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(STARTS_A_THREAD)
+    (tmp_path / "train.py").write_text(COUNT)
+    return place
+
+
+def with_threads(place: Place) -> dict[str, str]:
+    path = [str(place.folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return environment(PYTHONPATH=os.pathsep.join(path))
+
+
+@pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run"])
+def test_the_launcher_forks_with_one_thread(place: Host, module: str) -> None:
+    command = f"[sys.executable, '-m', '{module}', '--nproc_per_node=1', 'train.py', *sys.argv[1:]]"
+    place.host(f"os.execv(sys.executable, {command})")
+    ended = place.run("one", "t\udce4wo", env=with_threads(place))
+    assert ended.status == 0, ended.stderr
+    assert place.text("seen") == "1 ['one', 't\\udce4wo']\n"
+
+
+def test_a_launch_from_python_reports_its_end(place: Host) -> None:
+    place.host("print(rlaunch.launch('train.py', nproc_per_node=1).outcome)")
+    ended = place.run(env=with_threads(place))
+    assert (ended.status, ended.stdout) == (0, b"completed\n"), ended.stderr
+    assert place.text("seen") == "1 []\n"
