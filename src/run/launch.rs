@@ -1,6 +1,6 @@
 //! What a launch needs beside the plan, and the interface through which a front end hears of its progress.
 
-use crate::plan::{LineFilter, Plan, ShownStream, Stream};
+use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
 use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::sweep::no_sweep::NoSweep;
@@ -47,6 +47,8 @@ pub struct Launch<'a> {
     pub filters: Vec<LineFilter>,
     /// Whether a terminal is shown colours (NO_COLOR).
     pub colour: bool,
+    /// How long the console may take to show the rest once all ranks have ended.
+    pub console_drain_timeout: Duration,
     /// How the job is stopped, and when the ranks are restarted.
     pub policy: SupervisionPolicy,
     /// Signals that are forwarded to the ranks and never stop the job.
@@ -88,6 +90,7 @@ impl Launch<'_> {
             shown,
             filters: self.filters.clone(),
             colour: self.colour,
+            console_drain_timeout: self.console_drain_timeout,
             policy: SupervisionPolicy { first_attempt: attempt, ..self.policy.clone() },
             forwarded_signals: self.forwarded_signals.clone(),
             nofile: self.nofile,
@@ -113,6 +116,16 @@ impl Launch<'_> {
     /// The file with the end of a rank's output in an attempt: its log or what captures its stderr.
     pub fn tail_file(&self, local_rank: usize, attempt: u32) -> Option<PathBuf> {
         Some(self.log_dir.join(self.plan.ranks[local_rank].output.last_log(attempt)?))
+    }
+
+    /// Where output is that the console has not shown: the only log that it shows, or the folder.
+    pub fn unshown_place(&self) -> String {
+        let mut shown = self.shown.keys().map(|(local_rank, _)| *local_rank);
+        let first = shown.next().filter(|first| shown.all(|other| other == *first));
+        match first.map(|local_rank| &self.plan.ranks[local_rank].output) {
+            Some(OutputPlan::Combined(log)) => self.log_dir.join(log).display().to_string(),
+            _ => format!("the logs in {}", self.log_dir.display()),
+        }
     }
 
     /// What the preload server is started with.

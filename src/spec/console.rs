@@ -1,9 +1,10 @@
-//! `--console_ranks`, `--log_prefix` and `--pty`: which ranks' output the console shows, and how.
+//! `--console_ranks`, `--log_prefix`, `--pty` and `--console_drain_timeout`: which ranks' output the console shows, and how.
 
 use crate::model::{ProcessLabel, Role};
 use crate::spec::error::SpecError;
 use crate::spec::options::OptValues;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// The prefix of each line of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct ConsoleSpec {
     pub prefix: Option<PrefixKind>,
     /// Whether a single rank without a prefix gets a terminal, if the console is one.
     pub pty: bool,
+    /// How long it may take to show the rest once all ranks have ended.
+    pub drain_timeout: Duration,
 }
 
 /// The processes whose logs the console shows.
@@ -64,6 +67,11 @@ impl ConsoleSpec {
     }
 }
 
+/// Reads the option that both front ends have, by their names.
+pub fn drain_timeout(values: &OptValues, name: &str) -> Result<Duration, SpecError> {
+    Ok(Duration::from_secs_f64(values.seconds(name)?.unwrap_or(30.0)))
+}
+
 /// Reads and checks these options.
 pub fn check(values: &OptValues) -> Result<ConsoleSpec, SpecError> {
     let prefix = match values.text("log_prefix").unwrap_or("auto") {
@@ -93,5 +101,5 @@ pub fn check(values: &OptValues) -> Result<ConsoleSpec, SpecError> {
         Some("never") => false,
         Some(_) => return Err(values.error("pty", "is not a choice", "give auto or never")),
     };
-    Ok(ConsoleSpec { shown, prefix, pty })
+    Ok(ConsoleSpec { shown, prefix, pty, drain_timeout: drain_timeout(values, "console_drain_timeout")? })
 }

@@ -51,7 +51,8 @@ pub(crate) fn warn_of_losses(launch: &Launch<'_>, launched: &LaunchResult) {
         print_notice(&format!("KeyboardInterrupt in {ranks} rank(s); the tracebacks are in the logs in {place}"));
     }
     if let ShownMark::AllBut(bytes) = launched.shown {
-        warn!("the console blocked; {bytes} bytes of output are only in the logs in {}", launch.log_dir.display());
+        let place = launch.unshown_place();
+        warn!("the console did not take {bytes} bytes of output in time; they are only in {place}");
     }
     if log_files::is_full(&launch.log_dir) {
         warn!("the disk of {} is full: the end of the ranks' logs may be missing", launch.log_dir.display());

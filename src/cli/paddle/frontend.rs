@@ -255,6 +255,7 @@ fn launch_on_this_node(
         filters: Vec::new(),
         torch_store: Vec::new().into(),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
+        console_drain_timeout: spec.console.drain_timeout,
         policy,
         forwarded_signals: NOTIFY.into_iter().chain(spec.forward_signals.iter().copied()).collect(),
         nofile,

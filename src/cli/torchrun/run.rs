@@ -143,6 +143,7 @@ pub fn launch(
         shown,
         filters: plan::filters(spec),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
+        console_drain_timeout: spec.console_drain_timeout,
         policy: policy(spec, vars),
         forwarded_signals: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
         nofile,

@@ -195,6 +195,7 @@ mod tests {
             shown: [((0, Stream::Stdout), ShownStream { prefix: None, pty: false })].into(),
             filters: Vec::new(),
             colour: false,
+            console_drain_timeout: Duration::ZERO,
             policy: SupervisionPolicy::with_grace(Duration::ZERO),
             forwarded_signals: BTreeSet::new(),
             nofile: None,

@@ -27,6 +27,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("console_ranks", Text, &["RLAUNCH_CONSOLE_RANKS"], Some("first"), "Ranks whose output the console shows: comma-separated global ranks, first (of this node), all or none"),
     renamed("prefix", "RLAUNCH_PREFIX", opt("log_prefix", Text, &["RLAUNCH_LOG_PREFIX"], Some("auto"), "Prefix of each line that the console shows: none, rank, host or rank,host; auto is rank if several ranks are shown, else none")),
     opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a single rank that the console shows without a prefix, of the launcher's window size: auto if the launcher's stdout is one, or never"),
+    opt("console_drain_timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
     opt("enable_gpu_log", Bool, &[], Some("true"), "Write the job's GPUs and, every 5 s, their utilization to JOB_ID.gpu.log in the log folder"),
     renamed("grace", "RLAUNCH_GRACE", opt("grace_period", Seconds, &["RLAUNCH_GRACE_PERIOD"], Some("30"), "Seconds between SIGTERM and SIGKILL when ranks are stopped (minimum 0)")),
     renamed("notify_signals", "RLAUNCH_NOTIFY_SIGNALS", opt("forward_signals", Text, &["RLAUNCH_FORWARD_SIGNALS"], None, "Comma-separated signals that are forwarded to the ranks and do not stop the job, such as TERM,URG; USR1 and USR2 always are")),

@@ -1,6 +1,7 @@
 //! The request of `python -m rlaunch.run`, checked and typed. Contract: `torchrun` of torch 2.15.
 
 use crate::model::exit::signal_number;
+use crate::spec::console;
 use crate::spec::error::{SpecError, shown};
 use crate::spec::forwarded_signals;
 use crate::spec::frameworks;
@@ -165,6 +166,8 @@ pub struct TorchSpec {
     pub capture: OutputCapture,
     /// Whether captured output is written to a terminal, if the launcher's is one.
     pub pty: bool,
+    /// How long the console may take to show the rest once all workers have ended.
+    pub console_drain_timeout: Duration,
     /// Whether no message says that OMP_NUM_THREADS is 1.
     pub omp_compat: bool,
     /// Whether OMP_NUM_THREADS is the rank's share of the CPUs instead of 1.
@@ -253,6 +256,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
             _ => OutputCapture::Stderr,
         },
         pty: values::choice(values, "pty")? != Some("never"),
+        console_drain_timeout: console::drain_timeout(values, "console-drain-timeout")?,
         omp_compat: values::flag(values, "omp-compat")?,
         share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,

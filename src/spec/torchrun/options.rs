@@ -54,6 +54,7 @@ pub const OPTIONS: &[Opt] = &[
     renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
     Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },
+    opt("console-drain-timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

@@ -99,6 +99,7 @@ def test_a_script_is_required(place: Place, args: list[str]) -> None:
         (["--nnodes=-1"], ["--nnodes -1"]),
         (["--rank", "first"], ["--rank first"]),
         (["--grace_period", "-1"], ["--grace_period -1", "0 or more"]),
+        (["--console_drain_timeout", "-1"], ["--console_drain_timeout -1", "0 or more"]),
         (["--grace_period", "nan"], ["--grace_period nan"]),
         (["--grace_period", "inf"], ["--grace_period inf"]),
         (["--max_restart=-1"], ["--max_restart -1", "0 or more"]),

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from launching import LIMIT, Place, await_line, environment, gone, unshare_users, until
+from torch_launching import TorchPlace
 
 MEBI = 1 << 20
 
@@ -168,7 +169,8 @@ def test_an_unread_stdout_slows_no_rank_and_keeps_no_launcher(place: Place) -> N
         shown = read_until(launcher.stdout.fileno())
     assert launcher.returncode == 0
     assert A_LOT.startswith(shown)
-    assert f"{len(A_LOT) - len(shown)} bytes of output are only in the logs in {place.folder}/log" in warning
+    missing = f"{len(A_LOT) - len(shown)} bytes of output in time"
+    assert f"{missing}; they are only in {place.folder}/log/workerlog.0\n" in warning
     assert place.log() == place.log(1) == A_LOT
 
 
@@ -201,6 +203,32 @@ def test_a_reader_that_is_slow_gets_everything(place: Place) -> None:
             shown += piece
         assert Place.wait(launcher).status == 0
     assert shown == A_LOT
+
+
+@pytest.mark.parametrize(
+    ("front_end", "options", "where"),
+    [
+        (Place, ["--console_drain_timeout=0.3"], ""),
+        (TorchPlace, ["-t1", "--log-dir=log", "--console-drain-timeout=0.3"], "the logs in "),
+    ],
+)
+def test_a_slow_console_holds_the_end_only_so_long(
+    tmp_path: Path, front_end: type[Place], options: list[str], where: str
+) -> None:
+    place = front_end(tmp_path)
+    place.script(WRITE_A_LOT)
+    with place.start(*options, "train.py") as launcher:
+        assert launcher.stdout is not None
+        place.ready(1)
+        (place.folder / "end").touch()
+        end, shown = os.pidfd_open(launcher.pid), b""
+        # 10 MiB of it would take a minute; a piece now and then keeps the console from being given up.
+        while not select.select([end], [], [], 0.02)[0]:
+            shown += os.read(launcher.stdout.fileno(), 4096)
+        os.close(end)
+        ended = Place.wait(launcher)
+    assert (ended.status, len(shown + ended.stdout) < len(A_LOT)) == (0, True)
+    assert f"bytes of output in time; they are only in {where}{place.folder}/log/" in ended.stderr
 
 
 def test_a_log_that_is_emptied_is_shown_from_its_beginning(place: Place) -> None:

@@ -198,7 +198,9 @@ def test_an_unread_shared_console_slows_no_rank_and_keeps_no_launcher(place: Pla
         warning = launcher.stderr.read().decode()
         shown = read_until(launcher.stdout.fileno())
     assert launcher.returncode == 0
-    match = re.search(r"the console blocked; (\d+) bytes of output are only in the logs in (\S+)", warning)
+    match = re.search(
+        r"the console did not take (\d+) bytes of output in time; they are only in the logs in (\S+)", warning
+    )
     assert match, warning
     assert match[2] == f"{place.folder}/log"
     logs = [place.log(rank) for rank in range(4)]
