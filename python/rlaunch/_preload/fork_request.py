@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # The fields and their values, and the fields that are there once at most.
+_NUMBER, _TEXT = re.compile(b"[0-9]+"), re.compile(b".*", re.DOTALL)
 _VALUES = {
-    b"argv": b".*",
-    b"env": b".*=.*",
-    b"cwd": b".+",
-    b"nofile": b"[0-9]+",
-    b"cpu": b"[0-9]+",
-    b"parent": b"[0-9]+",
-    b"fd": b"stdin|stdout|stderr|lifeline|cgroup|status|payload|tracker",
+    b"argv": _TEXT,
+    b"env": re.compile(b"[^=]*=.*", re.DOTALL),
+    b"cwd": _TEXT,
+    b"nofile": _NUMBER,
+    b"cpu": _NUMBER,
+    b"parent": _NUMBER,
+    b"fd": re.compile(b"stdin|stdout|stderr|lifeline|cgroup|status|payload|tracker"),
 }
 _ONCE = (b"cwd", b"nofile", b"parent")
 
@@ -65,7 +66,7 @@ class ForkRequest:
             raise ValueError(f"the request to fork a rank is cut off in {rest[:100]!r}")
         for item in items:
             name, equals, value = item.partition(b"=")
-            if not equals or not re.fullmatch(_VALUES.get(name, b"(?!)"), value, re.DOTALL):
+            if not equals or name not in _VALUES or not _VALUES[name].fullmatch(value):
                 raise ValueError(f"the request to fork a rank has an invalid field: {item[:100]!r}")
             if (name in _ONCE and values[name]) or (name == b"fd" and value in values[name]):
                 raise ValueError(f"the request to fork a rank has a field twice: {item[:100]!r}")
