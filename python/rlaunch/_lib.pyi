@@ -59,7 +59,6 @@ def set_up_rank_process(
     stdio: tuple[int, int, int],
     session: bool,
     lifeline: int,
-    group: bool,
     parent: int,
     cwd: bytes | None,
     nofile: int | None,

@@ -339,9 +339,8 @@ impl Rank {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "a Python signature")]
 /// Sets up a rank that was forked from a zygote. `stdio`: its first three descriptors, -1 to keep one; `session`: whether
-/// it becomes a session leader; `lifeline`: a read end, -1 for none, armed for its whole group if `group`; `parent`: its
+/// it becomes a session leader; `lifeline`: a read end, -1 for none, armed for its whole group if `session`; `parent`: its
 /// parent process, with which it ends; `cwd`, `nofile` (soft limit), `cpus`: None to keep its own.
 ///
 /// OSError: the text names the step that failed.
@@ -350,13 +349,13 @@ pub fn set_up_rank_process(
     stdio: (i32, i32, i32),
     session: bool,
     lifeline: i32,
-    group: bool,
     parent: i32,
     cwd: Option<Vec<u8>>,
     nofile: Option<u64>,
     cpus: Option<Vec<u16>>,
 ) -> PyResult<()> {
     let given = |fd: i32| (fd >= 0).then_some(fd);
+    let scope = if session { KillScope::Group } else { KillScope::Process };
     let start = SpawnCommand {
         program: CString::default(),
         argv: Vec::new(),
@@ -367,7 +366,7 @@ pub fn set_up_rank_process(
         group: if session { ProcessGroup::Session } else { ProcessGroup::Inherited },
         cgroup: None,
         cwd: cwd.map(c_string).transpose()?,
-        lifeline: given(lifeline).map(|fd| (fd, if group { KillScope::Group } else { KillScope::Process })),
+        lifeline: given(lifeline).map(|fd| (fd, scope)),
         mask: spawn::current_mask(),
         nofile,
         affinity: cpus.map(|cpus| CpuMask::of(&cpus.into_iter().collect())),

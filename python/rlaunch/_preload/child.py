@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -13,7 +14,7 @@ from .._rank.store_wait import wait_for_stores
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, NoReturn
 
     from .fork_request import ForkRequest
@@ -64,10 +65,43 @@ def _find_files(objects: Iterable[object]) -> list[io.IOBase]:
     return [file for file in objects if issubclass(type(file), kinds)]  # type: ignore[misc]
 
 
+def set_up(request: ForkRequest, reply: int, close_zygotes_fds: Callable[[], None]) -> None:
+    """Sets up cgroup, stdio, session, lifeline, limits and CPUs as an exec would.
+
+    Writes ``ok`` or the error to the descriptor ``reply``. After an error it ends this process with status
+    127.
+    """
+    try:
+        close_zygotes_fds()
+        if (cgroup := request.fd("cgroup")) >= 0:
+            # A failure is ignored, as for a rank that is started by clone3.
+            with contextlib.suppress(OSError):
+                procs = os.open("cgroup.procs", os.O_WRONLY | os.O_CLOEXEC, dir_fd=cgroup)
+                with open(procs, "wb", buffering=0) as file:
+                    file.write(b"0")
+        _lib.set_up_rank_process(
+            (request.fd("stdin"), request.fd("stdout"), request.fd("stderr")),
+            request.parent is not None,
+            request.fd("lifeline"),
+            request.parent or os.getppid(),
+            request.cwd,
+            request.nofile,
+            request.cpus,
+        )
+    except OSError as error:
+        os.write(reply, f"-{error.errno} {error.strerror}".encode())
+        os._exit(127)
+    except BaseException as error:
+        os.write(reply, f"-{errno.EINVAL} {type(error).__name__}: {error}"[:4000].encode())
+        os._exit(127)
+    os.write(reply, b"ok")
+    os.close(reply)
+
+
 def run_rank(request: ForkRequest, state: ImportedState) -> Any:
     """Runs the rank's program. Returns an argument for ``sys.exit``, or raises what the program raises."""
     set_process_name(state.name)
-    environ = merge_environ(_read_environ(request.fields["env"]), state.environ, os.environ)
+    environ = merge_environ(_read_environ(request.env), state.environ, os.environ)
     if KEY in environ:
         _lib.mark_memory(environ[KEY])
     _set_environ(environ)
@@ -76,25 +110,22 @@ def run_rank(request: ForkRequest, state: ImportedState) -> Any:
     reseed_generators()
     wait_for_stores()
     signal.pthread_sigmask(signal.SIG_SETMASK, state.mask)
-    if request.fields["payload"] is not None:
-        _run_payload(request, request.fields["payload"], state.files)
+    if request.fd("payload") >= 0:
+        _run_payload(request, state.files)
     from . import program
 
-    argv = [os.fsdecode(arg.encode("latin-1")) for arg in request.fields["argv"]]
-    for fd in request.fds_from(0):
-        if fd > 2 and fd != request.fd("lifeline"):
-            os.close(fd)
+    request.close(request.fd("lifeline"))
     # Not there if the package was not installed but only found.
     with contextlib.suppress(ImportError):
         import rlaunch_rank
 
         if (note := rlaunch_rank.note_exceptions()) is not None:
             note.register()
-    return program.run(argv, state.first)
+    return program.run([*map(os.fsdecode, request.argv)], state.first)
 
 
-def _read_environ(lines: list[str]) -> dict[str, str]:
-    pairs = (os.fsdecode(line.encode("latin-1")).partition("=") for line in lines)
+def _read_environ(lines: list[bytes]) -> dict[str, str]:
+    pairs = (os.fsdecode(line).partition("=") for line in lines)
     return {name: value for name, _, value in pairs}
 
 
@@ -179,15 +210,16 @@ def reseed_generators() -> None:
         core.default_cpu_generator().seed()  # type: ignore[union-attr]
 
 
-def _run_payload(request: ForkRequest, payload: dict[str, Any], files: list[io.IOBase]) -> NoReturn:
+def _run_payload(request: ForkRequest, files: list[io.IOBase]) -> NoReturn:
     """Runs a pickled process object of multiprocessing's, as a child of its fork server does."""
     from multiprocessing import forkserver, resource_tracker, spawn
 
-    resource_tracker._resource_tracker._fd = request.fd("tracker")  # type: ignore[attr-defined]
+    payload, lifeline, tracker = map(request.fd, ("payload", "lifeline", "tracker"))
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     # Unpickling takes inherited descriptors from this list.
-    forkserver._forkserver._inherited_fds = request.fds_from(payload["first_fd"])  # type: ignore[attr-defined]
-    request.close_except("payload", "lifeline", "tracker")
-    _exit_without_teardown(spawn._main(request.fd("payload"), request.fd("lifeline")), files)
+    forkserver._forkserver._inherited_fds = request.unnamed  # type: ignore[attr-defined]
+    request.close(payload, lifeline, tracker, *request.unnamed)
+    _exit_without_teardown(spawn._main(payload, lifeline), files)
 
 
 def _skip_torch_deregistration() -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from multiprocessing import spawn, util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import _lib
 from .._process.signal_mask import blocked_signals
@@ -22,11 +22,13 @@ from ..errors import ZygoteError
 from . import server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-# Without "" in sys.path first: a file of the working folder must not hide a module of Python's own.
+# With this program's path, so that it imports the same rlaunch. "" is last meanwhile: a file of the working
+# folder must not hide a module of Python's own.
 _COMMAND = (
-    "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch._preload.server import main; main()"
+    "import sys; path = {!r}; sys.path[:] = sorted(path, key=bool, reverse=True); "
+    "from rlaunch._preload.server import main; main(path)"
 )
 
 # Seconds for the fork of one rank, on a machine under heavy load.
@@ -70,18 +72,17 @@ class Zygote:
         end = self._spawner.open_end()
         try:
             with peer:
-                limit = import_limit and (import_limit[0], self._stacks.fileno())
-                own = {"first": None, "lifeline": end, "limit": limit}
-                setup = json.dumps({"modules": modules, "path": sys.path, **own})
+                setup = [f"socket={peer.fileno()}", f"lifeline={end}"]
+                fds = [peer.fileno()]
+                if import_limit is not None:
+                    setup += [f"limit={import_limit[0]}", f"stacks={self._stacks.fileno()}"]
+                    fds.append(self._stacks.fileno())
                 python = os.fsencode(spawn.get_executable())
                 flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
-                # With this program's path, so that it imports the same rlaunch.
-                code = f"import sys; sys.path[:] = {sys.path!r}; {_COMMAND}"
-                words = [*flags, "-c", code, str(peer.fileno()), setup]
+                words = [*flags, "-c", _COMMAND.format(sys.path), *setup, *(f"module={m}" for m in modules)]
                 argv = [python, *map(os.fsencode, words)]
                 environ = [os.fsencode(f"{k}={v}") for k, v in os.environ.items() if k != "RLAUNCH_RANK_KEY"]
                 try:
-                    fds = [peer.fileno(), *([self._stacks.fileno()] if limit else [])]
                     self._process = self._spawner.start(python, argv, environ, fds, -1, end)
                 except OSError as error:
                     text = f"the zygote cannot be started: {error.strerror or error}"
@@ -147,12 +148,12 @@ class Zygote:
         assert self._process is not None
         return self._process.wait(timeout)
 
-    def fork(self, request: Mapping[str, Any], fds: Iterable[int]) -> int:
+    def fork(self, request: bytes, fds: Iterable[int]) -> int:
         """Forks a rank and returns its process id.
 
         Args:
-            request: see ``ForkRequest``. Its "fds" are indices into ``fds``, counted from 1.
-            fds: the descriptors for the rank.
+            request: an encoded ``ForkRequest``.
+            fds: its descriptors.
 
         Raises:
             ZygoteError: the zygote has ended or does not answer.
@@ -160,8 +161,8 @@ class Zygote:
         """
         memory = _lib.Descriptor.memory("rlaunch-request")
         try:
-            with open(memory.fileno(), "w", closefd=False, encoding="utf-8") as file:
-                json.dump(request, file)
+            with open(memory.fileno(), "wb", closefd=False) as file:
+                file.write(request)
             with self._lock:
                 if self._closed:
                     raise ZygoteError(f"the zygote (pid {self.pid}) has been ended")

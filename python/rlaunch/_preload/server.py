@@ -1,13 +1,12 @@
 """The preload server (zygote): imports the modules that all ranks need, and forks ranks on request.
 
-Command line: ``PYTHON -c COMMAND FD SETUP``. COMMAND calls ``main``. FD is the server's end of a socket pair
-(``AF_UNIX``, ``SOCK_SEQPACKET``). SETUP is a JSON object:
+Command line: ``PYTHON -c COMMAND NAME=VALUE...``. COMMAND calls ``main``. The names:
 
-* ``modules``: names of the modules to import;
-* ``path``: the new ``sys.path``, or null;
-* ``first``: the entry to put first into ``sys.path``, or null;
-* ``lifeline``: the descriptor of the server's own lifeline, or null;
-* ``limit``, which may be absent: how many seconds the imports may take, and a descriptor. After that time the
+* ``socket``: the descriptor of the server's end of a socket pair (``AF_UNIX``, ``SOCK_SEQPACKET``);
+* ``lifeline``: the descriptor of the server's own lifeline;
+* ``module``, any number of them: modules to import;
+* ``first``: the entry to put first into ``sys.path``;
+* ``limit`` and ``stacks``: how many seconds the imports may take, and a descriptor. After that time the
   stacks of all threads are written there, and the server ends with status 1.
 
 docs/architecture/preload.md describes the messages on the socket.
@@ -32,18 +31,24 @@ from .fork_request import ForkRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 # Descriptors in one message at most (unix(7), SCM_MAX_FD).
 _MAX_FDS = 253
 
 
-def main() -> None:
-    """Imports the modules and serves requests. In each forked process it runs the rank."""
-    link = socket.socket(fileno=int(sys.argv[1]))
+def main(path: list[str] | None = None) -> None:
+    """Imports the modules and serves requests. In each forked process it runs the rank.
+
+    Args:
+        path: the new ``sys.path``; None: Python's own, after ``first``.
+    """
+    words = [word.partition("=") for word in sys.argv[1:]]
+    modules = [value for name, _, value in words if name == "module"]
+    setup = {name: value for name, _, value in words}
+    link = socket.socket(fileno=int(setup["socket"]))
     link.set_inheritable(False)
-    setup = json.loads(sys.argv[2])
     del sys.argv[1:]  # Imported modules must not see them.
     # Opens the standard descriptors that are closed, so that those of requests are above 2.
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
@@ -52,11 +57,11 @@ def main() -> None:
     # A terminal's signals reach this process too. They are meant for the ranks, which get the mask of before.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     name = child.set_process_name("rlaunch-zygote")
-    _set_path(setup["path"], setup["first"])
+    _set_path(path, setup.get("first"))
     environ = dict(os.environ)
     with CapturedOutput() as output:
-        with _limited(setup.get("limit")):
-            reply = _import_modules(setup["modules"])
+        with _limited(setup):
+            reply = _import_modules(modules)
         # With SIGCHLD ignored, the kernel reaps children and discards their exit status (waitpid(2)).
         sigchld_ignored = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
         if sigchld_ignored:
@@ -64,7 +69,7 @@ def main() -> None:
         try:
             reason = fork_safety.find_fork_hazard() if "ready" in reply else None
             if reason is not None:
-                reply = {"refused": f"importing {abbreviate(setup['modules'])} {reason}"}
+                reply = {"refused": f"importing {abbreviate(modules)} {reason}"}
         except OSError as error:
             reply = {"refused": fork_safety.describe_fork_error(error)}
     if "ready" not in reply:
@@ -72,8 +77,8 @@ def main() -> None:
     _send_reply(link, reply)
     if "ready" not in reply:
         os._exit(1)
-    state = child.ImportedState(environ, mask, name, setup["first"])
-    request = _Zygote(link, setup.get("lifeline")).serve()
+    state = child.ImportedState(environ, mask, name, setup.get("first"))
+    request = _Zygote(link, int(setup["lifeline"])).serve()
     if request is None:
         os._exit(0)  # Without exit handlers: those of the imported modules are for the ranks to run.
     if sigchld_ignored:
@@ -95,15 +100,15 @@ def _set_path(path: list[str] | None, first: str | None) -> None:
 
 
 @contextlib.contextmanager
-def _limited(limit: tuple[float, int] | None) -> Iterator[None]:
+def _limited(setup: Mapping[str, str]) -> Iterator[None]:
     """Ends this process if the block takes too long, even if an import holds the GIL."""
-    if limit is None:
+    if "limit" not in setup:
         yield
         return
     import faulthandler
 
-    seconds, fd = limit
-    faulthandler.dump_traceback_later(seconds, exit=True, file=fd)
+    fd = int(setup["stacks"])
+    faulthandler.dump_traceback_later(float(setup["limit"]), exit=True, file=fd)
     try:
         yield
     finally:
@@ -148,7 +153,7 @@ def _send_reply(link: socket.socket, reply: dict[str, Any]) -> None:
 class _Zygote:
     """Forks ranks on request."""
 
-    def __init__(self, link: socket.socket, lifeline: int | None) -> None:
+    def __init__(self, link: socket.socket, lifeline: int) -> None:
         self._link = link
         self._lifeline = lifeline
         # Ranks whose exit status the client wants: pid and status pipe, by pidfd.
@@ -186,21 +191,24 @@ class _Zygote:
         except ConnectionError:
             return None
         if flags & socket.MSG_CTRUNC:  # This process is out of descriptors.
-            for fd in fds:
-                os.close(fd)
+            _close(fds)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if not message or not fds:
             return None
-        with open(fds[0], "rb", closefd=False) as file:
-            file.seek(0)
-            return ForkRequest(json.load(file), fds)
+        try:
+            with open(fds.pop(0), "rb") as file:
+                file.seek(0)
+                return ForkRequest(file.read(), fds)
+        except (OSError, ValueError) as error:
+            _close(fds)
+            raise OSError(getattr(error, "errno", None) or errno.EINVAL, str(error)) from error
 
     def _fork(self, request: ForkRequest, poll: select.poll) -> bool:
         """Forks a rank and replies. Returns True in the rank, once that is set up."""
         reader = writer = -1
         try:
             reader, writer = os.pipe()
-            pid = _fork_orphan() if request.orphan else os.fork()
+            pid = os.fork() if request.parent is None else _fork_orphan()
         except OSError:
             if reader >= 0:
                 os.close(reader)
@@ -209,7 +217,7 @@ class _Zygote:
             raise
         if pid == 0:
             os.close(reader)
-            request.set_up_rank(writer, self._close_fds)
+            child.set_up(request, writer, self._close_fds)
             return True
         os.close(writer)
         # Nothing to read: the rank was killed.
@@ -218,9 +226,9 @@ class _Zygote:
         try:
             if reply == "ok":
                 reply = str(pid)
-                if not request.orphan:
+                if request.parent is None:
                     self._watch(pid, request.fd("status"), poll)
-            elif not request.orphan:
+            elif request.parent is None:
                 os.waitpid(pid, 0)
         finally:
             request.close()
@@ -258,12 +266,16 @@ class _Zygote:
     def _close_fds(self) -> None:
         """In a rank: closes the zygote's descriptors."""
         self._link.close()
-        if self._lifeline is not None:
-            os.close(self._lifeline)
+        os.close(self._lifeline)
         for pidfd, (_, status) in self._children.items():
             os.close(pidfd)
             os.close(status)
         self._children.clear()
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _fork_orphan() -> int:

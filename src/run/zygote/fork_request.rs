@@ -1,13 +1,10 @@
-//! One fork request to the preload server (protocol: docs/architecture/preload.md).
+//! One fork request to the preload server. `python/rlaunch/_preload/fork_request.py` describes and decodes it.
 
 use super::error::ForkError;
 use crate::sys::io::packet;
 use crate::sys::process::child::Child;
-use crate::sys::process::lifeline::KillScope;
 use crate::sys::process::pidfd;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
-use serde_json::{Map, Value, json};
-use std::ffi::CString;
+use crate::sys::process::spawn::{SpawnCommand, SpawnedProcess};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -21,8 +18,8 @@ pub(super) fn fork(
     socket: &OwnedFd,
     command: &SpawnCommand,
 ) -> io::Result<Result<SpawnedProcess, ForkError>> {
-    let (text, mut descriptors) = request(command);
-    let file = packet::file_of(&text)?;
+    let (bytes, mut descriptors) = encode(command);
+    let file = packet::file_of(&bytes)?;
     descriptors.insert(0, file.as_raw_fd());
     // A stopped server could not answer. An error means that it has just ended, which the next call reports.
     let _ = server.signal(libc::SIGCONT);
@@ -38,36 +35,24 @@ pub(super) fn fork(
     }
 }
 
-/// A request and its descriptors. Bytes are written as characters of Latin-1.
-fn request(command: &SpawnCommand) -> (Vec<u8>, Vec<RawFd>) {
-    let latin = |bytes: &[u8]| bytes.iter().map(|byte| char::from(*byte)).collect::<String>();
-    let texts = |list: &[CString]| list.iter().map(|text| latin(text.as_bytes())).collect::<Vec<_>>();
+/// The request for a child of this process with the settings of this command, and the descriptors that go with it.
+pub fn encode(command: &SpawnCommand) -> (Vec<u8>, Vec<RawFd>) {
+    let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
+    let mut put = |name: &str, value: &[u8]| bytes.extend([name.as_bytes(), b"=", value, b"\0"].concat());
     let [stdin, stdout, stderr] = command.stdio;
     let lifeline = command.lifeline.map(|(fd, _)| fd);
     let named =
         [("stdin", stdin), ("stdout", stdout), ("stderr", stderr), ("lifeline", lifeline), ("cgroup", command.cgroup)];
-    let (mut fds, mut descriptors) = (Map::new(), Vec::new());
     for (name, fd) in named.into_iter().filter_map(|(name, fd)| Some((name, fd?))) {
+        put("fd", name.as_bytes());
         descriptors.push(fd);
-        fds.insert(name.to_owned(), Value::from(descriptors.len()));
     }
-    let scope = match command.lifeline {
-        Some((_, KillScope::Process)) => "process",
-        _ => "group",
-    };
-    let request = json!({
-        "argv": texts(&command.argv),
-        "env": texts(&command.envp),
-        "cwd": command.cwd.as_ref().map(|cwd| latin(cwd.as_bytes())),
-        "fds": fds,
-        "session": command.group == ProcessGroup::Session,
-        "scope": scope,
-        "nofile": command.nofile,
-        "cpus": command.affinity.as_ref().map(|mask| mask.cpus().iter().collect::<Vec<u16>>()),
-        "default_sigpipe": command.default_sigpipe,
-        "orphan": true,
-        "parent": std::process::id(),
-        "payload": null,
-    });
-    (request.to_string().into_bytes(), descriptors)
+    command.argv.iter().for_each(|argument| put("argv", argument.as_bytes()));
+    command.envp.iter().for_each(|variable| put("env", variable.as_bytes()));
+    command.cwd.iter().for_each(|cwd| put("cwd", cwd.as_bytes()));
+    command.nofile.iter().for_each(|limit| put("nofile", limit.to_string().as_bytes()));
+    let cpus = command.affinity.iter().flat_map(|mask| mask.cpus().iter().collect::<Vec<_>>());
+    cpus.for_each(|cpu| put("cpu", cpu.to_string().as_bytes()));
+    put("parent", std::process::id().to_string().as_bytes());
+    (bytes, descriptors)
 }

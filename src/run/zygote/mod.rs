@@ -6,4 +6,5 @@ mod fork_request;
 mod server;
 
 pub use error::{ForkedStartError, PreloadFailure};
+pub use fork_request::encode;
 pub use server::{NAME, PreloadContext, Zygote, ZygoteEvent};

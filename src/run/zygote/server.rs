@@ -15,7 +15,6 @@ use crate::sys::process::lifeline::{KillScope, Lifeline};
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use serde::Deserialize;
-use serde_json::json;
 use std::cell::RefCell;
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -181,7 +180,7 @@ impl Zygote {
         let (socket, theirs) = packet::pair()?;
         let (lifeline, end) = Lifeline::open()?;
         let RankCommand { python, flags, main } = &self.command;
-        let last = ["-c".into(), COMMAND.into(), theirs.as_raw_fd().to_string().into_bytes(), self.setup(main, &end)];
+        let last = ["-c".into(), COMMAND.into()].into_iter().chain(self.setup(main, &theirs, &end));
         let argv = std::iter::once(python).chain(flags).map(|word| word.clone().into_vec()).chain(last);
         let base: Vec<_> = context.base.iter().map(|(n, v)| (n.clone().into_vec(), v.clone().into_vec())).collect();
         let vars = preload::common_environment(&base, context.ranks);
@@ -206,24 +205,16 @@ impl Zygote {
         Ok(ZygoteProcess { child: Child::new(pid, pidfd, true), socket, _lifeline: lifeline })
     }
 
-    /// The JSON argument of its command line. Folder names keep their bytes, which need not be UTF-8.
-    fn setup(&self, main: &PythonMain, lifeline: &OwnedFd) -> Vec<u8> {
+    /// The arguments of its command line, `NAME=VALUE`.
+    fn setup(&self, main: &PythonMain, socket: &OwnedFd, lifeline: &OwnedFd) -> Vec<Vec<u8>> {
         let first = match main {
             PythonMain::Module => Vec::new(),
             PythonMain::Script(script) => first_of_sys_path(script),
         };
-        let known = json!({ "modules": self.spec.modules, "path": null, "lifeline": lifeline.as_raw_fd() }).to_string();
-        let mut text = known.trim_end_matches('}').to_owned().into_bytes();
-        text.extend(b",\"first\":\"");
-        for byte in first {
-            match byte {
-                b'"' | b'\\' => text.extend([b'\\', byte]),
-                0..0x20 => text.extend(format!("\\u{byte:04x}").bytes()),
-                _ => text.push(byte),
-            }
-        }
-        text.extend(b"\"}");
-        text
+        let fds = [("socket", socket), ("lifeline", lifeline)].map(|(name, fd)| format!("{name}={}", fd.as_raw_fd()));
+        let modules = self.spec.modules.iter().map(|module| format!("module={module}"));
+        let first = [b"first=", &first[..]].concat();
+        fds.into_iter().chain(modules).map(String::into_bytes).chain([first]).collect()
     }
 
     /// When the import counts as slow; `None`: it has been announced, or nothing is imported.

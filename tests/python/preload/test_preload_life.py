@@ -262,6 +262,18 @@ def test_at_a_programs_end_the_zygote_is_gone_and_no_leftover(folder: Path) -> N
         assert not runs(int(out), "_zygote")
 
 
+def test_a_zygote_survives_a_damaged_request(folder: Path) -> None:
+    start(os.getpid)
+    (zygote,) = registry._zygotes.values()
+    before = psutil.Process(zygote.pid).num_fds()
+    for damaged, field in ((b"cwd=/\0env=A\0", "env=A"), (b"fd=stdin\0fd=status\0", "'status'")):
+        with pytest.raises(OSError, match=f"^.Errno 22. the request to fork a rank .*{field}"):
+            zygote.fork(damaged, [0])
+    assert psutil.Process(zygote.pid).num_fds() == before
+    start(os.getpid)
+    assert imports(folder) == 1
+
+
 # --- Interrupted -----------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ Master = _hooks.Master
 MasterClient = _hooks.MasterClient
 TorchStore = _hooks.TorchStore
 bound_cpus = _hooks.bound_cpus
+encode_fork_request = _hooks.encode_fork_request
 parse_run = _hooks.parse_run
 sync_with_paddle_master = _hooks.sync_with_paddle_master
 torch_devices = _hooks.torch_devices

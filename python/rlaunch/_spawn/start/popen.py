@@ -22,6 +22,7 @@ from multiprocessing import (
 from typing import TYPE_CHECKING, Any
 
 from ... import _lib
+from ..._preload import fork_request
 from ..._process.signal_mask import blocked_signals
 from ..pickling import build_preparation_data
 from ..worker import open_log
@@ -259,19 +260,13 @@ class ZygotePopen(Popen):
             if spec.log is not None:
                 output = open_log(spec.log)
                 fds |= {"stdout": output, "stderr": output}
-            request = {
-                "argv": [],
-                "env": [line.decode("latin-1") for line in _build_environ(spec.env_delta)],
-                "cwd": os.fsencode(os.getcwd()).decode("latin-1"),
-                "fds": {name: index for index, name in enumerate(fds, 1)},
-                "session": False,
-                "scope": "process",
-                "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-                "cpus": None,
-                "orphan": False,
-                "payload": {"first_fd": len(fds) + 1},
-            }
-            pid = spec.zygote.fork(request, [*fds.values(), *self._fds])
+            request = [
+                *((b"fd", name.encode()) for name in fds),
+                *((b"env", line) for line in _build_environ(spec.env_delta)),
+                (b"cwd", os.fsencode(os.getcwd())),
+                (b"nofile", b"%d" % resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            ]
+            pid = spec.zygote.fork(fork_request.encode(request), [*fds.values(), *self._fds])
             # If an exception comes in between, the rank dies when its lifeline closes.
             return spec.spawner.enter_of_fork_server(pid, status.fileno())
         finally:
