@@ -17,7 +17,9 @@ impl Snapshot {
         if super::verify().is_err() {
             return Self::default();
         }
-        Self::of(super::pids().into_iter().filter_map(|pid| Some((pid, ProcStat::of(pid)?))))
+        let kernel_threads = kernel_threads();
+        let pids = super::pids().into_iter().filter(|pid| !kernel_threads.contains(pid));
+        Self::of(pids.filter_map(|pid| Some((pid, ProcStat::of(pid)?))))
     }
 
     /// A snapshot with these processes.
@@ -67,6 +69,14 @@ impl Snapshot {
     }
 }
 
+/// The kernel's own threads, by one read of their parent's children; none in a container. A large machine has thousands.
+fn kernel_threads() -> BTreeSet<i32> {
+    const KTHREADD: i32 = 2;
+    let is_there = ProcStat::of(KTHREADD).is_some_and(|stat| stat.parent == 0 && stat.name == "kthreadd");
+    let children = if is_there { super::read(KTHREADD, "task/2/children").unwrap_or_default() } else { Vec::new() };
+    String::from_utf8_lossy(&children).split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +109,13 @@ mod tests {
     fn numbers_that_were_reused_meanwhile_make_no_endless_walk() {
         let all = snapshot(&[(5, 6, 1), (6, 5, 1)]);
         assert_eq!(all.descendants(5), BTreeSet::from([5, 6]));
+    }
+
+    #[test]
+    fn kernel_threads_are_left_out() {
+        let (all, kernel) = (Snapshot::take(), kernel_threads());
+        assert!(all.processes().all(|(pid, _)| !kernel.contains(&pid)));
+        assert!(!kernel.contains(&(std::process::id() as i32)));
     }
 
     #[test]
