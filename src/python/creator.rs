@@ -4,11 +4,11 @@ use crate::sys::process::current;
 use pyo3::prelude::*;
 
 /// The process that created this object.
-#[pyclass(frozen, module = "rlaunch._lib")]
-pub struct Creator(current::Creator);
+#[pyclass(frozen, name = "Creator", module = "rlaunch._lib")]
+pub struct PyCreator(current::Creator);
 
 #[pymethods]
-impl Creator {
+impl PyCreator {
     #[new]
     fn new() -> Self {
         Self(current::Creator::this_process())

@@ -55,7 +55,7 @@ mod lib {
     use std::path::Path;
 
     #[pymodule_export]
-    use super::creator::Creator;
+    use super::creator::PyCreator;
     #[pymodule_export]
     use super::descriptor::{Descriptor, need_descriptors};
     #[pymodule_export]
