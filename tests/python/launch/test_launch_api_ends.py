@@ -441,21 +441,6 @@ def test_two_at_once(place: Host) -> None:
     }
 
 
-def test_a_rank_may_launch(place: Host) -> None:
-    place.script("tell('inner', os.environ['PADDLE_TRAINERS_NUM'])", "inner.py")
-    place.script(
-        """
-        import rlaunch
-        report = rlaunch.launch("inner.py", nproc_per_node=3, log_dir="inner")
-        tell("report", [report.outcome, len(report.ranks), report.log_dir])
-        """,
-        "outer.py",
-    )
-    assert rlaunch.launch("outer.py").outcome == "completed"
-    assert place.text("report.0") == str(["completed", 3, str(place.folder / "inner")])
-    assert [place.text(f"inner.{rank}") for rank in range(3)] == ["3"] * 3
-
-
 FOOTPRINT = """
 import psutil
 
@@ -499,19 +484,3 @@ def test_the_host_is_left_as_it_was(place: Host) -> None:
     place.host(FOOTPRINT)
     ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"NoneType WorkerError LaunchError FileNotFoundError\n"), ended
-
-
-def test_a_host_that_collects_every_child(place: Host) -> None:
-    """The launcher's status is lost; its report is not."""
-    place.script("sys.exit(5)")
-    place.host(
-        """
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        try:
-            rlaunch.launch("train.py")
-        except rlaunch.WorkerError as error:
-            print(error.report.exit_status)
-        """
-    )
-    ended: Ended = place.run()
-    assert (ended.status, ended.stdout) == (0, b"5\n")

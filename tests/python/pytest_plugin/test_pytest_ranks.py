@@ -167,6 +167,7 @@ def test_fixtures_of_pytest_work_in_each_rank(suite: Suite) -> None:
             warnings.warn("seen")
             assert len(recwarn) == 1
             assert request.node.name == "test_it"
+            assert len(set(rank.gather(request.getfixturevalue("tmp_path")))) == 1
             record_property("of", rank.rank)
 
         @pytest.mark.ranks(2)
