@@ -19,8 +19,7 @@ from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 
 from .by_value import find_by_value_pickler
-from .paddle_tensors import paddle_reducers
-from .torch_tensors import torch_reducers
+from .tensors import paddle_reducers, torch_reducers
 
 TYPE_CHECKING = False  # A rank needs this module for its result; importing typing takes longer.
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import pytest
 import rlaunch
 from launching import (
     STEERING,
-    Ended,
     Host,
     Place,
     await_gone,
