@@ -324,5 +324,5 @@ def test_a_host_that_collects_every_child(place: Host) -> None:
             print(error.report.exit_status)
         """
     )
-    ended: Ended = place.run()
+    ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"5\n")
