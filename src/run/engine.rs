@@ -1,5 +1,6 @@
 //! The driver of the supervisor: waits for one event, passes it to the supervisor and carries out the effects. One thread,
-//! epoll, pidfds and no tick: without an event nothing wakes up. No policy lives here.
+//! epoll, pidfds and no tick: without an event nothing wakes up. Children are started one a turn, so that events are handled
+//! between any two starts. Signals to children are sent before anything is reported. No policy lives here.
 
 use crate::model::Exit;
 use crate::supervise::{
@@ -9,7 +10,7 @@ use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::pidfd;
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -80,6 +81,8 @@ pub struct Engine {
     poll: Arc<Poller>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
+    /// The child that is to be started next.
+    to_start: Option<ChildId>,
     /// The attempt of these children.
     attempt: u32,
     /// Children that were asked to stop.
@@ -98,6 +101,7 @@ impl Engine {
             poll: Arc::new(Poller::new()?),
             supervisor: Supervisor::new(lifecycles, policy),
             children: vec![None; lifecycles.len()],
+            to_start: None,
             attempt: 0,
             asked: HashSet::new(),
             killed: HashSet::new(),
@@ -118,6 +122,7 @@ impl Engine {
             poll: Arc::new(poll),
             supervisor,
             children,
+            to_start: None,
             attempt: 0,
             asked: HashSet::new(),
             killed: HashSet::new(),
@@ -166,9 +171,10 @@ impl Engine {
         self.report.as_ref()
     }
 
-    /// Waits for an event, at most for `limit`, and acts on it. Returns the host's tokens that are ready; empty also when
-    /// a signal handler ran.
+    /// Waits for an event, at most for `limit` and not at all while a child is to be started, and acts on it. Returns the host's
+    /// tokens that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
+        let limit = if self.to_start.is_some() { Some(Duration::ZERO) } else { limit };
         let again = (!self.lingering.is_empty()).then_some(GROUP_INTERVAL);
         let until = self.delayed_until(host);
         let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
@@ -205,6 +211,27 @@ impl Engine {
         }
         self.act(effects, host)?;
         Ok(tokens)
+    }
+
+    /// Starts the next child, unless its attempt stops by now. To be called once a turn, after the host has handled its tokens.
+    /// Returns whether there was one.
+    pub fn start_next(&mut self, host: &mut dyn RankHost) -> io::Result<bool> {
+        let Some(id) = self.to_start.take() else { return Ok(false) };
+        let event = if self.is_stopping() {
+            SupervisorEvent::SpawnCancelled(id)
+        } else {
+            self.attempt = id.attempt;
+            match host.start(id) {
+                Ok(child) => {
+                    self.poll.readable(child.as_fd(), id.local_rank as u64)?;
+                    self.children[id.local_rank] = Some(child);
+                    SupervisorEvent::Spawned(id)
+                }
+                Err(error) => SupervisorEvent::SpawnFailed(id, error.to_string()),
+            }
+        };
+        self.send(event, host)?;
+        Ok(true)
     }
 
     /// Until when the supervisor's deadline, the start of the next attempt, has to wait, if it has. While ranks live, the
@@ -256,28 +283,16 @@ impl Engine {
     }
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn RankHost) -> io::Result<()> {
-        let mut todo = VecDeque::from(effects);
-        let mut is_first_kill = true;
-        while let Some(effect) = todo.pop_front() {
+        let groups = self.groups_to_kill(&effects);
+        if !groups.is_empty() {
+            host.before_kill(&groups);
+        }
+        // A note may be written to a slow disk or terminal.
+        let mut notes = Vec::new();
+        for effect in effects {
             match effect {
-                Effect::Spawn(id) => {
-                    self.attempt = id.attempt;
-                    let event = match host.start(id) {
-                        Ok(child) => {
-                            self.poll.readable(child.as_fd(), id.local_rank as u64)?;
-                            self.children[id.local_rank] = Some(child);
-                            SupervisorEvent::Spawned(id)
-                        }
-                        Err(error) => SupervisorEvent::SpawnFailed(id, error.to_string()),
-                    };
-                    let mut more = Vec::new();
-                    self.supervisor.handle(clock::now(), event, &mut more);
-                    todo.extend(more);
-                }
+                Effect::Spawn(id) => self.to_start = Some(id),
                 Effect::Kill { child, signal } => {
-                    if std::mem::take(&mut is_first_kill) {
-                        host.before_kill(&self.groups_to_kill(child, &todo));
-                    }
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
                     } else {
@@ -294,21 +309,21 @@ impl Engine {
                     }
                 }
                 Effect::Sweep => host.sweep_job(),
-                Effect::Note(note) => host.report_progress(note),
+                Effect::Note(note) => notes.push(note),
                 Effect::Finish(report) => self.report = Some(report),
             }
         }
+        notes.into_iter().for_each(|note| host.report_progress(note));
         Ok(())
     }
 
-    /// The process groups of this child, which is killed first, and of those killed after it.
-    fn groups_to_kill(&self, first: ChildId, effects: &VecDeque<Effect>) -> Vec<i32> {
-        let others = effects.iter().filter_map(|effect| match effect {
-            Effect::Kill { child, .. } => Some(*child),
+    /// The process groups that these effects kill.
+    fn groups_to_kill(&self, effects: &[Effect]) -> Vec<i32> {
+        let killed = effects.iter().filter_map(|effect| match effect {
+            Effect::Kill { child, .. } => self.children.get(child.local_rank)?.as_ref(),
             _ => None,
         });
-        let children = std::iter::once(first).chain(others).filter_map(|id| self.children.get(id.local_rank)?.as_ref());
-        children.filter(|child| child.leads_group()).map(|child| child.pid()).collect()
+        killed.filter(|child| child.leads_group()).map(|child| child.pid()).collect()
     }
 
     /// A rank that may not be signalled (it changed its user) ends by itself, or is abandoned after the grace period.

@@ -143,7 +143,11 @@ impl<'a> EventLoop<'a> {
                 continue;
             }
             let limit = self.time_left();
-            let tokens = self.engine.turn(limit, &mut self.ranks)?;
+            for token in self.engine.turn(limit, &mut self.ranks)? {
+                self.handle_token(token)?;
+            }
+            self.check_membership()?;
+            self.engine.start_next(&mut self.ranks)?;
             if let Some(zygote) = self.zygote().filter(|zygote| zygote.has_become_slow()) {
                 self.listener.preload_is_slow(&zygote.names());
             }
@@ -154,10 +158,7 @@ impl<'a> EventLoop<'a> {
                     follower.copy(self.engine.poll())?;
                 }
             }
-            self.check_membership()?;
-            for token in tokens {
-                self.handle_token(token)?;
-            }
+            self.ranks.journal.flush();
         }
         self.finish()
     }
@@ -250,7 +251,7 @@ impl<'a> EventLoop<'a> {
             },
             LAUNCHER => {
                 self.engine.poll().forget(&self.supervisor.launcher)?;
-                self.ranks.journal.write(JournalEvent::FrontLost);
+                self.ranks.journal.write_later(JournalEvent::FrontLost);
                 self.send(SupervisorEvent::LauncherKilled)?;
             }
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
@@ -265,10 +266,10 @@ impl<'a> EventLoop<'a> {
         Ok(())
     }
 
-    /// What a signal means to the supervisor, written to the journal if it means anything.
+    /// What a signal means to the supervisor, noted in the journal if it means anything.
     fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
         let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
-        self.ranks.journal.write(JournalEvent::Signal { signal });
+        self.ranks.journal.write_later(JournalEvent::Signal { signal });
         // Ranks that receive it too print a traceback each.
         if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
             self.ranks.leave_out_interrupts();

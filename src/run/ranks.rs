@@ -245,7 +245,7 @@ impl<'a> RankProcesses<'a> {
         let Some(zygote) = &self.launch.zygote else { return Ok(()) };
         // Its failure is reported when a rank is to be started.
         if let Some(ZygoteEvent::Ready { pid, seconds }) = zygote.check(poll)? {
-            self.journal.write(JournalEvent::ZygoteReady { pid, seconds, modules: zygote.modules() });
+            self.journal.write_later(JournalEvent::ZygoteReady { pid, seconds, modules: zygote.modules() });
             if zygote.was_announced() {
                 self.listener.preload_done(&zygote.names(), seconds);
             }
@@ -347,7 +347,7 @@ impl RankHost for RankProcesses<'_> {
         }
         let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
         let why = started.as_ref().err().map(RankStartError::to_string).unwrap_or_default();
-        self.journal.write(match &started {
+        self.journal.write_later(match &started {
             Ok(child) => JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() },
             Err(_) => JournalEvent::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why: &why },
         });
@@ -386,7 +386,7 @@ impl RankHost for RankProcesses<'_> {
         self.last_end = clock::now();
         let (pid, swept, peak_memory_bytes) = (child.pid(), self.swept_last, process.peak_memory);
         let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
-        self.journal.write(JournalEvent::RankEnded {
+        self.journal.write_later(JournalEvent::RankEnded {
             role,
             rank,
             local_rank: id.local_rank,

@@ -23,6 +23,8 @@ pub enum SupervisorEvent {
     Spawned(ChildId),
     /// The child could not be started; the text says why.
     SpawnFailed(ChildId, String),
+    /// The child was not started, because its attempt stops.
+    SpawnCancelled(ChildId),
     /// Children that were observed to have ended at the same time. The first one that failed is the culprit.
     Exited(Vec<(ChildId, Exit)>),
     /// A stop signal came from outside.
@@ -46,7 +48,8 @@ pub enum SupervisorEvent {
 /// What the supervisor wants done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Start this child and answer with `Spawned` or `SpawnFailed`.
+    /// Start this child and answer with `Spawned` or `SpawnFailed`. Other events may come first; if the attempt stops before
+    /// the child is started, the answer is `SpawnCancelled`.
     Spawn(ChildId),
     /// Send a signal to the child and all its descendants.
     Kill {

@@ -100,6 +100,7 @@ impl Supervisor {
             SupervisorEvent::Start => self.start(now, effects),
             SupervisorEvent::Spawned(id) => self.spawned(now, id, effects),
             SupervisorEvent::SpawnFailed(id, why) => self.spawn_failed(now, id, why, effects),
+            SupervisorEvent::SpawnCancelled(id) => self.spawn_cancelled(now, id, effects),
             SupervisorEvent::Exited(ended) => self.exited(now, &ended, effects),
             SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
             SupervisorEvent::Regroup { within } => self.regroup(now, within, effects),
@@ -213,6 +214,12 @@ impl Supervisor {
         let Some(child) = self.child(id, &ChildState::Starting) else { return };
         child.state = ChildState::NotStarted(why);
         self.stop(now, StopReason::StartFailed(id.local_rank), effects);
+    }
+
+    fn spawn_cancelled(&mut self, now: Duration, id: ChildId, effects: &mut Vec<Effect>) {
+        let Some(child) = self.child(id, &ChildState::Starting) else { return };
+        child.state = ChildState::Waiting;
+        self.proceed(now, effects);
     }
 
     fn exited(&mut self, now: Duration, ended: &[(ChildId, Exit)], effects: &mut Vec<Effect>) {

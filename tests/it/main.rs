@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A test fails by panicking.
 
 mod architecture;
+mod engine;
 mod plan;
 mod process;
 mod protocol;

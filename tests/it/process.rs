@@ -2,12 +2,8 @@
 
 use nix::fcntl::{Flock, FlockArg};
 use rlaunch::model::{CpuSet, Exit};
-use rlaunch::run::engine::{Engine, RankHost, StartError};
 use rlaunch::run::output::console::LogFollower;
 use rlaunch::run::output::pending_text::LogForm;
-use rlaunch::supervise::{
-    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
-};
 use rlaunch::sys::io::console::Console;
 use rlaunch::sys::io::inotify::GrownFiles;
 use rlaunch::sys::io::poll::Poller;
@@ -26,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// `/bin/sh -c script`, writing to `output`.
-fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, KillScope)>) -> SpawnCommand {
+pub fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, KillScope)>) -> SpawnCommand {
     let words = |list: &[&str]| c_strings(list.iter().map(|w| w.as_bytes().to_vec())).unwrap();
     SpawnCommand {
         program: words(&["/bin/sh"]).remove(0),
@@ -46,12 +42,12 @@ fn shell(script: &str, output: &OwnedFd, lifeline: Option<(i32, KillScope)>) -> 
     }
 }
 
-fn pipe() -> (File, OwnedFd) {
+pub fn pipe() -> (File, OwnedFd) {
     let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).unwrap();
     (File::from(read), write)
 }
 
-fn start(start: &SpawnCommand) -> Arc<Child> {
+pub fn start(start: &SpawnCommand) -> Arc<Child> {
     let started = spawn::start(start).unwrap();
     Arc::new(Child::new(started.pid, started.pidfd, true))
 }
@@ -319,109 +315,6 @@ fn a_program_that_cannot_run_leaves_a_cgroup_empty() {
     let error = spawn::start(&wanted).unwrap_err();
     assert_eq!((error.step, error.errno), ("execve", libc::ENOENT));
     assert!(group.is_none_or(|(group, _)| group.close(Duration::from_secs(20))));
-}
-
-/// Starts shells, for the engine.
-struct Shells {
-    scripts: Vec<&'static str>,
-    output: OwnedFd,
-    notes: usize,
-}
-
-impl RankHost for Shells {
-    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
-        match self.scripts[id.local_rank] {
-            "fail" => Err("no".into()),
-            script => Ok(start(&shell(script, &self.output, None))),
-        }
-    }
-    fn report_progress(&mut self, _: ProgressNote) {
-        self.notes += 1;
-    }
-}
-
-fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
-    play(&vec![Lifecycle::Main; scripts.len()], scripts, grace, stop_when_up)
-}
-
-fn play(parts: &[Lifecycle], scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
-    let (mut read, output) = pipe();
-    let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
-    let mut engine = Engine::new(parts, SupervisionPolicy::with_grace(grace)).unwrap();
-    engine.send(SupervisorEvent::Start, &mut host).unwrap();
-    if stop_when_up > 0 {
-        read.read_exact(&mut vec![0; stop_when_up]).unwrap();
-        engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
-    }
-    while engine.report().is_none() {
-        engine.turn(Some(Duration::from_secs(20)), &mut host).unwrap();
-    }
-    (engine.report().unwrap().clone(), host.notes)
-}
-
-const SLEEPER: &str = "printf x; exec sleep 1000";
-/// The shell must not exec, or the trap is gone; it waits in a builtin that TERM does not end.
-const DEAF: &str = "trap '' TERM; printf x; while :; do sleep 1000; done";
-
-#[test]
-fn the_first_failure_ends_the_others_and_takes_the_blame() {
-    let (report, _) = run(&[SLEEPER, "exit 3", SLEEPER], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
-    assert_eq!(report.victims(), [0, 2]);
-}
-
-#[test]
-fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
-    let (report, notes) = run(&[DEAF, SLEEPER], Duration::from_millis(100), 2);
-    assert_eq!(report.outcome, NodeOutcome::Stopped { signal: libc::SIGTERM });
-    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGKILL)));
-    assert_eq!(report.ranks[1].exit, Some(Exit::Signal(libc::SIGTERM)));
-    assert_eq!(notes, 2, "one on the stop, one on the kill");
-}
-
-#[test]
-fn a_rank_that_cannot_start_ends_those_before_it() {
-    let (report, _) = run(&[SLEEPER, "fail", SLEEPER], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::NotStarted { local_rank: 1 });
-    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGTERM)));
-    assert_eq!(report.ranks[2].exit, None, "no rank was started after the failure");
-}
-
-#[test]
-fn servers_are_stopped_once_the_others_have_exited_successfully() {
-    let parts = [Lifecycle::Server, Lifecycle::Main, Lifecycle::Server, Lifecycle::Main];
-    let (report, notes) = play(&parts, &[SLEEPER, "exit 0", SLEEPER, "exit 0"], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Completed);
-    let signalled: Vec<_> = report.ranks.iter().map(|rank| rank.signalled).collect();
-    assert_eq!((signalled, notes), (vec![true, false, true, false], 1));
-    assert_eq!(report.ranks[2].exit, Some(Exit::Signal(libc::SIGTERM)));
-}
-
-#[test]
-fn no_rank_starts_before_the_first_process_has_exited() {
-    let parts = [Lifecycle::Main, Lifecycle::First, Lifecycle::First];
-    let (report, _) = play(&parts, &["exit 0"; 3], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Completed);
-    let time = |rank: usize| {
-        let began = report.ranks[rank].started_at.unwrap();
-        (began, began + report.ranks[rank].lived.unwrap())
-    };
-    assert!(time(1).1 <= time(2).0 && time(2).1 <= time(0).0, "{report:?}");
-    let (report, _) = play(&parts, &["exit 0", "exit 0", "exit 3"], Duration::from_secs(60), 0);
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 2, exit: Exit::Code(3) });
-    assert_eq!(report.ranks[0].started_at, None);
-}
-
-#[test]
-fn a_dropped_engine_leaves_no_process() {
-    let (mut read, output) = pipe();
-    let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
-    let mut engine = Engine::new(&[Lifecycle::Main], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
-    engine.send(SupervisorEvent::Start, &mut host).unwrap();
-    read.read_exact(&mut [0; 1]).unwrap();
-    drop(host);
-    drop(engine);
-    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
 }
 
 #[test]

@@ -159,6 +159,8 @@ pub struct Journal {
     /// Whether no other launcher writes to the file.
     is_alone: bool,
     sequence: u64,
+    /// Complete lines that have not been written yet.
+    unwritten: Vec<u8>,
 }
 
 impl Journal {
@@ -185,12 +187,18 @@ impl Journal {
             drop(events.set_len(0));
         }
         let length = events.metadata().map_err(unusable)?.len();
-        Ok(Self { events: Some(events), path, length, is_alone: !is_shared && !is_in_use, sequence: 0 })
+        Ok(Self { events: Some(events), path, length, is_alone: !is_shared && !is_in_use, ..Self::default() })
     }
 
     /// Writes one event.
     pub fn write(&mut self, what: JournalEvent<'_>) {
-        let Some(file) = &mut self.events else { return };
+        self.write_later(what);
+        self.flush();
+    }
+
+    /// Notes one event, with the present time. The event loop sends signals to ranks before it writes anything: the disk may be
+    /// slow.
+    pub fn write_later(&mut self, what: JournalEvent<'_>) {
         let line = JournalLine {
             version: VERSION,
             sequence: self.sequence,
@@ -199,15 +207,22 @@ impl Journal {
             what: &what,
         };
         self.sequence += 1;
-        let written = serde_json::to_vec(&line).map_err(io::Error::from).and_then(|mut text| {
-            text.push(b'\n');
-            file.write_all(&text).map(|()| text.len() as u64)
-        });
-        match written {
-            Ok(more) => self.length += more,
+        // A line has no map with keys that are not text, the only thing that JSON cannot express.
+        if let Ok(text) = serde_json::to_vec(&line) {
+            self.unwritten.extend(text);
+            self.unwritten.push(b'\n');
+        }
+    }
+
+    /// Writes the events that have been noted.
+    pub fn flush(&mut self) {
+        let lines = std::mem::take(&mut self.unwritten);
+        let Some(file) = self.events.as_mut().filter(|_| !lines.is_empty()) else { return };
+        match file.write_all(&lines) {
+            Ok(()) => self.length += lines.len() as u64,
             Err(error) => {
                 warn!("cannot write {} any more: {}", self.path.display(), log_files::plain(&error));
-                // Removes the incomplete line, which readers could not parse.
+                // Removes the incomplete lines, which readers could not parse.
                 if self.is_alone {
                     let _ = file.set_len(self.length);
                 }
@@ -216,11 +231,11 @@ impl Journal {
         }
     }
 
-    /// Writes a progress note of the supervisor. `message`: the error before a restart; `label`: the label of a local rank.
+    /// Notes a progress note of the supervisor. `message`: the error before a restart; `label`: the label of a local rank.
     pub fn write_note(&mut self, note: &ProgressNote, message: &str, label: impl Fn(usize) -> ProcessLabel) {
         let numbers = |living: &[usize]| living.iter().map(|l| label(*l).number).collect();
         let roles = |living: &[usize]| living.iter().map(|l| label(*l).role).collect();
-        self.write(match note {
+        self.write_later(match note {
             ProgressNote::Finishing { living } => {
                 JournalEvent::Finishing { living: numbers(living), living_roles: roles(living) }
             }
@@ -338,6 +353,21 @@ mod tests {
         for incomplete in ["", "{}", &line[..line.len() / 2]] {
             assert_eq!(describe_job(incomplete), "another running job");
         }
+    }
+
+    #[test]
+    fn events_for_later_are_written_in_order_with_the_next() {
+        let folder = std::env::temp_dir().join(format!("rlaunch-journal-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let mut journal = Journal::open(&folder, false).unwrap();
+        let lines = || std::fs::read_to_string(folder.join(log_files::RECORDS).join("events.jsonl")).unwrap();
+        journal.write_later(JournalEvent::Signal { signal: 2 });
+        assert_eq!(lines(), "");
+        journal.write(JournalEvent::FrontLost);
+        let events: Vec<serde_json::Value> = lines().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let order: Vec<_> = events.iter().map(|event| (&event["sequence"], &event["event"])).collect();
+        assert_eq!(serde_json::json!(order), serde_json::json!([[0, "signal"], [1, "front_lost"]]));
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -311,7 +311,11 @@ impl<'a> World<'a> {
     }
 
     fn answer(&mut self, rank: usize) {
-        if self.manners(rank).starts {
+        // A start that has not begun is cancelled by a stop; one that has begun is carried out.
+        if self.machine.is_stopping() && self.chance.bool() {
+            self.sims[rank].life = Life::Waiting;
+            self.send(SupervisorEvent::SpawnCancelled(self.id(rank)));
+        } else if self.manners(rank).starts {
             self.give_life(rank);
             self.send(SupervisorEvent::Spawned(self.id(rank)));
         } else {
@@ -421,6 +425,7 @@ impl<'a> World<'a> {
                     SupervisorEvent::Exited(vec![(id, Exit::Code(99))]),
                     SupervisorEvent::Spawned(id),
                     SupervisorEvent::SpawnFailed(id, "".into()),
+                    SupervisorEvent::SpawnCancelled(id),
                 ]);
             }
             let life = self.sims.get(rank).map(|s| s.life);
@@ -428,7 +433,11 @@ impl<'a> World<'a> {
                 events.push(SupervisorEvent::Exited(vec![(id, Exit::Code(98))]));
             }
             if !matches!(life, Some(Life::Starting { .. })) {
-                events.extend([SupervisorEvent::Spawned(id), SupervisorEvent::SpawnFailed(id, "".into())]);
+                events.extend([
+                    SupervisorEvent::Spawned(id),
+                    SupervisorEvent::SpawnFailed(id, "".into()),
+                    SupervisorEvent::SpawnCancelled(id),
+                ]);
             }
         }
         let all = self.ranks_that_cannot_end(&[]).into_iter().map(|id| (id, Exit::Code(96)));

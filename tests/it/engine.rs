@@ -1,0 +1,181 @@
+//! The engine on real processes: the order of starts, signals and reports, and who is blamed.
+
+use crate::process::{pipe, shell, start};
+use rlaunch::model::Exit;
+use rlaunch::run::engine::{Engine, RankHost, StartError};
+use rlaunch::supervise::{
+    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
+};
+use rlaunch::sys::process::child::Child;
+use rlaunch::sys::process::pidfd;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Starts shells, for the engine.
+struct Shells {
+    scripts: Vec<&'static str>,
+    output: OwnedFd,
+    notes: usize,
+}
+
+impl RankHost for Shells {
+    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
+        match self.scripts[id.local_rank] {
+            "fail" => Err("no".into()),
+            script => Ok(start(&shell(script, &self.output, None))),
+        }
+    }
+    fn report_progress(&mut self, _: ProgressNote) {
+        self.notes += 1;
+    }
+}
+
+fn run(scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
+    play(&vec![Lifecycle::Main; scripts.len()], scripts, grace, stop_when_up)
+}
+
+fn play(parts: &[Lifecycle], scripts: &[&'static str], grace: Duration, stop_when_up: usize) -> (NodeReport, usize) {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: scripts.to_vec(), output, notes: 0 };
+    let mut engine = Engine::new(parts, SupervisionPolicy::with_grace(grace)).unwrap();
+    engine.send(SupervisorEvent::Start, &mut host).unwrap();
+    while engine.start_next(&mut host).unwrap() {}
+    if stop_when_up > 0 {
+        read.read_exact(&mut vec![0; stop_when_up]).unwrap();
+        engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
+    }
+    while engine.report().is_none() {
+        engine.turn(Some(Duration::from_secs(20)), &mut host).unwrap();
+        engine.start_next(&mut host).unwrap();
+    }
+    (engine.report().unwrap().clone(), host.notes)
+}
+
+const SLEEPER: &str = "printf x; exec sleep 1000";
+/// The shell must not exec, or the trap is gone; it waits in a builtin that TERM does not end.
+const DEAF: &str = "trap '' TERM; printf x; while :; do sleep 1000; done";
+
+#[test]
+fn the_first_failure_ends_the_others_and_takes_the_blame() {
+    let (report, _) = run(&[SLEEPER, "exit 3", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
+    assert_eq!(report.victims(), [0, 2]);
+}
+
+#[test]
+fn a_rank_that_ignores_sigterm_is_killed_after_the_grace() {
+    let (report, notes) = run(&[DEAF, SLEEPER], Duration::from_millis(100), 2);
+    assert_eq!(report.outcome, NodeOutcome::Stopped { signal: libc::SIGTERM });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGKILL)));
+    assert_eq!(report.ranks[1].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(notes, 2, "one on the stop, one on the kill");
+}
+
+#[test]
+fn a_rank_that_cannot_start_ends_those_before_it() {
+    let (report, _) = run(&[SLEEPER, "fail", SLEEPER], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::NotStarted { local_rank: 1 });
+    assert_eq!(report.ranks[0].exit, Some(Exit::Signal(libc::SIGTERM)));
+    assert_eq!(report.ranks[2].exit, None, "no rank was started after the failure");
+}
+
+#[test]
+fn a_stop_or_a_failure_between_two_starts_keeps_the_rest_from_starting() {
+    for (first, outcome) in [
+        (SLEEPER, NodeOutcome::Stopped { signal: libc::SIGTERM }),
+        ("exit 3", NodeOutcome::Failed { culprit: 0, exit: Exit::Code(3) }),
+    ] {
+        let (_read, output) = pipe();
+        let mut host = Shells { scripts: vec![first, SLEEPER, SLEEPER], output, notes: 0 };
+        let mut engine =
+            Engine::new(&[Lifecycle::Main; 3], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+        engine.send(SupervisorEvent::Start, &mut host).unwrap();
+        assert!(engine.start_next(&mut host).unwrap());
+        if first == SLEEPER {
+            engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
+        }
+        while !engine.is_stopping() {
+            engine.turn(None, &mut host).unwrap();
+        }
+        while engine.report().is_none() {
+            engine.turn(None, &mut host).unwrap();
+            engine.start_next(&mut host).unwrap();
+        }
+        let report = engine.report().unwrap();
+        assert_eq!(report.outcome, outcome);
+        let started: Vec<_> = report.ranks.iter().map(|rank| rank.started_at.is_some()).collect();
+        assert_eq!(started, [true, false, false]);
+    }
+}
+
+/// Waits in each report, as for a disk that does not respond, until its rank has ended.
+struct Reporter {
+    output: OwnedFd,
+    rank: Option<Arc<Child>>,
+    ended: Vec<bool>,
+}
+
+impl RankHost for Reporter {
+    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, StartError> {
+        Ok(self.rank.insert(start(&shell(SLEEPER, &self.output, None))).clone())
+    }
+    fn report_progress(&mut self, _: ProgressNote) {
+        pidfd::await_any(&[self.rank.as_ref().unwrap().as_fd()], Duration::from_secs(20));
+        self.ended.push(self.rank.as_ref().unwrap().has_ended().unwrap());
+    }
+}
+
+#[test]
+fn ranks_are_signalled_before_anything_is_reported() {
+    let (mut read, output) = pipe();
+    let mut host = Reporter { output, rank: None, ended: Vec::new() };
+    let mut engine = Engine::new(&[Lifecycle::Main], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+    engine.send(SupervisorEvent::Start, &mut host).unwrap();
+    engine.start_next(&mut host).unwrap();
+    read.read_exact(&mut [0; 1]).unwrap();
+    engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
+    assert_eq!(host.ended, [true]);
+    while engine.report().is_none() {
+        engine.turn(None, &mut host).unwrap();
+    }
+}
+
+#[test]
+fn servers_are_stopped_once_the_others_have_exited_successfully() {
+    let parts = [Lifecycle::Server, Lifecycle::Main, Lifecycle::Server, Lifecycle::Main];
+    let (report, notes) = play(&parts, &[SLEEPER, "exit 0", SLEEPER, "exit 0"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Completed);
+    let signalled: Vec<_> = report.ranks.iter().map(|rank| rank.signalled).collect();
+    assert_eq!((signalled, notes), (vec![true, false, true, false], 1));
+    assert_eq!(report.ranks[2].exit, Some(Exit::Signal(libc::SIGTERM)));
+}
+
+#[test]
+fn no_rank_starts_before_the_first_process_has_exited() {
+    let parts = [Lifecycle::Main, Lifecycle::First, Lifecycle::First];
+    let (report, _) = play(&parts, &["exit 0"; 3], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Completed);
+    let time = |rank: usize| {
+        let began = report.ranks[rank].started_at.unwrap();
+        (began, began + report.ranks[rank].lived.unwrap())
+    };
+    assert!(time(1).1 <= time(2).0 && time(2).1 <= time(0).0, "{report:?}");
+    let (report, _) = play(&parts, &["exit 0", "exit 0", "exit 3"], Duration::from_secs(60), 0);
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 2, exit: Exit::Code(3) });
+    assert_eq!(report.ranks[0].started_at, None);
+}
+
+#[test]
+fn a_dropped_engine_leaves_no_process() {
+    let (mut read, output) = pipe();
+    let mut host = Shells { scripts: vec![DEAF], output, notes: 0 };
+    let mut engine = Engine::new(&[Lifecycle::Main], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+    engine.send(SupervisorEvent::Start, &mut host).unwrap();
+    engine.start_next(&mut host).unwrap();
+    read.read_exact(&mut [0; 1]).unwrap();
+    drop(host);
+    drop(engine);
+    assert_eq!(read.read(&mut [0; 1]).unwrap(), 0);
+}
