@@ -234,9 +234,10 @@ const THREAD_EXIT: Duration = Duration::from_millis(100);
 
 /// The names of this process's other threads; empty where /proc cannot be read.
 fn other_threads() -> Vec<String> {
-    let main = std::process::id().to_string();
+    // Its number in the PID namespace of /proc, which may be another one.
+    let main = std::fs::read_link("/proc/self").unwrap_or_default();
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let others = tasks.filter(|task| task.file_name() != *main);
+    let others = tasks.filter(|task| task.file_name() != main.as_os_str());
     others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
 }
 
