@@ -23,13 +23,14 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help demo check check-python check-stub test test-full lint lint-rust test-rust test-python bench agents faults blame soak clean
+.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults blame soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
 	@echo "make check   format, lints, types, Rust unit tests and invariants, a Python smoke selection"
 	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
 	@echo "make test-full  the same with many more random cases, and the soak"
+	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
@@ -85,6 +86,12 @@ test-full: export PROPTEST_CASES := 20000
 test-full: export PROTOCOL_CASES := 20000
 test-full: test
 	$(BIN)/python tests/faults/soak.py --minutes 30
+
+# PYTHONS="/opt/a/bin/python3.14 ..." names the interpreters.
+test-pythons: $(VENV)/installed
+	rm -rf target/pythons/wheel
+	$(BIN)/maturin build --release --locked --quiet --out target/pythons/wheel
+	$(BIN)/python tests/pythons.py --wheel target/pythons/wheel/*.whl $(PYTHONS)
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python

@@ -163,7 +163,9 @@ def test_an_unread_console_does_not_hold_up_a_stop(place: Place) -> None:
         assert launcher.stderr is not None
         warning = launcher.stderr.read().decode()
     assert launcher.returncode == 143
-    assert re.search(r"did not take \d+ bytes of output in time; they are only in \S+workerlog.0", warning), warning
+    assert re.search(r"did not take \d+ bytes of output in time; they are only in \S+workerlog.0", warning), (
+        warning
+    )
     # Not a matter of speed: it is the console's five seconds that are not waited for.
     assert took < 4.5
 

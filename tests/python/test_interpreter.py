@@ -1,0 +1,26 @@
+"""Kinds of Python interpreters that rlaunch does not support say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# From 3.13 on, `run_string` returns the exception instead of raising it.
+IN_A_SUBINTERPRETER = """
+import rlaunch._lib
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+try:
+    print(interpreters.run_string(interpreters.create(), "import rlaunch._lib"))
+except Exception as error:
+    print(error)
+"""
+
+
+def test_a_subinterpreter_is_refused_with_words() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_SUBINTERPRETER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "ImportError" in done.stdout
+    assert "subinterpreters" in done.stdout
