@@ -20,7 +20,11 @@ except Exception as error:
 
 
 def test_a_subinterpreter_is_refused_with_words() -> None:
+    """From 3.12 on, where extensions can say that they do not support them."""
     done = subprocess.run([sys.executable, "-c", IN_A_SUBINTERPRETER], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "ImportError" in done.stdout
-    assert "subinterpreters" in done.stdout
+    if sys.version_info >= (3, 12):
+        assert "ImportError" in done.stdout
+        assert "subinterpreters" in done.stdout
+    else:
+        assert done.stdout == "None\n"
