@@ -51,7 +51,7 @@ def run_on_ranks(config: pytest.Config, items: list[pytest.Item]) -> None:
         item.stash[_marker] = marker
         # The fixtures that this process sets up. The test's own list stays as it is: plugins read it.
         closure = item.fixturenames  # type: ignore[attr-defined]
-        needs_folder = "tmp_path" in closure or ("request" in closure and _has_tmp_path_of_pytest(item))
+        needs_folder = "tmp_path" in closure or ("request" in closure and _has_tmp_path(item))
         own = ["tmp_path"] if needs_folder and "tmp_path" not in marker.shared else []
         item.fixturenames = [*own, *marker.shared]  # type: ignore[attr-defined]
         item.__dict__["setup"] = functools.partial(_set_up, item, tuple(item.fixturenames))  # type: ignore[attr-defined]
@@ -62,10 +62,9 @@ def run_on_ranks(config: pytest.Config, items: list[pytest.Item]) -> None:
         config.pluginmanager.register(_Hooks(config), "rlaunch-ranks")
 
 
-def _has_tmp_path_of_pytest(item: Any) -> bool:
-    """Whether ``request.getfixturevalue("tmp_path")`` gives pytest's fixture."""
-    definitions = item.session._fixturemanager.getfixturedefs("tmp_path", item)
-    return bool(definitions) and definitions[-1].func.__module__ == "_pytest.tmpdir"
+def _has_tmp_path(item: Any) -> bool:
+    """Whether ``request.getfixturevalue("tmp_path")`` gives something."""
+    return bool(item.session._fixturemanager.getfixturedefs("tmp_path", item))
 
 
 def _check_debug_rank(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -39,7 +39,7 @@ impl LostPeer {
 
 /// A line that contains all words of a row, in lower case, names the library. "Broken pipe" and "Connection reset by
 /// peer" alone do not count: a download breaks like that too.
-const SIGNS: [(LostPeer, &[&str]); 32] = [
+const SIGNS: [(LostPeer, &[&str]); 33] = [
     (LostPeer::Gloo, &["application timeout caused pair closure"]),
     (LostPeer::Gloo, &["gloo", "connection closed by peer"]),
     (LostPeer::Gloo, &["pair.cc", "connection closed by peer"]),
@@ -48,6 +48,8 @@ const SIGNS: [(LostPeer, &[&str]); 32] = [
     (LostPeer::Gloo, &["gloo", "read error"]),
     (LostPeer::Gloo, &["gloo", "write error"]),
     (LostPeer::Gloo, &["gloo", "broken pipe"]),
+    // Under Paddle, when several peers close their connections at once: the thread of gloo aborts the process.
+    (LostPeer::Gloo, &["gloo", "enforce fail at", "pair.cc", "ex_ == nullptr"]),
     (LostPeer::Nccl, &["ncclremoteerror"]),
     (LostPeer::Nccl, &["remote process exited or there was a network error"]),
     (LostPeer::Nccl, &["nccl communicator was aborted"]),

@@ -347,6 +347,7 @@ fn each_library_s_message_of_a_lost_peer_is_recognized() {
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1", LostPeer::Gloo),
         ("RuntimeError: [/gloo/transport/tcp/pair.cc:1] Read error [::1]:2: Connection reset by peer", LostPeer::Gloo),
         ("RuntimeError: Application timeout caused pair closure", LostPeer::Gloo),
+        ("  what():  [enforce fail at /x/gloo/transport/tcp/pair.cc:1195] ex_ == nullptr. ", LostPeer::Gloo),
         (
             "RuntimeError: [/x/gloo/transport/tcp/pair.cc:584] TIMEOUT self_rank = 0 pair_rank = 1 peer_str = [::1]:2",
             LostPeer::GlooTimeout,

@@ -117,9 +117,8 @@ def test_ctrl_c_after_a_failure_shows_its_report(place: Host) -> None:
 def test_ctrl_c_while_the_launcher_comes_up(place: Host) -> None:
     """The launcher's own Python is not there yet; the job ends all the same, and without a traceback."""
     place.script(WRITES_DOWN)
-    place.host(
-        "pid = os.getpid()\nthreading.Timer(0.02, os.kill, (pid, signal.SIGINT)).start()" + INTERRUPTED
-    )
+    timer = "threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()"
+    place.host(INTERRUPTED.replace("try:", f"try:\n    {timer}"))
     ended = place.run()
     assert (ended.status, ended.stdout) == (0, b"interrupted\n")
     assert "Traceback" not in ended.stderr

@@ -229,12 +229,16 @@ class ForkServerPopen(Popen):
 _STDIO = ("stdin", "stdout", "stderr")
 
 
-def _is_open(fd: int) -> bool:
+def _is_inherited(fd: int) -> bool:
+    """Whether a program that this process starts has this standard stream.
+
+    If this process started without it, another descriptor may have its number, such as one of the pipe of
+    multiprocessing's resource tracker.
+    """
     try:
-        os.fstat(fd)
+        return os.get_inheritable(fd)
     except OSError:
         return False
-    return True
 
 
 class ZygotePopen(Popen):
@@ -256,7 +260,7 @@ class ZygotePopen(Popen):
             fds = {"lifeline": end, "payload": memory.fileno()}
             fds |= {"status": status_writer.fileno(), "tracker": tracker.fileno()}
             # This process's, which may differ from those that the server was started with.
-            fds |= {name: fd for fd, name in enumerate(_STDIO) if _is_open(fd)}
+            fds |= {name: fd for fd, name in enumerate(_STDIO) if _is_inherited(fd)}
             if spec.log is not None:
                 output = open_log(spec.log)
                 fds |= {"stdout": output, "stderr": output}

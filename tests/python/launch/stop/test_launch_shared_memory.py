@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from launching import Place, await_line, supervisor_of, until
 from processes import alive
@@ -100,9 +101,11 @@ def test_it_may_before_the_rank_is_asked_to_stop(place: Place) -> None:
     script = place.script(f"own = os.getpid()\n{CREATES}tell('ready', own)\nsleep()\n")
     with place.start(script) as launcher:
         place.ready(1)
+        (supervisor,) = psutil.Process(launcher.pid).children()
+        before = supervisor.num_ctx_switches().voluntary
         launcher.terminate()
-        # Else the worker could be done before the launcher signals anything.
-        await_line(launcher.stderr, b"waiting up to")
+        # Else the worker could be done before the supervisor waits for it, which looks every millisecond.
+        until(lambda: supervisor.num_ctx_switches().voluntary > before + 10, "the wait for the worker")
         (place.folder / "stopping").touch()
         ended = Place.wait(launcher)
     assert ended.status == 143, ended.stderr

@@ -30,12 +30,24 @@ def speak() -> str:
     return os.environ["RANK"]
 
 
+def streams() -> list[str]:
+    return [os.readlink(f"/proc/self/fd/{fd}") for fd in (1, 2)]
+
+
 def run(what: str, log_dir: str) -> list[Any]:
     before = standard_descriptors()
     if what == "launch":
         script = "readlink /proc/$PPID/fd/2"  # The launcher's.
         report = rlaunch.launch("sh", "-c", script, nproc_per_node=1, log_dir=log_dir, no_python=True)
         return [report.outcome, standard_descriptors() == before]
+    if what == "streams":
+        quiet: dict[str, Any] = {
+            "start_method": "zygote",
+            "preload": "decimal",
+            "backend": "gloo",
+            "frameworks": "torch",
+        }
+        return rlaunch.spawn(streams, nprocs=1, **quiet).results()
     options: dict[str, Any] = {"preload": "decimal"} if what == "zygote" else {}
     ranks = rlaunch.spawn(
         speak, (), 2, False, start_method=what, backend="gloo", log_dir=log_dir, frameworks="torch", **options

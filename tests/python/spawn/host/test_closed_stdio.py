@@ -48,3 +48,8 @@ def test_a_launch_of_a_program_without_standard_descriptors(tmp_path: Path) -> N
     """The launcher does not write its messages into the pipe on which it reports the job's end."""
     assert run_host((1, 2), "launch", tmp_path) == ["completed", True]
     assert (tmp_path / "log/workerlog.0").read_text() == "/dev/null\n"
+
+
+def test_a_forked_rank_does_not_write_into_the_pipe_of_the_resource_tracker(tmp_path: Path) -> None:
+    """Which has taken a number of the program's standard descriptors."""
+    assert run_host((0, 1, 2), "streams", tmp_path) == [["/dev/null", "/dev/null"]]
