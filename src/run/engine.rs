@@ -284,15 +284,17 @@ impl Engine {
 
     fn act(&mut self, effects: Vec<Effect>, host: &mut dyn RankHost) -> io::Result<()> {
         let groups = self.groups_to_kill(&effects);
-        if !groups.is_empty() {
-            host.before_kill(&groups);
-        }
         // A note may be written to a slow disk or terminal.
         let mut notes = Vec::new();
+        let mut is_first_kill = true;
         for effect in effects {
             match effect {
                 Effect::Spawn(id) => self.to_start = Some(id),
                 Effect::Kill { child, signal } => {
+                    // Stopped children have been resumed by now.
+                    if std::mem::take(&mut is_first_kill) {
+                        host.before_kill(&groups);
+                    }
                     if signal == libc::SIGKILL {
                         self.killed.insert(child);
                     } else {

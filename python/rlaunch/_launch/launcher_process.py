@@ -14,6 +14,8 @@ from .status_pipe import VARIABLE
 # interpreter is still starting (signals are blocked then); it has ended by itself after at most 10.
 _TAKES_SIGNAL = 0.5
 _ENDS = 15.0
+# Seconds between two attempts after several errors.
+_PAUSE = 0.05
 # Seconds that the launcher's supervisor has to end the job once the launcher was killed.
 _SWEEPS = 5.0
 
@@ -161,13 +163,16 @@ class _Launcher:
     def wait(self, signals: _DeferredSignals) -> None:
         """Waits until the launcher has ended. An exception meanwhile stops the job, and is raised then."""
         interrupted: BaseException | None = None
-        while self._enforce_deadline():
+        has_ended = False
+        while not has_ended:
             try:
+                if not self._enforce_deadline():
+                    break
+                if self._requests > 2:
+                    time.sleep(_PAUSE)  # What fails may go on failing, as for lack of descriptors.
                 signals.arm()
                 has_ended = self._forward_output(signals)
                 signals.disarm()
-                if has_ended:
-                    break
             except BaseException as error:
                 if not self._creator.is_this_process():
                     raise  # A signal handler has forked.

@@ -187,7 +187,7 @@ class _Zygote:
 
     def _receive(self) -> ForkRequest | None:
         try:
-            message, fds, flags, _ = socket.recv_fds(self._link, 16, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+            message, fds, flags, _ = socket.recv_fds(self._link, 16, _MAX_FDS)
         except ConnectionError:
             return None
         if flags & socket.MSG_CTRUNC:  # This process is out of descriptors.

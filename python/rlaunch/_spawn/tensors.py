@@ -87,5 +87,6 @@ def _reduce_torch_storage(storage: Any) -> Any:
 
 
 def _rebuild_torch_storage(tensor: Any) -> Any:
+    # A storage that is no tensor's comes back as a typed one of bytes; torch cannot unpickle it either.
     # What torch.load passes to _rebuild_tensor_v3 (torch/_utils.py) is a typed storage too.
     return tensor._typed_storage()

@@ -4,7 +4,6 @@ use crate::cli::common::command_line::CommandLineError;
 use crate::cli::elastic::error::RendezvousError;
 use crate::run::output::log_files::plain;
 use crate::spec::SpecError;
-use crate::sys::process::spawn::LauncherForkError;
 use std::io;
 
 /// An error that ends the launcher. Its text is one line; `exit_code::of_error` has its exit status.
@@ -39,9 +38,6 @@ pub enum CliError {
     /// The process that supervises the ranks could not be started.
     #[error("cannot start the supervisor process: {}", plain(.0))]
     SupervisorNotStarted(#[source] io::Error),
-    /// The launcher has other threads.
-    #[error("cannot start the supervisor process: {0}")]
-    LauncherHasThreads(#[source] LauncherForkError),
     /// Signal handlers could not be installed.
     #[error("cannot install signal handlers: {0}")]
     SignalHandlers(#[source] io::Error),

@@ -50,7 +50,7 @@ pub fn of_error(error: &CliError) -> i32 {
         CliError::Preflight(_) | CliError::System { .. } => PREFLIGHT,
         CliError::Rendezvous(error) if error.is_preflight() => PREFLIGHT,
         CliError::Rendezvous(_) => RENDEZVOUS,
-        CliError::SupervisorNotStarted(_) | CliError::LauncherHasThreads(_) => START_FAILED,
+        CliError::SupervisorNotStarted(_) => START_FAILED,
         CliError::SignalHandlers(_) | CliError::SupervisorWatch(_) | CliError::EventLoop(_) => INTERNAL,
         CliError::AsTorchrun(error) => match of_error(error) {
             USAGE => USAGE,

@@ -24,7 +24,6 @@ use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
 use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
-use crate::sys::process::spawn::LauncherForkError;
 use crate::sys::process::{current, procfs};
 use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
@@ -107,10 +106,7 @@ pub fn run_node(
         }),
         Err(error) => {
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
-            Err(match error {
-                LauncherForkError::System(error) => CliError::SupervisorNotStarted(error),
-                LauncherForkError::Threads(_) => CliError::LauncherHasThreads(error),
-            })
+            Err(CliError::SupervisorNotStarted(error))
         }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) const WITHOUT_WATCH: Duration = Duration::from_secs(1);
 const CHUNK: usize = 1 << 20;
 /// Bytes of the disk that a captured stream has in advance, so that a rank whose user asked for no log does not fail on a full
 /// disk.
-const RESERVE: u64 = 1 << 20;
+const RESERVE: u64 = 256 << 10;
 
 /// One rank's log in one attempt. Positions count from the original beginning of the log, before anything was removed.
 #[derive(Debug)]
@@ -213,6 +213,12 @@ impl LogRotation {
         let finish = |log: Arc<RotatedLog>| {
             let state = log.state();
             log.closed.store(true, Ordering::Relaxed);
+            if state.reserved.is_some()
+                && let Ok(found) = state.file.metadata()
+            {
+                // Gives back what was reserved behind its end (ftruncate(2) to its present size).
+                let _ = state.file.set_len(found.len());
+            }
             if state.hole == 0 {
                 return state.removed;
             }

@@ -396,9 +396,9 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
     loop {
         let listed = clock::now();
         let all = Snapshot::take();
-        // Environments are read again once these have ended. They may have forked before.
+        // Environments are read again once these have ended, or do not end. They may have forked before.
         let is_dying = |pid: &i32| all.get(*pid).is_some_and(|stat| !stat.is_gone()) && was_killed(*pid, &all, &found);
-        let is_over = !found.keys().any(is_dying);
+        let is_over = !found.keys().any(is_dying) || since(killing) >= KILL_PATIENCE / 2;
         let mut there = BTreeSet::new();
         if is_over {
             there = tree::all_with_key(&all, KEY, &prefix, places);

@@ -214,26 +214,22 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
     Ok(SpawnedProcess { pid, pidfd })
 }
 
-/// Why the launcher cannot fork.
-#[derive(Debug, thiserror::Error)]
-pub enum LauncherForkError {
-    /// It has other threads, of these names.
-    #[error(
-        "this process has other threads ({}), and a fork would inherit the locks that they hold; \
-        stop what starts them before rlaunch, such as sitecustomize or a .pth file of the environment",
-        .0.join(", ")
-    )]
-    Threads(Vec<String>),
-    /// The system cannot fork it.
-    #[error(transparent)]
-    System(#[from] io::Error),
-}
-
 /// How long a thread that has been joined may still be listed.
 const THREAD_EXIT: Duration = Duration::from_millis(100);
 
-/// The names of this process's other threads; empty where /proc cannot be read.
-fn other_threads() -> Vec<String> {
+/// The names of this process's other threads, after those that have been joined are gone; empty where /proc cannot be read.
+pub fn other_threads() -> Vec<String> {
+    let deadline = clock::now() + THREAD_EXIT;
+    loop {
+        let threads = list_other_threads();
+        if threads.is_empty() || clock::now() >= deadline {
+            return threads;
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn list_other_threads() -> Vec<String> {
     // Its number in the PID namespace of /proc, which may be another one.
     let main = std::fs::read_link("/proc/self").unwrap_or_default();
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -241,24 +237,16 @@ fn other_threads() -> Vec<String> {
     others.filter_map(|task| Some(std::fs::read_to_string(task.path().join("comm")).ok()?.trim().to_owned())).collect()
 }
 
-/// Forks the launcher without an exec. Only for the launcher's own process; fails if it has several threads. The child leads a
-/// new session, so signals of the terminal do not reach it, and gets a pidfd of its parent.
-pub fn fork_launcher() -> Result<ForkSide, LauncherForkError> {
+/// Forks the launcher without an exec. Only for the launcher's own process. The child leads a new session, so signals of the
+/// terminal do not reach it, and gets a pidfd of its parent.
+pub fn fork_launcher() -> io::Result<ForkSide> {
     let parent = pidfd::open(std::process::id() as libc::pid_t)?;
-    let deadline = clock::now() + THREAD_EXIT;
-    let mut threads = other_threads();
-    while !threads.is_empty() && clock::now() < deadline {
-        std::thread::yield_now();
-        threads = other_threads();
-    }
-    if !threads.is_empty() {
-        return Err(LauncherForkError::Threads(threads));
-    }
-    // SAFETY: there is no other thread that could hold a lock at the time of the fork. Where /proc cannot be read, this is not
-    // checked, and the child could wait forever for such a lock.
+    // SAFETY: the child goes on in the copy of this process. The caller has made sure that it has one thread, or has warned:
+    // the child could wait forever for a lock that another thread holds, but for those of the C library, which takes them
+    // around a fork (fork(3)).
     let pid = unsafe { libc::fork() };
     match pid {
-        -1 => Err(io::Error::last_os_error().into()),
+        -1 => Err(io::Error::last_os_error()),
         0 => {
             // SAFETY: setsid takes no argument. It cannot fail, because the child leads no process group yet (setsid(2)).
             unsafe { libc::setsid() };

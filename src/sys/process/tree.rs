@@ -123,10 +123,15 @@ pub enum KeyPlaces {
 /// The values of a variable `name` and of marks in the memory of a process.
 pub fn keys(pid: i32, name: &str, places: KeyPlaces) -> Vec<Vec<u8>> {
     let mut found: Vec<_> = variable(pid, name).into_iter().collect();
-    if places == KeyPlaces::EnvironmentAndMemory {
+    if places == KeyPlaces::EnvironmentAndMemory || has_overwritten_environment(pid) {
         found.extend(mark::in_memory(pid));
     }
     found
+}
+
+/// Whether a process has written something else over its environment, as setproctitle does with its title and zeros.
+fn has_overwritten_environment(pid: i32) -> bool {
+    procfs::read(pid, "environ").is_ok_and(|block| !block.is_empty() && !block.contains(&b'='))
 }
 
 /// Whether a process has a key that starts with `prefix`.
