@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults blame soak clean
+.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults blame fuzz soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -35,6 +35,7 @@ help:
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
+	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
 	@echo "make clean   removes .venv and target"
 
@@ -104,6 +105,7 @@ lint: lint-rust check-python check-stub
 
 lint-rust:
 	$(CARGO) fmt --check
+	$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(CARGO) clippy --quiet --all-targets --features test-hooks --locked -- -D warnings
 	$(CARGO) clippy --quiet --no-default-features --locked -- -D warnings
 
@@ -142,6 +144,19 @@ faults: $(VENV)/built
 
 blame: $(VENV)/built-debug $(VENV)/torch
 	$(BIN)/python tests/faults/blame/table.py --write docs/blame.md
+
+# FUZZ="http_head blame": these targets alone; FUZZ_SECONDS=60: so long each. New inputs are kept in target/fuzz/corpus.
+FUZZ ?= $(notdir $(basename $(wildcard fuzz/targets/*.rs)))
+FUZZ_SECONDS ?= 600
+fuzz:
+	@rustup run nightly rustc --version >/dev/null 2>&1 || { echo "make: fuzzing needs a nightly Rust; install it with:" \
+		"rustup toolchain install nightly --profile minimal" >&2; exit 1; }
+	test -x target/fuzz/bin/cargo-fuzz || $(CARGO) install --quiet --locked --root target/fuzz cargo-fuzz
+	for target in $(FUZZ); do mkdir -p target/fuzz/corpus/$$target target/fuzz/artifacts && \
+		CARGO_TARGET_DIR=target/fuzz PATH=$(CURDIR)/target/fuzz/bin:$$PATH nice -n 19 \
+		$(CARGO) +nightly fuzz run --sanitizer none $$target target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
+		-max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
+		-artifact_prefix=target/fuzz/artifacts/$$target- || exit 1; done
 
 # SEED=7 draws other runs.
 soak: $(VENV)/built

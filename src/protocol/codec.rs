@@ -77,3 +77,27 @@ pub fn paddle_entry(info: &NodeInfo) -> (String, String) {
     });
     (format!("{}/{rank}", info.name), payload.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_with_the_largest_numbers_is_resumed() {
+        let state = json!({
+            "format": 2, "serial": u64::MAX, "round": u64::MAX, "failures": u32::MAX, "phase": {"is": "Gathering"},
+            "refused": {}, "participants": null,
+        });
+        let node = json!({
+            "format": 2, "info": {"ranks": 1, "rules": {"min": 1, "max": 1}}, "status": {"is": "Ready", "seen": u64::MAX},
+        });
+        let now = Duration::from_secs(1);
+        let mut coordinator = Coordinator::new(now);
+        CoordinatorLogic::resume(&mut coordinator, Some(&state.to_string()), None, now);
+        CoordinatorLogic::record(&mut coordinator, "a", &node.to_string(), now);
+        let later = now + Duration::from_secs(60);
+        assert!(CoordinatorLogic::turn(&mut coordinator, later).is_some());
+        assert_eq!((coordinator.state().serial, coordinator.state().round), (u64::MAX, u64::MAX));
+        assert_eq!(coordinator.members().len(), 1, "{:?}", coordinator.state());
+    }
+}

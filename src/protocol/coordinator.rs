@@ -186,7 +186,8 @@ impl Coordinator {
         if !mem::take(&mut self.changed) {
             return None;
         }
-        self.state.serial += 1;
+        // A state that was read may have any numbers.
+        self.state.serial = self.state.serial.saturating_add(1);
         let members = mem::take(&mut self.sends_members).then(|| self.members.clone());
         Some((self.state.clone(), members))
     }
@@ -353,7 +354,7 @@ impl Coordinator {
             self.members = members;
             self.ages.clear();
             self.left.clear();
-            self.state.round += 1;
+            self.state.round = self.state.round.saturating_add(1);
             self.state.phase = JobPhase::Running;
             self.state.participants = None;
             let readings: Vec<(&str, ClockReading)> =
@@ -481,7 +482,7 @@ impl Coordinator {
             self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));
             match rules.map(|rules| rules.on_failure) {
                 _ if failure.again => {}
-                Some(OnFailure::Restart) => self.state.failures += 1,
+                Some(OnFailure::Restart) => self.state.failures = self.state.failures.saturating_add(1),
                 Some(OnFailure::Hold) => self.state.held_failure = Some(failure),
                 _ => {}
             }

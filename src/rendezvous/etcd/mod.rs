@@ -19,6 +19,7 @@
 mod backend;
 mod config;
 mod event;
+#[cfg_attr(fuzzing, allow(missing_docs))]
 mod gateway;
 mod job_state;
 mod leader;
@@ -30,3 +31,5 @@ mod watch;
 
 pub use backend::{EtcdBackend, join};
 pub use config::{EtcdConfig, EtcdTls};
+#[cfg(fuzzing)]
+pub use gateway::codec;

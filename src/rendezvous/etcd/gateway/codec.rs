@@ -155,7 +155,7 @@ pub fn is_empty(prefix: &str) -> Value {
 }
 
 pub fn first_after(revision: i64) -> String {
-    (revision + 1).to_string()
+    revision.saturating_add(1).to_string()
 }
 
 /// A change that a watch has received.
@@ -247,6 +247,13 @@ mod tests {
         let is_below = |key: &str, prefix: &str| key >= prefix && key < range_end(prefix).as_str();
         assert!(is_below(&short.state(), &short.base) && !is_below(&long.state(), &short.base));
         assert!(!is_below(&JobKeys::new("/rlaunch", "ex7/e").state(), &short.base));
+    }
+
+    #[test]
+    fn the_largest_revision_has_no_next_one() {
+        let answer = json!({ "header": { "revision": i64::MAX.to_string() } });
+        assert_eq!(first_after(revision(&answer)), i64::MAX.to_string());
+        assert_eq!(first_after(8), "9");
     }
 
     #[test]

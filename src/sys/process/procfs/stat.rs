@@ -28,7 +28,8 @@ impl ProcStat {
         Self::parse(&super::read_short(pid, "stat").ok()?)
     }
 
-    fn parse(line: &[u8]) -> Option<Self> {
+    /// The fields in a line of that file.
+    pub fn parse(line: &[u8]) -> Option<Self> {
         // The name may contain any byte, also `)` and blanks (proc_pid_stat(5)): it ends at the last `)`.
         let open = line.iter().position(|b| *b == b'(')?;
         let close = line.iter().rposition(|b| *b == b')')?;
