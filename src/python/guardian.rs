@@ -117,7 +117,7 @@ pub fn sweep_leftovers(
     forked: bool,
 ) -> PyResult<(Processes, Processes, Memory)> {
     let failed = failed.into_iter().collect();
-    let places = if forked { KeyPlaces::EnvironmentAndMemory } else { KeyPlaces::Environment };
+    let places = KeyPlaces::of(forked);
     let swept = py.detach(|| sweep::by_key((key, places), &NoSweep::default(), &failed)).map_err(os_error)?;
     let memory = swept.memory.into_iter().map(|memory| (memory.name, memory.size)).collect();
     let listed = |found: Vec<Leftover>| found.into_iter().map(|leftover| (leftover.pid, leftover.name)).collect();

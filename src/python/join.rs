@@ -4,15 +4,20 @@ use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
+use crate::run::sweep;
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::current::Creator;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::tree;
+use crate::sys::process::tree::KeyPlaces;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pyo3::exceptions::{PyAttributeError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,13 +25,21 @@ use std::time::Duration;
 /// A stop that lasts longer than this is announced.
 const NOTICE_DELAY: Duration = Duration::from_secs(1);
 
-struct SilentHost;
+/// What the engine of a join acts on: it starts nothing and reports nothing.
+struct JoinHost<'a>(&'a Joiner);
 
-impl RankHost for SilentHost {
+impl RankHost for JoinHost<'_> {
     fn start(&mut self, _: ChildId) -> Result<Arc<Child>, StartError> {
         Err("a join starts nothing".into())
     }
     fn report_progress(&mut self, _: ProgressNote) {}
+    /// Notes the job's processes: those of the failed rank may end by themselves during the stop, and then have no key.
+    fn before_stop(&mut self) {
+        if let Some((prefix, places)) = &self.0.key {
+            let found = tree::all_with_key(&Snapshot::take(), sweep::KEY, prefix, *places);
+            self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+        }
+    }
 }
 
 /// Waits for ranks and, when one fails, stops the others: SIGTERM, then SIGKILL after the grace period.
@@ -37,13 +50,18 @@ pub struct Joiner {
     /// Readable once all ranks have ended, so that every waiting thread wakes up.
     over: EventFd,
     grace: Duration,
+    /// What the keys of the ranks' processes start with, and where they are read.
+    key: Option<(String, KeyPlaces)>,
+    /// The processes of the job when a rank failed.
+    seen: Mutex<BTreeSet<i32>>,
     creator: Creator,
 }
 
 #[pymethods]
 impl Joiner {
     #[new]
-    fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64) -> PyResult<Self> {
+    #[pyo3(signature = (ranks, grace, key=None, forked=true))]
+    fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64, key: Option<&str>, forked: bool) -> PyResult<Self> {
         ranks.iter().try_for_each(|rank| rank.0.parent().check())?;
         let children = ranks.iter().map(|rank| rank.0.clone()).collect();
         let grace = Duration::from_secs_f64(grace);
@@ -51,7 +69,16 @@ impl Joiner {
         let over = fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
         engine.poll().readable(&over, HOST_TOKENS + 1).map_err(os_error)?;
         let creator = Creator::this_process();
-        Ok(Self { poll: engine.poll().clone(), over, engine: Mutex::new(engine), grace, creator })
+        let key = key.map(|key| (format!("{key}/"), KeyPlaces::of(forked)));
+        Ok(Self {
+            poll: engine.poll().clone(),
+            over,
+            engine: Mutex::new(engine),
+            grace,
+            key,
+            seen: Mutex::default(),
+            creator,
+        })
     }
 
     /// Waits until a rank has ended, for at most `timeout` seconds (None: no limit); once a rank has failed, until all
@@ -68,13 +95,18 @@ impl Joiner {
 
     /// Stops all ranks as after a failure, and waits until they have ended.
     fn stop(&self, py: Python<'_>, say: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut SilentHost))?;
+        self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut JoinHost(self)))?;
         self.join(py, None, say)
     }
 
     /// The ranks that run, as of the last `join`.
     fn living(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         self.with(py, |engine| Ok(engine.living()))
+    }
+
+    /// The processes of the job when a rank failed, by id, with the ranks that ran then.
+    fn seen(&self) -> Vec<i32> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
     /// The rank that failed first, or the first that was stopped by an interrupted wait: its number, its exit code (minus
@@ -122,7 +154,7 @@ impl Joiner {
                     && !is_about_stderr(py, &error)
                 {
                     interrupted.get_or_insert(error);
-                    self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut SilentHost))?;
+                    self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut JoinHost(self)))?;
                 }
             }
             let limit = match (stopping, said) {
@@ -135,7 +167,7 @@ impl Joiner {
             let limit = [limit, time_left].into_iter().flatten().min();
             py.detach(|| self.poll.ready(limit)).map_err(failed)?;
             let after = self.with(py, |engine| {
-                engine.turn(Some(Duration::ZERO), &mut SilentHost)?;
+                engine.turn(Some(Duration::ZERO), &mut JoinHost(self))?;
                 if engine.report().is_some() {
                     self.over.write(1)?;
                 }
@@ -146,7 +178,7 @@ impl Joiner {
                     return Err(error); // The handler has forked.
                 }
                 interrupted.get_or_insert(error);
-                self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut SilentHost))?;
+                self.with(py, |engine| engine.send(SupervisorEvent::Stop(libc::SIGINT), &mut JoinHost(self)))?;
                 continue;
             }
             let stopping = self.with(py, |engine| Ok(engine.is_stopping()))?;

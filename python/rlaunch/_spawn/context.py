@@ -118,7 +118,7 @@ class MultiprocessContext(RanksContext):
         self.error_queues = [RankQueue(slot, ERROR, i) for i, slot in enumerate(result_slots)]
         self.return_queues = [RankQueue(slot, RESULT, i) for i, slot in enumerate(result_slots)]
         self._failure: RankError | None = None
-        joiner = _lib.Joiner([process.handle for process in processes], grace)
+        joiner = _lib.Joiner([process.handle for process in processes], grace, key, self._forked)
         self._joiner: _lib.Joiner | None = joiner
         self._update_from(joiner)
 
@@ -186,6 +186,9 @@ class MultiprocessContext(RanksContext):
             return
         running, failure = set(joiner.living()), joiner.failure()
         if failure is not None:
+            # Processes that the failed rank has left may have ended by themselves since then.
+            ranks = {process.handle.pid for process in self.processes}
+            self._failed_pids += [pid for pid in joiner.seen() if pid not in ranks]
             # First, so that a join in another thread cannot see that all have ended and miss the failure.
             self._failure = self._make_error(*failure)
         self._take_results_of_ended(running)

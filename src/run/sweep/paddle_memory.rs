@@ -20,7 +20,7 @@ use std::time::Duration;
 const FOLDER: &str = "/dev/shm";
 
 /// How long all processes may take that are exiting.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often such a process is looked at.
 const INTERVAL: Duration = Duration::from_millis(1);

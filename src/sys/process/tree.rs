@@ -120,6 +120,13 @@ pub enum KeyPlaces {
     EnvironmentAndMemory,
 }
 
+impl KeyPlaces {
+    /// `forked`: whether ranks may have been forked without an execve.
+    pub fn of(forked: bool) -> Self {
+        if forked { Self::EnvironmentAndMemory } else { Self::Environment }
+    }
+}
+
 /// The values of a variable `name` and of marks in the memory of a process.
 pub fn keys(pid: i32, name: &str, places: KeyPlaces) -> Vec<Vec<u8>> {
     let mut found: Vec<_> = variable(pid, name).into_iter().collect();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,29 @@ def test_a_launch_from_python_reports_its_end(place: Host) -> None:
     ended = place.run(env=with_threads(place))
     assert (ended.status, ended.stdout) == (0, b"completed\n"), ended.stderr
     assert place.text("seen") == "1 []\n"
+
+
+PRELOADED = """
+#include <pthread.h>
+#include <unistd.h>
+static void *wait_forever(void *unused) { for (;;) pause(); return unused; }
+__attribute__((constructor)) static void start(void) {
+    pthread_t thread;
+    pthread_create(&thread, 0, wait_forever, 0);
+    pthread_setname_np(thread, "background");
+}
+"""
+
+
+def test_of_a_thread_that_every_process_has_the_launcher_warns(place: Host) -> None:
+    """As of jemalloc's, which LD_PRELOAD brings: another interpreter has it too."""
+    library = place.folder / "background.so"
+    (place.folder / "background.c").write_text("#define _GNU_SOURCE" + PRELOADED)
+    command = ["cc", "-shared", "-fPIC", "-pthread", "-o", str(library), str(place.folder / "background.c")]
+    subprocess.run(command, check=True)
+    place.script("tell('ran')")
+    place.host("os.execv(sys.executable, [sys.executable, '-m', 'rlaunch', 'train.py'])")
+    ended = place.run(env=environment(LD_PRELOAD=str(library)))
+    assert (ended.status, place.names() >= {"ran.0"}) == (0, True), ended.stderr
+    (line,) = (line for line in ended.stderr.splitlines() if "other threads" in line)
+    assert "other threads (background), whose locks its supervisor process inherits" in line

@@ -16,6 +16,7 @@ from tree_parents import (
     forks_a_bystander,
     guardian_is_no_child_of_the_host,
     no_interpreter,
+    parent_of_a_failing_sharer,
     parent_of_forkers,
     parent_of_leavers,
     parent_of_markers,
@@ -192,3 +193,17 @@ def test_shared_memory_of_paddle_is_removed(method: str, end: str) -> None:
         finally:
             worker.unlink(missing_ok=True)
             rank.unlink(missing_ok=True)
+
+
+@each_method
+def test_shared_memory_of_a_process_that_ends_by_itself_during_the_stop_is_removed(
+    method: str, tmp_path: Path
+) -> None:
+    with Parent(parent_of_a_failing_sharer, method, str(tmp_path)) as parent:
+        (name,) = {parent.heard(), parent.heard()} - {"ready"}
+        try:
+            os.kill(parent.process.pid, signal.SIGUSR2)
+            assert parent.heard() == "RankError"
+            assert not Path(name).exists()
+        finally:
+            Path(name).unlink(missing_ok=True)

@@ -166,3 +166,41 @@ def parent_of_sharers(method: str, end: str) -> None:
         join(spawn(share_as_paddle, method, 1, (end,), join=False))
     except Exception as error:
         tell(type(error).__name__)
+
+
+def share_and_fail(folder: str) -> None:
+    """Rank 1 fails. Its worker ends by itself during the stop, before rank 0 does."""
+    go, note = os.path.join(folder, "go"), os.path.join(folder, "worker")
+    if me() == 0:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        tell("ready")
+        signal.sigwait([signal.SIGTERM])
+        with open(note) as file:
+            worker = file.read()
+        open(go, "w").close()
+        while os.path.exists(f"/proc/{worker}/exe"):  # A zombie has none.
+            time.sleep(0.001)
+        os._exit(0)
+    worker = os.fork()
+    while worker == 0:
+        if os.path.exists(go):
+            os._exit(0)
+        time.sleep(0.001)
+    open(f"/dev/shm/paddle_{worker}_0_123", "w").close()
+    with open(note, "w") as file:
+        file.write(str(worker))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    tell(f"/dev/shm/paddle_{worker}_0_123")
+    signal.sigwait([signal.SIGUSR1])
+    os._exit(3)
+
+
+def parent_of_a_failing_sharer(method: str, folder: str) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    context = spawn(share_and_fail, method, 2, (folder,), join=False)
+    signal.sigwait([signal.SIGUSR2])
+    context.processes[1].send_signal(signal.SIGUSR1)
+    try:
+        join(context)
+    except Exception as error:
+        tell(type(error).__name__)
