@@ -437,15 +437,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_with_several_threads_is_not_forked() {
+    fn another_thread_has_a_name() {
         let (over, wait) = std::sync::mpsc::channel::<()>();
         let exporter = std::thread::Builder::new().name("exporter".into()).spawn(move || wait.recv());
-        let text = fork_launcher().map(drop).map_err(|error| error.to_string());
-        drop(over);
         assert!(exporter.is_ok());
-        assert!(
-            text.as_ref().is_err_and(|text| text.contains("exporter") && text.contains("sitecustomize")),
-            "{text:?}"
-        );
+        let threads = other_threads();
+        drop(over);
+        assert!(threads.iter().any(|name| name == "exporter"), "{threads:?}");
     }
 }
