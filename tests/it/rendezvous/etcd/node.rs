@@ -134,6 +134,14 @@ impl Node {
         }
     }
 
+    /// A state that it has heard with that in it.
+    pub fn heard_state(&self, part: &str) -> Option<String> {
+        self.heard.iter().find_map(|news| match news {
+            BackendEvent::State { state, .. } if state.contains(part) => Some(state.clone()),
+            _ => None,
+        })
+    }
+
     /// Hears until a state has that in it.
     pub fn until_state(&mut self, part: &str) -> String {
         let of = |news: &BackendEvent| match news {
