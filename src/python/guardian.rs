@@ -9,6 +9,7 @@ use crate::run::sweep::Leftover;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::no_sweep;
 use crate::sys::io::fd;
+use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
 use crate::sys::process::spawn::{ProcessGroup, SpawnCommand};
@@ -127,8 +128,9 @@ pub fn sweep_leftovers(
 /// The ids of processes whose key begins with `key` and a slash.
 #[pyfunction]
 pub fn find_leftovers(key: &str) -> Vec<i32> {
-    let found = tree::all_with_key(&Snapshot::take(), sweep::KEY, &format!("{key}/"), KeyPlaces::EnvironmentAndMemory);
-    found.into_iter().collect()
+    let (reader, prefix) = (LockedFileReader::default(), format!("{key}/"));
+    let places = KeyPlaces::EnvironmentAndMemory;
+    tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, &prefix), places).into_iter().collect()
 }
 
 /// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the

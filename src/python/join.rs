@@ -3,6 +3,7 @@
 use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
+use crate::report::failure_report::unkillable;
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
 use crate::run::sweep;
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
@@ -11,6 +12,7 @@ use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::current::Creator;
+use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::tree;
 use crate::sys::process::tree::KeyPlaces;
@@ -36,7 +38,8 @@ impl RankHost for JoinHost<'_> {
     /// Notes the job's processes: those of the failed rank may end by themselves during the stop, and then have no key.
     fn before_stop(&mut self) {
         if let Some((prefix, places)) = &self.0.key {
-            let found = tree::all_with_key(&Snapshot::take(), sweep::KEY, prefix, *places);
+            let reader = LockedFileReader::default();
+            let found = tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, prefix), *places);
             self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         }
     }
@@ -46,6 +49,7 @@ impl RankHost for JoinHost<'_> {
 #[pyclass(frozen, module = "rlaunch._lib")]
 pub struct Joiner {
     engine: Mutex<Engine>,
+    pids: Vec<i32>,
     poll: Arc<Poller>,
     /// Readable once all ranks have ended, so that every waiting thread wakes up.
     over: EventFd,
@@ -63,7 +67,8 @@ impl Joiner {
     #[pyo3(signature = (ranks, grace, key=None, forked=true))]
     fn new(ranks: Vec<PyRef<'_, Rank>>, grace: f64, key: Option<&str>, forked: bool) -> PyResult<Self> {
         ranks.iter().try_for_each(|rank| rank.0.parent().check())?;
-        let children = ranks.iter().map(|rank| rank.0.clone()).collect();
+        let children: Vec<Arc<Child>> = ranks.iter().map(|rank| rank.0.clone()).collect();
+        let pids = children.iter().map(|child| child.pid()).collect();
         let grace = Duration::from_secs_f64(grace);
         let engine = Engine::adopting(children, SupervisionPolicy::with_grace(grace)).map_err(os_error)?;
         let over = fd::eventfd(EfdFlags::EFD_NONBLOCK).map_err(os_error)?;
@@ -71,6 +76,7 @@ impl Joiner {
         let creator = Creator::this_process();
         let key = key.map(|key| (format!("{key}/"), KeyPlaces::of(forked)));
         Ok(Self {
+            pids,
             poll: engine.poll().clone(),
             over,
             engine: Mutex::new(engine),
@@ -104,6 +110,16 @@ impl Joiner {
         self.with(py, |engine| Ok(engine.living()))
     }
 
+    /// The ranks that SIGKILL has not ended, with a line about each. Empty until the job is over.
+    fn unkillable(&self, py: Python<'_>) -> PyResult<Vec<(usize, String)>> {
+        self.with(py, |engine| {
+            let ranks = engine.report().into_iter().flat_map(|report| report.ranks.iter().zip(&self.pids).enumerate());
+            let line = |rank, pid| unkillable(&format!("rank {rank} (pid {pid})"), tree::wait_channel(pid).as_deref());
+            let unkillable = ranks.filter(|(_, (report, _))| report.abandoned);
+            Ok(unkillable.map(|(rank, (_, pid))| (rank, format!("rlaunch: error: {}", line(rank, *pid)))).collect())
+        })
+    }
+
     /// The processes of the job when a rank failed, by id, with the ranks that ran then.
     fn seen(&self) -> Vec<i32> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
@@ -134,8 +150,10 @@ impl Joiner {
         let mut said = false;
         loop {
             let now = clock::now();
-            let (stopping, living, over, time_left) =
-                self.with(py, |e| Ok((e.is_stopping(), e.living(), e.report().is_some(), e.time_left())))?;
+            let (stopping, living, over, next) = self.with(py, |engine| {
+                let next = [engine.time_left(), engine.time_to_next_look()].into_iter().flatten().min();
+                Ok((engine.is_stopping(), engine.living(), engine.report().is_some(), next))
+            })?;
             if stopping {
                 stopping_since.get_or_insert(now);
             }
@@ -164,7 +182,7 @@ impl Joiner {
             };
             let before = living.len();
             // Without the engine's lock, so that another thread's wait does not delay this one.
-            let limit = [limit, time_left].into_iter().flatten().min();
+            let limit = [limit, next].into_iter().flatten().min();
             py.detach(|| self.poll.ready(limit)).map_err(failed)?;
             let after = self.with(py, |engine| {
                 engine.turn(Some(Duration::ZERO), &mut JoinHost(self))?;

@@ -360,6 +360,13 @@ pub fn left_running(by: &str, processes: &[(i32, &str)]) -> String {
     format!("left running by {by}: {}", named.collect::<Vec<_>>().join(", "))
 }
 
+/// The line about a process that SIGKILL did not end: `rank 0 (pid 4242) cannot be killed, waiting in folio_wait_bit; it is
+/// left behind`. `place` is the kernel function that it waits in, if that is known.
+pub fn unkillable(process: &str, place: Option<&str>) -> String {
+    let place = place.map_or(String::new(), |at| format!(", waiting in {at}"));
+    format!("{process} cannot be killed{place}; it is left behind")
+}
+
 /// How a victim ended.
 #[derive(Clone, PartialEq, Eq)]
 enum VictimOutcome {

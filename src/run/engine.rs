@@ -89,7 +89,8 @@ pub struct Engine {
     asked: HashSet<ChildId>,
     /// Children that were sent SIGKILL.
     killed: HashSet<ChildId>,
-    /// Local ranks that have ended while members of their process group live.
+    /// Local ranks that have ended and are not reaped yet: members of their process group live, or a debugger that traces them
+    /// has not waited for them (ptrace(2), "Death under ptrace").
     lingering: BTreeSet<usize>,
     report: Option<NodeReport>,
 }
@@ -141,6 +142,11 @@ impl Engine {
         self.supervisor.next_deadline().map(|at| at.saturating_sub(clock::now()))
     }
 
+    /// Time until the next look at ranks that have ended and are not reaped; `None`: there are none.
+    pub fn time_to_next_look(&self) -> Option<Duration> {
+        (!self.lingering.is_empty()).then_some(GROUP_INTERVAL)
+    }
+
     /// Local ranks that are alive as far as the supervisor knows.
     pub fn living(&self) -> Vec<usize> {
         self.supervisor.living()
@@ -175,10 +181,9 @@ impl Engine {
     /// tokens that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
         let limit = if self.to_start.is_some() { Some(Duration::ZERO) } else { limit };
-        let again = (!self.lingering.is_empty()).then_some(GROUP_INTERVAL);
         let until = self.delayed_until(host);
         let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
-        let timeout = [limit, time_left, again].into_iter().flatten().min();
+        let timeout = [limit, time_left, self.time_to_next_look()].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.reap(&tokens, host)?;
@@ -261,21 +266,27 @@ impl Engine {
         let id = ChildId { attempt: self.attempt, local_rank: rank };
         if child.leads_group() && child.has_ended()? {
             if self.asked.contains(&id) && !self.killed.contains(&id) && host.group_lingers(child.pid()) {
-                if self.lingering.insert(rank) {
-                    self.poll.forget(child.as_fd())?;
-                }
+                self.linger(rank, &child)?;
                 return Ok(None);
             }
             let unreaped: BTreeSet<i32> = self.children.iter().flatten().map(|c| c.pid()).collect();
             let killed = self.killed.contains(&id);
             host.before_reap(&PendingExit { id, pid: child.pid(), killed, unreaped: &unreaped });
         }
-        let Some(exit) = child.try_exit()? else { return Ok(None) };
+        let Some(exit) = child.try_exit()? else {
+            self.linger(rank, &child)?;
+            return Ok(None);
+        };
         self.forget(rank, &child)?;
         self.children[rank] = None;
         let signalled = self.asked.contains(&id) || self.killed.contains(&id);
         host.reaped(id, &child, exit, signalled);
         Ok(Some((id, exit)))
+    }
+
+    /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once.
+    fn linger(&mut self, rank: usize, child: &Child) -> io::Result<()> {
+        if self.lingering.insert(rank) { self.poll.forget(child.as_fd()) } else { Ok(()) }
     }
 
     fn forget(&mut self, rank: usize, child: &Child) -> io::Result<()> {

@@ -73,6 +73,15 @@ class RanksContext:
                     if pid is not None and status:
                         self._failed_pids.append(pid)
 
+    def _leave_behind(self, rank: int, line: str) -> None:
+        """Gives up a rank that SIGKILL has not ended; prints a line about it."""
+        process = self.processes[rank]
+        for sentinel in [sentinel for sentinel, index in self.sentinels.items() if index == rank]:
+            del self.sentinels[sentinel]
+            self._slots[rank].take_content()
+            process.forget()
+            print_if_possible(line)
+
     def _clean_up_if_ended(self) -> None:
         """Once all ranks have ended: releases their ports, and ends the processes that they left behind."""
         if self.sentinels:
@@ -191,6 +200,8 @@ class MultiprocessContext(RanksContext):
             self._failed_pids += [pid for pid in joiner.seen() if pid not in ranks]
             # First, so that a join in another thread cannot see that all have ended and miss the failure.
             self._failure = self._make_error(*failure)
+        for rank, line in joiner.unkillable():
+            self._leave_behind(rank, line)
         self._take_results_of_ended(running)
         if not self.sentinels:
             self._joiner = None

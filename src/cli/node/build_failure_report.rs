@@ -8,7 +8,7 @@ use crate::report::cause::first_failure::{Account, read_account};
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::console::tail;
 use crate::report::failure_report::{
-    Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep,
+    Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep, unkillable,
 };
 use crate::report::lost_peer;
 use crate::run::first_failure;
@@ -77,8 +77,8 @@ pub fn print_left(left: &[Leftover]) {
 /// Names processes that SIGKILL did not end.
 pub fn print_unkillable(stuck: &[Leftover]) {
     for process in stuck {
-        let place = tree::wait_channel(process.pid).map_or(String::new(), |at| format!(", waiting in {at}"));
-        print_error(&format!("process {} ({}) cannot be killed{place}; it is left behind", process.pid, process.name));
+        let (pid, name) = (process.pid, &process.name);
+        print_error(&unkillable(&format!("process {pid} ({name})"), tree::wait_channel(pid).as_deref()));
     }
 }
 

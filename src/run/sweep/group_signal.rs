@@ -4,6 +4,7 @@
 use crate::run::sweep::{SweepBudget, since};
 use crate::sys::clock;
 use crate::sys::process::child::Child;
+use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
@@ -28,23 +29,23 @@ pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCel
     let begun = clock::now();
     let limit = budget.left(begun, LIMIT);
     let is_done = !limit.is_zero()
-        && has_helper(child.pid(), seen.get_or_init(Snapshot::take))
-        && send_to_others(child.pid(), signal, begun, limit);
+        && has_helper(&budget.reader, child.pid(), seen.get_or_init(Snapshot::take))
+        && send_to_others(&budget.reader, child.pid(), signal, begun, limit);
     budget.spend(since(begun));
     if is_done { Ok(()) } else { child.signal(signal) }
 }
 
 /// Whether a helper is in a rank's process group.
-fn has_helper(rank: i32, all: &Snapshot) -> bool {
-    members(rank, all).any(|(pid, stat)| is_helper(pid, stat))
+fn has_helper(reader: &LockedFileReader, rank: i32, all: &Snapshot) -> bool {
+    members(rank, all).any(|(pid, stat)| is_helper(reader, pid, stat))
 }
 
-fn is_helper(pid: i32, stat: &ProcStat) -> bool {
-    CleanupHelper::of(stat, &tree::command_line(pid)).is_some()
+fn is_helper(reader: &LockedFileReader, pid: i32, stat: &ProcStat) -> bool {
+    CleanupHelper::of(reader, stat, &tree::command_line(reader, pid)).is_some()
 }
 
 /// Sends a signal to the members of a rank's process group that are no helpers. Whether all received it in time.
-fn send_to_others(rank: i32, signal: i32, begun: Duration, limit: Duration) -> bool {
+fn send_to_others(reader: &LockedFileReader, rank: i32, signal: i32, begun: Duration, limit: Duration) -> bool {
     let mut signalled = BTreeSet::new();
     loop {
         let before = signalled.len();
@@ -54,7 +55,7 @@ fn send_to_others(rank: i32, signal: i32, begun: Duration, limit: Duration) -> b
             if signal == libc::SIGKILL && since(begun) >= limit {
                 return false;
             }
-            if !signalled.contains(&(pid, stat.started)) && !is_helper(pid, stat) {
+            if !signalled.contains(&(pid, stat.started)) && !is_helper(reader, pid, stat) {
                 tree::signal_if(pid, signal, |now| now.group == rank && now.started == stat.started);
                 signalled.insert((pid, stat.started));
             }

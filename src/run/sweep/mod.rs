@@ -12,6 +12,7 @@ use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
@@ -49,6 +50,9 @@ const MULTIPROCESSING_PATIENCE: Duration = Duration::from_millis(200);
 
 /// The same for torch's, which first waits 2 s for other clients.
 const TORCH_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How many command lines are read between two looks at the clock.
+const COMMAND_LINES_AT_ONCE: usize = 16;
 
 /// How long a process may have no environment: none is visible during execve.
 const EXEC_PATIENCE: Duration = Duration::from_millis(100);
@@ -118,32 +122,34 @@ pub fn after_rank(
         let others: Vec<i32> = tree::children(this()).into_iter().filter(|pid| !end.unreaped.contains(pid)).collect();
         let all = if others.is_empty() { Snapshot::default() } else { Snapshot::take() };
         budget.forget_ended(&others);
-        let mut roots = Vec::new();
-        for child in others {
-            if round > 0 && since(begun) >= limit {
-                break;
-            }
-            let Some(stat) = all.get(child).filter(|stat| !stat.is_gone()) else {
-                again |= dead.insert(child);
-                continue;
-            };
-            if stat.session == end.pid || budget.has_key(child, stat, key, places) {
-                roots.push(child);
-            } else {
-                unclear |= tree::has_no_environment(child) && budget.may_be_in_execve(child, stat);
+        let (there, gone): (Vec<i32>, Vec<i32>) =
+            others.into_iter().partition(|child| all.get(*child).is_some_and(|stat| !stat.is_gone()));
+        for child in gone {
+            again |= dead.insert(child);
+        }
+        let (mut roots, others): (Vec<i32>, Vec<i32>) =
+            there.into_iter().partition(|child| all.get(*child).is_some_and(|stat| stat.session == end.pid));
+        if round == 0 || since(begun) < limit {
+            budget.read_keys(&others, &all, places);
+            for (child, stat) in others.into_iter().filter_map(|child| Some((child, all.get(child)?))) {
+                if budget.has_key(child, stat, key) {
+                    roots.push(child);
+                } else {
+                    unclear |= budget.may_be_in_execve(child, stat);
+                }
             }
         }
         let mut there = all.trees(roots);
         // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
         there.retain(|pid| all.get(*pid).is_some_and(|stat| !CleanupHelper::is_torch_shm_manager(stat)));
-        no_sweep.take_from(&mut there, &all, Some(end.pid), &|pid| was_killed(pid, &all, &found));
+        no_sweep.take_from(&budget.reader, &mut there, &all, Some(end.pid), &|pid| was_killed(pid, &all, &found));
         seen.extend(&there);
         if there.is_empty() && !again && !unclear {
             break;
         }
         there.retain(|pid| !was_killed(*pid, &all, &found));
         there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
-        spare_helpers(&mut there, &all, begun);
+        spare_helpers(&budget.reader, &mut there, &all, begun);
         kill(&there, &all, &mut found);
         if since(begun) >= limit {
             break;
@@ -168,6 +174,7 @@ pub struct SweepBudget {
     /// The keys of other ranks' processes, by id and start time: they are children of this process too, and are looked at
     /// after each rank.
     keys: BTreeMap<(i32, u64), Vec<Vec<u8>>>,
+    reader: LockedFileReader,
     /// The start of the present second, and how much of it has been spent.
     second: Duration,
     spent: Duration,
@@ -193,46 +200,57 @@ impl SweepBudget {
         }
     }
 
-    /// Whether a process has this key. A process that has none may get one by execve.
-    fn has_key(&mut self, pid: i32, stat: &ProcStat, key: &str, places: KeyPlaces) -> bool {
-        let keys = self.keys.entry((pid, stat.started)).or_default();
-        if keys.is_empty() {
-            *keys = tree::keys(pid, KEY, places);
-        }
-        keys.iter().any(|found| found == key.as_bytes())
+    /// Reads the keys of these processes. A process that has none may get one by execve.
+    fn read_keys(&mut self, pids: &[i32], all: &Snapshot, places: KeyPlaces) {
+        let known = |pid: i32, started| self.keys.get(&(pid, started)).is_some_and(|keys| !keys.is_empty());
+        let started: BTreeMap<i32, u64> = pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?.started))).collect();
+        let unknown: Vec<i32> = started.iter().filter(|(pid, at)| !known(**pid, **at)).map(|(pid, _)| *pid).collect();
+        let found = tree::keys(&self.reader, unknown, KEY, places);
+        self.keys.extend(found.into_iter().map(|(pid, keys)| ((pid, started[&pid]), keys)));
     }
 
-    /// Whether a process without an environment may still be in the middle of execve.
+    /// Whether a process has this key, as far as keys were read.
+    fn has_key(&self, pid: i32, stat: &ProcStat, key: &str) -> bool {
+        self.keys.get(&(pid, stat.started)).is_some_and(|keys| keys.iter().any(|found| found == key.as_bytes()))
+    }
+
+    /// Whether a process has no environment and may still be in the middle of execve.
     fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
         let now = clock::now();
-        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
+        tree::has_no_environment(&self.reader, pid)
+            && now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
     }
 }
 
 /// Takes processes out of the list while they have time to end by themselves. Whether there was one. Reads the clock for
 /// each process: to read the command line of one that forks without pause took 50 ms.
-fn spare_helpers(there: &mut BTreeSet<i32>, all: &Snapshot, begun: Duration) -> bool {
+fn spare_helpers(reader: &LockedFileReader, there: &mut BTreeSet<i32>, all: &Snapshot, begun: Duration) -> bool {
     let count = there.len();
     let creators = if there.is_empty() { BTreeSet::new() } else { tree::torch_memory_creators() };
-    there.retain(|pid| {
-        let spent = since(begun);
-        let Some(stat) = all.get(*pid) else { return true };
-        if spent >= MULTIPROCESSING_PATIENCE {
-            return spent >= TORCH_PATIENCE || !CleanupHelper::is_torch_shm_manager(stat);
-        }
-        let words = tree::command_line(*pid);
-        let patience = match CleanupHelper::of(stat, &words) {
-            Some(CleanupHelper::TorchShmManager) => TORCH_PATIENCE,
-            Some(CleanupHelper::Multiprocessing) => MULTIPROCESSING_PATIENCE,
-            // A process in the middle of execve may become one of them.
-            None if spent < EXEC_PATIENCE && words.is_empty() && living(*pid).is_some_and(|now| now.is_alive()) => {
-                EXEC_PATIENCE
+    let pids: Vec<i32> = there.iter().copied().collect();
+    for some in pids.chunks(COMMAND_LINES_AT_ONCE) {
+        let is_early = since(begun) < MULTIPROCESSING_PATIENCE;
+        let lines =
+            if is_early { reader.read_all(some.iter().copied(), LockedFile::CommandLine) } else { BTreeMap::new() };
+        for (pid, stat) in some.iter().filter_map(|pid| Some((*pid, all.get(*pid)?))) {
+            let spent = since(begun);
+            let words = lines.get(&pid).map_or(&[][..], Vec::as_slice);
+            let patience = match CleanupHelper::of(reader, stat, words) {
+                Some(CleanupHelper::TorchShmManager) => TORCH_PATIENCE,
+                Some(CleanupHelper::Multiprocessing) => MULTIPROCESSING_PATIENCE,
+                None if spent >= MULTIPROCESSING_PATIENCE => Duration::ZERO,
+                // A process in the middle of execve may become one of them.
+                None if spent < EXEC_PATIENCE && words.is_empty() && living(pid).is_some_and(|now| now.is_alive()) => {
+                    EXEC_PATIENCE
+                }
+                None if creators.contains(&pid) && tree::is_creating_torch_memory(pid) => MULTIPROCESSING_PATIENCE,
+                None => Duration::ZERO,
+            };
+            if spent < patience {
+                there.remove(&pid);
             }
-            None if creators.contains(pid) && tree::is_creating_torch_memory(*pid) => MULTIPROCESSING_PATIENCE,
-            None => Duration::ZERO,
-        };
-        spent >= patience
-    });
+        }
+    }
     there.len() < count
 }
 
@@ -300,7 +318,7 @@ pub fn all(
     mut begun: Duration,
     is_urgent: &mut dyn FnMut() -> bool,
 ) -> io::Result<SweepResult> {
-    let poll = Poller::new()?;
+    let (poll, reader) = (Poller::new()?, LockedFileReader::default());
     let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
     // Since when everything that is there is killed.
     let mut killing = clock::now();
@@ -312,7 +330,7 @@ pub fn all(
         // First: a process that forks and ends without pause would keep the steps below busy.
         let populated = cgroup.filter(|cgroup| cgroup.is_populated());
         if let Some(cgroup) = populated {
-            kill_cgroup(cgroup, no_sweep, begun, &mut found);
+            kill_cgroup(&reader, cgroup, no_sweep, begun, &mut found);
         }
         let reaped = tree::reap_orphans(|pid| kept.contains(&pid));
         let members = populated.map(JobCgroup::members).into_iter().flatten();
@@ -323,7 +341,8 @@ pub fn all(
             there.extend(all.trees(roots));
         }
         there.retain(|pid| all.get(*pid).is_some_and(|stat| !stat.is_gone()));
-        let left = leftovers(no_sweep.take_from(&mut there, &all, None, &|pid| was_killed(pid, &all, &found)));
+        let was_killed = |pid: i32| was_killed(pid, &all, &found);
+        let left = leftovers(no_sweep.take_from(&reader, &mut there, &all, None, &was_killed));
         let is_none_reaped = reaped.is_empty();
         seen.extend(reaped);
         seen.extend(&there);
@@ -336,8 +355,8 @@ pub fn all(
             }
             seen.extend(reaped);
         }
-        let mut todo: BTreeSet<i32> = there.iter().copied().filter(|pid| !was_killed(*pid, &all, &found)).collect();
-        let spared = spare_helpers(&mut todo, &all, begun);
+        let mut todo: BTreeSet<i32> = there.iter().copied().filter(|pid| !was_killed(*pid)).collect();
+        let spared = spare_helpers(&reader, &mut todo, &all, begun);
         say_helpers_work(spared, begun, &mut said);
         if spared {
             killing = clock::now();
@@ -360,11 +379,11 @@ fn with_killed(mut seen: BTreeSet<i32>, found: &Killed) -> BTreeSet<i32> {
 
 /// Kills all members of the cgroup by one write and records them, after those that no sweep ends have left it. While a process
 /// in the cgroup is spared, the other members are killed one by one instead.
-fn kill_cgroup(cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &mut Killed) {
-    let is_released = no_sweep.release(cgroup);
+fn kill_cgroup(reader: &LockedFileReader, cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &mut Killed) {
+    let is_released = no_sweep.release(reader, cgroup);
     let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
     let all = if there.is_empty() { Snapshot::default() } else { Snapshot::take() };
-    if spare_helpers(&mut there, &all, begun) || !is_released {
+    if spare_helpers(reader, &mut there, &all, begun) || !is_released {
         return;
     }
     let state = |pid: &i32| Some((*pid, all.get(*pid).filter(|stat| stat.is_alive())?.clone()));
@@ -379,7 +398,7 @@ fn kill_cgroup(cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &
 
 /// Kills the members of the job's cgroup and removes it. It stays if processes that no sweep ends could not be moved out.
 pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
-    if let Some(cgroup) = cgroup.filter(|cgroup| no_sweep.release(cgroup)) {
+    if let Some(cgroup) = cgroup.filter(|cgroup| no_sweep.release(&LockedFileReader::default(), cgroup)) {
         // A cgroup with members that the kernel holds cannot be removed.
         let _ = cgroup.close(CGROUP_PATIENCE);
     }
@@ -390,6 +409,7 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
     let mut found = Killed::new();
     let prefix = format!("{key}/");
+    let reader = LockedFileReader::default();
     let begun = clock::now();
     let (mut killing, mut left) = (begun, Vec::new());
     let poll = Poller::new()?;
@@ -401,18 +421,18 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         let is_over = !found.keys().any(is_dying) || since(killing) >= KILL_PATIENCE / 2;
         let mut there = BTreeSet::new();
         if is_over {
-            there = tree::all_with_key(&all, KEY, &prefix, places);
-            left = leftovers(no_sweep.take_from(&mut there, &all, None, &|_| false));
+            there = tree::all_with_key(&reader, &all, (KEY, &prefix), places);
+            left = leftovers(no_sweep.take_from(&reader, &mut there, &all, None, &|_| false));
         }
         let is_empty = is_over && there.is_empty();
-        if spare_helpers(&mut there, &all, begun) {
+        if spare_helpers(&reader, &mut there, &all, begun) {
             killing = clock::now();
         }
         if is_empty || since(killing) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
             return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
         }
-        there.retain(|pid| tree::has_key_prefix(*pid, KEY, &prefix, places));
+        let there = tree::with_key_prefix(&reader, there, (KEY, &prefix), places);
         kill(&there, &all, &mut found);
         poll.wait(interval(listed))?;
     }

@@ -1,9 +1,10 @@
 //! A mark in the memory map of a process, by which its forked children are recognized. They inherit the mapping. If the
 //! process itself was forked without an execve, `/proc/PID/environ` does not show the environment that it has.
 
-use crate::sys::process::procfs;
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::num::NonZeroUsize;
@@ -19,11 +20,14 @@ pub fn mark_memory(key: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The marks of a process; empty when it is gone or may not be read.
-pub fn in_memory(pid: i32) -> Vec<Vec<u8>> {
+/// The marks of these processes, for those that can be read.
+pub fn in_memory(reader: &LockedFileReader, pids: impl IntoIterator<Item = i32>) -> BTreeMap<i32, Vec<Vec<u8>>> {
+    reader.read_all(pids, LockedFile::MemoryMap).into_iter().map(|(pid, map)| (pid, marks(&map))).collect()
+}
+
+fn marks(map: &[u8]) -> Vec<Vec<u8>> {
     const START: &[u8] = b"/memfd:rlaunch:";
-    let maps = procfs::read(pid, "maps").unwrap_or_default();
-    let names = maps.split(|b| *b == b'\n').filter_map(|line| {
+    let names = map.split(|b| *b == b'\n').filter_map(|line| {
         let at = line.windows(START.len()).position(|window| window == START)? + START.len();
         Some(line[at..].split(|b| *b == b' ').next().unwrap_or_default().to_vec())
     });
@@ -36,10 +40,9 @@ mod tests {
 
     #[test]
     fn a_mark_is_found() {
-        let own = std::process::id() as i32;
+        let (reader, own) = (LockedFileReader::default(), std::process::id() as i32);
         mark_memory("abc/0/1").unwrap_or_else(|e| unreachable!("{e}"));
-        assert_eq!(in_memory(own), [b"abc/0/1".to_vec()]);
+        assert_eq!(in_memory(&reader, [own, 0]), BTreeMap::from([(own, vec![b"abc/0/1".to_vec()])]));
         assert!(mark_memory("a\0b").is_err());
-        assert!(in_memory(0).is_empty());
     }
 }

@@ -1,10 +1,11 @@
 //! The process tree below this process, read from /proc. Only for the launcher's own processes: in a host program, other
 //! code may own these children.
 
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::{mark, pidfd, procfs};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::AsFd;
@@ -40,17 +41,15 @@ pub fn wait_channel(pid: i32) -> Option<String> {
     (!text.is_empty() && text != "0").then_some(text)
 }
 
-/// The value of a variable in the environment that a process was started with; `None` if it has none, is gone, or may not
-/// be read.
-pub fn variable(pid: i32, name: &str) -> Option<Vec<u8>> {
-    let block = procfs::read(pid, "environ").ok()?;
-    let mut vars = block.split(|b| *b == 0);
-    vars.find_map(|var| var.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::to_vec))
+/// The value of a variable in an environment as /proc shows it: that which the process was started with.
+pub fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut vars = environment.split(|b| *b == 0);
+    vars.find_map(|var| var.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
 }
 
 /// Whether a process has no environment: for a moment during execve, or always.
-pub fn has_no_environment(pid: i32) -> bool {
-    procfs::read(pid, "environ").is_ok_and(|block| block.is_empty())
+pub fn has_no_environment(reader: &LockedFileReader, pid: i32) -> bool {
+    reader.read(pid, LockedFile::Environment).is_some_and(|block| block.is_empty())
 }
 
 /// A helper process that ends by itself once its clients have, after it has removed what they shared.
@@ -69,7 +68,7 @@ const TORCH_SHM_MANAGER: &str = "torch_shm_manag";
 
 impl CleanupHelper {
     /// Which of them a process with this state and command line is.
-    pub fn of(stat: &ProcStat, words: &[u8]) -> Option<Self> {
+    pub fn of(reader: &LockedFileReader, stat: &ProcStat, words: &[u8]) -> Option<Self> {
         if Self::is_torch_shm_manager(stat) {
             return Some(Self::TorchShmManager);
         }
@@ -77,7 +76,7 @@ impl CleanupHelper {
         // Processes that the fork server has forked have its command line too.
         let is_fork_server = |words: &[u8]| has(words, b"forkserver import main");
         let helps = has(words, b"resource_tracker import main")
-            || is_fork_server(words) && !is_fork_server(&command_line(stat.parent));
+            || is_fork_server(words) && !is_fork_server(&command_line(reader, stat.parent));
         helps.then_some(Self::Multiprocessing)
     }
 
@@ -89,8 +88,8 @@ impl CleanupHelper {
 
 /// The arguments of a process, each with a NUL after it; empty when it is gone and, for a moment, during execve, after its
 /// parent has resumed.
-pub fn command_line(pid: i32) -> Vec<u8> {
-    procfs::read(pid, "cmdline").unwrap_or_default()
+pub fn command_line(reader: &LockedFileReader, pid: i32) -> Vec<u8> {
+    reader.read(pid, LockedFile::CommandLine).unwrap_or_default()
 }
 
 /// Processes that have created shared memory for torch whose name is still there.
@@ -127,31 +126,47 @@ impl KeyPlaces {
     }
 }
 
-/// The values of a variable `name` and of marks in the memory of a process.
-pub fn keys(pid: i32, name: &str, places: KeyPlaces) -> Vec<Vec<u8>> {
-    let mut found: Vec<_> = variable(pid, name).into_iter().collect();
-    if places == KeyPlaces::EnvironmentAndMemory || has_overwritten_environment(pid) {
-        found.extend(mark::in_memory(pid));
-    }
-    found
+/// The values of a variable `name` and of marks in the memory of these processes, for those that can be read.
+pub fn keys(
+    reader: &LockedFileReader,
+    pids: impl IntoIterator<Item = i32>,
+    name: &str,
+    places: KeyPlaces,
+) -> BTreeMap<i32, Vec<Vec<u8>>> {
+    let environments = reader.read_all(pids, LockedFile::Environment);
+    let may_be_marked = |block: &[u8]| places == KeyPlaces::EnvironmentAndMemory || is_overwritten(block);
+    let marked = environments.iter().filter(|(_, block)| may_be_marked(block)).map(|(pid, _)| *pid);
+    let mut marks = mark::in_memory(reader, marked);
+    let keys = |(pid, block): (i32, Vec<u8>)| {
+        let found = variable(&block, name).map(<[u8]>::to_vec).into_iter();
+        (pid, found.chain(marks.remove(&pid).unwrap_or_default()).collect())
+    };
+    environments.into_iter().map(keys).collect()
 }
 
 /// Whether a process has written something else over its environment, as setproctitle does with its title and zeros.
-fn has_overwritten_environment(pid: i32) -> bool {
-    procfs::read(pid, "environ").is_ok_and(|block| !block.is_empty() && !block.contains(&b'='))
+fn is_overwritten(environment: &[u8]) -> bool {
+    !environment.is_empty() && !environment.contains(&b'=')
 }
 
-/// Whether a process has a key that starts with `prefix`.
-pub fn has_key_prefix(pid: i32, name: &str, prefix: &str, places: KeyPlaces) -> bool {
-    keys(pid, name, places).iter().any(|found| found.starts_with(prefix.as_bytes()))
+/// Those of these processes that have a key that starts with `prefix`.
+pub fn with_key_prefix(
+    reader: &LockedFileReader,
+    pids: impl IntoIterator<Item = i32>,
+    (name, prefix): (&str, &str),
+    places: KeyPlaces,
+) -> BTreeSet<i32> {
+    let keys = keys(reader, pids, name, places).into_iter();
+    let starts = |keys: &[Vec<u8>]| keys.iter().any(|key| key.starts_with(prefix.as_bytes()));
+    keys.filter(|(_, keys)| starts(keys)).map(|(pid, _)| pid).collect()
 }
 
-/// All processes of the snapshot that `has_key_prefix` holds for and that are not older than this one.
-pub fn all_with_key(all: &Snapshot, name: &str, prefix: &str, places: KeyPlaces) -> BTreeSet<i32> {
+/// All processes of the snapshot that `with_key_prefix` holds for and that are not older than this one.
+pub fn all_with_key(reader: &LockedFileReader, all: &Snapshot, key: (&str, &str), places: KeyPlaces) -> BTreeSet<i32> {
     let own = std::process::id() as i32;
     let began = all.get(own).map_or(0, |stat| stat.started);
     let young = all.processes().filter(|(pid, stat)| *pid != own && stat.started >= began && !stat.is_gone());
-    young.map(|(pid, _)| pid).filter(|pid| has_key_prefix(*pid, name, prefix, places)).collect()
+    with_key_prefix(reader, young.map(|(pid, _)| pid), key, places)
 }
 
 /// Kills a process if `is_it` holds for its state. That is read again after its pidfd is open, because the pid may have been

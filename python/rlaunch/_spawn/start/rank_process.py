@@ -42,6 +42,11 @@ class RankProcess(process.BaseProcess):
         """Sends a signal to the rank, unless it has ended."""
         self._popen._send_signal(number)
 
+    def forget(self) -> None:
+        """Makes multiprocessing forget it: at the exit of this process, it is neither ended nor joined."""
+        children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
+        children.discard(self)
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state.pop("start_spec", None)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ... import _lib
 from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
+from ...errors import RankError
 from ..messages import print_if_possible, print_message
 from ..pickling import Pickler
 from ..results import ResultSlot
@@ -68,7 +69,8 @@ class RankStarter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        # A join that raises RankError has ended the ranks, and has swept what they left.
+        if kind is None or issubclass(kind, RankError):
             self._spawner.forget()
             return
         if not self._creator.is_this_process():
@@ -136,7 +138,9 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
 def _forget_children() -> None:
     """In a process forked off this one: at its exit, multiprocessing would end daemons and join others."""
     children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
-    children.difference_update([child for child in children if isinstance(child, RankProcess)])
+    for child in list(children):
+        if isinstance(child, RankProcess):
+            child.forget()
 
 
 os.register_at_fork(after_in_child=_forget_children)

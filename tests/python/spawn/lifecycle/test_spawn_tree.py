@@ -17,6 +17,7 @@ from tree_parents import (
     guardian_is_no_child_of_the_host,
     no_interpreter,
     parent_of_a_failing_sharer,
+    parent_of_a_traced_rank,
     parent_of_forkers,
     parent_of_leavers,
     parent_of_markers,
@@ -207,3 +208,15 @@ def test_shared_memory_of_a_process_that_ends_by_itself_during_the_stop_is_remov
             assert not Path(name).exists()
         finally:
             Path(name).unlink(missing_ok=True)
+
+
+def test_a_rank_that_cannot_be_killed_is_named_and_not_waited_for_at_exit() -> None:
+    with Parent(parent_of_a_traced_rank) as parent:
+        assert parent.heard() == "Process 1 terminated with exit code 3."
+        # The rank's descriptor is readable all the time.
+        assert parent.heard() < 1, "the wait is not idle"
+        living, sentinels, pid = parent.heard()
+        assert (living, sentinels) == ([], {})
+        assert parent.ends() == 0
+        assert f"rlaunch: error: rank 0 (pid {pid}) cannot be killed" in parent.complaints()
+        assert parent.leaves_no_process()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 from stress import children, join, me, sleep_for_ever, spawn, tell
 
@@ -204,3 +206,38 @@ def parent_of_a_failing_sharer(method: str, folder: str) -> None:
         join(context)
     except Exception as error:
         tell(type(error).__name__)
+
+
+PR_SET_PTRACER, PR_SET_PTRACER_ANY, PTRACE_SEIZE = 0x59616D61, -1, 0x4206
+
+
+def traced_or_failing(traced: Any) -> None:
+    """Rank 0 is traced by a process that never waits for it, so it cannot be reaped; rank 1 fails then."""
+    if me() == 1:
+        traced.wait()
+        sys.exit(3)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Without Yama the kernel has no such call, and needs none.
+    libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
+    rank = os.getpid()
+    if os.fork() == 0:
+        os.setsid()
+        zero = ctypes.c_void_p(0)
+        assert not libc.ptrace(ctypes.c_long(PTRACE_SEIZE), ctypes.c_long(rank), zero, zero), (
+            ctypes.get_errno()
+        )
+        traced.set()
+    sleep_for_ever()
+
+
+def parent_of_a_traced_rank() -> None:
+    traced = multiprocessing.get_context("spawn").Event()
+    ctx = spawn(traced_or_failing, "spawn", 2, (traced,), join=False, grace_period=0.5)
+    traced.wait()
+    began = time.process_time()
+    try:
+        join(ctx)
+    except Exception as error:
+        tell(str(error))
+    tell(time.process_time() - began)
+    tell([multiprocessing.active_children(), ctx.sentinels, ctx.processes[0].pid])
