@@ -104,7 +104,10 @@ def mounted(*arguments: str | Path) -> list[str]:
 
 
 class Job:
-    """A launcher with ranks that run `body`. Leaves nothing behind when its block ends."""
+    """A launcher with ranks that run `body`. Leaves nothing behind when its block ends.
+
+    `program` is run in place of the launcher and its script, which `body` is written to all the same.
+    """
 
     def __init__(
         self,
@@ -113,6 +116,7 @@ class Job:
         body: str,
         *args: str,
         ranks: int = 2,
+        program: Sequence[str | Path] = (),
         wrap: Sequence[str] = (),
         before_exec: Callable[[], object] = lambda: None,
         **options: Any,
@@ -130,7 +134,8 @@ class Job:
         env = {name: value for name, value in os.environ.items() if not STEERING.match(name)}
         env |= {marked.VARIABLE: self.mark, "TMPDIR": str(folder / "tmp"), "OMP_NUM_THREADS": "1"}
         self.logs = folder / "log"
-        command = [*wrap, *launcher.command(ranks, self.logs), str(folder / "train.py"), *args]
+        words = program or [*launcher.command(ranks, self.logs), folder / "train.py"]
+        command = [*wrap, *map(str, words), *args]
 
         def prepare() -> None:
             default_signals()

@@ -26,6 +26,12 @@ class Launcher:
     log_pattern: str
     # Seconds between asking ranks to stop and killing them, as configured or as built in.
     grace: float
+    # The option by which ranks run a program as it is, where it needs one.
+    program_option: list[str]
+    # Python code that runs the launcher in its own process; sys.argv has the command line.
+    run_code: str
+    # Python code that starts two ranks, each a call of `run()`, or of `run(RANK)`, and sets `context`.
+    spawn_code: str
     ours: bool = False
     # Whether a process of its own is to stand between it and the ranks.
     supervised: bool = False
@@ -80,11 +86,48 @@ LAUNCHERS = {
     launcher.name: launcher
     for launcher in (
         Launcher(
-            "rlaunch", "rlaunch", rlaunch_options, "workerlog.{rank}", GRACE, ours=True, supervised=True
+            "rlaunch",
+            "rlaunch",
+            rlaunch_options,
+            "workerlog.{rank}",
+            GRACE,
+            program_option=["--no_python"],
+            run_code=f"""
+import rlaunch
+rlaunch.launch(sys.argv[-1], nproc_per_node=2, log_dir="log", grace_period={GRACE})
+""",
+            spawn_code=f"""
+import rlaunch
+context = rlaunch.spawn(run, nprocs=2, join=False, backend="gloo", grace_period={GRACE})
+""",
+            ours=True,
+            supervised=True,
         ),
-        Launcher("paddle", "paddle.distributed.launch", paddle_options, "workerlog.{rank}", 30),
         Launcher(
-            "torchrun", "torch.distributed.run", torchrun_options, "*/attempt_0/{rank}/stdout.log", GRACE
+            "paddle",
+            "paddle.distributed.launch",
+            paddle_options,
+            "workerlog.{rank}",
+            30,
+            program_option=[],
+            run_code="from paddle.distributed.launch.main import launch; launch()",
+            spawn_code="""
+import paddle.distributed
+context = paddle.distributed.spawn(run, nprocs=2, join=False, backend="gloo")
+""",
+        ),
+        Launcher(
+            "torchrun",
+            "torch.distributed.run",
+            torchrun_options,
+            "*/attempt_0/{rank}/stdout.log",
+            GRACE,
+            program_option=["--no-python"],
+            run_code="from torch.distributed.run import main; main(sys.argv[1:])",
+            spawn_code="""
+import torch.multiprocessing
+context = torch.multiprocessing.spawn(run, nprocs=2, join=False)
+""",
         ),
     )
 }

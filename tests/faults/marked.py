@@ -31,7 +31,13 @@ def kind_of(command: list[str]) -> str:
         return "shell"
     if "-m" in words[:3] or not words:
         return "launcher"
+    if "--multiprocessing-fork" in words:
+        return "rank"
+    if any(word.endswith("/host.py") for word in words[:2]):
+        return "host"
     if "-c" in words[:3]:
+        if any("module.guard(" in word for word in words):
+            return "guardian"
         return words[-1] if words[-1] in ("child", "setsid", "daemon") else "helper"
     return "rank" if any(word.endswith("train.py") for word in words[:3]) else command[0]
 

@@ -27,7 +27,8 @@ import cases.place
 import cases.repeat
 import cases.shortage
 import cases.status
-import cases.stop  # noqa: F401
+import cases.stop
+import cases.surroundings  # noqa: F401
 from cases.case import CASES, Case, Group, Observation
 from launchers import GRACE, LAUNCHERS, Launcher
 

@@ -22,6 +22,8 @@ class Group(Enum):
     LEFTOVERS = "Leftovers of ranks"
     OUTPUT = "Output, and many ranks"
     SHORTAGE = "Shortages"
+    SURROUNDINGS = "Unusual surroundings"
+    HOST = "From a Python program"
     CONTAINER = "As PID 1"
     TERMINAL = "At a terminal"
     REPEAT = "Again and again"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import psutil
 from cases.case import Group, Observation, case, ended
-from job import Job, until
+from job import Job, Late, until
 from launchers import Launcher
 
 MIB = 1 << 20
@@ -71,6 +76,80 @@ def unread_stdout(launcher: Launcher, folder: Path) -> Observation:
         return ended(job, 0, 0.1, f"{done} of {job.ranks} ranks wrote all", ok=done == job.ranks)
 
 
+LINE = b"x" * 1023 + b"\n"
+# Written by all ranks at once.
+TALK = """
+hold()
+mebibytes = int(sys.argv[1])
+for _ in range(16 * mebibytes):
+    data = (b"x" * 1023 + b"\\n") * 64
+    while data:
+        data = data[os.write(1, data):]
+tell("done")
+os._exit(0)
+"""
+# Bytes a second that a slow console takes, and the seconds that it may delay the end of a job.
+SPEED = 64 << 10
+DRAIN = 30
+
+
+class SlowReader(threading.Thread):
+    """Reads a pipe to its end, SPEED bytes a second."""
+
+    def __init__(self, pipe: int) -> None:
+        super().__init__(daemon=True)
+        self.pipe = os.dup(pipe)
+        self.data = bytearray()
+        self.start()
+
+    def run(self) -> None:
+        with open(self.pipe, "rb", buffering=0) as file:
+            while data := file.read(SPEED // 16):
+                self.data += data
+                time.sleep(1 / 16)
+
+
+def slow_console(mebibytes: int, launcher: Launcher, folder: Path) -> Observation:
+    with Job(launcher, folder, TALK, str(mebibytes), stdout=subprocess.PIPE) as job:
+        assert job.process.stdout is not None
+        console = SlowReader(job.process.stdout.fileno())
+        job.await_files("ready")
+        job.close_gate()
+        first = time.monotonic()
+        paths = [folder / f"done.{rank}" for rank in range(job.ranks)]
+        with contextlib.suppress(Late):
+            until(lambda: all(path.exists() for path in paths), "the end of the ranks", 2 * mebibytes)
+        done = sum(path.exists() for path in paths)
+        job.wait(DRAIN + 60)
+        took = time.monotonic() - first
+        if job.code is not None:
+            console.join(10)
+        lines = console.data.count(LINE)
+        whole = all(launcher.log(job.logs, rank).stat().st_size >= mebibytes * MIB for rank in range(2))
+        told = lines == mebibytes << 10 or str(launcher.log(job.logs, 0)) in job.errors()
+        notes = [
+            f"{took:.0f} s",
+            f"{done} of {job.ranks} ranks wrote all without a pause",
+            f"{lines / 1024:.1f} MiB shown" + ("" if told else ", no word of the rest"),
+            *([] if whole else ["not all in the log"]),
+        ]
+        good = done == job.ranks and whole and told and took <= DRAIN + 5
+        return ended(job, 0, 0.1, *notes, ok=good)
+
+
+for mebibytes, ideal in {
+    1: "exit 0, no rank waits for it, all shown and in the log",
+    4: f"exit 0 within {DRAIN} + 5 s, no rank waits for it, all in the log, which is named",
+}.items():
+    case(
+        f"slow-console-{mebibytes}",
+        Group.OUTPUT,
+        f"the console takes 64 KiB/s, ranks write {mebibytes} MiB each",
+        ideal,
+        quick=False,
+    )(functools.partial(slow_console, mebibytes))
+
+
 # No mark in its environment, and no child of the job: only its descriptors belong to the job.
 STRANGER = """
 if os.fork() == 0:
@@ -128,3 +207,14 @@ def many_fail(launcher: Launcher, folder: Path) -> Observation:
         job.await_files("ready", 300)
         job.close_gate()
         return ended(job, 9, launcher.grace + 60, f"{count} ranks")
+
+
+@case("thousands", Group.OUTPUT, "2,000 ranks run /bin/true", "exit 0 within 300 s, 0 survivors", quick=False)
+def thousands(launcher: Launcher, folder: Path) -> Observation:
+    ranks = 2000
+    command = [*launcher.command(ranks, folder / "log"), *launcher.program_option, shutil.which("true") or ""]
+    with Job(launcher, folder, "", ranks=ranks, program=command) as job:
+        job.wait(300)
+        took = time.monotonic() - job.began
+        logs = len(list(job.logs.glob(launcher.log_pattern.format(rank="*"))))
+        return ended(job, 0, 0.1, f"{logs} logs", f"{took:.0f} s", ok=logs == ranks)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import time
 from pathlib import Path
 
+import psutil
 from cases.case import Group, Observation, case, ended
 from job import Job
 from launchers import Launcher
-from marked import describe
+from marked import describe, members
 
 HOLD = """
 signal.signal(signal.SIGUSR1, lambda *_: None)
@@ -100,3 +102,47 @@ def deaf_victim(launcher: Launcher, folder: Path) -> Observation:
         rank_ended = (folder / "ready.0").stat().st_mtime if (folder / "ready.0").exists() else time.time()
         took = time.time() - rank_ended
         return ended(job, 7, launcher.grace + 12, f"{took:.1f} s", ok=took <= launcher.grace + 2)
+
+
+# They have small stacks, so that 1,000 fit into little memory.
+IDLE = """
+import threading
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+threading.stack_size(64 << 10)
+for _ in range(250):
+    threading.Thread(target=sleep, daemon=True).start()
+hold()
+"""
+SHARE = 0.05
+
+
+def processor_time(processes: list[psutil.Process]) -> float:
+    """Seconds that these processes have run so far, in user and kernel mode."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+@case(
+    "idle-threads",
+    Group.STOP,
+    "TERM once, 4 ranks of 250 idle threads ignore it",
+    f"the launcher takes less than {SHARE:.0%} of a core, 0 survivors",
+    quick=False,
+)
+def idle_threads(launcher: Launcher, folder: Path) -> Observation:
+    with Job(launcher, folder, IDLE, ranks=4) as job:
+        job.await_files("ready")
+        launchers = [psutil.Process(m.pid) for m in members(job.mark) if m.kind == "launcher"]
+        assert launchers
+        before = processor_time(launchers)
+        first = send(job, signal.SIGTERM, "once")
+        took, used = 0.0, 0.0
+        # The last numbers before one of them ends, which none can be asked for later.
+        with contextlib.suppress(psutil.Error):
+            while not job.wait(0.05):
+                took, used = time.monotonic() - first, processor_time(launchers) - before
+                if took > launcher.grace + 30:
+                    break
+        job.wait(10)
+        share = used / took if took else 0.0
+        seen = f"{share:.1%} of a core for {took:.1f} s, {describe(job.survivors())}"
+        return Observation(seen, share < SHARE and job.code is not None and not job.survivors())
