@@ -7,7 +7,7 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from effort import cases
+from effort import FULL, cases
 from launching import await_none_marked
 from pytest_suites import Suite, suite_fixture  # noqa: F401
 
@@ -295,16 +295,21 @@ def test_an_interrupt_while_ranks_are_released_ends_the_session(
     assert done.parseoutcomes()["passed"] == 1
 
 
-@pytest.mark.parametrize("is_set", [False, True], ids=["default", "set_by_conftest"])
+STARTS = {
+    "spawn": {"start_method": "spawn"},
+    "fork": {"start_method": "fork"},
+    "zygote": {"preload": "json"},
+    "forkserver": {"start_method": "forkserver"},
+}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "is_set"),
     [
-        {"start_method": "spawn"},
-        {"start_method": "fork"},
-        {"start_method": "forkserver"},
-        {"preload": "json"},
+        pytest.param(options, is_set, id=f"{name}-{'set_by_conftest' if is_set else 'default'}")
+        for number, (name, options) in enumerate(STARTS.items())
+        for is_set in ([False, True] if FULL else [number % 2 == 1])
     ],
-    ids=["spawn", "fork", "forkserver", "zygote"],
 )
 def test_start_method_of_multiprocessing(
     options: dict[str, str], is_set: bool, suite: Suite, pytester: pytest.Pytester

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import ranks
 import rlaunch
+from effort import cases
 from rlaunch import NoResultError
 from rlaunch._spawn.plan.paddle_devices import default_nprocs
 from spawning import METHODS, failure, results
@@ -455,7 +456,7 @@ def test_every_signal_has_the_name_that_python_gives_it() -> None:
         *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
         *(signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
     }
-    deadly = sorted(signal.valid_signals() - harmless)
+    deadly = sorted(signal.valid_signals() - harmless)[:: cases(4, 1)]
     names = [s.name if isinstance(s, signal.Signals) else str(s) for s in deadly]
     said = [str(failure(ranks.kill_self, int(s), method="fork")) for s in deadly]
     assert said == [f"Process 0 terminated with signal {name}." for name in names]

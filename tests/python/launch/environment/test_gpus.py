@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from effort import FULL
 from nvml import Driver
 from oracle import Oracle
 
@@ -169,15 +170,18 @@ def test_each_rank_has_the_device_variables_of_paddles_launcher(
 ) -> None:
     listed = {} if shown is None else {f"{variable}_VISIBLE_DEVICES": shown}
     custom = ["npu"] if variable == "NPU" else []
-    for wanted, number in itertools.product(WANTED, NUMBERS):
+    # `make test` asks about a third of them: with each list that is shown, others.
+    asked = list(itertools.product(WANTED, NUMBERS))
+    first = SHOWN.index(shown) if shown in SHOWN else 0
+    for wanted, number in asked if FULL else asked[first % 3 :: 3]:
         argv = [f"--devices={wanted}"] * (wanted is not None) + [f"--nproc_per_node={number}"] * bool(number)
-        asked = {
+        question = {
             "argv": argv,
             "environ": {**listed, "PATH": os.environ["PATH"]},
             "custom": custom,
             "devices": 4,
         }
-        (real,) = oracle.ask(asked, "launch")
+        (real,) = oracle.ask(question, "launch")
         mine = by_rlaunch({**four_gpus, **listed}, argv)
         assert mine == (None if "error" in real else [about_devices(row) for row in real["rows"]]), argv
 

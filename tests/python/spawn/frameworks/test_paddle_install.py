@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from effort import cases
 from preloaded import python
 from rlaunch.pytest_plugin import pytest_report_header
 from spawning import JOB_VARIABLES
@@ -265,15 +266,15 @@ BY_HAND = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 HEADER = "rlaunch: installed in place of the launchers of "
 
 
-@pytest.mark.parametrize(
-    ("environ", "args", "on_rlaunch"),
-    [
-        ({"RLAUNCH_INSTALL": "1"}, [], True),
-        ({**BY_HAND, "RLAUNCH_INSTALL": "True"}, ["-p", "rlaunch.pytest_plugin"], True),
-        ({}, [], False),
-        ({"RLAUNCH_INSTALL": "1"}, ["-p", "no:rlaunch"], False),
-    ],
-)
+INSTALLED = [
+    ({**BY_HAND, "RLAUNCH_INSTALL": "True"}, ["-p", "rlaunch.pytest_plugin"], True),
+    ({"RLAUNCH_INSTALL": "1"}, ["-p", "no:rlaunch"], False),
+    ({"RLAUNCH_INSTALL": "1"}, [], True),
+    ({}, [], False),
+]
+
+
+@pytest.mark.parametrize(("environ", "args", "on_rlaunch"), INSTALLED[: cases(2, 4)])
 def test_an_unchanged_suite(
     environ: dict[str, str], args: list[str], on_rlaunch: bool, tmp_path: Path
 ) -> None:

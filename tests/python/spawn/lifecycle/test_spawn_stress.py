@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
-from effort import cases
+from effort import FULL, cases
 from rlaunch import NoResultError, RankError
 from stress import (
     BIG,
@@ -308,8 +308,10 @@ def test_an_end_by_a_real_time_signal_has_its_number(method: str) -> None:
     assert caught.value.exitcode == -37
 
 
-@each_method
-@pytest.mark.parametrize("how", ["thief", "ignored"])
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [(method, how) for method in METHODS for how in ("thief", "ignored") if FULL or method != "spawn"],
+)
 def test_exit_codes_are_right_though_another_thread_reaps(method: str, how: str) -> None:
     with Parent(robbed, method, how) as parent:
         for codes, error in [*ROBBED.items()] * (5 if method == "fork" else 1):
