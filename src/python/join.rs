@@ -4,7 +4,7 @@ use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
 use crate::report::failure_report::unkillable;
-use crate::run::engine::{Engine, HOST_TOKENS, RankHost, StartError};
+use crate::run::engine::{Engine, HOST_TOKENS, RankHost, RankStart, StartError};
 use crate::run::sweep;
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
 use crate::sys::clock;
@@ -31,7 +31,7 @@ const NOTICE_DELAY: Duration = Duration::from_secs(1);
 struct JoinHost<'a>(&'a Joiner);
 
 impl RankHost for JoinHost<'_> {
-    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, StartError> {
+    fn start(&mut self, _: ChildId) -> Result<RankStart, StartError> {
         Err("a join starts nothing".into())
     }
     fn report_progress(&mut self, _: ProgressNote) {}

@@ -19,10 +19,27 @@ use std::time::Duration;
 /// Why a host could not start a child.
 pub type StartError = Box<dyn std::error::Error + Send + Sync>;
 
+/// How far the start of a child is.
+pub enum RankStart {
+    /// The child runs.
+    Started(Arc<Child>),
+    /// Another process starts it and has not replied yet.
+    Pending,
+}
+
 /// What the engine acts on.
 pub trait RankHost {
-    /// Starts a child.
-    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError>;
+    /// Starts a child. Never waits for another process.
+    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError>;
+    /// Continues a pending start: called once a turn. `is_stopping`: whether the child's attempt stops, so that the start has to
+    /// succeed soon or fail.
+    fn continue_start(&mut self, _id: ChildId, _is_stopping: bool) -> Result<RankStart, StartError> {
+        Ok(RankStart::Pending)
+    }
+    /// When a pending start is to be continued (`clock::now`), if no event comes before.
+    fn start_due(&self) -> Option<Duration> {
+        None
+    }
     /// Whether other members of a child's process group are alive after the child was asked to stop and has ended. They
     /// get the rest of its grace period: a shell dies of a signal at once, the program that it ran saves its work.
     fn group_lingers(&self, _pid: i32) -> bool {
@@ -76,13 +93,24 @@ const PEER_PATIENCE: Duration = Duration::from_millis(200);
 /// The first token of the host's own descriptors; smaller tokens are local ranks.
 pub const HOST_TOKENS: u64 = 1 << 32;
 
+/// The start of one child at a time.
+#[derive(Default)]
+enum NextStart {
+    /// No child is to be started.
+    #[default]
+    None,
+    /// This child is started in the next turn.
+    Due(ChildId),
+    /// The host has begun to start this child.
+    Pending(ChildId),
+}
+
 /// Runs the ranks of one node.
 pub struct Engine {
     poll: Arc<Poller>,
     supervisor: Supervisor,
     children: Vec<Option<Arc<Child>>>,
-    /// The child that is to be started next.
-    to_start: Option<ChildId>,
+    next_start: NextStart,
     /// The attempt of these children.
     attempt: u32,
     /// Children that were asked to stop.
@@ -102,7 +130,7 @@ impl Engine {
             poll: Arc::new(Poller::new()?),
             supervisor: Supervisor::new(lifecycles, policy),
             children: vec![None; lifecycles.len()],
-            to_start: None,
+            next_start: NextStart::None,
             attempt: 0,
             asked: HashSet::new(),
             killed: HashSet::new(),
@@ -123,7 +151,7 @@ impl Engine {
             poll: Arc::new(poll),
             supervisor,
             children,
-            to_start: None,
+            next_start: NextStart::None,
             attempt: 0,
             asked: HashSet::new(),
             killed: HashSet::new(),
@@ -180,10 +208,14 @@ impl Engine {
     /// Waits for an event, at most for `limit` and not at all while a child is to be started, and acts on it. Returns the host's
     /// tokens that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
-        let limit = if self.to_start.is_some() { Some(Duration::ZERO) } else { limit };
+        let start_in = match self.next_start {
+            NextStart::None => None,
+            NextStart::Due(_) => Some(Duration::ZERO),
+            NextStart::Pending(_) => host.start_due().map(|at| at.saturating_sub(clock::now())),
+        };
         let until = self.delayed_until(host);
         let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
-        let timeout = [limit, time_left, self.time_to_next_look()].into_iter().flatten().min();
+        let timeout = [limit, start_in, time_left, self.time_to_next_look()].into_iter().flatten().min();
         let mut tokens = self.poll.wait(timeout)?;
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.reap(&tokens, host)?;
@@ -218,25 +250,40 @@ impl Engine {
         Ok(tokens)
     }
 
-    /// Starts the next child, unless its attempt stops by now. To be called once a turn, after the host has handled its tokens.
-    /// Returns whether there was one.
+    /// Starts the next child, unless its attempt stops by now, or continues its start. To be called once a turn, after the host
+    /// has handled its tokens. Returns whether the start of a child is over.
     pub fn start_next(&mut self, host: &mut dyn RankHost) -> io::Result<bool> {
-        let Some(id) = self.to_start.take() else { return Ok(false) };
-        let event = if self.is_stopping() {
-            SupervisorEvent::SpawnCancelled(id)
-        } else {
-            self.attempt = id.attempt;
-            match host.start(id) {
-                Ok(child) => {
-                    self.poll.readable(child.as_fd(), id.local_rank as u64)?;
-                    self.children[id.local_rank] = Some(child);
-                    SupervisorEvent::Spawned(id)
-                }
-                Err(error) => SupervisorEvent::SpawnFailed(id, error.to_string()),
+        let is_stopping = self.is_stopping();
+        let (id, start) = match std::mem::take(&mut self.next_start) {
+            NextStart::None => return Ok(false),
+            NextStart::Due(id) if is_stopping => (id, None),
+            NextStart::Due(id) => {
+                self.attempt = id.attempt;
+                (id, Some(host.start(id)))
             }
+            NextStart::Pending(id) => (id, Some(host.continue_start(id, is_stopping))),
+        };
+        let event = match start {
+            Some(Ok(RankStart::Pending)) => {
+                self.next_start = NextStart::Pending(id);
+                return Ok(false);
+            }
+            Some(Ok(RankStart::Started(child))) => {
+                self.poll.readable(child.as_fd(), id.local_rank as u64)?;
+                self.children[id.local_rank] = Some(child);
+                SupervisorEvent::Spawned(id)
+            }
+            Some(Err(error)) if !is_stopping => SupervisorEvent::SpawnFailed(id, error.to_string()),
+            // The attempt stops for another reason.
+            Some(Err(_)) | None => SupervisorEvent::SpawnCancelled(id),
         };
         self.send(event, host)?;
         Ok(true)
+    }
+
+    /// Whether a child is being started that this process does not know yet, and must not reap.
+    pub fn is_starting(&self) -> bool {
+        matches!(self.next_start, NextStart::Pending(_))
     }
 
     /// Until when the supervisor's deadline, the start of the next attempt, has to wait, if it has. While ranks live, the
@@ -300,7 +347,7 @@ impl Engine {
         let mut is_first_kill = true;
         for effect in effects {
             match effect {
-                Effect::Spawn(id) => self.to_start = Some(id),
+                Effect::Spawn(id) => self.next_start = NextStart::Due(id),
                 Effect::Kill { child, signal } => {
                     // Stopped children have been resumed by now.
                     if std::mem::take(&mut is_first_kill) {

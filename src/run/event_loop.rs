@@ -147,7 +147,9 @@ impl<'a> EventLoop<'a> {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
-            self.engine.start_next(&mut self.ranks)?;
+            if self.engine.start_next(&mut self.ranks)? {
+                self.reap_orphans();
+            }
             if let Some(zygote) = self.zygote().filter(|zygote| zygote.has_become_slow()) {
                 self.listener.preload_is_slow(&zygote.names());
             }
@@ -235,9 +237,7 @@ impl<'a> EventLoop<'a> {
                         self.send(event)?;
                     }
                 }
-                // Ranks are reaped by their pidfds; orphans that were reparented to this process, here.
-                let (engine, kept) = (&self.engine, self.launch.kept_children());
-                sweep::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
+                self.reap_orphans();
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {
@@ -264,6 +264,15 @@ impl<'a> EventLoop<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Reaps orphans that were reparented to this process. Ranks are reaped by their pidfds.
+    fn reap_orphans(&self) {
+        let (engine, kept) = (&self.engine, self.launch.kept_children());
+        // A rank that was forked, and may have ended, is no orphan.
+        if !engine.is_starting() {
+            sweep::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
+        }
     }
 
     /// What a signal means to the supervisor, noted in the journal if it means anything.

@@ -12,7 +12,6 @@ pub mod prepare;
 pub mod rank_state;
 pub mod ranks;
 pub mod record;
-pub mod start_error;
 pub mod stop_requests;
 pub mod sweep;
 mod tokens;

@@ -2,7 +2,7 @@
 
 use crate::process::{pipe, shell, start};
 use rlaunch::model::Exit;
-use rlaunch::run::engine::{Engine, RankHost, StartError};
+use rlaunch::run::engine::{Engine, RankHost, RankStart, StartError};
 use rlaunch::supervise::{
     ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
 };
@@ -21,10 +21,10 @@ struct Shells {
 }
 
 impl RankHost for Shells {
-    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
+    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError> {
         match self.scripts[id.local_rank] {
             "fail" => Err("no".into()),
-            script => Ok(start(&shell(script, &self.output, None))),
+            script => Ok(RankStart::Started(start(&shell(script, &self.output, None)))),
         }
     }
     fn report_progress(&mut self, _: ProgressNote) {
@@ -110,6 +110,63 @@ fn a_stop_or_a_failure_between_two_starts_keeps_the_rest_from_starting() {
     }
 }
 
+/// Has its second rank started by another process, which replies once the first rank has ended.
+struct LateReply {
+    output: OwnedFd,
+    /// Whether the second rank runs then.
+    runs: bool,
+    has_first_ended: bool,
+    is_stopping: Vec<bool>,
+}
+
+impl RankHost for LateReply {
+    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError> {
+        match id.local_rank {
+            0 => Ok(RankStart::Started(start(&shell(SLEEPER, &self.output, None)))),
+            _ => Ok(RankStart::Pending),
+        }
+    }
+    fn continue_start(&mut self, _: ChildId, is_stopping: bool) -> Result<RankStart, StartError> {
+        self.is_stopping.push(is_stopping);
+        match (self.has_first_ended, self.runs) {
+            (false, _) => Ok(RankStart::Pending),
+            (true, true) => Ok(RankStart::Started(start(&shell(SLEEPER, &self.output, None)))),
+            (true, false) => Err("no reply".into()),
+        }
+    }
+    fn reaped(&mut self, id: ChildId, _: &Child, _: Exit, _: bool) {
+        self.has_first_ended |= id.local_rank == 0;
+    }
+    fn report_progress(&mut self, _: ProgressNote) {}
+}
+
+#[test]
+fn a_stop_does_not_wait_for_a_pending_start() {
+    for runs in [true, false] {
+        let (mut read, output) = pipe();
+        let mut host = LateReply { output, runs, has_first_ended: false, is_stopping: Vec::new() };
+        let mut engine =
+            Engine::new(&[Lifecycle::Main; 3], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+        engine.send(SupervisorEvent::Start, &mut host).unwrap();
+        assert!(engine.start_next(&mut host).unwrap());
+        for _ in 0..2 {
+            assert!(!engine.start_next(&mut host).unwrap() && engine.is_starting());
+        }
+        read.read_exact(&mut [0; 1]).unwrap();
+        engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut host).unwrap();
+        while engine.report().is_none() {
+            engine.turn(None, &mut host).unwrap();
+            engine.start_next(&mut host).unwrap();
+        }
+        let (report, term) = (engine.report().unwrap(), Some(Exit::Signal(libc::SIGTERM)));
+        assert_eq!(report.outcome, NodeOutcome::Stopped { signal: libc::SIGTERM });
+        let exits: Vec<_> = report.ranks.iter().map(|rank| rank.exit).collect();
+        assert_eq!(exits, [term, term.filter(|_| runs), None], "the rank that runs late is stopped too");
+        assert!(report.ranks.iter().all(|rank| rank.start_error.is_none()));
+        assert_eq!(host.is_stopping, [&[false][..], &vec![true; host.is_stopping.len() - 1]].concat());
+    }
+}
+
 /// Waits in each report, as for a disk that does not respond, until its rank has ended.
 struct Reporter {
     output: OwnedFd,
@@ -118,8 +175,8 @@ struct Reporter {
 }
 
 impl RankHost for Reporter {
-    fn start(&mut self, _: ChildId) -> Result<Arc<Child>, StartError> {
-        Ok(self.rank.insert(start(&shell(SLEEPER, &self.output, None))).clone())
+    fn start(&mut self, _: ChildId) -> Result<RankStart, StartError> {
+        Ok(RankStart::Started(self.rank.insert(start(&shell(SLEEPER, &self.output, None))).clone()))
     }
     fn report_progress(&mut self, _: ProgressNote) {
         pidfd::await_any(&[self.rank.as_ref().unwrap().as_fd()], Duration::from_secs(20));

@@ -9,22 +9,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// A fork takes milliseconds. A server that needs longer than this has been stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Requests a process and waits until it runs. The outer error: the server does not answer.
-pub(super) fn fork(
-    server: &Child,
-    socket: &OwnedFd,
-    command: &SpawnCommand,
-) -> io::Result<Result<SpawnedProcess, ForkError>> {
+/// Requests a process. The reply is to be read by `receive`.
+pub(super) fn send(server: &Child, socket: &OwnedFd, command: &SpawnCommand) -> io::Result<()> {
     let (bytes, mut descriptors) = encode(command);
     let file = packet::file_of(&bytes)?;
     descriptors.insert(0, file.as_raw_fd());
-    // A stopped server could not answer. An error means that it has just ended, which the next call reports.
+    // A stopped server could not answer. An error means that it has just ended, which the reply reports.
     let _ = server.signal(libc::SIGCONT);
-    packet::send(socket.as_fd(), b"F", &descriptors)?;
-    let answer = packet::receive(socket.as_fd(), PATIENCE)?;
+    packet::send(socket.as_fd(), b"F", &descriptors)
+}
+
+/// The requested process, which runs. The outer error: the server does not answer, or has not yet (`TimedOut`).
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<Result<SpawnedProcess, ForkError>> {
+    let answer = packet::receive(socket.as_fd(), Duration::ZERO)?;
     let answer = String::from_utf8_lossy(&answer);
     let (number, step) = answer.split_once(' ').unwrap_or((&answer, ""));
     match number.parse::<i32>() {

@@ -7,4 +7,4 @@ mod server;
 
 pub use error::{ForkedStartError, PreloadFailure};
 pub use fork_request::encode;
-pub use server::{NAME, PreloadContext, Zygote, ZygoteEvent};
+pub use server::{ForkProgress, NAME, PreloadContext, Zygote, ZygoteEvent};

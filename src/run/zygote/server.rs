@@ -1,7 +1,7 @@
-//! The preload server's process: its start, its imports, its end.
+//! The preload server's process: its start, its imports, its forks, its end.
 
 use super::error::{ForkedStartError, PreloadFailure, PreloadStartError};
-use super::fork_request::fork;
+use super::fork_request;
 use crate::model::Exit;
 use crate::plan::RankPlan;
 use crate::plan::preload::{self, PythonMain, RankCommand};
@@ -30,6 +30,12 @@ const COMMAND: &str =
 
 /// The process name of the server, as `ps` shows it.
 pub const NAME: &str = "rlaunch-zygote";
+
+/// A fork takes milliseconds. A server that needs longer than this has been stopped, or hangs in a hook.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long a fork may still take once the job stops.
+const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the server may take to end after it has closed its socket.
 const ENDING: Duration = Duration::from_millis(100);
@@ -75,6 +81,8 @@ enum ZygotePhase {
     Importing(Duration),
     /// Ranks can be forked from it.
     Ready,
+    /// It has been asked to fork a rank, and has to reply by this time. `is_shortened`: that time is short because the job stops.
+    Forking { until: Duration, is_shortened: bool },
     /// It failed, and another one would fail in the same way.
     Failed(Arc<PreloadFailure>),
     /// Every rank imports for itself.
@@ -86,6 +94,16 @@ struct ZygoteProcess {
     socket: OwnedFd,
     /// Kills the process when it is dropped, also when this process dies.
     _lifeline: Lifeline,
+}
+
+/// How far the fork of a rank is.
+pub enum ForkProgress {
+    /// The rank runs, as a child of this process.
+    Forked(SpawnedProcess),
+    /// The server has not replied yet.
+    Pending,
+    /// The rank has to be started without the preload server.
+    WithoutServer,
 }
 
 /// A change in the state of the preload server.
@@ -243,6 +261,10 @@ impl Zygote {
         let mut state = self.state.borrow_mut();
         let ZygoteState { phase, process: place, .. } = &mut *state;
         let Some(process) = place else { return Ok(None) };
+        // `receive_fork` notices its end.
+        if matches!(phase, ZygotePhase::Forking { .. }) {
+            return Ok(None);
+        }
         let mut event = None;
         if matches!(phase, ZygotePhase::Importing(_)) {
             match packet::receive(process.socket.as_fd(), Duration::ZERO) {
@@ -267,42 +289,93 @@ impl Zygote {
                 event = Some(ZygoteEvent::Failed);
             }
             ZygotePhase::Ready => *phase = lost(PreloadFailure::Ended { pid, exit }),
-            ZygotePhase::None | ZygotePhase::Lost(_) | ZygotePhase::Failed(_) | ZygotePhase::Abandoned => {}
+            ZygotePhase::None
+            | ZygotePhase::Forking { .. }
+            | ZygotePhase::Lost(_)
+            | ZygotePhase::Failed(_)
+            | ZygotePhase::Abandoned => {}
         }
         *place = None;
         Ok(event)
     }
 
-    /// Forks a rank, which becomes a child of this process. `None`: it has to be started without the preload server.
-    pub fn start(&self, command: &SpawnCommand) -> Result<Option<SpawnedProcess>, ForkedStartError> {
+    /// Asks it to fork a rank. From then on `poll` reports `token` when `receive_fork` has something to read.
+    pub fn request_fork(
+        &self,
+        command: &SpawnCommand,
+        poll: &Poller,
+        token: u64,
+    ) -> Result<ForkProgress, ForkedStartError> {
         let mut state = self.state.borrow_mut();
-        let failure = match (&state.phase, &state.process) {
-            (ZygotePhase::Abandoned, _) => return Ok(None),
-            (ZygotePhase::Ready, Some(process)) => match fork(&process.child, &process.socket, command) {
-                Ok(started) => return Ok(Some(started?)),
-                Err(source) => {
-                    let pid = process.child.pid();
-                    let exit = end(&process.child, ENDING);
-                    state.process = None;
-                    let failure = Arc::new(match (source.kind(), exit) {
-                        (io::ErrorKind::TimedOut, _) => PreloadFailure::NoAnswer { pid },
-                        (_, Some(exit)) => PreloadFailure::Ended { pid, exit },
-                        (_, None) => PreloadFailure::Connection { pid, source },
-                    });
-                    state.phase = ZygotePhase::Lost(failure.clone());
-                    failure
+        let ZygoteState { phase, process, .. } = &mut *state;
+        let failure = match (&*phase, &*process) {
+            (ZygotePhase::Abandoned, _) => return Ok(ForkProgress::WithoutServer),
+            (ZygotePhase::Ready, Some(server)) => {
+                let sent = fork_request::send(&server.child, &server.socket, command);
+                match sent.and_then(|()| poll.readable(&server.socket, token)) {
+                    Ok(()) => {
+                        *phase = ZygotePhase::Forking { until: clock::now() + PATIENCE, is_shortened: false };
+                        return Ok(ForkProgress::Pending);
+                    }
+                    Err(error) => lose(phase, process, error),
                 }
-            },
-            (ZygotePhase::Lost(failure) | ZygotePhase::Failed(failure), _) => failure.clone(),
-            (ZygotePhase::None | ZygotePhase::Importing(_) | ZygotePhase::Ready, _) => {
-                Arc::new(PreloadFailure::NotReady)
             }
+            (ZygotePhase::Lost(failure) | ZygotePhase::Failed(failure), _) => failure.clone(),
+            _ => Arc::new(PreloadFailure::NotReady),
         };
-        if self.spec.auto {
-            state.phase = ZygotePhase::Abandoned;
-            return Err(ForkedStartError::FallBack(failure));
+        Err(self.refuse(phase, failure, false))
+    }
+
+    /// The reply to `request_fork`, if it is there. `is_stopping`: whether the job stops, so that the server has little time left.
+    pub fn receive_fork(&self, poll: &Poller, is_stopping: bool) -> Result<ForkProgress, ForkedStartError> {
+        let mut state = self.state.borrow_mut();
+        let ZygoteState { phase, process, .. } = &mut *state;
+        let (ZygotePhase::Forking { until, is_shortened }, Some(server)) = (&mut *phase, &*process) else {
+            return Err(self.refuse(phase, Arc::new(PreloadFailure::NotReady), is_stopping));
+        };
+        let now = clock::now();
+        if is_stopping && !std::mem::replace(is_shortened, true) {
+            *until = (now + STOPPED_PATIENCE).min(*until);
         }
-        Err(ForkedStartError::Unavailable { failure, modules: self.spec.modules.join(",") })
+        // Asked before the read: a server that has ended sends nothing more.
+        let has_ended = server.child.has_ended().unwrap_or(true);
+        let reply = match fork_request::receive(&server.socket) {
+            // Processes that it forked may hold the socket open.
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && has_ended => {
+                Err(io::ErrorKind::UnexpectedEof.into())
+            }
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && now < *until => return Ok(ForkProgress::Pending),
+            reply => reply,
+        };
+        // An error means that nothing waits for it.
+        let _ = poll.forget(&server.socket);
+        match reply {
+            Ok(forked) => {
+                *phase = ZygotePhase::Ready;
+                Ok(ForkProgress::Forked(forked?))
+            }
+            Err(error) => {
+                let failure = lose(phase, process, error);
+                Err(self.refuse(phase, failure, is_stopping))
+            }
+        }
+    }
+
+    /// When the reply to `request_fork` is due; `None`: none is awaited.
+    pub fn reply_due(&self) -> Option<Duration> {
+        match self.state.borrow().phase {
+            ZygotePhase::Forking { until, .. } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Why a rank is not forked. With `auto`, all ranks import for themselves from now on, unless the job stops.
+    fn refuse(&self, phase: &mut ZygotePhase, failure: Arc<PreloadFailure>, is_stopping: bool) -> ForkedStartError {
+        if self.spec.auto && !is_stopping {
+            *phase = ZygotePhase::Abandoned;
+            return ForkedStartError::FallBack(failure);
+        }
+        ForkedStartError::Unavailable { failure, modules: self.spec.modules.join(",") }
     }
 
     /// Stops it or continues it while it imports; later it only acts on requests.
@@ -329,6 +402,27 @@ fn failed(failure: PreloadFailure) -> ZygotePhase {
 
 fn lost(failure: PreloadFailure) -> ZygotePhase {
     ZygotePhase::Lost(Arc::new(failure))
+}
+
+/// Ends a server from which no rank can be forked any more.
+fn lose(phase: &mut ZygotePhase, process: &mut Option<ZygoteProcess>, error: io::Error) -> Arc<PreloadFailure> {
+    let Some(server) = process else { return Arc::new(PreloadFailure::NotReady) };
+    let pid = server.child.pid();
+    let failure = if error.kind() == io::ErrorKind::TimedOut {
+        // It may hang in the kernel. `check` reaps it once it has ended.
+        let _ = server.child.signal(libc::SIGKILL);
+        PreloadFailure::NoAnswer { pid }
+    } else {
+        let exit = end(&server.child, ENDING);
+        *process = None;
+        match exit {
+            Some(exit) => PreloadFailure::Ended { pid, exit },
+            None => PreloadFailure::Connection { pid, source: error },
+        }
+    };
+    let failure = Arc::new(failure);
+    *phase = ZygotePhase::Lost(failure.clone());
+    failure
 }
 
 fn reply(packet: &[u8], pid: i32) -> (ZygotePhase, Option<ZygoteEvent>) {

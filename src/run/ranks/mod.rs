@@ -1,12 +1,17 @@
 //! The processes of a plan's ranks: starts each with its log and its lifeline, sweeps what it leaves behind and writes its
 //! journal entries.
 
+mod prepared_rank;
+mod start;
+pub mod start_error;
+
+use self::prepared_rank::PreparedRank;
 use crate::model::{Exit, ProcessLabel};
-use crate::plan::{OutputPlan, Stream};
+use crate::plan::OutputPlan;
 use crate::protocol::{NodeStop, RankFailure};
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::lost_peer;
-use crate::run::engine::{PendingExit, RankHost, StartError};
+use crate::run::engine::{PendingExit, RankHost, RankStart, StartError};
 use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::membership::Membership;
@@ -15,39 +20,32 @@ use crate::run::output::console::LogFollower;
 use crate::run::output::log_files::{self, TAIL_BYTES};
 use crate::run::output::log_rotation::LogRotation;
 use crate::run::output::output_routing::OutputRouting;
-use crate::run::output::rank_streams;
 use crate::run::output::rank_terminal::RankTerminal;
-use crate::run::output::uncaught_file::{self, UncaughtFile};
+use crate::run::output::uncaught_file::UncaughtFile;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::{Journal, JournalEvent};
-use crate::run::start_error::RankStartError;
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
 use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::ZYGOTE;
-use crate::run::zygote::{ForkedStartError, ZygoteEvent};
+use crate::run::zygote::ZygoteEvent;
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::process::affinity::CpuMask;
 use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
-use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::lifeline::Lifeline;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::spawn;
-use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
 use crate::sys::process::tree;
 use std::cell::OnceCell;
-use std::ffi::{CString, NulError};
 use std::io;
 use std::net::TcpListener;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
 
 /// How much of a log's end is searched for the loss of a peer.
 const LOST_PEER_BYTES: u64 = 4 * 1024;
@@ -63,6 +61,8 @@ pub struct RankProcesses<'a> {
     mask: libc::sigset_t,
     /// The folder of the cgroup that ranks start in.
     cgroup: Option<CgroupDir>,
+    /// The rank whose start is pending.
+    pending: Option<PreparedRank>,
     /// The present processes, by local rank.
     pub processes: Vec<RankState>,
     /// The processes that each rank left behind in all attempts, all of them killed; by local rank.
@@ -113,6 +113,7 @@ impl<'a> RankProcesses<'a> {
                 // Processes of an earlier round were killed in it.
                 _ => cgroup.renew(sweep::CGROUP_PATIENCE).ok(),
             }),
+            pending: None,
             processes: vec![RankState::default(); launch.plan.ranks.len()],
             swept: vec![Vec::new(); launch.plan.ranks.len()],
             strays: Vec::new(),
@@ -228,18 +229,6 @@ impl<'a> RankProcesses<'a> {
         first_failure::describe(&self.processes, ended_first, exit, &read)
     }
 
-    /// Forks the rank from the preload server. `None`: it has to be started without.
-    fn fork(&self, command: &SpawnCommand) -> Result<Option<SpawnedProcess>, ForkedStartError> {
-        let Some(zygote) = &self.launch.zygote else { return Ok(None) };
-        match zygote.start(command) {
-            Err(ForkedStartError::FallBack(failure)) => {
-                self.listener.preload_abandoned(&failure.to_string());
-                Ok(None)
-            }
-            other => other,
-        }
-    }
-
     /// Handles an event of the preload server, if there is one.
     pub fn check_zygote(&mut self, poll: &Poller) -> io::Result<()> {
         let Some(zygote) = &self.launch.zygote else { return Ok(()) };
@@ -266,92 +255,21 @@ impl<'a> RankProcesses<'a> {
     fn read_uncaught(&self, local: usize) -> UncaughtException {
         self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default()
     }
-
-    fn start_rank(&mut self, id: ChildId) -> Result<Arc<Child>, RankStartError> {
-        let plan = &self.launch.plan.ranks[id.local_rank];
-        let (rank, program) = (self.label(id), self.launch.program.clone());
-        let step =
-            |step: &str, source| RankStartError::Step { rank, program: program.clone(), step: step.to_owned(), source };
-        let nul = |source| RankStartError::Nul { rank, program: program.clone(), source };
-        self.store.check().map_err(|source| RankStartError::Store { rank, program: program.clone(), source })?;
-        // The logs of an earlier attempt have been moved away.
-        let overwrite = self.launch.log_overwrite && id.attempt == 0;
-        let mut opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
-            .map_err(|error| step(&error.path.display().to_string(), error.source))?;
-        if let Some(error) =
-            opened.not_captured.take().filter(|_| !std::mem::replace(&mut self.said_not_captured, true))
-        {
-            let way_out = "Let TMPDIR name a folder with space, or raise `ulimit -f`";
-            warn!("{error}; stderr is shown, but no failure report can quote it. {way_out}");
-        }
-        for stream in Stream::BOTH {
-            let console = self.routing.terminal(id, stream).cloned();
-            let terminal = console.and_then(|console| opened.open_terminal(stream, console));
-            self.terminals.extend(terminal.map(|terminal| (id.local_rank, terminal)));
-        }
-        let [stdout, stderr] = opened.descriptors();
-        let mut rotated = None;
-        if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
-            let added = rotation.add(id.local_rank, &log.path, overwrite);
-            rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
-        }
-        let (lifeline, end) = Lifeline::open().map_err(|source| step("lifeline", source))?;
-        self.lifelines[id.local_rank] = Some(lifeline);
-        let mut env = plan.env_of(id.attempt);
-        env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
-        // Without it the end of the rank is read from its output alone.
-        let uncaught_file = &mut self.uncaught_files[id.local_rank];
-        *uncaught_file = uncaught_file.take().map_or_else(UncaughtFile::new, UncaughtFile::emptied).ok();
-        if let Some(file) = uncaught_file {
-            env.set(uncaught_file::VARIABLE, file.path());
-        }
-        let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
-        let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
-        let command = SpawnCommand {
-            program: CString::new(program.as_os_str().as_encoded_bytes()).map_err(nul)?,
-            argv: strings(plan.argv.iter().map(|a| a.clone().into_vec()).collect()).map_err(nul)?,
-            envp: strings(env.collect()).map_err(nul)?,
-            stdio: [None, stdout, stderr],
-            keep: Vec::new(),
-            group: ProcessGroup::Session,
-            cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
-            cwd: None,
-            detached: false,
-            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
-            mask: self.mask,
-            nofile: self.launch.nofile,
-            affinity: plan.cpus.as_ref().map(CpuMask::of),
-            default_sigpipe: true,
-        };
-        let started = match self.fork(&command).map_err(|source| RankStartError::Forked { rank, source })? {
-            Some(started) => started,
-            None => {
-                spawn::start(&command).map_err(|error| step(error.step, io::Error::from_raw_os_error(error.errno)))?
-            }
-        };
-        let log_start = opened.written.first().map_or(0, |log| log.start);
-        self.processes[id.local_rank] =
-            RankState { pid: Some(started.pid), attempt: id.attempt, log_start, ..RankState::default() };
-        for log in &opened.written {
-            self.routing.follow(id, log, rotated.as_ref());
-        }
-        Ok(Arc::new(Child::new(started.pid, started.pidfd, true)))
-    }
 }
 
 impl RankHost for RankProcesses<'_> {
-    fn start(&mut self, id: ChildId) -> Result<Arc<Child>, StartError> {
-        let started = self.start_rank(id);
-        if let Ok(child) = &started {
-            self.listener.started(id, child.pid());
-        }
-        let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
-        let why = started.as_ref().err().map(RankStartError::to_string).unwrap_or_default();
-        self.journal.write_later(match &started {
-            Ok(child) => JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() },
-            Err(_) => JournalEvent::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why: &why },
-        });
-        Ok(started?)
+    fn start(&mut self, id: ChildId) -> Result<RankStart, StartError> {
+        let begun = self.begin_start(id);
+        self.report_start(id, begun)
+    }
+
+    fn continue_start(&mut self, id: ChildId, is_stopping: bool) -> Result<RankStart, StartError> {
+        let continued = self.await_fork(id, is_stopping);
+        self.report_start(id, continued)
+    }
+
+    fn start_due(&self) -> Option<Duration> {
+        self.launch.zygote.as_ref()?.reply_due()
     }
 
     fn group_lingers(&self, pid: i32) -> bool {

@@ -1,0 +1,173 @@
+//! The start of a rank: opens its files, and starts its program or has it forked from the preload server.
+
+use super::RankProcesses;
+use super::prepared_rank::PreparedRank;
+use super::start_error::RankStartError;
+use crate::model::ProcessLabel;
+use crate::plan::Stream;
+use crate::run::engine::{RankStart, StartError};
+use crate::run::output::rank_streams;
+use crate::run::output::uncaught_file::{self, UncaughtFile};
+use crate::run::rank_state::RankState;
+use crate::run::record::journal::JournalEvent;
+use crate::run::sweep;
+use crate::run::tokens::ZYGOTE;
+use crate::run::zygote::{ForkProgress, ForkedStartError};
+use crate::supervise::ChildId;
+use crate::sys::process::affinity::CpuMask;
+use crate::sys::process::child::Child;
+use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::spawn;
+use crate::sys::process::spawn::{ProcessGroup, SpawnCommand, SpawnedProcess};
+use std::ffi::{CString, NulError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+use tracing::warn;
+
+impl RankProcesses<'_> {
+    /// Starts the program of a rank, or requests a fork from the preload server.
+    pub(super) fn begin_start(&mut self, id: ChildId) -> Result<RankStart, RankStartError> {
+        let prepared = self.prepare(id)?;
+        let fork = match &self.launch.zygote {
+            Some(zygote) => zygote.request_fork(&prepared.command, &self.poll, ZYGOTE.0),
+            None => Ok(ForkProgress::WithoutServer),
+        };
+        self.proceed(id, prepared, fork)
+    }
+
+    /// Continues the pending start of a rank.
+    pub(super) fn await_fork(&mut self, id: ChildId, is_stopping: bool) -> Result<RankStart, RankStartError> {
+        let Some(prepared) = self.pending.take() else { return self.begin_start(id) };
+        let fork = match &self.launch.zygote {
+            Some(zygote) => zygote.receive_fork(&self.poll, is_stopping),
+            None => Ok(ForkProgress::WithoutServer),
+        };
+        self.proceed(id, prepared, fork)
+    }
+
+    fn proceed(
+        &mut self,
+        id: ChildId,
+        mut prepared: PreparedRank,
+        fork: Result<ForkProgress, ForkedStartError>,
+    ) -> Result<RankStart, RankStartError> {
+        let started = match fork {
+            Ok(ForkProgress::Pending) => {
+                self.pending = Some(prepared);
+                return Ok(RankStart::Pending);
+            }
+            Ok(ForkProgress::Forked(process)) => process,
+            Ok(ForkProgress::WithoutServer) => self.exec(id, &prepared)?,
+            // The server may have forked the rank without a reply. That process dies with its lifeline.
+            Err(ForkedStartError::FallBack(failure)) => {
+                self.listener.preload_abandoned(&failure.to_string());
+                let lifeline = prepared.renew_lifeline().map_err(|source| self.step_error(id, "lifeline", source))?;
+                self.lifelines[id.local_rank] = Some(lifeline);
+                self.exec(id, &prepared)?
+            }
+            Err(source) => {
+                self.lifelines[id.local_rank] = None;
+                return Err(RankStartError::Forked { rank: self.label(id), source });
+            }
+        };
+        let PreparedRank { streams, rotated, .. } = prepared;
+        let log_start = streams.written.first().map_or(0, |log| log.start);
+        self.processes[id.local_rank] =
+            RankState { pid: Some(started.pid), attempt: id.attempt, log_start, ..RankState::default() };
+        for log in &streams.written {
+            self.routing.follow(id, log, rotated.as_ref());
+        }
+        Ok(RankStart::Started(Arc::new(Child::new(started.pid, started.pidfd, true))))
+    }
+
+    fn exec(&self, id: ChildId, prepared: &PreparedRank) -> Result<SpawnedProcess, RankStartError> {
+        spawn::start(&prepared.command)
+            .map_err(|error| self.step_error(id, error.step, io::Error::from_raw_os_error(error.errno)))
+    }
+
+    fn step_error(&self, id: ChildId, step: &str, source: io::Error) -> RankStartError {
+        let (rank, program) = (self.label(id), self.launch.program.clone());
+        RankStartError::Step { rank, program, step: step.to_owned(), source }
+    }
+
+    /// Notes a start that has succeeded or failed.
+    pub(super) fn report_start(
+        &mut self,
+        id: ChildId,
+        start: Result<RankStart, RankStartError>,
+    ) -> Result<RankStart, StartError> {
+        let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
+        let why = start.as_ref().err().map(RankStartError::to_string).unwrap_or_default();
+        self.journal.write_later(match &start {
+            Ok(RankStart::Pending) => return Ok(RankStart::Pending),
+            Ok(RankStart::Started(child)) => {
+                self.listener.started(id, child.pid());
+                JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() }
+            }
+            Err(_) => JournalEvent::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why: &why },
+        });
+        Ok(start?)
+    }
+
+    /// Opens the files of a rank.
+    fn prepare(&mut self, id: ChildId) -> Result<PreparedRank, RankStartError> {
+        let plan = &self.launch.plan.ranks[id.local_rank];
+        let (rank, program) = (self.label(id), self.launch.program.clone());
+        let step =
+            |step: &str, source| RankStartError::Step { rank, program: program.clone(), step: step.to_owned(), source };
+        let nul = |source| RankStartError::Nul { rank, program: program.clone(), source };
+        self.store.check().map_err(|source| RankStartError::Store { rank, program: program.clone(), source })?;
+        // The logs of an earlier attempt have been moved away.
+        let overwrite = self.launch.log_overwrite && id.attempt == 0;
+        let mut opened = rank_streams::open(&self.launch.log_dir, plan, id.attempt, overwrite)
+            .map_err(|error| step(&error.path.display().to_string(), error.source))?;
+        if let Some(error) =
+            opened.not_captured.take().filter(|_| !std::mem::replace(&mut self.said_not_captured, true))
+        {
+            let way_out = "Let TMPDIR name a folder with space, or raise `ulimit -f`";
+            warn!("{error}; stderr is shown, but no failure report can quote it. {way_out}");
+        }
+        for stream in Stream::BOTH {
+            let console = self.routing.terminal(id, stream).cloned();
+            let terminal = console.and_then(|console| opened.open_terminal(stream, console));
+            self.terminals.extend(terminal.map(|terminal| (id.local_rank, terminal)));
+        }
+        let [stdout, stderr] = opened.descriptors();
+        let mut rotated = None;
+        if let (Some(rotation), Some(log)) = (&mut self.rotation, opened.written.iter().find(|log| log.rotates)) {
+            let added = rotation.add(id.local_rank, &log.path, overwrite);
+            rotated = Some(added.map_err(|source| step("--log_max_size", source))?);
+        }
+        let (lifeline, end) = Lifeline::open().map_err(|source| step("lifeline", source))?;
+        self.lifelines[id.local_rank] = Some(lifeline);
+        let mut env = plan.env_of(id.attempt);
+        env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
+        // Without it the end of the rank is read from its output alone.
+        let uncaught_file = &mut self.uncaught_files[id.local_rank];
+        *uncaught_file = uncaught_file.take().map_or_else(UncaughtFile::new, UncaughtFile::emptied).ok();
+        if let Some(file) = uncaught_file {
+            env.set(uncaught_file::VARIABLE, file.path());
+        }
+        let env = env.apply(&self.base).into_iter().map(|(name, value)| [name, value].join(&b'='));
+        let strings = |items: Vec<Vec<u8>>| -> Result<Vec<CString>, NulError> { spawn::c_strings(items) };
+        let command = SpawnCommand {
+            program: CString::new(program.as_os_str().as_encoded_bytes()).map_err(nul)?,
+            argv: strings(plan.argv.iter().map(|a| a.clone().into_vec()).collect()).map_err(nul)?,
+            envp: strings(env.collect()).map_err(nul)?,
+            stdio: [None, stdout, stderr],
+            keep: Vec::new(),
+            group: ProcessGroup::Session,
+            cgroup: self.cgroup.as_ref().map(|folder| folder.as_raw_fd()),
+            cwd: None,
+            detached: false,
+            lifeline: Some((end.as_raw_fd(), KillScope::Group)),
+            mask: self.mask,
+            nofile: self.launch.nofile,
+            affinity: plan.cpus.as_ref().map(CpuMask::of),
+            default_sigpipe: true,
+        };
+        Ok(PreparedRank { command, streams: opened, rotated, lifeline: end })
+    }
+}
