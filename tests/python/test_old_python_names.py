@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pytest_suites import QUICK
 from rlaunch._spawn.plan.options import rename_old_options
 
 # Statement, and the end of its DeprecationWarning; "" for none.
@@ -173,6 +174,6 @@ def test_an_old_argument_of_the_marker_works(pytester: pytest.Pytester) -> None:
             assert "PADDLE_TRAINER_ID" not in os.environ and os.environ["RANK"] == "0"
         """
     )
-    done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    done = pytester.runpytest_subprocess(*QUICK)
     done.assert_outcomes(passed=1, warnings=1)
     done.stdout.fnmatch_lines(["*dialect of @pytest.mark.ranks is deprecated; its name is frameworks*"])

@@ -44,7 +44,7 @@ def build_task(item: pytest.Item) -> Task:
         path=str(item.path),
         names=list_node_names(item),
         options={**_pickle_options(config), "maxfail": pickle.dumps(_get_maxfail(item))},
-        plugins=[plugin for plugin in config.option.plugins if isinstance(plugin, str)],
+        plugins=_list_plugins(config),
         folder=str(config.invocation_params.dir),
         cwd=_get_cwd(config),
         basetemp=_get_basetemp(config),
@@ -55,6 +55,15 @@ def build_task(item: pytest.Item) -> Task:
         width=writer.fullwidth if writer is not None else 80,
         values=_pickle_fixture_values(item),
     )
+
+
+def _list_plugins(config: pytest.Config) -> list[str]:
+    """Returns the values of ``-p``: of several about one plugin (``-p no:xdist -p xdist``) the last.
+
+    pytest reads those of a rank twice, and would register the plugin twice.
+    """
+    plugins = [plugin for plugin in config.option.plugins if isinstance(plugin, str)]
+    return list({plugin.removeprefix("no:"): plugin for plugin in plugins}.values())
 
 
 def _get_maxfail(item: pytest.Item) -> int:

@@ -145,7 +145,7 @@ def test_a_breakpoint_without_any_option_is_rank_0s(session: StartSession) -> No
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["-n1"], "gw0, a worker of pytest-xdist, has none; run the test with -n 0"),
+        (["-p", "xdist", "-n1"], "gw0, a worker of pytest-xdist, has none; run the test with -n 0"),
         ([], "pytest has none"),
     ],
 )
@@ -162,6 +162,6 @@ def test_a_breakpoint_without_a_terminal_fails_its_test(
 
 
 def test_a_rank_for_the_debugger_is_refused_with_workers(pytester: pytest.Pytester) -> None:
-    done = pytester.runpytest_subprocess("--ranks-pdb=1", "-n2")
+    done = pytester.runpytest_subprocess(*QUICK, "-p", "xdist", "--ranks-pdb=1", "-n2")
     assert done.ret == pytest.ExitCode.USAGE_ERROR
     done.stderr.fnmatch_lines(["ERROR: --ranks-pdb is incompatible with distributing tests, *; try -n 0"])

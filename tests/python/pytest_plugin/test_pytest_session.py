@@ -94,6 +94,8 @@ def test_under_xdist(suite: Suite) -> None:
             assert i != 3 or rank.rank == 0
             rank.barrier()
         """,
+        "-p",
+        "xdist",
         "-n2",
     )
     done.assert_outcomes(passed=3, failed=1)
@@ -127,7 +129,7 @@ def test_own():
 
 def test_pytest_timeouts_limits_hold(suite: Suite, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\ntimeout = 6\nranks_timeout = 50\n")
-    done = suite(HANGS)
+    done = suite(HANGS, "-p", "timeout")
     done.assert_outcomes(failed=3)
     done.stdout.fnmatch_lines(
         [f"FAILED *timeout: the ranks had not all ended after {s} s" for s in (4, 6, 5)]
@@ -136,7 +138,7 @@ def test_pytest_timeouts_limits_hold(suite: Suite, pytester: pytest.Pytester) ->
 
 def test_without_pytest_timeout_the_limit_is_ours(suite: Suite, pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nranks_timeout = 4\nmarkers = timeout: none\n")
-    done = suite(HANGS, "-p", "no:timeout", "-k", "default")
+    done = suite(HANGS, "-k", "default")
     done.assert_outcomes(failed=1, deselected=2)
     done.stdout.fnmatch_lines(["FAILED *timeout: the ranks had not all ended after 4 s"])
 

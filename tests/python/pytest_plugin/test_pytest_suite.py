@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from launching import await_none_marked, environment, runs, until
 from paths import ROOT
+from pytest_suites import QUICK
 
 SUITE = ROOT / "examples" / "pytest_suite"
 
@@ -31,7 +32,7 @@ class Session:
 
     def __init__(self, folder: Path, mark: str, *words: str) -> None:
         report = folder / "report.xml"
-        options = ["-p", "no:cacheprovider", "-ra", f"--junitxml={report}", f"--basetemp={folder / 'base'}"]
+        options = [*QUICK, "-ra", f"--junitxml={report}", f"--basetemp={folder / 'base'}"]
         changes: dict[str, str | None] = dict.fromkeys(n for n in os.environ if n.startswith("PYTEST_"))
         changes |= {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "120", "MARK": mark}
         # In a folder of its own, because a rank that crashes may leave a core there.

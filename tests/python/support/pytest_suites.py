@@ -10,8 +10,10 @@ import pytest
 from spawning import JOB_VARIABLES
 
 Suite = Callable[..., pytest.RunResult]
-# What is installed beside the plugin, and would only cost time.
-QUICK = ("-p", "no:cacheprovider", "-p", "no:anyio")
+# Plugins that are installed beside ours: each process of a session, ranks too, would import them. `-p xdist`
+# after these arguments has one after all.
+OTHERS = ("anyio", "hypothesispytest", "pytest_cov", "timeout", "xdist", "xdist.looponfail")
+QUICK = ("-p", "no:cacheprovider", *(word for name in OTHERS for word in ("-p", f"no:{name}")))
 
 
 @pytest.fixture(name="suite")

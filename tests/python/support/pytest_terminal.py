@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from launching import until
 from processes import children, state
+from pytest_suites import QUICK
 
 
 class TerminalSession:
@@ -31,7 +32,7 @@ class TerminalSession:
             os.chdir(folder)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             # If it hangs, where: its own stack, before `until` gives up.
-            always = ("-p", "no:cacheprovider", "--color=no", "-o", "faulthandler_timeout=45")
+            always = [*QUICK, "--color=no", "-o", "faulthandler_timeout=45"]
             os.execv(sys.executable, [sys.executable, "-m", "pytest", *always, *args])
 
     def until(self, word: str) -> str:

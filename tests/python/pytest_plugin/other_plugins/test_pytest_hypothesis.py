@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 few = settings(derandomize=True, max_examples=5, deadline=None)
 """
+PLUGIN = ("-p", "hypothesispytest")
 
 
 def test_examples_are_the_same_on_all_ranks(suite: Suite) -> None:
@@ -38,7 +39,8 @@ def built():
 @given(n=st.booleans())
 def test_fixtures_of_the_ranks(rank, built, n):
     assert built == str(rank.rank)
-"""
+""",
+        *PLUGIN,
     )
     done.assert_outcomes(passed=3)
 
@@ -51,7 +53,8 @@ def test_a_falsifying_example_is_shown(suite: Suite) -> None:
 @given(n=st.integers(0, 1000))
 def test_small(rank, n):
     assert n < 10
-"""
+""",
+        *PLUGIN,
     )
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(
@@ -72,7 +75,8 @@ def each():
 @given(n=st.integers())
 def test_it(each, n):
     assert each == 1
-"""
+""",
+        *PLUGIN,
     )
     done.assert_outcomes(failed=1)
     done.stdout.fnmatch_lines(["*uses a function-scoped fixture 'each'*"])
@@ -85,7 +89,8 @@ def test_the_fixture_rank_needs_the_marker(suite: Suite) -> None:
 @given(n=st.integers())
 def test_it(rank, n):
     pass
-"""
+""",
+        *PLUGIN,
     )
     done.assert_outcomes(errors=1)
     done.stdout.fnmatch_lines(["*the fixture rank is for tests marked with @pytest.mark.ranks(n)*"])

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from effort import cases
 from preloaded import python
+from pytest_suites import QUICK
 from rlaunch.pytest_plugin import pytest_report_header
 from spawning import JOB_VARIABLES
 
@@ -279,7 +280,7 @@ def test_an_unchanged_suite(
     environ: dict[str, str], args: list[str], on_rlaunch: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "test_theirs.py").write_text(SUITE)
-    words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", *args, "test_theirs.py"]
+    words = ["-m", "pytest", "-s", *QUICK, *args, "test_theirs.py"]
     # What is put in Paddle's place is put there when that is imported.
     done = run(tmp_path, *words, preloaded=not on_rlaunch, **environ)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -322,7 +323,7 @@ def test_spawn(start):
 def test_a_conftest_that_imports_spawn_by_name_gets_rlaunchs(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST_BY_NAME)
     (tmp_path / "test_theirs.py").write_text(SUITE_BY_NAME)
-    words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", "test_theirs.py"]
+    words = ["-m", "pytest", "-s", *QUICK, "test_theirs.py"]
     done = run(tmp_path, *words, RLAUNCH_INSTALL="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"context of (\S+)", done.stdout) == ["rlaunch._spawn.context"]
@@ -340,7 +341,7 @@ def test_the_header_says_whether_it_is_installed(
 
 
 def test_a_wrong_value_ends_the_session(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "pytest", "-p", "no:cacheprovider", RLAUNCH_INSTALL="2")
+    done = run(tmp_path, "-m", "pytest", *QUICK, RLAUNCH_INSTALL="2")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "ERROR: RLAUNCH_INSTALL=2: unknown value; set it to 1 (all)" in done.stderr
 
@@ -350,6 +351,6 @@ def test_the_plugin_imports_no_paddle_unasked(tmp_path: Path) -> None:
         "import sys\n\ndef test_it():\n    assert 'rlaunch.pytest_plugin' in sys.modules\n"
         "    assert 'paddle' not in sys.modules\n"
     )
-    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_theirs.py")
+    done = run(tmp_path, "-m", "pytest", "-q", *QUICK, "test_theirs.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
