@@ -27,11 +27,11 @@ class Launcher:
     # Seconds between asking ranks to stop and killing them, as configured or as built in.
     grace: float
     # The option by which ranks run a program as it is, where it needs one.
-    program_option: list[str]
+    program_option: tuple[str, ...] = ()
     # Python code that runs the launcher in its own process; sys.argv has the command line.
-    run_code: str
+    run_code: str = ""
     # Python code that starts two ranks, each a call of `run()`, or of `run(RANK)`, and sets `context`.
-    spawn_code: str
+    spawn_code: str = ""
     ours: bool = False
     # Whether a process of its own is to stand between it and the ranks.
     supervised: bool = False
@@ -91,7 +91,7 @@ LAUNCHERS = {
             rlaunch_options,
             "workerlog.{rank}",
             GRACE,
-            program_option=["--no_python"],
+            program_option=("--no_python",),
             run_code=f"""
 import rlaunch
 rlaunch.launch(sys.argv[-1], nproc_per_node=2, log_dir="log", grace_period={GRACE})
@@ -109,7 +109,6 @@ context = rlaunch.spawn(run, nprocs=2, join=False, backend="gloo", grace_period=
             paddle_options,
             "workerlog.{rank}",
             30,
-            program_option=[],
             run_code="from paddle.distributed.launch.main import launch; launch()",
             spawn_code="""
 import paddle.distributed
@@ -122,7 +121,7 @@ context = paddle.distributed.spawn(run, nprocs=2, join=False, backend="gloo")
             torchrun_options,
             "*/attempt_0/{rank}/stdout.log",
             GRACE,
-            program_option=["--no-python"],
+            program_option=("--no-python",),
             run_code="from torch.distributed.run import main; main(sys.argv[1:])",
             spawn_code="""
 import torch.multiprocessing

@@ -66,7 +66,7 @@ def test_faults_of_a_careless_launcher_are_found(
     shell: str, plan: Plan, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(soak_run, "CROWDED", 0.0)
-    launcher = Careless("careless", "", lambda ranks, logs: [], "", 0.2, fault[1] in "ef", shell=shell)
+    launcher = Careless("careless", "", lambda ranks, logs: [], "", 0.2, ours=fault[1] in "ef", shell=shell)
     seen = Run(plan, launcher, tmp_path).go(lambda: None).faults
     assert [text for text in seen if text.startswith(fault)], seen
 
