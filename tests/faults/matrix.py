@@ -19,6 +19,8 @@ import time
 import traceback
 from pathlib import Path
 
+import cases.environment  # noqa: F401
+
 # Importing them registers their cases.
 import cases.kill
 import cases.leftovers
@@ -28,7 +30,6 @@ import cases.repeat
 import cases.shortage
 import cases.status
 import cases.stop
-import cases.surroundings  # noqa: F401
 from cases.case import CASES, Case, Group, Observation
 from launchers import GRACE, LAUNCHERS, Launcher
 

@@ -22,7 +22,7 @@ class Group(Enum):
     LEFTOVERS = "Leftovers of ranks"
     OUTPUT = "Output, and many ranks"
     SHORTAGE = "Shortages"
-    SURROUNDINGS = "Unusual surroundings"
+    ENVIRONMENT = "Unusual environments"
     HOST = "From a Python program"
     CONTAINER = "As PID 1"
     TERMINAL = "At a terminal"

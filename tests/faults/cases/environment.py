@@ -1,4 +1,4 @@
-"""Unusual surroundings: no /proc, closed descriptors, ignored signals, a host program that forks or dies."""
+"""Unusual environments: no /proc, closed descriptors, ignored signals, a host program that forks or dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ os._exit(0 if rank else 7)
 
 @case(
     "no-proc",
-    Group.SURROUNDINGS,
+    Group.ENVIRONMENT,
     "/proc is not mounted; rank 0 has a child and exits 7",
     "exit 7, 0 survivors, within 2 s",
 )
@@ -95,7 +95,7 @@ await_file("seen")
 
 @case(
     "foreign-proc",
-    Group.SURROUNDINGS,
+    Group.ENVIRONMENT,
     "/proc is of another PID namespace, with processes of the same numbers; rank 0 has a child and exits 7",
     "exit 7, 0 survivors, within 2 s, no bystander killed",
 )
@@ -137,7 +137,7 @@ os.write(2, b"to stderr\\n")
 
 @case(
     "closed-stderr",
-    Group.SURROUNDINGS,
+    Group.ENVIRONMENT,
     "the launcher's stderr is closed (2>&-)",
     "exit 0, stdout and stderr of the ranks in the log",
 )
@@ -154,7 +154,7 @@ def ignore_children() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
-@case("sigchld", Group.SURROUNDINGS, "SIGCHLD is ignored; rank 0 exits 7", "exit 7, 0 survivors")
+@case("sigchld", Group.ENVIRONMENT, "SIGCHLD is ignored; rank 0 exits 7", "exit 7, 0 survivors")
 def sigchld_ignored(launcher: Launcher, folder: Path) -> Observation:
     body = "hold() if rank else os._exit(7)\n"
     with Job(launcher, folder, body, before_exec=ignore_children) as job:
@@ -207,7 +207,7 @@ def hung_files(folder: Path) -> Iterator[None]:
 
 @case(
     "hung-kernel",
-    Group.SURROUNDINGS,
+    Group.ENVIRONMENT,
     "rank 0 leaves a process that hangs in the kernel with the lock of its memory held",
     "exit 0 within grace + 10 s, the process is named",
     quick=False,
