@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _GRACE_PERIOD = 2.0
 # Seconds to wait for the failure of a rank if all failures so far are of ranks that lost their connection.
 _LOST_PEER_WAIT = 1.0
+# Seconds for ranks that have reached their teardown to complete it, once the test is decided.
+_TEARDOWN_PATIENCE = 10.0
+# Seconds for the others to reach theirs: they may fail in the same way a moment later.
+_REACH_PATIENCE = 0.1
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
 
@@ -328,9 +332,35 @@ class Run:
             self.stacks.update(collect_stacks(others))
         self._server.drain()
         self.stopped = {peer.number for peer in running}
+        if self.outcome is None or self.outcome.kind not in ("interrupt", "timeout", "late"):
+            self._complete_teardowns()
         if self._context is not None:
+            self._context._have_failed = True
             self._context.stop()
         self._server.drain()
+
+    def _complete_teardowns(self) -> None:
+        """Lets ranks that have reached their teardown complete it, and stops the others."""
+        reported = {outcome.rank for outcome in self.outcomes}
+
+        def tears_down(peer: RankPeer) -> bool:
+            # A rank that waits for the others would wait for ever.
+            has_reached = peer.number in reported or peer.passed > PHASES.index("call")
+            return has_reached and peer.waits is None and not peer.is_gone()
+
+        def await_peers(is_over: Callable[[], bool], patience: float) -> None:
+            limit = time.monotonic() + patience
+            self._server.serve(is_over, lambda: limit)
+
+        def has_each_reached() -> bool:
+            reported.update(outcome.rank for outcome in self.outcomes)
+            return all(tears_down(p) or p.waits is not None or p.is_gone() for p in self.peers)
+
+        await_peers(has_each_reached, _REACH_PATIENCE)
+        for peer in self.peers:
+            if not tears_down(peer) and peer.exitcode is None and not peer.is_done:
+                peer.process.terminate()
+        await_peers(lambda: not any(map(tears_down, self.peers)), _TEARDOWN_PATIENCE)
 
     def collect_interrupted_stacks(self) -> None:
         """Collects the stacks of all ranks, which may have received the signal too."""

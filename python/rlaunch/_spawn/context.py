@@ -55,7 +55,9 @@ class RanksContext:
         self._left: list[tuple[int, str]] = []
         # The name and size of each file in /dev/shm that the sweep removed.
         self._removed_memory: list[tuple[str, int]] = []
-        # The pids of the ranks that have failed.
+        # Whether all ranks count as failed, whatever their exit status.
+        self._have_failed = False
+        # The pids of the ranks that have failed, and of the processes that they have forked.
         self._failed_pids: list[int] = []
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
@@ -66,12 +68,13 @@ class RanksContext:
             return  # A signal handler has forked during a wait.
         for sentinel, rank in list(self.sentinels.items()):
             if rank not in running and self.sentinels.pop(sentinel, None) is not None:
+                forks = self._slots[rank].forks()
                 self._slots[rank].take_content()
                 with contextlib.suppress(ValueError):  # The user has closed the process object.
                     self.processes[rank].join(0)
                     pid, status = self.processes[rank].pid, self.processes[rank].exitcode
-                    if pid is not None and status:
-                        self._failed_pids.append(pid)
+                    if pid is not None and (status or self._have_failed):
+                        self._failed_pids += [pid, *forks]
 
     def _leave_behind(self, rank: int, line: str) -> None:
         """Gives up a rank that SIGKILL has not ended; prints a line about it."""

@@ -1,4 +1,4 @@
-"""What a rank returns to its parent: the function's return value, or a traceback.
+"""What a rank returns to its parent: the function's return value, or a traceback; and the ids of its forks.
 
 The rank writes it into memory that both processes share. Neither side waits for the other, whatever the size.
 It stays readable after the rank has ended. A rank that dies while it writes has put nothing.
@@ -6,6 +6,7 @@ It stays readable after the rank has ended. A rank that dies while it writes has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import struct
@@ -25,6 +26,10 @@ EXITED = b"X"
 
 # The kind and the length of the content. Written last.
 _HEADER = struct.Struct("=cxxxxxxxQ")
+# Behind it, process ids: an id is at its remainder of their number. The content follows.
+_FORKS = struct.Struct("=1020i")
+_FORK = struct.Struct("=i")
+_START = _HEADER.size + _FORKS.size
 
 
 class ResultSlot:
@@ -59,15 +64,36 @@ class ResultSlot:
         """Puts the bytes that ``write`` writes to the file it receives. If ``write`` raises, puts nothing."""
         memory, eventfd = self._descriptors()
         with open(memory.fileno(), "r+b", buffering=1 << 20, closefd=False) as file:
-            file.truncate(0)
-            file.seek(_HEADER.size)
+            file.truncate(_START)
+            file.seek(_START)
             write(file)
             file.flush()
-            size = file.tell() - _HEADER.size
+            size = file.tell() - _START
         os.pwrite(memory.fileno(), _HEADER.pack(kind, size), 0)
         os.eventfd_write(eventfd.fileno(), 1)
 
+    def record_forks(self) -> None:
+        """Makes each process that this one forks write its id here, and each that those fork."""
+        fd = self._descriptors()[0].fileno()
+        identity = os.fstat(fd)
+
+        def record() -> None:
+            # The number may be that of another file by now.
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(fd), identity):
+                    entry = os.getpid() % (_FORKS.size // _FORK.size)
+                    os.pwrite(fd, _FORK.pack(os.getpid()), _HEADER.size + entry * _FORK.size)
+
+        os.register_at_fork(after_in_child=record)
+
     # In the parent.
+
+    def forks(self) -> list[int]:
+        """The ids of processes that the rank has forked: all, or the last of about a thousand."""
+        if self._memory is None:
+            return []
+        table = os.pread(self._memory.fileno(), _FORKS.size, _HEADER.size)
+        return [pid for (pid,) in _FORK.iter_unpack(table[: len(table) // _FORK.size * _FORK.size]) if pid]
 
     def set_rank(self, get_end_fd: Callable[[], int]) -> None:
         """Sets the rank: ``get_end_fd()`` returns a descriptor that is readable once the rank has ended."""
@@ -104,7 +130,7 @@ class ResultSlot:
         content = bytearray(size)
         view, done = memoryview(content), 0
         while done < size:
-            count = os.preadv(memory.fileno(), [view[done:]], _HEADER.size + done)
+            count = os.preadv(memory.fileno(), [view[done:]], _START + done)
             if count == 0:
                 raise EOFError(f"the result of a rank is truncated: {done} of {size} bytes")
             done += count

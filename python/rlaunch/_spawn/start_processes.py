@@ -60,7 +60,7 @@ def run_process(
     lifeline: Lifeline,
 ) -> None:
     """Runs ``fn(index, *args)`` as a rank; puts its traceback into the result slot if it raises."""
-    arm_cleanup(lifeline, env_delta)
+    arm_cleanup(lifeline, env_delta, result_slot)
     env_delta.apply()
     parent = os.getppid()
     try:

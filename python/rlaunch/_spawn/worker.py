@@ -84,9 +84,13 @@ class Lifeline(InheritedFd):
             _lib.die_with_fork_server()
 
 
-def arm_cleanup(lifeline: Lifeline, env_delta: EnvDelta) -> None:
-    """Ties this rank's life to its parent's, and marks its memory with its key. A rank does this first."""
+def arm_cleanup(lifeline: Lifeline, env_delta: EnvDelta, result_slot: ResultSlot) -> None:
+    """Ties this rank's life to its parent's, marks its memory with its key and records what it forks.
+
+    A rank does this first.
+    """
     lifeline.arm()
+    result_slot.record_forks()
     _lib.mark_memory(env_delta.variables["RLAUNCH_RANK_KEY"])
 
 
@@ -101,7 +105,7 @@ def run_rank(
 ) -> None:
     """Runs ``func(*args)`` as a rank; puts its return value or its traceback into the result slot."""
     try:
-        arm_cleanup(lifeline, env_delta)
+        arm_cleanup(lifeline, env_delta, result_slot)
         if log is not None:
             _redirect_output(log)
         _set_paddle_device(env_delta.variables, backend)

@@ -1,8 +1,8 @@
 """A FUSE file system with one file, `file`, which never answers a write: its writers hang in the kernel.
 
-    python hung_files.py FOLDER TOLD
+    python hung_files.py FOLDER FLAG
 
-Mounts itself on FOLDER and creates TOLD at the first write. Its end, SIGKILL included, ends all waits for it.
+Mounts itself on FOLDER and creates FLAG at the first write. Its end, SIGKILL included, ends all waits for it.
 The messages are those of linux/fuse.h, version 7.31.
 """
 
@@ -49,7 +49,7 @@ def answer(opcode: int, node: int, body: bytes) -> bytes | int:
     return b"" if opcode in (FLUSH, RELEASE, RELEASEDIR) else errno.ENOSYS
 
 
-def main(folder: str, told: str) -> None:
+def main(folder: str, flag: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     device = os.open("/dev/fuse", os.O_RDWR)
@@ -67,7 +67,7 @@ def main(folder: str, told: str) -> None:
             raise
         _, opcode, unique, node = struct.unpack_from("<2I2Q", request)
         if opcode == WRITE:
-            open(told, "w").close()
+            open(flag, "w").close()
         elif opcode != FORGET:
             reply = answer(opcode, node, request[40:])
             code, data = (-reply, b"") if isinstance(reply, int) else (0, reply)

@@ -126,14 +126,14 @@ def slow_console(mebibytes: int, launcher: Launcher, folder: Path) -> Observatio
             console.join(10)
         lines = console.data.count(LINE)
         whole = all(launcher.log(job.logs, rank).stat().st_size >= mebibytes * MIB for rank in range(2))
-        told = lines == mebibytes << 10 or str(launcher.log(job.logs, 0)) in job.errors()
+        named = lines == mebibytes << 10 or str(launcher.log(job.logs, 0)) in job.errors()
         notes = [
             f"{took:.0f} s",
             f"{done} of {job.ranks} ranks wrote all without a pause",
-            f"{lines / 1024:.1f} MiB shown" + ("" if told else ", no word of the rest"),
+            f"{lines / 1024:.1f} MiB shown" + ("" if named else ", no word of the rest"),
             *([] if whole else ["not all in the log"]),
         ]
-        good = done == job.ranks and whole and told and took <= DRAIN + 5
+        good = done == job.ranks and whole and named and took <= DRAIN + 5
         return ended(job, 0, 0.1, *notes, ok=good)
 
 

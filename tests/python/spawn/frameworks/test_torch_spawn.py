@@ -303,7 +303,7 @@ def run_interrupted(monkeypatch: pytest.MonkeyPatch, parents: list[int]) -> list
     """The error that a rank hands over, if its parent's pid is each of these in turn."""
     handed: list[object] = []
     outbox: Any = types.SimpleNamespace(put=lambda kind, write: handed.append(kind))
-    monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda lifeline, env: None)
+    monkeypatch.setattr("rlaunch._spawn.start_processes.arm_cleanup", lambda *_: None)
     monkeypatch.setattr(os, "getppid", lambda: parents.pop(0))
     nothing: Any = None
     run_process(interrupted, 0, (), outbox, EnvDelta({}), nothing)
