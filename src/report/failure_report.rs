@@ -268,10 +268,11 @@ impl ReportWriter {
         if let Some(place) = &blame.fault.place {
             self.line(&format!("  at {}", shown(&place.to_string())));
         }
-        if let Some(root) = &blame.root {
-            let text = root.to_string();
-            let at = root.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
-            self.line(&format!("  first {}{}", shown(text.lines().next().unwrap_or_default()), shown(&at)));
+        for (when, fault) in [("first", &blame.root), ("then", &blame.later)] {
+            let Some(fault) = fault else { continue };
+            let text = fault.to_string();
+            let at = fault.place.as_ref().map_or(String::new(), |place| format!(", at {place}"));
+            self.line(&format!("  {when} {}{}", shown(text.lines().next().unwrap_or_default()), shown(&at)));
         }
         if let Some(hint) = blame.kind.hint() {
             self.sentence_line("  ", hint);

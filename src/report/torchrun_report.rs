@@ -119,8 +119,10 @@ fn error_fields(blame: &Blame) -> Vec<String> {
     if let Some(place) = &blame.fault.place {
         add("at", &plain(place.to_string().as_bytes()));
     }
-    if let Some(root) = &blame.root {
-        add("first", &plain(root.in_a_line().as_bytes()));
+    for (name, fault) in [("first", &blame.root), ("then", &blame.later)] {
+        if let Some(fault) = fault {
+            add(name, &plain(fault.in_a_line().as_bytes()));
+        }
     }
     if let Some(hint) = blame.kind.hint() {
         add("cause", hint);

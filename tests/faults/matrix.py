@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-import cases.environment  # noqa: F401
+import cases.environment
 
 # Importing them registers their cases.
 import cases.kill
@@ -29,7 +29,7 @@ import cases.place
 import cases.repeat
 import cases.shortage
 import cases.status
-import cases.stop
+import cases.stop  # noqa: F401
 from cases.case import CASES, Case, Group, Observation
 from launchers import GRACE, LAUNCHERS, Launcher
 

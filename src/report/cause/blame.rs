@@ -15,10 +15,12 @@ use crate::report::console::tail::plain_lines;
 pub struct Blame {
     /// The kind of failure.
     pub kind: FaultKind,
-    /// The error; of chained exceptions the last one.
+    /// The error; of chained exceptions the last one that is no lost connection to a peer, if there is one.
     pub fault: RankFault,
     /// The first error: the root of a chain, the exception before an abort, the failed assertion on a GPU.
     pub root: Option<RankFault>,
+    /// The lost connection to a peer that followed, as in the clean-up of a program (`finally: dist.barrier()`).
+    pub later: Option<RankFault>,
     /// Why the exception need not be what ended the rank, if that is so.
     pub doubt: Option<Doubt>,
 }
@@ -102,9 +104,15 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
             let assertion = || crashes.iter().find(|c| c.kind == FaultKind::DeviceAssert).map(|c| c.fault.clone());
             let root = if kind == FaultKind::DeviceAssert { assertion() } else { None };
             let root = root.or_else(|| raised.root.clone()).or_else(|| dead_worker_beside(&raised.fault, &all));
+            let root = root.map(|root| reader_error_before(&root, &in_threads).unwrap_or(root));
             let root = root.or_else(|| reader_error_before(&raised.fault, &in_threads));
-            let mut fault = raised.fault.clone();
             let in_thread = raised.fate == ExceptionEffect::InThread;
+            let lost = |fault: &RankFault| lost_peer(fault.to_string().as_bytes()).is_some();
+            if let Some(first) = root.as_ref().filter(|root| lost(&raised.fault) && !lost(root)) {
+                let (fault, later) = (first.clone(), Some(raised.fault.clone()));
+                return Some(Blame { kind: self::kind(&fault), fault, root: None, later, doubt: None });
+            }
+            let mut fault = raised.fault.clone();
             let is_doubtful = (was_caught || in_thread) && lost_peer(fault.text.as_bytes()).is_none();
             if is_doubtful {
                 // What follows need not belong to the message.
@@ -117,7 +125,7 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
                 let is_shown = is_doubtful && kind == FaultKind::Exception && !fault.text.contains("CUDA error");
                 Doubt { in_thread, last_line: last_line.filter(|line| is_shown && *line != fault.to_string()) }
             });
-            Blame { kind, fault, root, doubt }
+            Blame { kind, fault, root, later: None, doubt }
         }
         Found::Crash(crash) => {
             let is_shown = |r: &&RaisedException| {
@@ -133,11 +141,12 @@ pub fn blame(stderr: &[u8], exit: Exit, uncaught: &UncaughtException) -> Option<
                     kind: kind(&before.fault),
                     fault: before.fault.clone(),
                     root: before.root.clone(),
+                    later: None,
                     doubt: None,
                 });
             }
             let root = before.map(|r| r.fault.clone());
-            Blame { kind: crash.kind, fault: crash.fault.clone(), root, doubt: None }
+            Blame { kind: crash.kind, fault: crash.fault.clone(), root, later: None, doubt: None }
         }
     })
 }

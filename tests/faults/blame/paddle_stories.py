@@ -108,3 +108,27 @@ story(
     culprits=1,
     framework="paddle",
 )
+story(
+    "paddle-loader-finally",
+    "an exception in a worker of a DataLoader, then the barrier of the clean-up fails",
+    """
+    class Data(paddle.io.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError('img_0005.jpg is truncated')
+            return index
+    try:
+        dist.barrier()
+        if rank == 1:
+            for batch in paddle.io.DataLoader(Data(), batch_size=2, num_workers=1): pass
+        for step in range(100000):
+            dist.all_reduce(one)
+    finally:
+        dist.barrier()
+    """,
+    # Above the error of the barrier.
+    r"(?s)OSError: img_0005\.jpg is truncated.*then.*RuntimeError",
+    culprits=1,
+    framework="paddle",
+)

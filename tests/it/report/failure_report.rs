@@ -20,6 +20,7 @@ fn nan() -> Blame {
         kind: FaultKind::Exception,
         fault: fault("ValueError", "loss is nan", Some(("train.py", 88))),
         root: None,
+        later: None,
         doubt: None,
     }
 }
@@ -92,6 +93,7 @@ fn a_chain_of_exceptions_with_a_long_text() {
         doubt: None,
         fault: fault("RuntimeError", &text, Some(("/w/train.py", 88))),
         root: Some(fault("KeyError", "'lr'", Some(("/w/config.py", 12)))),
+        later: None,
         ..nan()
     };
     insta::assert_snapshot!(plainly(&failed(Culprit { blame: Some(blame), ..culprit(Exit::Code(3)) }, vec![])));
@@ -104,6 +106,7 @@ fn a_segmentation_fault_on_the_third_attempt() {
         kind: FaultKind::Interpreter,
         fault: fault("Fatal Python error", "Segmentation fault", Some(("train.py", 3))),
         root: None,
+        later: None,
     };
     let culprit = Culprit { blame: Some(blame), attempt: 2, log: None, ..culprit(Exit::Signal(11)) };
     insta::assert_snapshot!(plainly(&FailureReport { restarts: 2, ..failed(culprit, vec![victim(0)]) }));
@@ -121,7 +124,7 @@ fn killed_for_memory() {
 fn a_full_gpu_and_a_silent_log() {
     let text = "CUDA out of memory. Tried to allocate 2.00 GiB.";
     let fault = fault("torch.OutOfMemoryError", text, Some(("train.py", 30)));
-    let blame = Blame { kind: FaultKind::DeviceMemory, fault, root: None, doubt: None };
+    let blame = Blame { kind: FaultKind::DeviceMemory, fault, root: None, later: None, doubt: None };
     let culprit = Culprit { blame: Some(blame), tail: LogTail::default(), ..culprit(Exit::Code(1)) };
     insta::assert_snapshot!(plainly(&failed(culprit, vec![])));
 }
@@ -133,6 +136,7 @@ fn a_gpu_assertion() {
         kind: FaultKind::DeviceAssert,
         fault: fault("RuntimeError", "CUDA error: device-side assert triggered", Some(("train.py", 30))),
         root: Some(RankFault { place: None, ..fault("assertion on the GPU", "i < size", None) }),
+        later: None,
     };
     insta::assert_snapshot!(plainly(&failed(Culprit { blame: Some(blame), ..culprit(Exit::Code(1)) }, vec![])));
 }

@@ -198,4 +198,16 @@ SystemError: (Fatal) Blocking queue is killed because the data reader raises an 
             ("ValueError: bad sample 9", "data.py")
         );
     }
+    // The clean-up of the program fails too.
+    let barrier = "
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File \"t.py\", line 20, in <module>
+    dist.barrier()
+RuntimeError: [/gloo/transport/tcp/unbound_buffer.cc:80] TIMEOUT self_rank = none pair_rank = -1 peer_str = none
+";
+    let blame = found(&[&text, barrier].concat(), Exit::Code(1), &UncaughtException::Unknown).unwrap();
+    assert_eq!(blame.in_a_line(), "ValueError: bad sample 9");
+    assert_eq!((blame.root, blame.later.unwrap().what.as_str()), (None, "RuntimeError"));
 }

@@ -411,3 +411,53 @@ def test_a_conftest_that_cannot_be_imported_is_reported_as_by_pytest(
     done.stdout.fnmatch_lines(
         ["ERROR test_it.py::test_it - rank 0 could not run the test: ImportError: not on a rank"]
     )
+
+
+def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pytest.Pytester) -> None:
+    done = suite(
+        """
+        import time
+        import warnings
+
+        @pytest.fixture
+        def resource(rank, request):
+            yield
+            time.sleep(0.5)  # A rank that is stopped does not come to the end.
+            warnings.warn("released")
+            open(f"{request.node.name}.{rank.rank}", "w").close()
+
+        @pytest.mark.ranks(1)
+        def test_fails(resource):
+            assert 0
+
+        @pytest.mark.ranks(2)
+        def test_all_fail(resource):
+            assert 0
+
+        @pytest.mark.ranks(2)
+        def test_skips(rank, resource):
+            if rank.rank == 1:
+                pytest.skip("not on this rank")
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_passes_on_one(rank, resource):
+            assert rank.rank == 1
+
+        @pytest.fixture
+        def meeting(rank):
+            yield
+            rank.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_waits_in_its_teardown(rank, meeting, resource):
+            assert rank.rank == 1
+            time.sleep(600)
+        """
+    )
+    done.assert_outcomes(failed=4, skipped=1, warnings=6)
+    files = {path.name for path in pytester.path.glob("test_*.[01]")}
+    assert files == {
+        *("test_fails.0", "test_all_fail.0", "test_all_fail.1", "test_skips.1"),
+        *("test_passes_on_one.0", "test_passes_on_one.1", "test_waits_in_its_teardown.0"),
+    }
