@@ -161,4 +161,6 @@ def rank(pytestconfig: pytest.Config) -> Any:
     session: Any = pytestconfig.pluginmanager.get_plugin("rlaunch-rank")
     if session is not None:
         return session.rank
-    pytest.fail("the fixture rank is for tests marked with @pytest.mark.ranks(n)", pytrace=False)
+    text = "the fixture rank is for tests marked with @pytest.mark.ranks(n)"
+    where = "tmp_path, the fixtures of shared= and those that they need are set up in the pytest process, which is no rank"
+    pytest.fail(f"{text}; {where}", pytrace=False)

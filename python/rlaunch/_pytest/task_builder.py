@@ -124,6 +124,7 @@ def _pickle_fixture_values(item: Any) -> dict[str, bytes]:
         try:
             values[name] = pickle.dumps(item.funcargs[name])
         except Exception as error:
-            text = f"what the fixture {name!r} gives cannot be sent to the ranks: {error}"
+            what = f"the value of the fixture {name!r} cannot be sent to the ranks"
+            text = f"{what}: {error}; return a path or data instead"
             raise pytest.fail.Exception(text, pytrace=False) from None
     return values

@@ -141,7 +141,9 @@ def test_each_rank_sets_its_fixtures_up_but_shared_ones(suite: Suite, pytester: 
         """
     )
     done.assert_outcomes(passed=1, errors=1)
-    done.stdout.fnmatch_lines(["what the fixture 'lock' gives cannot be sent to the ranks: *lock*"])
+    done.stdout.fnmatch_lines(
+        ["the value of the fixture 'lock' cannot be sent to the ranks: *lock*; return a path or data instead"]
+    )
     lines = notes.read_text().splitlines()
     assert lines[:2] == ["expensive parent", "server up parent"]
     assert lines[-1] == "server down parent"
@@ -231,7 +233,9 @@ def test_kinds_of_tests_that_are_no_plain_functions(suite: Suite) -> None:
     done.assert_outcomes(passed=1, failed=2, skipped=1, errors=1)
     done.stdout.fnmatch_lines(["*AssertionError: 1 != 0*"])
     done.stdout.fnmatch_lines(["*async def functions are not natively supported.*"])
-    done.stdout.fnmatch_lines(["the fixture rank is for tests marked with @pytest.mark.ranks(n)"])
+    done.stdout.fnmatch_lines(
+        ["the fixture rank is for tests marked with @pytest.mark.ranks(n); tmp_path, *"]
+    )
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -160,6 +160,9 @@ def share_as_paddle(end: str) -> None:
     tell([name.format(worker), name.format(os.getpid())])
     if end == "stay":
         sleep_for_ever()
+    if end == "fail alone":
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
     os._exit(3)
 
 
