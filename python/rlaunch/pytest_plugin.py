@@ -162,5 +162,5 @@ def rank(pytestconfig: pytest.Config) -> Any:
     if session is not None:
         return session.rank
     text = "the fixture rank is for tests marked with @pytest.mark.ranks(n)"
-    where = "tmp_path, the fixtures of shared= and those that they need are set up in the pytest process, which is no rank"
-    pytest.fail(f"{text}; {where}", pytrace=False)
+    others = "tmp_path, the fixtures of shared= and those that they need"
+    pytest.fail(f"{text}; {others} are set up in the pytest process, which is no rank", pytrace=False)
