@@ -177,7 +177,7 @@ def test_a_guardian_that_has_died_is_replaced() -> None:
 @each_method
 @pytest.mark.parametrize("end", ["fail", "fail alone", "stay"])
 def test_shared_memory_of_paddle_is_removed(method: str, end: str) -> None:
-    """Of a failed rank and of its worker, which may have ended before; of the worker, if the guardian sweeps."""
+    """Of a failed rank and its worker, which may have ended before; of the worker if the guardian sweeps."""
     with Parent(parent_of_sharers, method, end) as parent:
         worker, rank = map(Path, parent.heard())
         try:
