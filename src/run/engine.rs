@@ -331,9 +331,33 @@ impl Engine {
         Ok(Some((id, exit)))
     }
 
-    /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once.
+    /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once. If it is no longer
+    /// readable, it is waited for again.
     fn linger(&mut self, rank: usize, child: &Child) -> io::Result<()> {
-        if self.lingering.insert(rank) { self.poll.forget(child.as_fd()) } else { Ok(()) }
+        let is_readable = pidfd::await_any(&[child.as_fd()], Duration::ZERO);
+        match (is_readable, self.lingering.contains(&rank)) {
+            (true, false) => {
+                self.poll.forget(child.as_fd())?;
+                self.lingering.insert(rank);
+            }
+            (false, true) => {
+                self.poll.readable(child.as_fd(), rank as u64)?;
+                self.lingering.remove(&rank);
+            }
+            (true, true) | (false, false) => {}
+        }
+        Ok(())
+    }
+
+    /// Stops looking at ranks at intervals. Until the next turn, those that have ended wake each wait at once: also that of
+    /// another thread which waits on `poll` without a limit.
+    pub fn stop_looking(&mut self) -> io::Result<()> {
+        for rank in std::mem::take(&mut self.lingering) {
+            if let Some(child) = self.children.get(rank).and_then(Option::as_ref) {
+                self.poll.readable(child.as_fd(), rank as u64)?;
+            }
+        }
+        Ok(())
     }
 
     fn forget(&mut self, rank: usize, child: &Child) -> io::Result<()> {

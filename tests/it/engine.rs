@@ -167,6 +167,41 @@ fn a_stop_does_not_wait_for_a_pending_start() {
     }
 }
 
+/// Starts nothing; a process group lives on after its leader.
+struct LingeringGroup;
+
+impl RankHost for LingeringGroup {
+    fn start(&mut self, _: ChildId) -> Result<RankStart, StartError> {
+        Err("starts nothing".into())
+    }
+    fn group_lingers(&self, _: i32) -> bool {
+        true
+    }
+    fn report_progress(&mut self, _: ProgressNote) {}
+}
+
+#[test]
+fn a_rank_that_cannot_be_reaped_wakes_other_threads_once_this_one_stops_looking() {
+    let (mut read, output) = pipe();
+    let rank = start(&shell(SLEEPER, &output, None));
+    assert!(rank.leads_group());
+    read.read_exact(&mut [0; 1]).unwrap();
+    let policy = SupervisionPolicy::with_grace(Duration::from_secs(60));
+    let mut engine = Engine::adopting(vec![rank.clone()], policy).unwrap();
+    engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut LingeringGroup).unwrap();
+    assert!(pidfd::await_any(&[rank.as_fd()], Duration::from_secs(20)));
+    engine.turn(None, &mut LingeringGroup).unwrap();
+    assert!(engine.time_to_next_look().is_some());
+    assert_eq!(engine.poll().wait(Some(Duration::ZERO)).unwrap(), [0; 0]);
+    engine.stop_looking().unwrap();
+    assert_eq!(
+        (engine.poll().wait(Some(Duration::from_secs(20))).unwrap(), engine.time_to_next_look()),
+        (vec![0], None)
+    );
+    drop(engine);
+    rank.try_exit().unwrap();
+}
+
 /// Waits in each report, as for a disk that does not respond, until its rank has ended.
 struct Reporter {
     output: OwnedFd,
