@@ -10,7 +10,7 @@ pub enum Exit {
     /// This signal ended it.
     Signal(i32),
     /// It has ended, but other code in this process collected its status, and the kernel is too old (before Linux
-    /// 6.15) to report it again. Never a success.
+    /// 6.15) to report it again; or a debugger that traces it withholds the status. Never a success.
     Lost,
 }
 

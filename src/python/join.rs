@@ -94,7 +94,11 @@ impl Joiner {
         let wakeup = Wakeup::begin(py)?;
         let watched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().edge(fd, HOST_TOKENS)));
         let waited = watched.and_then(|()| self.wait(py, timeout, say));
-        let unwatched = self.with(py, |engine| wakeup.fd().map_or(Ok(()), |fd| engine.poll().forget(fd)));
+        let unwatched = self.with(py, |engine| {
+            // Another thread may have computed its wait before a rank had ended that cannot be reaped yet.
+            engine.stop_looking()?;
+            wakeup.fd().map_or(Ok(()), |fd| engine.poll().forget(fd))
+        });
         let ended = wakeup.end(py);
         waited.and(unwatched).and(ended)
     }

@@ -27,13 +27,24 @@ pub enum RankStart {
     Pending,
 }
 
+/// How far the stop of an attempt is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptState {
+    /// It does not stop.
+    Running,
+    /// Its ranks were asked to stop.
+    Stopping,
+    /// The grace period is over: its ranks were sent SIGKILL.
+    Killing,
+}
+
 /// What the engine acts on.
 pub trait RankHost {
     /// Starts a child. Never waits for another process.
     fn start(&mut self, id: ChildId) -> Result<RankStart, StartError>;
-    /// Continues a pending start: called once a turn. `is_stopping`: whether the child's attempt stops, so that the start has to
-    /// succeed soon or fail.
-    fn continue_start(&mut self, _id: ChildId, _is_stopping: bool) -> Result<RankStart, StartError> {
+    /// Continues a pending start: called once a turn. While the child's attempt stops, the start has to succeed soon or fail, and
+    /// once its ranks are killed, at once. A start that fails then counts as cancelled.
+    fn continue_start(&mut self, _id: ChildId, _attempt: AttemptState) -> Result<RankStart, StartError> {
         Ok(RankStart::Pending)
     }
     /// When a pending start is to be continued (`clock::now`), if no event comes before.
@@ -195,6 +206,14 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
+    fn attempt_state(&self) -> AttemptState {
+        match (self.supervisor.is_killing(), self.is_stopping()) {
+            (true, _) => AttemptState::Killing,
+            (false, true) => AttemptState::Stopping,
+            (false, false) => AttemptState::Running,
+        }
+    }
+
     /// Whether ranks of the present attempt were sent SIGKILL.
     pub fn is_killing(&self) -> bool {
         self.killed.iter().any(|child| child.attempt == self.attempt)
@@ -261,7 +280,7 @@ impl Engine {
                 self.attempt = id.attempt;
                 (id, Some(host.start(id)))
             }
-            NextStart::Pending(id) => (id, Some(host.continue_start(id, is_stopping))),
+            NextStart::Pending(id) => (id, Some(host.continue_start(id, self.attempt_state()))),
         };
         let event = match start {
             Some(Ok(RankStart::Pending)) => {
@@ -331,9 +350,33 @@ impl Engine {
         Ok(Some((id, exit)))
     }
 
-    /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once.
+    /// Looks at a rank at intervals from now on: its descriptor is readable, and would wake each wait at once. If it is no longer
+    /// readable, it is waited for again.
     fn linger(&mut self, rank: usize, child: &Child) -> io::Result<()> {
-        if self.lingering.insert(rank) { self.poll.forget(child.as_fd()) } else { Ok(()) }
+        let is_readable = pidfd::await_any(&[child.as_fd()], Duration::ZERO);
+        match (is_readable, self.lingering.contains(&rank)) {
+            (true, false) => {
+                self.poll.forget(child.as_fd())?;
+                self.lingering.insert(rank);
+            }
+            (false, true) => {
+                self.poll.readable(child.as_fd(), rank as u64)?;
+                self.lingering.remove(&rank);
+            }
+            (true, true) | (false, false) => {}
+        }
+        Ok(())
+    }
+
+    /// Stops looking at ranks at intervals. Until the next turn, those that have ended wake each wait at once: also that of
+    /// another thread which waits on `poll` without a limit.
+    pub fn stop_looking(&mut self) -> io::Result<()> {
+        for rank in std::mem::take(&mut self.lingering) {
+            if let Some(child) = self.children.get(rank).and_then(Option::as_ref) {
+                self.poll.readable(child.as_fd(), rank as u64)?;
+            }
+        }
+        Ok(())
     }
 
     fn forget(&mut self, rank: usize, child: &Child) -> io::Result<()> {

@@ -30,7 +30,7 @@ use std::time::Duration;
 /// How long a console that accepts nothing is waited for once all ranks have ended. A slow one has `--console_drain_timeout`.
 const CONSOLE_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the console is waited for in all after a stop: the user who stops a job waits for its end.
-const STOPPED_PATIENCE: Duration = Duration::from_millis(500);
+const STOPPED_CONSOLE_PATIENCE: Duration = Duration::from_millis(500);
 
 /// After which time it is said what the stop after a failure waits for.
 const SLOW_STOP: Duration = Duration::from_secs(2);
@@ -343,7 +343,7 @@ impl<'a> EventLoop<'a> {
         }
         let waits = peers.as_mut().is_some_and(|peers| report_to_peers(peers, engine.report(), launch));
         let lost = engine.report().is_some_and(|report| report.outcome == NodeOutcome::LauncherKilled);
-        let limit = if lost || requests.is_stopped() { STOPPED_PATIENCE } else { Duration::MAX };
+        let limit = if lost || requests.is_stopped() { STOPPED_CONSOLE_PATIENCE } else { Duration::MAX };
         let drained_by = clock::now().saturating_add(limit.min(launch.console_drain_timeout));
         let wake = [signals.as_fd(), supervisor.requests.as_fd()];
         let mut shown = ShownMark::Nothing;

@@ -94,6 +94,11 @@ impl Supervisor {
         matches!(self.phase, SupervisorPhase::Stopping | SupervisorPhase::Killing)
     }
 
+    /// Whether the ranks of the current attempt are killed: its grace period is over.
+    pub fn is_killing(&self) -> bool {
+        self.phase == SupervisorPhase::Killing
+    }
+
     /// Handles one event. Only this and `handle_timeout` change the state.
     pub fn handle(&mut self, now: Duration, event: SupervisorEvent, effects: &mut Vec<Effect>) {
         match event {

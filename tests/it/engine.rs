@@ -2,7 +2,7 @@
 
 use crate::process::{pipe, shell, start};
 use rlaunch::model::Exit;
-use rlaunch::run::engine::{Engine, RankHost, RankStart, StartError};
+use rlaunch::run::engine::{AttemptState, Engine, RankHost, RankStart, StartError};
 use rlaunch::supervise::{
     ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
 };
@@ -116,7 +116,8 @@ struct LateReply {
     /// Whether the second rank runs then.
     runs: bool,
     has_first_ended: bool,
-    is_stopping: Vec<bool>,
+    /// The states of the attempt that it has been shown, without repetitions.
+    states: Vec<AttemptState>,
 }
 
 impl RankHost for LateReply {
@@ -126,8 +127,9 @@ impl RankHost for LateReply {
             _ => Ok(RankStart::Pending),
         }
     }
-    fn continue_start(&mut self, _: ChildId, is_stopping: bool) -> Result<RankStart, StartError> {
-        self.is_stopping.push(is_stopping);
+    fn continue_start(&mut self, _: ChildId, attempt: AttemptState) -> Result<RankStart, StartError> {
+        self.states.push(attempt);
+        self.states.dedup();
         match (self.has_first_ended, self.runs) {
             (false, _) => Ok(RankStart::Pending),
             (true, true) => Ok(RankStart::Started(start(&shell(SLEEPER, &self.output, None)))),
@@ -144,7 +146,7 @@ impl RankHost for LateReply {
 fn a_stop_does_not_wait_for_a_pending_start() {
     for runs in [true, false] {
         let (mut read, output) = pipe();
-        let mut host = LateReply { output, runs, has_first_ended: false, is_stopping: Vec::new() };
+        let mut host = LateReply { output, runs, has_first_ended: false, states: Vec::new() };
         let mut engine =
             Engine::new(&[Lifecycle::Main; 3], SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
         engine.send(SupervisorEvent::Start, &mut host).unwrap();
@@ -163,8 +165,66 @@ fn a_stop_does_not_wait_for_a_pending_start() {
         let exits: Vec<_> = report.ranks.iter().map(|rank| rank.exit).collect();
         assert_eq!(exits, [term, term.filter(|_| runs), None], "the rank that runs late is stopped too");
         assert!(report.ranks.iter().all(|rank| rank.start_error.is_none()));
-        assert_eq!(host.is_stopping, [&[false][..], &vec![true; host.is_stopping.len() - 1]].concat());
+        assert_eq!(host.states, [AttemptState::Running, AttemptState::Stopping]);
     }
+}
+
+#[test]
+fn a_pending_start_learns_of_the_end_of_the_grace_period() {
+    let regroup = SupervisorEvent::Regroup { within: Some(Duration::ZERO) };
+    let second_stop = [SupervisorEvent::Stop(libc::SIGTERM), SupervisorEvent::Stop(libc::SIGTERM)];
+    for events in [second_stop.to_vec(), vec![regroup]] {
+        let (_read, output) = pipe();
+        let mut host = LateReply { output, runs: false, has_first_ended: false, states: Vec::new() };
+        let lifecycles = [Lifecycle::Main, Lifecycle::Main];
+        let mut engine = Engine::new(&lifecycles, SupervisionPolicy::with_grace(Duration::from_secs(60))).unwrap();
+        engine.send(SupervisorEvent::Start, &mut host).unwrap();
+        assert!(engine.start_next(&mut host).unwrap());
+        assert!(!engine.start_next(&mut host).unwrap() && engine.is_starting());
+        for event in events {
+            engine.send(event, &mut host).unwrap();
+        }
+        while engine.report().is_none() {
+            engine.turn(None, &mut host).unwrap();
+            engine.start_next(&mut host).unwrap();
+        }
+        assert_eq!(host.states.last(), Some(&AttemptState::Killing));
+    }
+}
+
+/// Starts nothing; a process group lives on after its leader.
+struct LingeringGroup;
+
+impl RankHost for LingeringGroup {
+    fn start(&mut self, _: ChildId) -> Result<RankStart, StartError> {
+        Err("starts nothing".into())
+    }
+    fn group_lingers(&self, _: i32) -> bool {
+        true
+    }
+    fn report_progress(&mut self, _: ProgressNote) {}
+}
+
+#[test]
+fn a_rank_that_cannot_be_reaped_wakes_other_threads_once_this_one_stops_looking() {
+    let (mut read, output) = pipe();
+    let rank = start(&shell(SLEEPER, &output, None));
+    assert!(rank.leads_group());
+    read.read_exact(&mut [0; 1]).unwrap();
+    let policy = SupervisionPolicy::with_grace(Duration::from_secs(60));
+    let mut engine = Engine::adopting(vec![rank.clone()], policy).unwrap();
+    engine.send(SupervisorEvent::Stop(libc::SIGTERM), &mut LingeringGroup).unwrap();
+    assert!(pidfd::await_any(&[rank.as_fd()], Duration::from_secs(20)));
+    engine.turn(None, &mut LingeringGroup).unwrap();
+    assert!(engine.time_to_next_look().is_some());
+    assert_eq!(engine.poll().wait(Some(Duration::ZERO)).unwrap(), [0; 0]);
+    engine.stop_looking().unwrap();
+    assert_eq!(
+        (engine.poll().wait(Some(Duration::from_secs(20))).unwrap(), engine.time_to_next_look()),
+        (vec![0], None)
+    );
+    drop(engine);
+    rank.try_exit().unwrap();
 }
 
 /// Waits in each report, as for a disk that does not respond, until its rank has ended.

@@ -11,7 +11,7 @@ use crate::plan::OutputPlan;
 use crate::protocol::{NodeStop, RankFailure};
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::lost_peer;
-use crate::run::engine::{PendingExit, RankHost, RankStart, StartError};
+use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
 use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::membership::Membership;
@@ -263,9 +263,12 @@ impl RankHost for RankProcesses<'_> {
         self.report_start(id, begun)
     }
 
-    fn continue_start(&mut self, id: ChildId, is_stopping: bool) -> Result<RankStart, StartError> {
-        let continued = self.await_fork(id, is_stopping);
-        self.report_start(id, continued)
+    fn continue_start(&mut self, id: ChildId, attempt: AttemptState) -> Result<RankStart, StartError> {
+        match self.continue_fork(id, attempt) {
+            // The stop has cancelled the start: no failure to report.
+            Err(error) if attempt != AttemptState::Running => Err(error.into()),
+            continued => self.report_start(id, continued),
+        }
     }
 
     fn start_due(&self) -> Option<Duration> {

@@ -5,7 +5,7 @@ use super::prepared_rank::PreparedRank;
 use super::start_error::RankStartError;
 use crate::model::ProcessLabel;
 use crate::plan::Stream;
-use crate::run::engine::{RankStart, StartError};
+use crate::run::engine::{AttemptState, RankStart, StartError};
 use crate::run::output::rank_streams;
 use crate::run::output::uncaught_file::{self, UncaughtFile};
 use crate::run::rank_state::RankState;
@@ -29,25 +29,25 @@ use tracing::warn;
 impl RankProcesses<'_> {
     /// Starts the program of a rank, or requests a fork from the preload server.
     pub(super) fn begin_start(&mut self, id: ChildId) -> Result<RankStart, RankStartError> {
-        let prepared = self.prepare(id)?;
+        let prepared = self.prepare_rank(id)?;
         let fork = match &self.launch.zygote {
             Some(zygote) => zygote.request_fork(&prepared.command, &self.poll, ZYGOTE.0),
             None => Ok(ForkProgress::WithoutServer),
         };
-        self.proceed(id, prepared, fork)
+        self.advance_start(id, prepared, fork)
     }
 
     /// Continues the pending start of a rank.
-    pub(super) fn await_fork(&mut self, id: ChildId, is_stopping: bool) -> Result<RankStart, RankStartError> {
+    pub(super) fn continue_fork(&mut self, id: ChildId, attempt: AttemptState) -> Result<RankStart, RankStartError> {
         let Some(prepared) = self.pending.take() else { return self.begin_start(id) };
         let fork = match &self.launch.zygote {
-            Some(zygote) => zygote.receive_fork(&self.poll, is_stopping),
+            Some(zygote) => zygote.receive_fork(&self.poll, attempt),
             None => Ok(ForkProgress::WithoutServer),
         };
-        self.proceed(id, prepared, fork)
+        self.advance_start(id, prepared, fork)
     }
 
-    fn proceed(
+    fn advance_start(
         &mut self,
         id: ChildId,
         mut prepared: PreparedRank,
@@ -62,6 +62,7 @@ impl RankProcesses<'_> {
             Ok(ForkProgress::WithoutServer) => self.exec(id, &prepared)?,
             // The server may have forked the rank without a reply. That process dies with its lifeline.
             Err(ForkedStartError::FallBack(failure)) => {
+                self.lifelines[id.local_rank] = None;
                 self.listener.preload_abandoned(&failure.to_string());
                 let lifeline = prepared.renew_lifeline().map_err(|source| self.step_error(id, "lifeline", source))?;
                 self.lifelines[id.local_rank] = Some(lifeline);
@@ -112,7 +113,7 @@ impl RankProcesses<'_> {
     }
 
     /// Opens the files of a rank.
-    fn prepare(&mut self, id: ChildId) -> Result<PreparedRank, RankStartError> {
+    fn prepare_rank(&mut self, id: ChildId) -> Result<PreparedRank, RankStartError> {
         let plan = &self.launch.plan.ranks[id.local_rank];
         let (rank, program) = (self.label(id), self.launch.program.clone());
         let step =

@@ -4,6 +4,7 @@
 mod error;
 mod fork_request;
 mod server;
+mod server_end;
 
 pub use error::{ForkedStartError, PreloadFailure};
 pub use fork_request::encode;

@@ -2,9 +2,10 @@
 
 use super::error::{ForkedStartError, PreloadFailure, PreloadStartError};
 use super::fork_request;
-use crate::model::Exit;
+use super::server_end::{ENDING, await_end, end_soon, exit_of, has_ended};
 use crate::plan::RankPlan;
 use crate::plan::preload::{self, PythonMain, RankCommand};
+use crate::run::engine::AttemptState;
 use crate::spec::preload::PreloadSpec;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
@@ -35,10 +36,7 @@ pub const NAME: &str = "rlaunch-zygote";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a fork may still take once the job stops.
-const STOPPED_PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long the server may take to end after it has closed its socket.
-const ENDING: Duration = Duration::from_millis(100);
+const STOPPED_FORK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Imports that take longer than this are announced.
 const SLOW: Duration = Duration::from_secs(1);
@@ -81,12 +79,28 @@ enum ZygotePhase {
     Importing(Duration),
     /// Ranks can be forked from it.
     Ready,
-    /// It has been asked to fork a rank, and has to reply by this time. `is_shortened`: that time is short because the job stops.
-    Forking { until: Duration, is_shortened: bool },
+    /// It has been asked to fork a rank.
+    Forking(PendingFork),
     /// It failed, and another one would fail in the same way.
     Failed(Arc<PreloadFailure>),
     /// Every rank imports for itself.
     Abandoned,
+}
+
+/// A fork request without a reply.
+struct PendingFork {
+    /// When the server is given up.
+    until: Duration,
+    /// Whether that time is short because the job stops.
+    is_shortened: bool,
+    /// Why no reply can come. The server may be ending: then its exit status says more.
+    broken: Option<io::Error>,
+}
+
+impl PendingFork {
+    fn shorten(&mut self, patience: Duration) {
+        self.until = self.until.min(clock::now() + patience);
+    }
 }
 
 struct ZygoteProcess {
@@ -159,7 +173,7 @@ impl Zygote {
         let mut state = self.state.borrow_mut();
         // Its end is not noticed between two rounds.
         if let (ZygotePhase::Ready, Some(process)) = (&state.phase, &state.process)
-            && let Some(exit) = process.child.try_exit()?
+            && let Some(exit) = exit_of(&process.child)?
         {
             state.phase = lost(PreloadFailure::Ended { pid: process.child.pid(), exit });
         }
@@ -262,7 +276,7 @@ impl Zygote {
         let ZygoteState { phase, process: place, .. } = &mut *state;
         let Some(process) = place else { return Ok(None) };
         // `receive_fork` notices its end.
-        if matches!(phase, ZygotePhase::Forking { .. }) {
+        if matches!(phase, ZygotePhase::Forking(_)) {
             return Ok(None);
         }
         let mut event = None;
@@ -274,14 +288,18 @@ impl Zygote {
                     (*phase, event) = reply(&packet, process.child.pid());
                     if let Some(ZygoteEvent::Failed) = event {
                         // It still flushes what its imports printed.
-                        end(&process.child, ENDING);
+                        end_soon(&process.child);
                     }
                 }
                 // The connection is closed: its exit status follows.
-                _ => drop(end(&process.child, ENDING)),
+                _ => {
+                    // An error means that nothing waits for it.
+                    let _ = poll.forget(&process.socket);
+                    end_soon(&process.child);
+                }
             }
         }
-        let Some(exit) = process.child.try_exit()? else { return Ok(event) };
+        let Some(exit) = exit_of(&process.child)? else { return Ok(event) };
         let pid = process.child.pid();
         match phase {
             ZygotePhase::Importing(_) => {
@@ -290,7 +308,7 @@ impl Zygote {
             }
             ZygotePhase::Ready => *phase = lost(PreloadFailure::Ended { pid, exit }),
             ZygotePhase::None
-            | ZygotePhase::Forking { .. }
+            | ZygotePhase::Forking(_)
             | ZygotePhase::Lost(_)
             | ZygotePhase::Failed(_)
             | ZygotePhase::Abandoned => {}
@@ -312,66 +330,74 @@ impl Zygote {
             (ZygotePhase::Abandoned, _) => return Ok(ForkProgress::WithoutServer),
             (ZygotePhase::Ready, Some(server)) => {
                 let sent = fork_request::send(&server.child, &server.socket, command);
-                match sent.and_then(|()| poll.readable(&server.socket, token)) {
-                    Ok(()) => {
-                        *phase = ZygotePhase::Forking { until: clock::now() + PATIENCE, is_shortened: false };
-                        return Ok(ForkProgress::Pending);
-                    }
-                    Err(error) => lose(phase, process, error),
-                }
+                let broken = sent.and_then(|()| poll.readable(&server.socket, token)).err();
+                let until = clock::now() + if broken.is_some() { ENDING } else { PATIENCE };
+                *phase = ZygotePhase::Forking(PendingFork { until, is_shortened: false, broken });
+                return Ok(ForkProgress::Pending);
             }
             (ZygotePhase::Lost(failure) | ZygotePhase::Failed(failure), _) => failure.clone(),
             _ => Arc::new(PreloadFailure::NotReady),
         };
-        Err(self.refuse(phase, failure, false))
+        Err(self.refuse_fork(phase, failure, AttemptState::Running))
     }
 
-    /// The reply to `request_fork`, if it is there. `is_stopping`: whether the job stops, so that the server has little time left.
-    pub fn receive_fork(&self, poll: &Poller, is_stopping: bool) -> Result<ForkProgress, ForkedStartError> {
+    /// The reply to `request_fork`, if it is there. While the attempt stops, the server has little time left.
+    pub fn receive_fork(&self, poll: &Poller, attempt: AttemptState) -> Result<ForkProgress, ForkedStartError> {
         let mut state = self.state.borrow_mut();
         let ZygoteState { phase, process, .. } = &mut *state;
-        let (ZygotePhase::Forking { until, is_shortened }, Some(server)) = (&mut *phase, &*process) else {
-            return Err(self.refuse(phase, Arc::new(PreloadFailure::NotReady), is_stopping));
+        let (ZygotePhase::Forking(fork), Some(server)) = (&mut *phase, &*process) else {
+            return Err(self.refuse_fork(phase, Arc::new(PreloadFailure::NotReady), attempt));
         };
-        let now = clock::now();
-        if is_stopping && !std::mem::replace(is_shortened, true) {
-            *until = (now + STOPPED_PATIENCE).min(*until);
-        }
-        // Asked before the read: a server that has ended sends nothing more.
-        let has_ended = server.child.has_ended().unwrap_or(true);
-        let reply = match fork_request::receive(&server.socket) {
-            // Processes that it forked may hold the socket open.
-            Err(error) if error.kind() == io::ErrorKind::TimedOut && has_ended => {
-                Err(io::ErrorKind::UnexpectedEof.into())
+        match attempt {
+            AttemptState::Stopping if !std::mem::replace(&mut fork.is_shortened, true) => {
+                fork.shorten(STOPPED_FORK_PATIENCE);
             }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut && now < *until => return Ok(ForkProgress::Pending),
-            reply => reply,
-        };
-        // An error means that nothing waits for it.
+            AttemptState::Killing => fork.shorten(Duration::ZERO),
+            AttemptState::Running | AttemptState::Stopping => {}
+        }
+        // Asked before the read: a server that has ended sends nothing more. Processes that it forked may hold the socket open.
+        let has_ended = has_ended(&server.child);
+        if fork.broken.is_none() {
+            match fork_request::receive(&server.socket) {
+                Ok(forked) => {
+                    // An error means that nothing waits for it.
+                    let _ = poll.forget(&server.socket);
+                    *phase = ZygotePhase::Ready;
+                    return Ok(ForkProgress::Forked(forked?));
+                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                Err(error) => {
+                    let _ = poll.forget(&server.socket);
+                    fork.broken = Some(error);
+                    fork.shorten(ENDING);
+                }
+            }
+        }
+        if !has_ended && clock::now() < fork.until {
+            return Ok(ForkProgress::Pending);
+        }
         let _ = poll.forget(&server.socket);
-        match reply {
-            Ok(forked) => {
-                *phase = ZygotePhase::Ready;
-                Ok(ForkProgress::Forked(forked?))
-            }
-            Err(error) => {
-                let failure = lose(phase, process, error);
-                Err(self.refuse(phase, failure, is_stopping))
-            }
-        }
+        let failure = give_up_server(fork.broken.take(), process);
+        *phase = ZygotePhase::Lost(failure.clone());
+        Err(self.refuse_fork(phase, failure, attempt))
     }
 
     /// When the reply to `request_fork` is due; `None`: none is awaited.
     pub fn reply_due(&self) -> Option<Duration> {
         match self.state.borrow().phase {
-            ZygotePhase::Forking { until, .. } => Some(until),
+            ZygotePhase::Forking(PendingFork { until, .. }) => Some(until),
             _ => None,
         }
     }
 
     /// Why a rank is not forked. With `auto`, all ranks import for themselves from now on, unless the job stops.
-    fn refuse(&self, phase: &mut ZygotePhase, failure: Arc<PreloadFailure>, is_stopping: bool) -> ForkedStartError {
-        if self.spec.auto && !is_stopping {
+    fn refuse_fork(
+        &self,
+        phase: &mut ZygotePhase,
+        failure: Arc<PreloadFailure>,
+        attempt: AttemptState,
+    ) -> ForkedStartError {
+        if self.spec.auto && attempt == AttemptState::Running {
             *phase = ZygotePhase::Abandoned;
             return ForkedStartError::FallBack(failure);
         }
@@ -390,7 +416,9 @@ impl Zygote {
     pub fn end(&self) -> bool {
         let process = self.state.take().process;
         process.is_some_and(|process| {
-            end(&process.child, Duration::ZERO);
+            let _ = process.child.signal(libc::SIGKILL);
+            await_end(&process.child, KILL_PATIENCE);
+            let _ = process.child.try_exit();
             true
         })
     }
@@ -404,25 +432,20 @@ fn lost(failure: PreloadFailure) -> ZygotePhase {
     ZygotePhase::Lost(Arc::new(failure))
 }
 
-/// Ends a server from which no rank can be forked any more.
-fn lose(phase: &mut ZygotePhase, process: &mut Option<ZygoteProcess>, error: io::Error) -> Arc<PreloadFailure> {
+/// Kills a server from which no rank can be forked any more, without a wait: it may hang in the kernel. `check` reaps it once it
+/// has ended. `broken`: the error of the connection; `None`: the server does not answer.
+fn give_up_server(broken: Option<io::Error>, process: &mut Option<ZygoteProcess>) -> Arc<PreloadFailure> {
     let Some(server) = process else { return Arc::new(PreloadFailure::NotReady) };
     let pid = server.child.pid();
-    let failure = if error.kind() == io::ErrorKind::TimedOut {
-        // It may hang in the kernel. `check` reaps it once it has ended.
-        let _ = server.child.signal(libc::SIGKILL);
-        PreloadFailure::NoAnswer { pid }
-    } else {
-        let exit = end(&server.child, ENDING);
+    if let Ok(Some(exit)) = exit_of(&server.child) {
         *process = None;
-        match exit {
-            Some(exit) => PreloadFailure::Ended { pid, exit },
-            None => PreloadFailure::Connection { pid, source: error },
-        }
-    };
-    let failure = Arc::new(failure);
-    *phase = ZygotePhase::Lost(failure.clone());
-    failure
+        return Arc::new(PreloadFailure::Ended { pid, exit });
+    }
+    let _ = server.child.signal(libc::SIGKILL);
+    Arc::new(match broken {
+        Some(source) => PreloadFailure::Connection { pid, source },
+        None => PreloadFailure::NoAnswer { pid },
+    })
 }
 
 fn reply(packet: &[u8], pid: i32) -> (ZygotePhase, Option<ZygoteEvent>) {
@@ -435,27 +458,6 @@ fn reply(packet: &[u8], pid: i32) -> (ZygotePhase, Option<ZygoteEvent>) {
         Err(error) => PreloadFailure::InvalidReply(error),
     };
     (failed(failure), Some(ZygoteEvent::Failed))
-}
-
-/// Kills it unless it ends by itself within `patience`. Its exit status, if it could be reaped.
-fn end(child: &Child, patience: Duration) -> Option<Exit> {
-    wait_for_end(child, patience).or_else(|| {
-        let _ = child.signal(libc::SIGKILL);
-        wait_for_end(child, KILL_PATIENCE)
-    })
-}
-
-fn wait_for_end(child: &Child, patience: Duration) -> Option<Exit> {
-    let until = clock::now().saturating_add(patience);
-    loop {
-        let left = until.saturating_sub(clock::now());
-        // A wait also returns when a signal handler of this process has run.
-        match child.wait(Some(left)) {
-            Ok(Some(exit)) => return Some(exit),
-            Ok(None) if !left.is_zero() => {}
-            _ => return None,
-        }
-    }
 }
 
 /// The entry that Python puts first into `sys.path` for a script: the folder of its real path, or the script itself where

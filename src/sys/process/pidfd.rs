@@ -38,10 +38,11 @@ pub fn has_ended(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(wait(fd, libc::WNOWAIT)?.is_some())
 }
 
-/// Waits up to `patience` until one of these processes has ended. Also returns when a signal handler has run.
-pub fn await_any(fds: &[BorrowedFd<'_>], patience: Duration) {
+/// Waits up to `patience` until one of these processes has ended. Also returns when a signal handler has run. Whether one has
+/// ended: true also while a debugger that traces it withholds its status (ptrace(2), "Death under ptrace").
+pub fn await_any(fds: &[BorrowedFd<'_>], patience: Duration) -> bool {
     let mut fds: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-    let _ = poll(&mut fds, PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX));
+    poll(&mut fds, PollTimeout::try_from(patience).unwrap_or(PollTimeout::MAX)).is_ok_and(|ready| ready > 0)
 }
 
 /// The status of a reaped child.

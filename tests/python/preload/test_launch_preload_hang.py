@@ -51,6 +51,8 @@ def test_a_stop_does_not_wait_for_the_fork(job: Job, mark: str, rank: int) -> No
     assert marked(mark) == []
     assert [event["rank"] for event in job.events("rank_started")] == [*range(rank)]
     assert [event["rank"] for event in job.events("rank_ended")] == [*range(rank)]
+    # The stop has cancelled the start, which has not failed.
+    assert job.events("rank_not_started") == []
     assert job.result()["ranks"][rank]["exit"] is None
 
 
@@ -134,3 +136,104 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path, mark: str, au
         assert "cannot start rank 1 from the preload server: the preload server (pid " in line
         assert "; with --preload=hanging,auto every rank imports for itself then" in line
     assert ") does not answer" in line
+
+
+# Servers forked a rank, which runs, and do not reply.
+MUTE = """
+import signal
+from rlaunch._preload import server
+
+server._Zygote._reply = lambda *_: signal.pause()
+"""
+
+
+def test_a_rank_that_was_forked_without_a_reply_dies_through_its_lifeline(tmp_path: Path, mark: str) -> None:
+    job = Job(tmp_path, PADDLE)
+    job.module("mute", MUTE)
+    job.script("""
+        import pathlib
+        if "mute" in sys.modules:
+            tell("forked", os.getpid())
+            sleep()
+        forked = pathlib.Path(f"/proc/{open('forked.0').read()}/stat")
+        def is_gone():
+            try:
+                return forked.read_text().rpartition(")")[2].split()[0] == "Z"
+            except OSError:
+                return True
+        until(is_gone, "the end of the other process")
+        tell("alone")
+    """)
+    options = job.options("mute,auto", ranks=1)
+    with job.start(*options, "train.py", env=job.environment(MARK=mark)) as launcher:
+        until((job.folder / "forked.0").exists, "the forked rank")
+        job.zygote().kill()
+        ended = Job.wait(launcher)
+    assert ended.status == 0, ended.stderr
+    assert "was killed by SIGKILL" in ended.stderr
+    assert ("alone.0" in job.names(), marked(mark)) == (True, [])
+    assert len(job.events("rank_started")) == 1
+
+
+# Has a process traced that then cannot be reaped, because the tracer never waits for it.
+TRACING = """
+import ctypes, os, signal, time
+
+PR_SET_PTRACER, PR_SET_PTRACER_ANY, PTRACE_SEIZE = 0x59616D61, -1, 0x4206
+libc = ctypes.CDLL(None, use_errno=True)
+
+def allow_tracing():
+    # Without Yama the kernel has no such call, and needs none.
+    libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
+
+def trace(pid):
+    zero = ctypes.c_void_p(0)
+    assert not libc.ptrace(ctypes.c_long(PTRACE_SEIZE), ctypes.c_long(pid), zero, zero), ctypes.get_errno()
+"""
+
+
+def test_a_server_that_ends_while_it_is_traced_does_not_keep_the_launcher_busy(tmp_path: Path) -> None:
+    job = Job(tmp_path, PADDLE)
+    job.module("tracing", TRACING)
+    job.module("traced", "import os, tracing; tracing.allow_tracing(); server = os.getpid()")
+    job.script("""
+        import psutil, traced, tracing
+        tracing.trace(traced.server)
+        os.kill(traced.server, signal.SIGKILL)
+        server, supervisor = psutil.Process(traced.server), psutil.Process(os.getppid())
+        until(lambda: server.status() == psutil.STATUS_ZOMBIE, "the end of the server")
+        spent = lambda: sum(supervisor.cpu_times()[:2])
+        own, other = time.process_time(), spent()
+        while time.process_time() < own + 0.5:
+            pass
+        tell("spent", spent() - other)
+    """)
+    ended = job.run(*job.options("traced", ranks=1), "train.py")
+    assert ended.status == 0, ended.stderr
+    # The supervisor could have used as much as the rank, 0.5 s.
+    assert float(job.text("spent.0")) < 0.25
+
+
+def test_a_server_that_an_import_ends_while_it_is_traced_is_not_waited_for(tmp_path: Path, mark: str) -> None:
+    job = Job(tmp_path, PADDLE)
+    job.module("tracing", TRACING)
+    job.module(
+        "ending",
+        """
+        import os, signal, tracing, time
+        tracing.allow_tracing()
+        server = os.getpid()
+        if os.fork() == 0:
+            os.setsid()
+            tracing.trace(server)
+            os.kill(server, signal.SIGKILL)
+            while True:
+                time.sleep(600)
+        signal.pause()
+        """,
+    )
+    job.script("")
+    ended = job.run(*job.options("ending", ranks=1), "train.py", env=job.environment(MARK=mark))
+    assert ended.status == START_FAILED, ended.stderr
+    assert "importing ending ended the process (pid " in ended.stderr
+    assert marked(mark) == []
