@@ -130,7 +130,7 @@ pub fn sweep_leftovers(
 pub fn find_leftovers(key: &str) -> Vec<i32> {
     let (reader, prefix) = (LockedFileReader::default(), format!("{key}/"));
     let places = KeyPlaces::EnvironmentAndMemory;
-    tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, &prefix), places).into_iter().collect()
+    tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, &prefix), places).found.into_iter().collect()
 }
 
 /// The line that says what is not found where processes cannot be looked up in /proc; None where they can, and after the

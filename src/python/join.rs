@@ -38,8 +38,8 @@ impl RankHost for JoinHost<'_> {
     /// Notes the job's processes: those of the failed rank may end by themselves during the stop, and then have no key.
     fn before_stop(&mut self) {
         if let Some((prefix, places)) = &self.0.key {
-            let reader = LockedFileReader::default();
-            let found = tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, prefix), *places);
+            let reader = LockedFileReader::for_event_loop();
+            let found = tree::all_with_key(&reader, &Snapshot::take(), (sweep::KEY, prefix), *places).found;
             self.0.seen.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
         }
     }

@@ -211,6 +211,9 @@ impl LauncherSide {
         // Descendants have the key too.
         swept.left.sort();
         swept.left.dedup();
+        swept.stuck.extend(strays.stuck);
+        swept.stuck.sort();
+        swept.stuck.dedup();
         // These two belong to the launcher, not to the job.
         swept.killed.retain(|process| process.pid != self.supervisor.pid && process.name != zygote::NAME);
         sweep::close(cgroup, &launch.no_sweep);

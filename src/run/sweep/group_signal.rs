@@ -4,13 +4,13 @@
 use crate::run::sweep::{SweepBudget, since};
 use crate::sys::clock;
 use crate::sys::process::child::Child;
-use crate::sys::process::procfs::reader::LockedFileReader;
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
 use crate::sys::process::tree::CleanupHelper;
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
 
@@ -29,19 +29,19 @@ pub fn send(child: &Child, signal: i32, budget: &mut SweepBudget, seen: &OnceCel
     let begun = clock::now();
     let limit = budget.left(begun, LIMIT);
     let is_done = !limit.is_zero()
-        && has_helper(&budget.reader, child.pid(), seen.get_or_init(Snapshot::take))
+        && !helpers(&budget.reader, members(child.pid(), seen.get_or_init(Snapshot::take))).is_empty()
         && send_to_others(&budget.reader, child.pid(), signal, begun, limit);
     budget.spend(since(begun));
     if is_done { Ok(()) } else { child.signal(signal) }
 }
 
-/// Whether a helper is in a rank's process group.
-fn has_helper(reader: &LockedFileReader, rank: i32, all: &Snapshot) -> bool {
-    members(rank, all).any(|(pid, stat)| is_helper(reader, pid, stat))
-}
-
-fn is_helper(reader: &LockedFileReader, pid: i32, stat: &ProcStat) -> bool {
-    CleanupHelper::of(reader, stat, &tree::command_line(reader, pid)).is_some()
+/// The helpers among these processes. One call reads all command lines, because the limit of the reader is that of a call.
+fn helpers<'a>(reader: &LockedFileReader, processes: impl Iterator<Item = (i32, &'a ProcStat)>) -> BTreeSet<i32> {
+    let processes: BTreeMap<i32, &ProcStat> = processes.collect();
+    let lines = reader.read_all(processes.keys().copied(), LockedFile::CommandLine);
+    let words = |pid: i32| lines.get(&pid).map_or(&[][..], Vec::as_slice);
+    let is_helper = |pid: i32, stat: &ProcStat| CleanupHelper::of(reader, stat, words(pid)).is_some();
+    processes.into_iter().filter(|(pid, stat)| is_helper(*pid, stat)).map(|(pid, _)| pid).collect()
 }
 
 /// Sends a signal to the members of a rank's process group that are no helpers. Whether all received it in time.
@@ -50,12 +50,15 @@ fn send_to_others(reader: &LockedFileReader, rank: i32, signal: i32, begun: Dura
     loop {
         let before = signalled.len();
         let all = Snapshot::take();
-        for (pid, stat) in members(rank, &all) {
+        let is_new = |(pid, stat): &(i32, &ProcStat)| !signalled.contains(&(*pid, stat.started));
+        let new: Vec<(i32, &ProcStat)> = members(rank, &all).filter(is_new).collect();
+        let helpers = helpers(reader, new.iter().copied());
+        for (pid, stat) in new {
             // Any other signal has gone to some of them, and must not come twice.
             if signal == libc::SIGKILL && since(begun) >= limit {
                 return false;
             }
-            if !signalled.contains(&(pid, stat.started)) && !is_helper(reader, pid, stat) {
+            if !helpers.contains(&pid) {
                 tree::signal_if(pid, signal, |now| now.group == rank && now.started == stat.started);
                 signalled.insert((pid, stat.started));
             }

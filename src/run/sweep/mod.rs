@@ -6,7 +6,7 @@ pub mod no_sweep;
 pub mod paddle_memory;
 
 use crate::run::engine::PendingExit;
-use crate::run::sweep::no_sweep::NoSweep;
+use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
 use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
 use crate::sys::clock;
@@ -16,7 +16,7 @@ use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::tree;
-use crate::sys::process::tree::{CleanupHelper, KeyPlaces};
+use crate::sys::process::tree::{CleanupHelper, KeyPlaces, KeyedProcesses};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::Duration;
@@ -130,24 +130,25 @@ pub fn after_rank(
         let (mut roots, others): (Vec<i32>, Vec<i32>) =
             there.into_iter().partition(|child| all.get(*child).is_some_and(|stat| stat.session == end.pid));
         if round == 0 || since(begun) < limit {
-            budget.read_keys(&others, &all, places);
+            let bare = budget.read_keys(&others, &all, places);
             for (child, stat) in others.into_iter().filter_map(|child| Some((child, all.get(child)?))) {
                 if budget.has_key(child, stat, key) {
                     roots.push(child);
                 } else {
-                    unclear |= budget.may_be_in_execve(child, stat);
+                    unclear |= bare.contains(&child) && budget.may_be_in_execve(child, stat);
                 }
             }
         }
         let mut there = all.trees(roots);
         // It may serve other ranks, and has 2 s: the sweep of the job waits for it.
         there.retain(|pid| all.get(*pid).is_some_and(|stat| !CleanupHelper::is_torch_shm_manager(stat)));
-        no_sweep.take_from(&budget.reader, &mut there, &all, Some(end.pid), &|pid| was_killed(pid, &all, &found));
+        let is_killed = |pid: i32| was_killed(pid, &all, &found);
+        let late = no_sweep.take_from(&budget.reader, &mut there, &all, Some(end.pid), &is_killed).late;
         seen.extend(&there);
         if there.is_empty() && !again && !unclear {
             break;
         }
-        there.retain(|pid| !was_killed(*pid, &all, &found));
+        there.retain(|pid| !was_killed(*pid, &all, &found) && !late.contains(pid));
         there.retain(|pid| !(end.killed && all.get(*pid).is_some_and(|stat| stat.group == end.pid)));
         spare_helpers(&budget.reader, &mut there, &all, begun);
         kill(&there, &all, &mut found);
@@ -167,7 +168,7 @@ pub fn after_rank(
 
 /// The time that sweeps after ranks may take in each second: the event loop sees neither signals nor other ranks' ends
 /// meanwhile. The sweep of the job ends the processes that remain.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct SweepBudget {
     /// Processes without an environment, by id and start time, and since when they are known. Some never have one.
     bare: BTreeMap<(i32, u64), Duration>,
@@ -178,6 +179,13 @@ pub struct SweepBudget {
     /// The start of the present second, and how much of it has been spent.
     second: Duration,
     spent: Duration,
+}
+
+impl Default for SweepBudget {
+    fn default() -> Self {
+        let (bare, keys, reader) = (BTreeMap::new(), BTreeMap::new(), LockedFileReader::for_event_loop());
+        Self { bare, keys, reader, second: Duration::ZERO, spent: Duration::ZERO }
+    }
 }
 
 impl SweepBudget {
@@ -200,13 +208,14 @@ impl SweepBudget {
         }
     }
 
-    /// Reads the keys of these processes. A process that has none may get one by execve.
-    fn read_keys(&mut self, pids: &[i32], all: &Snapshot, places: KeyPlaces) {
+    /// Reads the keys of these processes. A process that has none may get one by execve. Returns those without an environment.
+    fn read_keys(&mut self, pids: &[i32], all: &Snapshot, places: KeyPlaces) -> BTreeSet<i32> {
         let known = |pid: i32, started| self.keys.get(&(pid, started)).is_some_and(|keys| !keys.is_empty());
         let started: BTreeMap<i32, u64> = pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?.started))).collect();
         let unknown: Vec<i32> = started.iter().filter(|(pid, at)| !known(**pid, **at)).map(|(pid, _)| *pid).collect();
         let found = tree::keys(&self.reader, unknown, KEY, places);
-        self.keys.extend(found.into_iter().map(|(pid, keys)| ((pid, started[&pid]), keys)));
+        self.keys.extend(found.keys.into_iter().map(|(pid, keys)| ((pid, started[&pid]), keys)));
+        found.bare
     }
 
     /// Whether a process has this key, as far as keys were read.
@@ -214,16 +223,15 @@ impl SweepBudget {
         self.keys.get(&(pid, stat.started)).is_some_and(|keys| keys.iter().any(|found| found == key.as_bytes()))
     }
 
-    /// Whether a process has no environment and may still be in the middle of execve.
+    /// Whether a process without an environment may still be in the middle of execve.
     fn may_be_in_execve(&mut self, pid: i32, stat: &ProcStat) -> bool {
         let now = clock::now();
-        tree::has_no_environment(&self.reader, pid)
-            && now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
+        now.saturating_sub(*self.bare.entry((pid, stat.started)).or_insert(now)) < EXEC_PATIENCE
     }
 }
 
-/// Takes processes out of the list while they have time to end by themselves. Whether there was one. Reads the clock for
-/// each process: to read the command line of one that forks without pause took 50 ms.
+/// Takes processes out of the list while they have time to end by themselves. Whether there was one. After each
+/// `COMMAND_LINES_AT_ONCE` it looks at the clock: to read the command line of a process that forks without pause took 50 ms.
 fn spare_helpers(reader: &LockedFileReader, there: &mut BTreeSet<i32>, all: &Snapshot, begun: Duration) -> bool {
     let count = there.len();
     let creators = if there.is_empty() { BTreeSet::new() } else { tree::torch_memory_creators() };
@@ -250,6 +258,15 @@ fn spare_helpers(reader: &LockedFileReader, there: &mut BTreeSet<i32>, all: &Sna
                 there.remove(&pid);
             }
         }
+    }
+    there.len() < count
+}
+
+/// Takes processes out of the list that may be such as no sweep ends. Whether there was one.
+fn spare_late(late: &BTreeSet<i32>, there: &mut BTreeSet<i32>, begun: Duration) -> bool {
+    let count = there.len();
+    if since(begun) < LATE_PATIENCE {
+        there.retain(|pid| !late.contains(pid));
     }
     there.len() < count
 }
@@ -342,7 +359,8 @@ pub fn all(
         }
         there.retain(|pid| all.get(*pid).is_some_and(|stat| !stat.is_gone()));
         let was_killed = |pid: i32| was_killed(pid, &all, &found);
-        let left = leftovers(no_sweep.take_from(&reader, &mut there, &all, None, &was_killed));
+        let spared = no_sweep.take_from(&reader, &mut there, &all, None, &was_killed);
+        let (left, late) = (leftovers(spared.left), spared.late);
         let is_none_reaped = reaped.is_empty();
         seen.extend(reaped);
         seen.extend(&there);
@@ -356,9 +374,10 @@ pub fn all(
             seen.extend(reaped);
         }
         let mut todo: BTreeSet<i32> = there.iter().copied().filter(|pid| !was_killed(*pid)).collect();
-        let spared = spare_helpers(&reader, &mut todo, &all, begun);
-        say_helpers_work(spared, begun, &mut said);
-        if spared {
+        let are_late_spared = spare_late(&late, &mut todo, begun);
+        let are_helpers_spared = spare_helpers(&reader, &mut todo, &all, begun);
+        say_helpers_work(are_helpers_spared, begun, &mut said);
+        if are_late_spared || are_helpers_spared {
             killing = clock::now();
         }
         if since(killing) >= KILL_PATIENCE {
@@ -380,7 +399,7 @@ fn with_killed(mut seen: BTreeSet<i32>, found: &Killed) -> BTreeSet<i32> {
 /// Kills all members of the cgroup by one write and records them, after those that no sweep ends have left it. While a process
 /// in the cgroup is spared, the other members are killed one by one instead.
 fn kill_cgroup(reader: &LockedFileReader, cgroup: &JobCgroup, no_sweep: &NoSweep, begun: Duration, found: &mut Killed) {
-    let is_released = no_sweep.release(reader, cgroup);
+    let is_released = no_sweep.release(reader, cgroup, since(begun) < LATE_PATIENCE);
     let mut there: BTreeSet<i32> = cgroup.members().into_iter().collect();
     let all = if there.is_empty() { Snapshot::default() } else { Snapshot::take() };
     if spare_helpers(reader, &mut there, &all, begun) || !is_released {
@@ -398,7 +417,7 @@ fn kill_cgroup(reader: &LockedFileReader, cgroup: &JobCgroup, no_sweep: &NoSweep
 
 /// Kills the members of the job's cgroup and removes it. It stays if processes that no sweep ends could not be moved out.
 pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
-    if let Some(cgroup) = cgroup.filter(|cgroup| no_sweep.release(&LockedFileReader::default(), cgroup)) {
+    if let Some(cgroup) = cgroup.filter(|cgroup| no_sweep.release(&LockedFileReader::default(), cgroup, false)) {
         // A cgroup with members that the kernel holds cannot be removed.
         let _ = cgroup.close(CGROUP_PATIENCE);
     }
@@ -407,7 +426,7 @@ pub fn close(cgroup: Option<&JobCgroup>, no_sweep: &NoSweep) {
 /// Kills every process of this machine that has a rank key of this job (`KEY/...`): those that are no descendants of a launcher
 /// process, or that outlived it. Removes their shared memory and that of the processes `ended`.
 pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTreeSet<i32>) -> io::Result<SweepResult> {
-    let mut found = Killed::new();
+    let (mut found, mut recognized) = (Killed::new(), BTreeSet::new());
     let prefix = format!("{key}/");
     let reader = LockedFileReader::default();
     let begun = clock::now();
@@ -418,22 +437,35 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         let all = Snapshot::take();
         // Environments are read again once these have ended, or do not end. They may have forked before.
         let is_dying = |pid: &i32| all.get(*pid).is_some_and(|stat| !stat.is_gone()) && was_killed(*pid, &all, &found);
-        let is_over = !found.keys().any(is_dying) || since(killing) >= KILL_PATIENCE / 2;
-        let mut there = BTreeSet::new();
+        let dying: BTreeSet<i32> = found.keys().copied().filter(is_dying).collect();
+        let is_over = dying.is_empty() || since(killing) >= KILL_PATIENCE / 2;
+        let (mut there, mut late) = (BTreeSet::new(), BTreeSet::new());
         if is_over {
-            there = tree::all_with_key(&reader, &all, (KEY, &prefix), places);
-            left = leftovers(no_sweep.take_from(&reader, &mut there, &all, None, &|_| false));
+            there = with_recognized(tree::all_with_key(&reader, &all, (KEY, &prefix), places), &all, &mut recognized);
+            let spared = no_sweep.take_from(&reader, &mut there, &all, None, &|_| false);
+            (left, late) = (leftovers(spared.left), spared.late);
         }
-        let is_empty = is_over && there.is_empty();
-        if spare_helpers(&reader, &mut there, &all, begun) {
+        let is_empty = dying.is_empty() && there.is_empty();
+        let are_late_spared = spare_late(&late, &mut there, begun);
+        if spare_helpers(&reader, &mut there, &all, begun) || are_late_spared {
             killing = clock::now();
         }
         if is_empty || since(killing) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
-            return Ok(SweepResult { killed: leftovers(found), stuck: Vec::new(), left, memory });
+            let (stuck, killed) = leftovers(found).into_iter().partition(|l: &Leftover| dying.contains(&l.pid));
+            return Ok(SweepResult { killed, stuck, left, memory });
         }
         let there = tree::with_key_prefix(&reader, there, (KEY, &prefix), places);
-        kill(&there, &all, &mut found);
+        kill(&with_recognized(there, &all, &mut recognized), &all, &mut found);
         poll.wait(interval(listed))?;
     }
+}
+
+/// The processes with a key, and those that had one before and could not be read in time. `recognized`: ids and start times.
+fn with_recognized(keyed: KeyedProcesses, all: &Snapshot, recognized: &mut BTreeSet<(i32, u64)>) -> BTreeSet<i32> {
+    let started = |pid: i32| Some((pid, all.get(pid)?.started));
+    let had_key = |pid: &i32| started(*pid).is_some_and(|process| recognized.contains(&process));
+    let late: BTreeSet<i32> = keyed.late.into_iter().filter(had_key).collect();
+    recognized.extend(keyed.found.iter().filter_map(|pid| started(*pid)));
+    &keyed.found | &late
 }

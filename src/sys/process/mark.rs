@@ -1,10 +1,9 @@
 //! A mark in the memory map of a process, by which its forked children are recognized. They inherit the mapping. If the
 //! process itself was forked without an execve, `/proc/PID/environ` does not show the environment that it has.
 
-use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader, Readings};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
 use std::num::NonZeroUsize;
@@ -21,8 +20,8 @@ pub fn mark_memory(key: &str) -> io::Result<()> {
 }
 
 /// The marks of these processes, for those that can be read.
-pub fn in_memory(reader: &LockedFileReader, pids: impl IntoIterator<Item = i32>) -> BTreeMap<i32, Vec<Vec<u8>>> {
-    reader.read_all(pids, LockedFile::MemoryMap).into_iter().map(|(pid, map)| (pid, marks(&map))).collect()
+pub fn in_memory(reader: &LockedFileReader, pids: impl IntoIterator<Item = i32>) -> Readings<Vec<Vec<u8>>> {
+    reader.read_each(pids, LockedFile::MemoryMap).map(marks)
 }
 
 fn marks(map: &[u8]) -> Vec<Vec<u8>> {
@@ -37,12 +36,13 @@ fn marks(map: &[u8]) -> Vec<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_mark_is_found() {
         let (reader, own) = (LockedFileReader::default(), std::process::id() as i32);
         mark_memory("abc/0/1").unwrap_or_else(|e| unreachable!("{e}"));
-        assert_eq!(in_memory(&reader, [own, 0]), BTreeMap::from([(own, vec![b"abc/0/1".to_vec()])]));
+        assert_eq!(in_memory(&reader, [own, 0]).found, BTreeMap::from([(own, vec![b"abc/0/1".to_vec()])]));
         assert!(mark_memory("a\0b").is_err());
     }
 }

@@ -215,7 +215,7 @@ pub fn start(start: &SpawnCommand) -> Result<SpawnedProcess, SpawnStepError> {
 }
 
 /// How long a thread that has been joined may still be listed.
-const THREAD_EXIT: Duration = Duration::from_millis(100);
+pub const THREAD_EXIT: Duration = Duration::from_millis(100);
 
 /// The names of this process's other threads, after those that have been joined are gone; empty where /proc cannot be read.
 pub fn other_threads() -> Vec<String> {

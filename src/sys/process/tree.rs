@@ -1,7 +1,7 @@
 //! The process tree below this process, read from /proc. Only for the launcher's own processes: in a host program, other
 //! code may own these children.
 
-use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader};
+use crate::sys::process::procfs::reader::{LockedFile, LockedFileReader, Readings};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use crate::sys::process::{mark, pidfd, procfs};
@@ -45,11 +45,6 @@ pub fn wait_channel(pid: i32) -> Option<String> {
 pub fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut vars = environment.split(|b| *b == 0);
     vars.find_map(|var| var.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
-}
-
-/// Whether a process has no environment: for a moment during execve, or always.
-pub fn has_no_environment(reader: &LockedFileReader, pid: i32) -> bool {
-    reader.read(pid, LockedFile::Environment).is_some_and(|block| block.is_empty())
 }
 
 /// A helper process that ends by itself once its clients have, after it has removed what they shared.
@@ -126,27 +121,58 @@ impl KeyPlaces {
     }
 }
 
-/// The values of a variable `name` and of marks in the memory of these processes, for those that can be read.
+/// The keys of processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundKeys {
+    /// For each process that can be read. May be empty.
+    pub keys: BTreeMap<i32, Vec<Vec<u8>>>,
+    /// Processes without an environment: for a moment during execve, or always.
+    pub bare: BTreeSet<i32>,
+    /// Processes that show no key and were not read in time.
+    pub late: BTreeSet<i32>,
+}
+
+/// The values of a variable `name` and of marks in the memory of these processes.
 pub fn keys(
     reader: &LockedFileReader,
     pids: impl IntoIterator<Item = i32>,
     name: &str,
     places: KeyPlaces,
-) -> BTreeMap<i32, Vec<Vec<u8>>> {
-    let environments = reader.read_all(pids, LockedFile::Environment);
-    let may_be_marked = |block: &[u8]| places == KeyPlaces::EnvironmentAndMemory || is_overwritten(block);
-    let marked = environments.iter().filter(|(_, block)| may_be_marked(block)).map(|(pid, _)| *pid);
-    let mut marks = mark::in_memory(reader, marked);
-    let keys = |(pid, block): (i32, Vec<u8>)| {
-        let found = variable(&block, name).map(<[u8]>::to_vec).into_iter();
-        (pid, found.chain(marks.remove(&pid).unwrap_or_default()).collect())
-    };
-    environments.into_iter().map(keys).collect()
+) -> FoundKeys {
+    let pids: Vec<i32> = pids.into_iter().collect();
+    let mut marks = Readings::default();
+    if places == KeyPlaces::EnvironmentAndMemory {
+        // Before the environments: a marked fork that calls execve in between loses the mark and gets the variable.
+        marks = mark::in_memory(reader, pids.iter().copied());
+    }
+    let environments = reader.read_each(pids, LockedFile::Environment);
+    if places == KeyPlaces::Environment {
+        let overwritten = environments.found.iter().filter(|(_, block)| is_overwritten(block));
+        marks = mark::in_memory(reader, overwritten.map(|(pid, _)| *pid));
+    }
+    let mut found = FoundKeys { keys: marks.found, late: &environments.late | &marks.late, ..FoundKeys::default() };
+    for (pid, block) in environments.found {
+        found.keys.entry(pid).or_default().extend(variable(&block, name).map(<[u8]>::to_vec));
+        if block.is_empty() {
+            found.bare.insert(pid);
+        }
+    }
+    found.late.retain(|pid| found.keys.get(pid).is_none_or(Vec::is_empty));
+    found
 }
 
 /// Whether a process has written something else over its environment, as setproctitle does with its title and zeros.
 fn is_overwritten(environment: &[u8]) -> bool {
     !environment.is_empty() && !environment.contains(&b'=')
+}
+
+/// Which processes have a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyedProcesses {
+    /// Those that have one.
+    pub found: BTreeSet<i32>,
+    /// Those that may have one: they were not read in time.
+    pub late: BTreeSet<i32>,
 }
 
 /// Those of these processes that have a key that starts with `prefix`.
@@ -155,14 +181,14 @@ pub fn with_key_prefix(
     pids: impl IntoIterator<Item = i32>,
     (name, prefix): (&str, &str),
     places: KeyPlaces,
-) -> BTreeSet<i32> {
-    let keys = keys(reader, pids, name, places).into_iter();
+) -> KeyedProcesses {
+    let FoundKeys { keys, late, .. } = keys(reader, pids, name, places);
     let starts = |keys: &[Vec<u8>]| keys.iter().any(|key| key.starts_with(prefix.as_bytes()));
-    keys.filter(|(_, keys)| starts(keys)).map(|(pid, _)| pid).collect()
+    KeyedProcesses { found: keys.into_iter().filter(|(_, keys)| starts(keys)).map(|(pid, _)| pid).collect(), late }
 }
 
-/// All processes of the snapshot that `with_key_prefix` holds for and that are not older than this one.
-pub fn all_with_key(reader: &LockedFileReader, all: &Snapshot, key: (&str, &str), places: KeyPlaces) -> BTreeSet<i32> {
+/// The processes of the snapshot that are not older than this one, as `with_key_prefix` sorts them.
+pub fn all_with_key(reader: &LockedFileReader, all: &Snapshot, key: (&str, &str), places: KeyPlaces) -> KeyedProcesses {
     let own = std::process::id() as i32;
     let began = all.get(own).map_or(0, |stat| stat.started);
     let young = all.processes().filter(|(pid, stat)| *pid != own && stat.started >= began && !stat.is_gone());

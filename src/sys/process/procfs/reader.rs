@@ -1,20 +1,31 @@
 //! Reads of `/proc/PID` files that need the memory lock of the process, with a time limit. A process that the kernel holds in
 //! mmap(2) or munmap(2), such as one on a hung file system, keeps that lock, and a read of these files waits as long as it does
-//! (proc_pid_cmdline_read in fs/proc/base.c). Only a fatal signal ends such a wait, so a thread of its own reads.
+//! (proc_pid_cmdline_read in fs/proc/base.c). Only a fatal signal ends such a wait, so a thread that belongs to the reader reads.
 
+use crate::sys::clock;
+use crate::sys::process::spawn::THREAD_EXIT;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// How long one file may take. A process that forks without pause delayed its reader by 50 ms.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How many processes may hold a thread before nothing more is read: each thread costs its stack.
+/// How long all files of one call may take on the event loop, which serves nothing else meanwhile.
+const EVENT_LOOP_PATIENCE: Duration = Duration::from_millis(400);
+
+/// How many threads may wait for good before nothing more is read: each costs its stack.
 const MOST_HELD: usize = 32;
+
+/// The stack of a thread. In a host program, the C library takes the thread-local variables of all libraries from it.
+const STACK: usize = 256 * 1024;
 
 /// A file of `/proc/PID` whose read needs the memory lock of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,50 +48,143 @@ impl LockedFile {
     }
 }
 
+/// What was read of several processes. Those that are gone or may not be read are in neither field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Readings<T = Vec<u8>> {
+    /// By process id.
+    pub found: BTreeMap<i32, T>,
+    /// Processes that were not read in time.
+    pub late: BTreeSet<i32>,
+}
+
+impl Readings {
+    /// The same of what `of` finds in the contents.
+    pub fn map<T>(self, of: impl Fn(&[u8]) -> T) -> Readings<T> {
+        Readings { found: self.found.iter().map(|(pid, bytes)| (*pid, of(bytes))).collect(), late: self.late }
+    }
+}
+
+impl<T> Default for Readings<T> {
+    fn default() -> Self {
+        Self { found: BTreeMap::new(), late: BTreeSet::new() }
+    }
+}
+
+/// The threads of this process that wait for the memory lock of another one right now. An entry is two process ids: that of this
+/// process, so that the entries do not count in a fork, and that of the other. No mutex: at a fork, another thread could have
+/// taken it.
+#[derive(Debug)]
+struct HeldThreads([AtomicU64; MOST_HELD]);
+
+/// Those of all readers: once a process has delayed one of them, no other waits for it.
+static HELD: HeldThreads = HeldThreads::new();
+
+impl HeldThreads {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; MOST_HELD])
+    }
+
+    fn entry(pid: i32) -> u64 {
+        u64::from(std::process::id()) << 32 | u64::from(pid.cast_unsigned())
+    }
+
+    /// Whether an entry is empty, or of the process that this one was forked from.
+    fn is_free(entry: u64) -> bool {
+        entry >> 32 != u64::from(std::process::id())
+    }
+
+    fn contains(&self, pid: i32) -> bool {
+        self.0.iter().any(|entry| entry.load(Ordering::SeqCst) == Self::entry(pid))
+    }
+
+    fn is_full(&self) -> bool {
+        !self.0.iter().any(|entry| Self::is_free(entry.load(Ordering::SeqCst)))
+    }
+
+    /// Adds a thread that waits for this process. Whether there was room.
+    fn add(&self, pid: i32) -> bool {
+        let take = |old| Self::is_free(old).then(|| Self::entry(pid));
+        self.0.iter().any(|entry| entry.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok())
+    }
+
+    /// Removes one entry of a process.
+    fn remove(&self, pid: i32) {
+        let own = Self::entry(pid);
+        let _ = self.0.iter().any(|entry| entry.compare_exchange(own, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok());
+    }
+}
+
 type ReadFile = fn(i32, LockedFile) -> io::Result<Vec<u8>>;
+
+/// How a thread is started. It may fail, such as at RLIMIT_NPROC or at the limit of a cgroup.
+type StartThread = fn(ReadFile, &'static HeldThreads) -> io::Result<ReaderThread>;
 
 /// Reads such files. Its thread is started by the first read and ends with it. To be used by one process only: a fork of it
 /// has no such thread.
 #[derive(Debug)]
 pub struct LockedFileReader {
     read: ReadFile,
+    start: StartThread,
     patience: Duration,
-    state: RefCell<ReaderState>,
-}
-
-#[derive(Debug, Default)]
-struct ReaderState {
-    thread: Option<ReaderThread>,
-    /// Processes that hold a thread.
-    held: BTreeSet<i32>,
+    /// The limit of one call, if there is one.
+    total: Option<Duration>,
+    held: &'static HeldThreads,
+    thread: RefCell<Option<ReaderThread>>,
 }
 
 impl Default for LockedFileReader {
     fn default() -> Self {
-        Self { read: |pid, file| super::read(pid, file.name()), patience: PATIENCE, state: RefCell::default() }
+        Self::with_total(None)
     }
 }
 
 impl LockedFileReader {
-    /// The contents of this file of these processes. Those that are gone, may not be read, or hold their lock for longer than
-    /// the limit are missing. A process that has held it once is not read again.
-    pub fn read_all(&self, pids: impl IntoIterator<Item = i32>, file: LockedFile) -> BTreeMap<i32, Vec<u8>> {
-        let mut state = self.state.borrow_mut();
-        let mut todo: Vec<i32> = pids.into_iter().filter(|pid| !state.held.contains(pid)).collect();
-        let mut found = BTreeMap::new();
-        while !todo.is_empty() && state.held.len() < MOST_HELD {
-            // Without a thread nothing can be read in safety. The processes are found by their parents and by the cgroup then.
-            let Ok(thread) = state.thread.take().map_or_else(|| ReaderThread::start(self.read), Ok) else { break };
-            let answered = thread.read(&todo, file, self.patience, &mut found);
-            if answered == todo.len() {
-                state.thread = Some(thread);
-            } else {
-                state.held.insert(todo[answered]);
-                thread.abandon();
+    fn with_total(total: Option<Duration>) -> Self {
+        let read: ReadFile = |pid, file| super::read(pid, file.name());
+        let (start, patience, thread) = (ReaderThread::start, PATIENCE, RefCell::default());
+        Self { read, start, patience, total, held: &HELD, thread }
+    }
+
+    /// A reader whose calls have a limit for all their processes together.
+    pub fn for_event_loop() -> Self {
+        Self::with_total(Some(EVENT_LOOP_PATIENCE))
+    }
+
+    /// The contents of this file of these processes, in the order of their ids. A process that holds its lock for longer than the
+    /// limit is not read again until it has released it.
+    pub fn read_each(&self, pids: impl IntoIterator<Item = i32>, file: LockedFile) -> Readings {
+        let deadline = self.total.map(|total| clock::now() + total);
+        let pids: BTreeSet<i32> = pids.into_iter().collect();
+        let late: BTreeSet<i32> = pids.iter().copied().filter(|pid| self.held.contains(*pid)).collect();
+        let mut todo: Vec<i32> = pids.difference(&late).copied().collect();
+        let mut readings = Readings { late, found: BTreeMap::new() };
+        let mut thread = self.thread.borrow_mut();
+        let mut died_at = None;
+        while !todo.is_empty() && !self.held.is_full() && deadline.is_none_or(|at| clock::now() < at) {
+            let Ok(mut reading) = thread.take().map_or_else(|| (self.start)(self.read, self.held), Ok) else {
+                // It may block. But without any read nothing would be found, and processes with a held lock are few.
+                let direct = todo.drain(..).filter_map(|pid| Some((pid, (self.read)(pid, file).ok()?)));
+                readings.found.extend(direct);
+                break;
+            };
+            let (answered, end) = reading.read(&todo, file, (self.patience, deadline), &mut readings.found);
+            let mut done = answered;
+            match end {
+                BatchEnd::Complete => *thread = Some(reading),
+                BatchEnd::Late => done += 1,
+                // Not the fault of the process, at least the first time.
+                BatchEnd::Died => done += usize::from(died_at.replace(todo[answered]) == Some(todo[answered])),
             }
-            todo.drain(..=answered.min(todo.len() - 1));
+            readings.late.extend(&todo[answered..done]);
+            todo.drain(..done);
         }
-        found
+        readings.late.extend(todo);
+        readings
+    }
+
+    /// The contents that `read_each` finds.
+    pub fn read_all(&self, pids: impl IntoIterator<Item = i32>, file: LockedFile) -> BTreeMap<i32, Vec<u8>> {
+        self.read_each(pids, file).found
     }
 
     /// The content of this file of one process.
@@ -91,10 +195,21 @@ impl LockedFileReader {
 
 impl Drop for LockedFileReader {
     fn drop(&mut self) {
-        if let Some(thread) = self.state.get_mut().thread.take() {
+        if let Some(thread) = self.thread.get_mut().take() {
             thread.end();
         }
     }
+}
+
+/// How the reads of one request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BatchEnd {
+    /// All were answered.
+    Complete,
+    /// The next one is not answered in time. The thread is left waiting for it.
+    Late,
+    /// The thread has ended.
+    Died,
 }
 
 /// A thread that reads files in the order of the requests.
@@ -102,54 +217,103 @@ impl Drop for LockedFileReader {
 struct ReaderThread {
     requests: Sender<(Vec<i32>, LockedFile)>,
     answers: Receiver<io::Result<Vec<u8>>>,
-    thread: JoinHandle<()>,
+    /// How many reads the thread has finished, or `GIVEN_UP`.
+    finished: Arc<AtomicUsize>,
+    /// How many answers were received.
+    received: usize,
+    /// Returns the path of its folder below /proc.
+    thread: JoinHandle<Option<PathBuf>>,
+    held: &'static HeldThreads,
 }
+
+/// The reader waits for the thread no more. The thread removes its entry and ends once it has finished its read.
+const GIVEN_UP: usize = usize::MAX;
 
 impl ReaderThread {
     /// Its signals are blocked, so that the handlers run on other threads.
-    fn start(read: ReadFile) -> io::Result<Self> {
+    fn start(read: ReadFile, held: &'static HeldThreads) -> io::Result<Self> {
         let (requests, todo) = channel::<(Vec<i32>, LockedFile)>();
         let (done, answers) = channel();
+        let finished = Arc::new(AtomicUsize::new(0));
+        let count = finished.clone();
+        let count_read =
+            move || count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n != GIVEN_UP).then(|| n + 1)).is_ok();
+        let answer = move |pid: i32, file: LockedFile| {
+            let answer = read(pid, file);
+            if !count_read() {
+                held.remove(pid);
+                return Err(());
+            }
+            // Fails once the other side is dropped.
+            done.send(answer).map_err(drop)
+        };
         let run = move || {
-            // Both ends fail once the other side is dropped.
-            let _ =
-                todo.iter().try_for_each(|(pids, file)| pids.iter().try_for_each(|pid| done.send(read(*pid, file))));
+            let _ = todo.iter().try_for_each(|(pids, file)| pids.iter().try_for_each(|pid| answer(*pid, file)));
+            std::fs::read_link("/proc/thread-self").ok()
         };
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
-        let thread = Builder::new().name("proc-reader".into()).spawn(run);
+        let thread = Builder::new().name("proc-reader".into()).stack_size(STACK).spawn(run);
         mask.thread_set_mask()?;
-        Ok(Self { requests, answers, thread: thread? })
+        Ok(Self { requests, answers, finished, received: 0, thread: thread?, held })
     }
 
-    /// Reads until a file takes longer than `patience`. Returns how many were answered.
-    fn read(&self, pids: &[i32], file: LockedFile, patience: Duration, found: &mut BTreeMap<i32, Vec<u8>>) -> usize {
+    /// Reads until a file takes longer than `patience` or the deadline has passed. Returns how many were answered.
+    fn read(
+        &mut self,
+        pids: &[i32],
+        file: LockedFile,
+        (patience, deadline): (Duration, Option<Duration>),
+        found: &mut BTreeMap<i32, Vec<u8>>,
+    ) -> (usize, BatchEnd) {
         if self.requests.send((pids.to_vec(), file)).is_err() {
-            return 0;
+            return (0, BatchEnd::Died);
         }
         for (number, pid) in pids.iter().enumerate() {
-            match self.answers.recv_timeout(patience) {
-                Ok(answer) => found.extend(answer.ok().map(|bytes| (*pid, bytes))),
-                Err(_) => return number,
-            }
+            let left = deadline.map_or(patience, |at| patience.min(at.saturating_sub(clock::now())));
+            let answer = match self.answers.recv_timeout(left) {
+                Err(RecvTimeoutError::Timeout) if self.give_up(*pid) => return (number, BatchEnd::Late),
+                // The thread has finished this read, so it answers without a wait.
+                Err(RecvTimeoutError::Timeout) => self.answers.recv().map_err(drop),
+                answer => answer.map_err(drop),
+            };
+            let Ok(answer) = answer else { return (number, BatchEnd::Died) };
+            self.received += 1;
+            found.extend(answer.ok().map(|bytes| (*pid, bytes)));
         }
-        pids.len()
+        (pids.len(), BatchEnd::Complete)
     }
 
+    /// Leaves the thread to the process that it is reading. Not if it has just finished that.
+    fn give_up(&self, pid: i32) -> bool {
+        if !self.held.add(pid) {
+            // Other readers have filled the list meanwhile. The thread ends as it cannot send its answer.
+            return true;
+        }
+        let is_reading =
+            self.finished.compare_exchange(self.received, GIVEN_UP, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if !is_reading {
+            self.held.remove(pid);
+        }
+        is_reading
+    }
+
+    /// Ends the thread, and waits until the kernel lists it no more: Python warns of threads when it forks, and so does the
+    /// launcher.
     fn end(self) {
         drop(self.requests);
         // It waits for a request, so this takes no time. A panic has been reported.
-        let _ = self.thread.join();
+        let Ok(Some(task)) = self.thread.join() else { return };
+        let (task, deadline) = (Path::new("/proc").join(task), clock::now() + THREAD_EXIT);
+        while task.exists() && clock::now() < deadline {
+            std::thread::yield_now();
+        }
     }
-
-    /// It ends once the process releases its lock.
-    fn abandon(self) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::clock;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, PoisonError};
 
     fn threads() -> Vec<String> {
         let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
@@ -167,29 +331,128 @@ mod tests {
         assert_eq!(reader.read_all([], LockedFile::Environment).len(), 0);
     }
 
+    /// A reader with a list of its own.
+    fn reader(read: ReadFile, held: &'static HeldThreads) -> LockedFileReader {
+        let (patience, thread) = (Duration::from_millis(100), RefCell::default());
+        LockedFileReader { read, start: ReaderThread::start, patience, total: None, held, thread }
+    }
+
+    fn bytes(pids: &[i32]) -> BTreeMap<i32, Vec<u8>> {
+        pids.iter().map(|pid| (*pid, vec![*pid as u8])).collect()
+    }
+
+    /// Waits until no thread is held.
+    fn await_released(held: &HeldThreads) {
+        while !held.0.iter().all(|entry| HeldThreads::is_free(entry.load(Ordering::SeqCst))) {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Until the lock is released, odd processes are not read.
+    fn read_behind(lock: &Mutex<()>, pid: i32) -> io::Result<Vec<u8>> {
+        if pid % 2 == 1 {
+            drop(lock.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        Ok(vec![pid as u8])
+    }
+
     #[test]
     fn a_process_that_holds_its_lock_is_left_out_and_not_asked_again() {
-        static RELEASED: AtomicBool = AtomicBool::new(false);
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        let locked = LOCK.lock();
+        let reader = reader(|pid, _| read_behind(&LOCK, pid), &HELD);
+        let readings = reader.read_each([2, 1, 4, 3, 6], LockedFile::Environment);
+        assert_eq!(readings, Readings { found: bytes(&[2, 4, 6]), late: BTreeSet::from([1, 3]) });
+        assert_eq!(reader.read(1, LockedFile::CommandLine), None);
+        assert_eq!([1, 2, 3, 4].map(|pid| HELD.contains(pid)), [true, false, true, false]);
+        // Many such processes do not take a limit each: there is room for one more thread.
+        assert!((4..=MOST_HELD as i32).all(|pid| HELD.add(2 * pid)));
+        assert_eq!(reader.read_all((1..=1000).map(|n| 2 * n + 1), LockedFile::Environment), BTreeMap::new());
+        assert!(HELD.is_full());
+        assert_eq!(reader.read_each([2], LockedFile::Environment).late, BTreeSet::from([2]));
+        assert!(reader.thread.borrow().is_none(), "nothing is waited for any more");
+        (4..=MOST_HELD as i32).for_each(|pid| HELD.remove(2 * pid));
+        drop(locked);
+        await_released(&HELD);
+        assert_eq!(reader.read_all([1, 8], LockedFile::Environment), bytes(&[1, 8]));
+    }
+
+    #[test]
+    fn a_process_delays_one_of_all_readers() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        static READS: AtomicUsize = AtomicUsize::new(0);
         fn read(pid: i32, _: LockedFile) -> io::Result<Vec<u8>> {
-            while pid % 2 == 1 && !RELEASED.load(Ordering::Relaxed) {
-                std::thread::yield_now();
+            READS.fetch_add(1, Ordering::SeqCst);
+            read_behind(&LOCK, pid)
+        }
+        let locked = LOCK.lock();
+        for file in [LockedFile::Environment, LockedFile::CommandLine, LockedFile::MemoryMap] {
+            let readings = reader(read, &HELD).read_each([1], file);
+            assert_eq!(readings, Readings { late: BTreeSet::from([1]), ..Readings::default() });
+        }
+        assert_eq!(READS.load(Ordering::SeqCst), 1);
+        drop(locked);
+        await_released(&HELD);
+        assert_eq!(reader(read, &HELD).read(1, LockedFile::Environment), Some(vec![1]));
+    }
+
+    #[test]
+    fn entries_of_the_process_that_this_one_was_forked_from_do_not_count() {
+        static HELD: HeldThreads = HeldThreads::new();
+        for entry in &HELD.0 {
+            entry.store(1 << 32 | 5, Ordering::SeqCst);
+        }
+        assert!(!HELD.is_full() && !HELD.contains(5));
+        assert!((1..=MOST_HELD as i32).all(|pid| HELD.add(pid)) && HELD.is_full() && !HELD.add(5));
+        HELD.remove(7);
+        assert!(!HELD.contains(7) && HELD.add(5) && HELD.contains(5));
+    }
+
+    #[test]
+    fn a_call_has_a_limit_for_all_processes() {
+        static LOCK: Mutex<()> = Mutex::new(());
+        static HELD: HeldThreads = HeldThreads::new();
+        let locked = LOCK.lock();
+        let patient = reader(|pid, _| read_behind(&LOCK, pid), &HELD);
+        let mut limited = reader(patient.read, &HELD);
+        (limited.total, limited.patience) = (Some(patient.patience), Duration::from_secs(3600));
+        let readings = limited.read_each([1, 2, 3], LockedFile::Environment);
+        assert_eq!(readings, Readings { late: BTreeSet::from([1, 2, 3]), ..Readings::default() });
+        assert_eq!([2, 3].map(|pid| HELD.contains(pid)), [false, false]);
+        // The next call goes on with them.
+        assert_eq!(patient.read_all([1, 2, 3], LockedFile::Environment), bytes(&[2]));
+        drop(locked);
+    }
+
+    #[test]
+    fn without_a_thread_files_are_read_directly() {
+        let start: StartThread = |_, _| Err(io::ErrorKind::WouldBlock.into());
+        let (mut reader, own) = (LockedFileReader::default(), std::process::id() as i32);
+        reader.start = start;
+        let readings = reader.read_each([own, 0], LockedFile::Environment);
+        assert_eq!((readings.found.len(), readings.found.contains_key(&own), readings.late.len()), (1, true, 0));
+    }
+
+    #[test]
+    fn a_thread_that_dies_is_replaced() {
+        static HELD: HeldThreads = HeldThreads::new();
+        static DEATHS: AtomicUsize = AtomicUsize::new(0);
+        fn read(pid: i32, _: LockedFile) -> io::Result<Vec<u8>> {
+            // Process 1 ends one thread, process 3 each one.
+            if pid == 3 || pid == 1 && DEATHS.load(Ordering::SeqCst) == 0 {
+                DEATHS.fetch_add(1, Ordering::SeqCst);
+                std::panic::resume_unwind(Box::new(()));
             }
             Ok(vec![pid as u8])
         }
-        let patience = Duration::from_millis(5);
-        let reader = LockedFileReader { read, patience, state: RefCell::default() };
-        let found = reader.read_all([2, 1, 4, 3, 6], LockedFile::Environment);
-        assert_eq!(found, BTreeMap::from([(2, vec![2]), (4, vec![4]), (6, vec![6])]));
-        assert_eq!(reader.read(1, LockedFile::CommandLine), None);
-        let held = reader.state.borrow().held.clone();
-        assert_eq!(held, BTreeSet::from([1, 3]));
-        // Many such processes do not take a limit each.
-        assert_eq!(reader.read_all((1..=1000).map(|n| 2 * n + 1), LockedFile::Environment), BTreeMap::new());
-        assert_eq!(reader.state.borrow().held.len(), MOST_HELD);
-        let begun = clock::now();
-        assert_eq!(reader.read(8, LockedFile::Environment), None);
-        assert!(clock::now() - begun < patience, "nothing is waited for any more");
-        RELEASED.store(true, Ordering::Relaxed);
+        let mut reader = reader(read, &HELD);
+        reader.patience = Duration::from_secs(3600);
+        let readings = reader.read_each([1, 2, 3, 4], LockedFile::Environment);
+        assert_eq!(readings, Readings { found: bytes(&[1, 2, 4]), late: BTreeSet::from([3]) });
+        assert_eq!(DEATHS.load(Ordering::SeqCst), 3);
+        assert!(!HELD.contains(3));
     }
 
     #[test]
