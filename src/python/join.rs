@@ -3,7 +3,7 @@
 use super::errors::os_error;
 use super::rank::{Rank, seconds};
 use super::wakeup::Wakeup;
-use crate::report::failure_report::unkillable;
+use crate::report::failure_report::{held_by_tracer, unkillable};
 use crate::run::engine::{Engine, HOST_TOKENS, RankHost, RankStart, StartError};
 use crate::run::sweep;
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, SupervisionPolicy, SupervisorEvent};
@@ -12,6 +12,7 @@ use crate::sys::io::fd;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::child::Child;
 use crate::sys::process::current::Creator;
+use crate::sys::process::procfs;
 use crate::sys::process::procfs::reader::LockedFileReader;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::tree;
@@ -118,7 +119,13 @@ impl Joiner {
     fn unkillable(&self, py: Python<'_>) -> PyResult<Vec<(usize, String)>> {
         self.with(py, |engine| {
             let ranks = engine.report().into_iter().flat_map(|report| report.ranks.iter().zip(&self.pids).enumerate());
-            let line = |rank, pid| unkillable(&format!("rank {rank} (pid {pid})"), tree::wait_channel(pid).as_deref());
+            let line = |rank, pid| {
+                let name = format!("rank {rank} (pid {pid})");
+                match tracer_of_zombie(pid) {
+                    Some(tracer) => held_by_tracer(&name, tracer),
+                    None => unkillable(&name, tree::wait_channel(pid).as_deref()),
+                }
+            };
             let unkillable = ranks.filter(|(_, (report, _))| report.abandoned);
             Ok(unkillable.map(|(rank, (_, pid))| (rank, format!("rlaunch: error: {}", line(rank, *pid)))).collect())
         })
@@ -218,6 +225,14 @@ impl Joiner {
         self.creator.check()?;
         py.detach(|| body(&mut self.engine.lock().unwrap_or_else(PoisonError::into_inner))).map_err(failed)
     }
+}
+
+/// The process that traces this zombie; `None` if it is no zombie, or none that this PID namespace has traces it.
+fn tracer_of_zombie(pid: i32) -> Option<i32> {
+    let status = String::from_utf8_lossy(&procfs::read(pid, "status").ok()?).into_owned();
+    let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+    let is_zombie = field("State:")?.starts_with('Z');
+    field("TracerPid:")?.parse().ok().filter(|tracer| is_zombie && *tracer > 0)
 }
 
 /// Whether an exception of `say` is about stderr, which may be closed or replaced; any other comes from a signal handler.

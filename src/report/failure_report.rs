@@ -368,6 +368,11 @@ pub fn unkillable(process: &str, place: Option<&str>) -> String {
     format!("{process} cannot be killed{place}; it is left behind")
 }
 
+/// The line about a process that SIGKILL has ended, but that cannot be reaped: its tracer has to wait for it first (ptrace(2)).
+pub fn held_by_tracer(process: &str, tracer: i32) -> String {
+    format!("{process} has been killed, but a debugger (pid {tracer}) has not waited for it; it is left behind")
+}
+
 /// How a victim ended.
 #[derive(Clone, PartialEq, Eq)]
 enum VictimOutcome {

@@ -10,6 +10,7 @@ from .._process.guardian import sweep_leftovers, swept_message
 from ..errors import RankError
 from .messages import print_if_possible, print_message
 from .results import ERROR, RESULT, RankQueue, ResultSlot
+from .start.rank_process import leave_behind
 
 if TYPE_CHECKING:
     from typing import Any
@@ -57,10 +58,15 @@ class RanksContext:
         self._removed_memory: list[tuple[str, int]] = []
         # Whether all ranks count as failed, whatever their exit status.
         self._have_failed = False
+        self._is_over = False
         # The pids of the ranks that have failed, and of the processes that they have forked.
         self._failed_pids: list[int] = []
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
+
+    def is_over(self) -> bool:
+        """Returns whether all ranks have ended or were given up, and what they left has been swept."""
+        return self._is_over
 
     def _take_results_of_ended(self, running: set[int]) -> None:
         """Joins the ranks that are not running any more, and keeps their results."""
@@ -78,12 +84,12 @@ class RanksContext:
 
     def _leave_behind(self, rank: int, line: str) -> None:
         """Gives up a rank that SIGKILL has not ended; prints a line about it."""
-        process = self.processes[rank]
-        for sentinel in [sentinel for sentinel, index in self.sentinels.items() if index == rank]:
-            del self.sentinels[sentinel]
-            self._slots[rank].take_content()
-            process.forget()
-            print_if_possible(line)
+        for sentinel, index in list(self.sentinels.items()):
+            # A join in another thread may do the same.
+            if index == rank and self.sentinels.pop(sentinel, None) is not None:
+                self._slots[rank].give_up()
+                leave_behind([self.processes[rank].handle.pid])
+                print_if_possible(line)
 
     def _clean_up_if_ended(self) -> None:
         """Once all ranks have ended: releases their ports, and ends the processes that they left behind."""
@@ -97,6 +103,7 @@ class RanksContext:
             swept = sweep_leftovers(key, self._failed_pids, self._forked)
             self._swept, self._left, self._removed_memory = swept
             self._report_swept()
+        self._is_over = True
 
     def _before_sweep(self, key: str) -> None:
         """Hook: called after all ranks have ended and before the sweep."""

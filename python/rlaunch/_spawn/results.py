@@ -100,7 +100,7 @@ class ResultSlot:
         self._get_end_fd = get_end_fd
 
     def wait(self) -> None:
-        """Waits until the rank has put something or has ended."""
+        """Waits until the rank has put something, has ended or is given up."""
         eventfd = self._eventfd
         if self._content is not None or eventfd is None or self._get_end_fd is None:
             return
@@ -113,6 +113,13 @@ class ResultSlot:
         """Reads the content of a rank that has ended, and closes the descriptors."""
         self.read()
         self._memory = self._eventfd = None
+
+    def give_up(self) -> None:
+        """As ``take_content``, of a rank that SIGKILL has not ended. Ends the waits in other threads."""
+        eventfd = self._eventfd
+        self.take_content()
+        if eventfd is not None:
+            os.eventfd_write(eventfd.fileno(), 1)
 
     def read(self) -> tuple[bytes, bytearray] | None:
         """Returns the kind and the bytes of the content; None if the rank has put nothing."""

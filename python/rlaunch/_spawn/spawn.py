@@ -105,6 +105,7 @@ def spawn(
             env_delta = EnvDelta(environ, vars_to_unset(environ))
             starter.start(run_rank, (func, args, settings["backend"], log), env_delta, log)
         context = MultiprocessContext(starter.processes, starter.result_slots, leases, grace, starter.key)
+        starter.is_over = context.is_over
         while join and not context.join():
             pass
     return context

@@ -46,6 +46,7 @@ def start_processes(
         for index in range(nprocs):
             starter.start(run_process, (fn, index, args), EnvDelta({}), None)
         context = ProcessContext(starter.processes, starter.result_slots, starter.key)
+        starter.is_over = context.is_over
         while join and not context.join():
             pass
     return None if join else context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -16,12 +17,14 @@ from .messages import print_message
 from .results import ERROR, RankQueue, ResultSlot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from .start.rank_process import RankProcess
 
 # Seconds between SIGTERM and SIGKILL if the caller sets none; as in torch.
 DEFAULT_GRACE = 30.0
+# Seconds between looks at a rank whose descriptor is readable, but which its debugger has not let go yet.
+_TRACED_INTERVAL = 0.05
 
 _log = logging.getLogger("rlaunch.torch")
 # pytest shows the caller's frames alone.
@@ -34,9 +37,13 @@ class _RankGroup:
     def __init__(self, processes: list[RankProcess]) -> None:
         self._ranks = [process.handle for process in processes]
         self.pids = [rank.pid for rank in self._ranks]
+        # The ranks that SIGKILL has not ended, with a line about each.
+        self.unkillable: list[tuple[int, str]] = []
 
     def find_running(self) -> list[int]:
-        return [index for index, rank in enumerate(self._ranks) if rank.poll() is None]
+        """Returns the ranks that run, except unkillable ones."""
+        unkillable = [index for index, _ in self.unkillable]
+        return [i for i, rank in enumerate(self._ranks) if rank.poll() is None and i not in unkillable]
 
     def exitcode(self, index: int) -> int:
         return self._ranks[index].poll() or 0
@@ -55,11 +62,30 @@ class _RankGroup:
             _log.warning("Unable to shutdown process %s via SIGTERM , forcefully exiting via SIGKILL", pid)
             self._ranks[index].signal(signal.SIGKILL)
         # Unlike torch, with a limit: a process may be stuck in the kernel.
-        self._wait(DEFAULT_GRACE)
+        self._stop_by_joiner(0, lambda _: None)
 
     def stop_after_interrupt(self) -> None:
         """Ends all ranks by SIGTERM; by SIGKILL after the grace period or if a signal handler raises."""
-        _lib.Joiner(self._ranks, DEFAULT_GRACE).stop(print_message)
+        self._stop_by_joiner(DEFAULT_GRACE, print_message)
+
+    def _stop_by_joiner(self, grace: float, say: Callable[[str], None]) -> None:
+        if self.find_running():
+            joiner = _lib.Joiner(self._ranks, grace)
+            try:
+                joiner.stop(say)
+            finally:
+                self.unkillable = joiner.unkillable()
+
+    def await_end(self, indices: list[int], seconds: float | None) -> None:
+        """Waits until one of these ranks has ended, at most so long."""
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        ranks = [self._ranks[index] for index in indices]
+        while True:
+            left = max(deadline - time.monotonic(), 0)
+            ready = _lib.await_readable([rank.fileno() for rank in ranks], None if left == math.inf else left)
+            if not ready or left == 0 or any(rank.poll() is not None for rank in ranks):
+                return
+            time.sleep(min(left, _TRACED_INTERVAL))
 
     def _wait(self, seconds: float) -> list[int]:
         """Waits until all ranks have ended, at most so long; returns those that still run."""
@@ -68,7 +94,7 @@ class _RankGroup:
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            _lib.await_readable([self._ranks[index].fileno() for index in running], left)
+            self.await_end(running, left)
         return running
 
 
@@ -125,7 +151,7 @@ class ProcessContext(RanksContext):
         culprit = None
         try:
             before = sorted(self.sentinels.values())
-            _lib.await_readable(list(self.sentinels), timeout)
+            group.await_end(before, timeout)
             running = group.find_running()
             culprit = group.find_failed(index for index in before if index not in running)
             if culprit is not None:
@@ -138,6 +164,8 @@ class ProcessContext(RanksContext):
             culprit = group.find_failed(range(len(self._pids))) if culprit is None else culprit
             raise
         finally:
+            for index, line in group.unkillable:
+                self._leave_behind(index, line)
             self._take_results_of_ended(set(group.find_running()))
             if culprit is not None and self._failure is None:
                 self._failure = self._make_error(culprit, group.exitcode(culprit))

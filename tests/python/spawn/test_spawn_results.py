@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 import rlaunch
 from rlaunch import NoResultError, RankError
+from rlaunch._spawn.results import RESULT, RankQueue, ResultSlot
 from spawning import METHODS
+from stress import eventually, in_thread
 
 pytest_plugins = ("spawning",)
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -116,3 +119,25 @@ def test_an_exception_that_cannot_be_printed_has_its_traceback(method: str) -> N
         rlaunch.spawn(_fail_unprintably, nprocs=1, start_method=method)
     assert "_fail_unprintably" in str(caught.value)
     assert "_Unprintable: <exception str() failed>" in str(caught.value)
+
+
+def test_a_wait_for_the_result_of_a_rank_that_is_given_up_ends() -> None:
+    end, other_end = os.pipe()
+    slot = ResultSlot()
+    slot.set_rank(lambda: end)  # Never readable: the rank is stuck in the kernel.
+    raised = []
+
+    def get() -> None:
+        with pytest.raises(NoResultError) as caught:
+            RankQueue(slot, RESULT, 0).get()
+        raised.append(caught.type)
+
+    with in_thread(get) as thread:
+        place = Path(f"/proc/self/task/{thread.native_id}/wchan")
+        try:
+            assert eventually(lambda: "poll" in place.read_text())
+        finally:
+            slot.give_up()
+    assert raised == [NoResultError]
+    os.close(end)
+    os.close(other_end)

@@ -6,10 +6,12 @@ it. rlaunch starts it and watches it.
 
 from __future__ import annotations
 
+import sys
 from multiprocessing import process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from ... import _lib
@@ -44,10 +46,33 @@ class RankProcess(process.BaseProcess):
 
     def forget(self) -> None:
         """Makes multiprocessing forget it: at the exit of this process, it is neither ended nor joined."""
-        children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
-        children.discard(self)
+        _children().discard(self)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state.pop("start_spec", None)
         return state
+
+
+def forget_all() -> None:
+    """Makes multiprocessing forget all ranks."""
+    for child in list(_children()):
+        if isinstance(child, RankProcess):
+            child.forget()
+
+
+def leave_behind(pids: Collection[int]) -> None:
+    """Makes the exit of this process not wait for ranks that SIGKILL has not ended."""
+    for child in list(_children()):
+        if isinstance(child, RankProcess) and child.handle.pid in pids:
+            child.forget()
+    # They hold the write end of the resource tracker's pipe, so that the tracker does not end either. At
+    # exit, `ResourceTracker.__del__` (Python 3.12.10 and later) waits for it, unless its pid is unknown.
+    tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
+    if pids and tracker is not None and hasattr(tracker.ResourceTracker, "__del__"):
+        tracker._resource_tracker._pid = None
+
+
+def _children() -> set[process.BaseProcess]:
+    children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
+    return children

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from multiprocessing import process
 from typing import TYPE_CHECKING, Any
 
 from ... import _lib
 from ..._process.guardian import NO_SWEEP, key_variable, new_key, sweep_leftovers, swept_message
 from ..._process.spawners import new_spawner, release_after_fork
-from ...errors import RankError
 from ..messages import print_if_possible, print_message
 from ..pickling import Pickler
 from ..results import ResultSlot
 from ..worker import EnvDelta, Lifeline
-from .rank_process import RankProcess
+from .rank_process import forget_all, leave_behind
 from .start_spec import StartSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ..._preload.client import Zygote
+    from .rank_process import RankProcess
 
 
 class RankStarter:
@@ -30,6 +29,7 @@ class RankStarter:
         processes: the ranks, in the order of their starts.
         result_slots: the result slot of each rank, in the same order.
         key: marks the ranks and the processes that they start; ``guardian`` finds them by it.
+        is_over: returns whether a context has ended the ranks, and has swept what they left.
     """
 
     def __init__(
@@ -64,13 +64,14 @@ class RankStarter:
             release_after_fork(leases)
         self.processes: list[RankProcess] = []
         self.result_slots: list[ResultSlot] = []
+        self.is_over: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> RankStarter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A join that raises RankError has ended the ranks, and has swept what they left.
-        if kind is None or issubclass(kind, RankError):
+        # The type of the exception does not tell: user code, called by pickle, may raise a RankError, too.
+        if kind is None or self.is_over():
             self._spawner.forget()
             return
         if not self._creator.is_this_process():
@@ -125,7 +126,7 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
     ranks = spawner.ranks()
     try:
         if ranks:
-            _lib.Joiner(ranks, grace).stop(print_message)
+            _stop_ranks(ranks, grace)
     finally:
         # A rank that the fork server has started without reporting it dies when its lifeline closes.
         spawner.abandon()
@@ -135,12 +136,16 @@ def _end_ranks(spawner: _lib.Spawner, grace: float, key: str) -> None:
             print_if_possible(message)
 
 
-def _forget_children() -> None:
-    """In a process forked off this one: at its exit, multiprocessing would end daemons and join others."""
-    children: set[process.BaseProcess] = process._children  # type: ignore[attr-defined]
-    for child in list(children):
-        if isinstance(child, RankProcess):
-            child.forget()
+def _stop_ranks(ranks: list[_lib.Rank], grace: float) -> None:
+    joiner = _lib.Joiner(ranks, grace)
+    try:
+        joiner.stop(print_message)
+    finally:
+        unkillable = joiner.unkillable()
+        leave_behind([ranks[index].pid for index, _ in unkillable])
+        for _, line in unkillable:
+            print_if_possible(line)
 
 
-os.register_at_fork(after_in_child=_forget_children)
+# At the exit of a process forked off this one, multiprocessing would end daemons and join others.
+os.register_at_fork(after_in_child=forget_all)

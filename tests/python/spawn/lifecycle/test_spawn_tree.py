@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from stress import METHODS, Parent, all_gone, guardians
+from stress import METHODS, Parent, all_gone, guardians, wait_inside_join
 from tree_parents import (
     forks_a_bystander,
     guardian_is_no_child_of_the_host,
@@ -22,6 +22,8 @@ from tree_parents import (
     parent_of_leavers,
     parent_of_markers,
     parent_of_sharers,
+    parent_that_cannot_start_all_beside_a_traced_rank,
+    parent_that_is_interrupted_beside_a_traced_rank,
     parent_that_is_its_executable,
     spawns_twice,
     two_threads,
@@ -210,13 +212,50 @@ def test_shared_memory_of_a_process_that_ends_by_itself_during_the_stop_is_remov
             Path(name).unlink(missing_ok=True)
 
 
-def test_a_rank_that_cannot_be_killed_is_named_and_not_waited_for_at_exit() -> None:
-    with Parent(parent_of_a_traced_rank) as parent:
-        assert parent.heard() == "Process 1 terminated with exit code 3."
+def is_left_behind(rank: dict[str, int], complaints: str) -> bool:
+    """Whether one line says so, and the ranks were stopped once."""
+    line = (
+        f"rlaunch: error: rank 0 (pid {rank['pid']}) has been killed, but a debugger (pid {rank['tracer']}) "
+        "has not waited for it; it is left behind\n"
+    )
+    return complaints.count(line) == 1 and complaints.count("waiting up to") <= 1
+
+
+after_each = pytest.mark.parametrize("after_torch", [False, True])
+
+
+@after_each
+def test_a_rank_that_cannot_be_reaped_is_named_and_not_waited_for_at_exit(after_torch: bool) -> None:
+    with Parent(parent_of_a_traced_rank, after_torch) as parent:
+        rank = parent.heard()
+        assert parent.heard().lower() == "process 1 terminated with exit code 3" + "." * (not after_torch)
         # The rank's descriptor is readable all the time.
         assert parent.heard() < 1, "the wait is not idle"
-        living, sentinels, pid = parent.heard()
-        assert (living, sentinels) == ([], {})
+        assert parent.heard() == [[], {}]
         assert parent.ends() == 0
-        assert f"rlaunch: error: rank 0 (pid {pid}) cannot be killed" in parent.complaints()
+        assert is_left_behind(rank, parent.complaints())
+        os.kill(rank["tracer"], signal.SIGKILL)
+        assert parent.leaves_no_process()
+
+
+@after_each
+def test_after_an_interrupt_a_rank_that_cannot_be_reaped_is_not_waited_for_again(after_torch: bool) -> None:
+    with Parent(parent_that_is_interrupted_beside_a_traced_rank, after_torch) as parent:
+        rank = parent.heard()
+        wait_inside_join(parent.process.pid)
+        parent.process.send_signal(signal.SIGINT)
+        assert parent.heard() == []
+        assert parent.ends() == 0
+        assert is_left_behind(rank, parent.complaints())
+        os.kill(rank["tracer"], signal.SIGKILL)
+        assert parent.leaves_no_process()
+
+
+def test_a_failed_start_ends_the_ranks_whatever_is_raised_and_leaves_behind_what_cannot_be_reaped() -> None:
+    with Parent(parent_that_cannot_start_all_beside_a_traced_rank) as parent:
+        rank = parent.heard()
+        assert parent.heard() == ["of the user", []]
+        assert parent.ends() == 0
+        assert is_left_behind(rank, parent.complaints())
+        os.kill(rank["tracer"], signal.SIGKILL)
         assert parent.leaves_no_process()

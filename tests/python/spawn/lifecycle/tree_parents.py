@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
@@ -11,7 +12,10 @@ import sys
 import time
 from typing import Any
 
-from stress import children, join, me, sleep_for_ever, spawn, tell
+import rlaunch._spawn.start_processes
+from rlaunch._spawn import torch_context
+from rlaunch.torch import start_processes
+from stress import MARK, children, join, me, sleep_for_ever, spawn, tell
 
 
 def leave_behind(end: str) -> None:
@@ -214,11 +218,8 @@ def parent_of_a_failing_sharer(method: str, folder: str) -> None:
 PR_SET_PTRACER, PR_SET_PTRACER_ANY, PTRACE_SEIZE = 0x59616D61, -1, 0x4206
 
 
-def traced_or_failing(traced: Any) -> None:
-    """Rank 0 is traced by a process that never waits for it, so it cannot be reaped; rank 1 fails then."""
-    if me() == 1:
-        traced.wait()
-        sys.exit(3)
+def be_traced(traced: Any) -> None:
+    """Has a process that never waits for this one trace it, so that it cannot be reaped. Never returns."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Without Yama the kernel has no such call, and needs none.
     libc.prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0)
@@ -229,18 +230,80 @@ def traced_or_failing(traced: Any) -> None:
         assert not libc.ptrace(ctypes.c_long(PTRACE_SEIZE), ctypes.c_long(rank), zero, zero), (
             ctypes.get_errno()
         )
+        tell({"pid": rank, "tracer": os.getpid()})
         traced.set()
+        # Not swept with the ranks, and without the parent's stderr, which the test reads to its end.
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.closerange(3, 1 << 16)  # The pipe of the resource tracker, which has that stderr, too.
+        os.execvpe("sleep", ["sleep", "600"], {MARK: os.environ[MARK], "PATH": os.environ["PATH"]})
     sleep_for_ever()
 
 
-def parent_of_a_traced_rank() -> None:
+def traced_or_failing(traced: Any, late: Any = None) -> None:
+    traced_or_failing_by_index(me(), traced)
+
+
+def traced_or_failing_by_index(i: int, traced: Any) -> None:
+    """Rank 0 is traced; rank 1 fails then."""
+    if i == 1:
+        traced.wait()
+        sys.exit(3)
+    be_traced(traced)
+
+
+def parent_of_a_traced_rank(after_torch: bool) -> None:
     traced = multiprocessing.get_context("spawn").Event()
-    ctx = spawn(traced_or_failing, "spawn", 2, (traced,), join=False, grace_period=0.5)
+    ctx: Any
+    if after_torch:
+        ctx = start_processes(traced_or_failing_by_index, (traced,), 2, join=False, start_method="spawn")
+        join_once = functools.partial(ctx.join, grace_period=0.5)
+    else:
+        ctx = spawn(traced_or_failing, "spawn", 2, (traced,), join=False, grace_period=0.5)
+        join_once = ctx.join
     traced.wait()
     began = time.process_time()
     try:
-        join(ctx)
+        while not join_once():
+            pass
     except Exception as error:
         tell(str(error))
     tell(time.process_time() - began)
-    tell([multiprocessing.active_children(), ctx.sentinels, ctx.processes[0].pid])
+    tell([multiprocessing.active_children(), ctx.sentinels])
+
+
+def parent_that_is_interrupted_beside_a_traced_rank(after_torch: bool) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    traced = multiprocessing.get_context("spawn").Event()
+    torch_context.DEFAULT_GRACE = rlaunch._spawn.start_processes.DEFAULT_GRACE = 0.5
+    try:
+        if after_torch:
+            start_processes(traced_or_failing_by_index, (traced,), 1, start_method="spawn")
+        else:
+            spawn(traced_or_failing, "spawn", 1, (traced,), grace_period=0.5)
+    except KeyboardInterrupt:
+        tell(multiprocessing.active_children())
+
+
+class FailsToReachRank1:
+    """Cannot be pickled again once rank 0 is traced."""
+
+    def __init__(self, traced: Any) -> None:
+        self._traced = traced
+        self._is_sent = False
+
+    def __reduce__(self) -> Any:
+        if self._is_sent:
+            self._traced.wait()
+            raise rlaunch.RankError("of the user", 0, 1)
+        self._is_sent = True
+        return int, ()
+
+
+def parent_that_cannot_start_all_beside_a_traced_rank() -> None:
+    traced = multiprocessing.get_context("spawn").Event()
+    try:
+        spawn(traced_or_failing, "spawn", 2, (traced, FailsToReachRank1(traced)), grace_period=0.5)
+    except rlaunch.RankError as error:
+        tell([str(error), multiprocessing.active_children()])
