@@ -196,8 +196,12 @@ impl SweepBudget {
         limit.saturating_sub(self.spent)
     }
 
+    /// Notes that a sweep which took this time is over.
     fn spend(&mut self, time: Duration) {
         self.spent += time;
+        // If this process is killed, the kernel kills each rank with the main thread, but its group only once the last thread has
+        // closed the lifeline: too late if the rank is gone by then.
+        self.reader.end_thread();
     }
 
     /// Forgets the keys of processes that have ended, once these are the most.
