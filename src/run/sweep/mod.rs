@@ -196,8 +196,12 @@ impl SweepBudget {
         limit.saturating_sub(self.spent)
     }
 
+    /// Notes that a sweep which took this time is over.
     fn spend(&mut self, time: Duration) {
         self.spent += time;
+        // If this process is killed, the kernel kills each rank with the main thread, but its group only once the last thread has
+        // closed the lifeline: too late if the rank is gone by then.
+        self.reader.end_thread();
     }
 
     /// Forgets the keys of processes that have ended, once these are the most.
@@ -337,8 +341,8 @@ pub fn all(
 ) -> io::Result<SweepResult> {
     let (poll, reader) = (Poller::new()?, LockedFileReader::default());
     let (mut found, mut said, mut seen) = (Killed::new(), false, BTreeSet::new());
-    // Since when everything that is there is killed.
-    let mut killing = clock::now();
+    // Since when everything that is there is killed. The first list may take longer than the patience.
+    let mut killing = None;
     loop {
         let listed = clock::now();
         if is_urgent() {
@@ -378,9 +382,9 @@ pub fn all(
         let are_helpers_spared = spare_helpers(&reader, &mut todo, &all, begun);
         say_helpers_work(are_helpers_spared, begun, &mut said);
         if are_late_spared || are_helpers_spared {
-            killing = clock::now();
+            killing = None;
         }
-        if since(killing) >= KILL_PATIENCE {
+        if since(*killing.get_or_insert_with(clock::now)) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(seen, &found));
             let (killed, stuck) = leftovers(found).into_iter().partition(|l: &Leftover| !there.contains(&l.pid));
             return Ok(SweepResult { killed, stuck, left, memory });
@@ -430,7 +434,7 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
     let prefix = format!("{key}/");
     let reader = LockedFileReader::default();
     let begun = clock::now();
-    let (mut killing, mut left) = (begun, Vec::new());
+    let (mut killing, mut left) = (None, Vec::new());
     let poll = Poller::new()?;
     loop {
         let listed = clock::now();
@@ -438,7 +442,7 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         // Environments are read again once these have ended, or do not end. They may have forked before.
         let is_dying = |pid: &i32| all.get(*pid).is_some_and(|stat| !stat.is_gone()) && was_killed(*pid, &all, &found);
         let dying: BTreeSet<i32> = found.keys().copied().filter(is_dying).collect();
-        let is_over = dying.is_empty() || since(killing) >= KILL_PATIENCE / 2;
+        let is_over = dying.is_empty() || killing.is_some_and(|at| since(at) >= KILL_PATIENCE / 2);
         let (mut there, mut late) = (BTreeSet::new(), BTreeSet::new());
         if is_over {
             there = with_recognized(tree::all_with_key(&reader, &all, (KEY, &prefix), places), &all, &mut recognized);
@@ -448,9 +452,9 @@ pub fn by_key((key, places): (&str, KeyPlaces), no_sweep: &NoSweep, ended: &BTre
         let is_empty = dying.is_empty() && there.is_empty();
         let are_late_spared = spare_late(&late, &mut there, begun);
         if spare_helpers(&reader, &mut there, &all, begun) || are_late_spared {
-            killing = clock::now();
+            killing = None;
         }
-        if is_empty || since(killing) >= KILL_PATIENCE {
+        if is_empty || since(*killing.get_or_insert_with(clock::now)) >= KILL_PATIENCE {
             let memory = paddle_memory::remove_of(&with_killed(ended.clone(), &found));
             let (stuck, killed) = leftovers(found).into_iter().partition(|l: &Leftover| dying.contains(&l.pid));
             return Ok(SweepResult { killed, stuck, left, memory });

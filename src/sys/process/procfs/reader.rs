@@ -119,7 +119,7 @@ type ReadFile = fn(i32, LockedFile) -> io::Result<Vec<u8>>;
 /// How a thread is started. It may fail, such as at RLIMIT_NPROC or at the limit of a cgroup.
 type StartThread = fn(ReadFile, &'static HeldThreads) -> io::Result<ReaderThread>;
 
-/// Reads such files. Its thread is started by the first read and ends with it. To be used by one process only: a fork of it
+/// Reads such files. Its thread is started by the first read and ends with it at the latest. To be used by one process only: a fork of it
 /// has no such thread.
 #[derive(Debug)]
 pub struct LockedFileReader {
@@ -191,13 +191,18 @@ impl LockedFileReader {
     pub fn read(&self, pid: i32, file: LockedFile) -> Option<Vec<u8>> {
         self.read_all([pid], file).remove(&pid)
     }
+
+    /// Ends the thread until the next read.
+    pub fn end_thread(&self) {
+        if let Some(thread) = self.thread.take() {
+            thread.end();
+        }
+    }
 }
 
 impl Drop for LockedFileReader {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.get_mut().take() {
-            thread.end();
-        }
+        self.end_thread();
     }
 }
 
