@@ -43,6 +43,8 @@ _LOST_PEER_WAIT = 1.0
 _TEARDOWN_PATIENCE = 10.0
 # Seconds for the others to reach theirs: they may fail in the same way a moment later.
 _REACH_PATIENCE = 0.1
+# The same if a teardown has failed, perhaps because of a rank whose test has failed: its report may take longer.
+_TEST_PATIENCE = 2.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
 
@@ -296,6 +298,11 @@ class Run:
             limit = limit if self._deadline is None else min(limit, self._deadline)
             self._server.serve(lambda: not self._is_lost_connection(self.outcomes[-1]), lambda: limit)
             first = next((one for one in self.outcomes if not self._is_lost_connection(one)), first)
+        if first.when == "teardown":
+            # So does that of the test on another rank.
+            limit = time.monotonic() + _TEST_PATIENCE
+            self._server.serve(self._have_all_reached_teardown, lambda: limit)
+            first = next((one for one in self.outcomes if one.when != "teardown"), first)
         if first.kind == "skipped":
             # A failure of another rank takes precedence.
             self._server.drain()
@@ -341,26 +348,22 @@ class Run:
 
     def _complete_teardowns(self) -> None:
         """Lets ranks that have reached their teardown complete it, and stops the others."""
-        reported = {outcome.rank for outcome in self.outcomes}
-
-        def tears_down(peer: RankPeer) -> bool:
-            # A rank that waits for the others would wait for ever.
-            has_reached = peer.number in reported or peer.passed > PHASES.index("call")
-            return has_reached and peer.waits is None and not peer.is_gone()
-
-        def await_peers(is_over: Callable[[], bool], patience: float) -> None:
-            limit = time.monotonic() + patience
-            self._server.serve(is_over, lambda: limit)
-
-        def has_each_reached() -> bool:
-            reported.update(outcome.rank for outcome in self.outcomes)
-            return all(tears_down(p) or p.waits is not None or p.is_gone() for p in self.peers)
-
-        await_peers(has_each_reached, _REACH_PATIENCE)
+        limit = time.monotonic() + _REACH_PATIENCE
+        self._server.serve(self._have_all_reached_teardown, lambda: limit)
         for peer in self.peers:
-            if not tears_down(peer) and peer.exitcode is None and not peer.is_done:
+            if not self._tears_down(peer) and not peer.is_gone():
                 peer.process.terminate()
-        await_peers(lambda: not any(map(tears_down, self.peers)), _TEARDOWN_PATIENCE)
+        limit = time.monotonic() + _TEARDOWN_PATIENCE
+        self._server.serve(lambda: not any(map(self._tears_down, self.peers)), lambda: limit)
+
+    def _tears_down(self, peer: RankPeer) -> bool:
+        has_reached = peer.passed > PHASES.index("call") or any(o.rank == peer.number for o in self.outcomes)
+        # A rank that waits for the others would wait for ever.
+        return has_reached and peer.waits is None and not peer.is_gone()
+
+    def _have_all_reached_teardown(self) -> bool:
+        """Returns whether all ranks have, but for those that never will."""
+        return all(self._tears_down(p) or p.waits is not None or p.is_gone() for p in self.peers)
 
     def collect_interrupted_stacks(self) -> None:
         """Collects the stacks of all ranks, which may have received the signal too."""
