@@ -43,7 +43,7 @@ _LOST_PEER_WAIT = 1.0
 _TEARDOWN_PATIENCE = 10.0
 # Seconds for the others to reach theirs: they may fail in the same way a moment later.
 _REACH_PATIENCE = 0.1
-# The same if a teardown has failed, perhaps because of a rank whose test has failed: its report may take longer.
+# The same if a teardown has failed, perhaps because of a rank whose test has failed, and reports later.
 _TEST_PATIENCE = 2.0
 # Bytes at the end of a dead rank's stderr that are searched for a lost connection.
 _STDERR_TAIL = 1 << 16
