@@ -445,12 +445,12 @@ def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pyt
             assert rank.rank == 1
 
         @pytest.fixture
-        def meeting(rank):
+        def farewell(rank):
             yield
             rank.barrier()
 
         @pytest.mark.ranks(2)
-        def test_waits_in_its_teardown(rank, meeting, resource):
+        def test_waits_in_its_teardown(rank, farewell, resource):
             assert rank.rank == 1
             time.sleep(600)
         """
