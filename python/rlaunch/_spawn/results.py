@@ -26,7 +26,8 @@ EXITED = b"X"
 
 # The kind and the length of the content. Written last.
 _HEADER = struct.Struct("=cxxxxxxxQ")
-# Behind it, process ids: an id is at its remainder of their number. The content follows.
+# Behind the header is a table of process ids. An id's entry is the id modulo the size of the table, so that
+# processes write without a lock. The content follows the table.
 _FORKS = struct.Struct("=1020i")
 _FORK = struct.Struct("=i")
 _START = _HEADER.size + _FORKS.size

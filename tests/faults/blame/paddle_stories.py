@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from story import story
 
+# A dataset of which one sample cannot be read.
+TRUNCATED = """
+    class Data(paddle.io.Dataset):
+        def __len__(self): return 8
+        def __getitem__(self, index):
+            if index == 5:
+                raise OSError('img_0005.jpg is truncated')
+            return index
+"""
+
 story(
     "paddle-exception",
     "an exception while the others are in all_reduce",
@@ -77,13 +87,8 @@ story(
 story(
     "paddle-loader",
     "an exception in a worker of a DataLoader",
-    """
-    class Data(paddle.io.Dataset):
-        def __len__(self): return 8
-        def __getitem__(self, index):
-            if index == 5:
-                raise OSError('img_0005.jpg is truncated')
-            return index
+    TRUNCATED
+    + """
     if rank == 1:
         for batch in paddle.io.DataLoader(Data(), batch_size=2, num_workers=1): pass
     """,
@@ -111,13 +116,8 @@ story(
 story(
     "paddle-loader-finally",
     "an exception in a worker of a DataLoader, then the barrier of the clean-up fails",
-    """
-    class Data(paddle.io.Dataset):
-        def __len__(self): return 8
-        def __getitem__(self, index):
-            if index == 5:
-                raise OSError('img_0005.jpg is truncated')
-            return index
+    TRUNCATED
+    + """
     try:
         dist.barrier()
         if rank == 1:
