@@ -299,7 +299,7 @@ class Run:
             self._server.serve(lambda: not self._is_lost_connection(self.outcomes[-1]), lambda: limit)
             first = next((one for one in self.outcomes if not self._is_lost_connection(one)), first)
         if first.when == "teardown":
-            # So does that of the test on another rank.
+            # Another rank whose test has failed may not have reported it yet.
             limit = time.monotonic() + _TEST_PATIENCE
             self._server.serve(self._have_all_reached_teardown, lambda: limit)
             first = next((one for one in self.outcomes if one.when != "teardown"), first)
