@@ -11,6 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest import tmpdir
 
 from . import outcome, preload_modules, subtests
 from .marker import MarkerError, RanksMarker, read_marker
@@ -31,8 +32,8 @@ _DEFAULT_STARTUP_TIMEOUT = 120.0
 _marker = pytest.StashKey["RanksMarker | MarkerError"]()
 _run = pytest.StashKey[Run]()
 _raised = pytest.StashKey[BaseException]()
-# The test during which the session was interrupted.
-_interrupted = pytest.StashKey[pytest.Item]()
+# The test that is running on ranks.
+_current = pytest.StashKey[pytest.Item]()
 # The timeout of pytest-timeout, in seconds.
 _timeout = pytest.StashKey[float]()
 # The modules that the zygote imports, by the value of `preload`.
@@ -136,6 +137,8 @@ class _Hooks:
             lambda warning: _record_warning(item, warning), _get_startup_timeout(item, marker)
         )
         run.set_timeout(_get_timeout(item, marker))
+        item.config.stash[_current] = item
+        _allow_interrupt_in_setup(item)
         if "preload" in marker.options:
             marker.options["preload"] = _list_preload_modules(item.config, marker.options["preload"])
         try:
@@ -192,14 +195,20 @@ class _Hooks:
                 item.session.shouldstop = "KeyboardInterrupt"
         if call.when == "teardown" and run is not None:
             del item.stash[_run]
+            del item.config.stash[_current]
         return report
 
     @pytest.hookimpl(trylast=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        item = self._config.stash.get(_interrupted, None)
-        if item is None or excinfo.value is not item.stash.get(_raised, None):
+        item = self._config.stash.get(_current, None)
+        if item is None:
             return
         run = item.stash[_run]
+        if excinfo.value is not item.stash.get(_raised, None):
+            if run.is_closed() or not isinstance(excinfo.value, KeyboardInterrupt):
+                return
+            # It came outside of this plugin: the ranks have begun the test, and pytest has not yet.
+            run.collect_interrupted_stacks()
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         shown = getattr(reporter, "_keyboardinterrupt_memo", None)
         if shown is not None and isinstance(excinfo.value, KeyboardInterrupt):
@@ -222,6 +231,16 @@ class _Hooks:
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_cancel_timer(self, item: pytest.Item) -> bool | None:
         return True if item.stash.get(_timeout, None) is not None else None
+
+
+def _allow_interrupt_in_setup(item: pytest.Item) -> None:
+    """Keeps Ctrl-C in the setup from failing the teardown of ``tmp_path``, which reads the setup's result.
+
+    There is none after an interrupt (``tmp_path`` in ``_pytest/tmpdir.py``, pytest 7.3 and later).
+    """
+    key = getattr(tmpdir, "tmppath_result_key", None)
+    if key is not None:
+        item.stash.setdefault(key, {})
 
 
 def _leave_fixtures_to_ranks(item: pytest.Item) -> None:
@@ -270,7 +289,6 @@ def _record_interrupt(item: pytest.Item, phase: str, error: BaseException) -> No
         run = item.stash[_run]
         run.outcome = run.outcome or Outcome("interrupt", phase, None, None)
         item.stash[_raised] = error
-        item.config.stash[_interrupted] = item
 
 
 def _describe_at_quit(item: pytest.Item, run: Run) -> str:

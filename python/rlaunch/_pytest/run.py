@@ -216,6 +216,10 @@ class Run:
     def _get_deadline(self) -> float | None:
         return None if self._is_debugging() else self._deadline
 
+    def is_closed(self) -> bool:
+        """Returns whether there are no ranks: not yet, or no longer."""
+        return self._context is None
+
     def close(self) -> None:
         """Ends the remaining ranks and releases all resources, even if one of these steps fails."""
         context, self._context = self._context, None

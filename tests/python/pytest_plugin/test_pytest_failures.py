@@ -416,12 +416,14 @@ def test_a_conftest_that_cannot_be_imported_is_reported_as_by_pytest(
 def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pytest.Pytester) -> None:
     done = suite(
         """
+        import pathlib
         import time
         import warnings
 
         @pytest.fixture
         def resource(rank, request):
-            yield
+            yield request.node.name
+            pathlib.Path(f"{request.node.name}.teardown").touch()
             time.sleep(0.5)  # A rank that is stopped does not come to the end.
             warnings.warn("released")
             open(f"{request.node.name}.{rank.rank}", "w").close()
@@ -442,6 +444,10 @@ def test_ranks_that_reach_their_teardown_complete_it(suite: Suite, pytester: pyt
 
         @pytest.mark.ranks(2)
         def test_passes_on_one(rank, resource):
+            if rank.rank == 0:
+                path = pathlib.Path(f"{resource}.teardown")
+                while not path.exists():
+                    time.sleep(0.01)
             assert rank.rank == 1
 
         @pytest.fixture

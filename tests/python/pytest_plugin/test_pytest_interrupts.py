@@ -70,6 +70,61 @@ def test_sigint_to_pytest_alone_shows_the_same(waiting: TerminalSession, mark: s
     await_none_marked(mark)
 
 
+IMPORTS = """
+    import os, time
+
+    if "RANK" in os.environ:
+        open("imports." + os.environ["RANK"], "w").close()
+        time.sleep(600)
+
+    import pytest
+
+    @pytest.mark.ranks(2)
+    def test_waits(rank, tmp_path):
+        pass
+    """
+
+
+def test_ctrl_c_while_the_ranks_import_the_test_file(start_session: StartSession, tmp_path: Path) -> None:
+    session = start_session(IMPORTS)
+    for rank in range(2):
+        until((tmp_path / f"imports.{rank}").exists, f"rank {rank} to import the file", 60)
+    session.type("\x03")
+    assert "test_it.py::test_waits was interrupted" in session.until("use --full-trace")
+    assert session.wait() == pytest.ExitCode.INTERRUPTED
+
+
+BETWEEN = """
+    import os, signal
+    import pytest
+
+    if "RANK" not in os.environ:
+        class Plugin:
+            @pytest.hookimpl(tryfirst=True)
+            def pytest_runtest_logreport(self, report):
+                if report.when == "setup":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        @pytest.fixture(scope="session", autouse=True)
+        def between(request):
+            request.config.pluginmanager.register(Plugin())
+
+    @pytest.mark.ranks(2, shared=["between"])
+    def test_waits(rank):
+        rank.barrier()
+        if rank.rank == 1:
+            import time; time.sleep(600)
+    """
+
+
+def test_an_interrupt_between_two_phases_of_pytest_shows_the_stacks(start_session: StartSession) -> None:
+    session = start_session(BETWEEN)
+    report = session.until("use --full-trace")
+    assert "test_it.py::test_waits was interrupted" in report
+    assert "in test_waits" in report
+    assert session.wait() == pytest.ExitCode.INTERRUPTED
+
+
 @pytest.mark.parametrize("is_typed", [True, False])
 def test_sigquit_shows_the_stacks_and_ends_pytest_as_without_ranks(
     is_typed: bool, waiting: TerminalSession, mark: str
