@@ -23,7 +23,7 @@
 //!
 //! - All nodes that run a round have received the same members' list. Rounds and serials only grow.
 //! - Two nodes never run two rounds at once, unless the record of one has expired since its round was formed and the others have
-//!   gone on without it. That node stops within its grace period once it receives the newest state, or gives up contact. If it comes
+//!   gone on without it. That node kills its ranks once it receives the newest state, or gives up contact. If it comes
 //!   back before the next round begins, that round waits for it.
 //! - While a node is here, gathering takes `join_ms` at most, plus the pause after a failure, plus the time for which a node that
 //!   has come back stops its ranks. A stop takes the longest grace period, plus the lease of nodes that are lost meanwhile. A node

@@ -98,6 +98,8 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
         }
         (JobPhase::Ended { end }, NodeStatus::Runs { .. }) => NodeStep::Stop { why: None, end: Some(end.clone()) },
         (JobPhase::Ended { end }, _) => NodeStep::End(end.clone()),
+        // The others have gone on without this node, whose ranks stop too slowly.
+        (JobPhase::Running, NodeStatus::Stops { round, .. }) if *round < now => NodeStep::Stop { why: None, end: None },
         (_, NodeStatus::Leaves { .. } | NodeStatus::Stops { .. }) => NodeStep::Wait,
         (JobPhase::Running, NodeStatus::Ready { seen }) if *seen < now => match is_member {
             true => NodeStep::Start { round: now },

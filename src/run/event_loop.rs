@@ -208,18 +208,13 @@ impl<'a> EventLoop<'a> {
         {
             membership.report_stop(stop);
         }
-        let stop = membership.round_stop();
-        if let Some(stop) = stop
-            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::RoundEnded)
+        if let Some((stop, within)) = membership.round_stop()
+            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::RoundEnded { within })
         {
-            self.listener.round_stopped(&stop);
-            self.round_stop = Some(stop);
-            self.engine.send(SupervisorEvent::Regroup { within }, &mut self.ranks)?;
-        }
-        if self.phase < RoundPhase::CutOff
-            && let Some((_, within)) = membership.lost_contact()
-            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::ContactLost { within })
-        {
+            if self.round_stop.is_none() {
+                self.listener.round_stopped(&stop);
+                self.round_stop = Some(stop);
+            }
             self.engine.send(SupervisorEvent::Regroup { within }, &mut self.ranks)?;
         }
         Ok(())

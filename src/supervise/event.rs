@@ -32,7 +32,7 @@ pub enum SupervisorEvent {
     /// The nodes of the job have changed, or another node has failed: the ranks of this node stop. The rendezvous
     /// decides whether the job goes on, and with which nodes.
     Regroup {
-        /// Time from now after which no rank may run any more.
+        /// Time from now after which no rank may run any more; zero: the ranks are killed at once. `None`: the grace period.
         within: Option<Duration>,
     },
     /// A signal that is only forwarded to the ranks.

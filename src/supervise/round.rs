@@ -29,11 +29,10 @@ pub enum RoundEvent {
     PreloadDone,
     /// Ranks stop because one of them failed or because a signal asked for it.
     RanksStopping,
-    /// The round is over for this node: the job's state says so, or this node may not take part any more.
-    RoundEnded,
-    /// Contact with the rendezvous backend has been lost for too long.
-    ContactLost {
-        /// Time from now after which no rank may run; `None`: no limit.
+    /// The round is over for this node: the job's state says so, this node may not take part any more, or contact with the
+    /// rendezvous backend has been lost for too long.
+    RoundEnded {
+        /// Time from now after which no rank may run; `None`: the other nodes wait for this one.
         within: Option<Duration>,
     },
 }
@@ -59,12 +58,12 @@ impl RoundPhase {
         let (next, action) = match (*self, event) {
             (Preloading, RoundEvent::PreloadDone) => (Running, RoundAction::StartRanks),
             (Running, RoundEvent::RanksStopping) => (StopReported, RoundAction::ReportStop),
-            (Preloading | Running | StopReported, RoundEvent::RoundEnded) => {
+            (Preloading | Running | StopReported, RoundEvent::RoundEnded { within: None }) => {
                 (RoundOver, RoundAction::StopRanks { within: None })
             }
             // Whatever the ranks were asked to stop for: two rounds must never run at once.
-            (Preloading | Running | StopReported | RoundOver, RoundEvent::ContactLost { within }) => {
-                (CutOff, RoundAction::StopRanks { within })
+            (Preloading | Running | StopReported | RoundOver, RoundEvent::RoundEnded { within: Some(within) }) => {
+                (CutOff, RoundAction::StopRanks { within: Some(within) })
             }
             _ => return None,
         };
@@ -80,10 +79,12 @@ impl RoundPhase {
 
 #[cfg(test)]
 mod tests {
-    use super::RoundEvent::{ContactLost, PreloadDone, RanksStopping, RoundEnded};
+    use super::RoundEvent::{PreloadDone, RanksStopping};
     use super::*;
 
     const LIMIT: Option<Duration> = Some(Duration::from_secs(3));
+    const ENDED: RoundEvent = RoundEvent::RoundEnded { within: None };
+    const CUT_OFF: RoundEvent = RoundEvent::RoundEnded { within: LIMIT };
 
     fn actions(events: &[RoundEvent]) -> Vec<Option<RoundAction>> {
         let mut phase = RoundPhase::default();
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_other_nodes_hear_of_a_stop_once() {
-        let seen = actions(&[PreloadDone, RanksStopping, RanksStopping, RoundEnded, RanksStopping]);
+        let seen = actions(&[PreloadDone, RanksStopping, RanksStopping, ENDED, RanksStopping]);
         assert_eq!(
             seen[1..],
             [Some(RoundAction::ReportStop), None, Some(RoundAction::StopRanks { within: None }), None]
@@ -106,23 +107,23 @@ mod tests {
 
     #[test]
     fn the_end_of_a_round_stops_ranks_once_and_needs_no_report() {
-        let seen = actions(&[PreloadDone, RoundEnded, RoundEnded, RanksStopping, PreloadDone]);
+        let seen = actions(&[PreloadDone, ENDED, ENDED, RanksStopping, PreloadDone]);
         assert_eq!(seen[1..], [Some(RoundAction::StopRanks { within: None }), None, None, None]);
-        assert_eq!(actions(&[RoundEnded, PreloadDone])[1], None, "no rank starts after the round");
+        assert_eq!(actions(&[ENDED, PreloadDone])[1], None, "no rank starts after the round");
     }
 
     #[test]
-    fn lost_contact_sets_a_limit_in_every_phase_and_once() {
+    fn a_node_that_the_others_do_not_wait_for_has_a_limit_in_every_phase_and_once() {
         let limit = Some(RoundAction::StopRanks { within: LIMIT });
-        for before in [&[][..], &[PreloadDone], &[PreloadDone, RanksStopping], &[PreloadDone, RoundEnded]] {
+        for before in [&[][..], &[PreloadDone], &[PreloadDone, RanksStopping], &[PreloadDone, ENDED]] {
             let mut phase = RoundPhase::default();
             for event in before {
                 phase.handle(*event);
             }
             assert_eq!(phase.next_check(LIMIT), LIMIT);
-            assert_eq!(phase.handle(ContactLost { within: LIMIT }), limit, "after {before:?}");
+            assert_eq!(phase.handle(CUT_OFF), limit, "after {before:?}");
             assert_eq!(phase.next_check(LIMIT), None);
-            for event in [PreloadDone, RanksStopping, RoundEnded, ContactLost { within: LIMIT }] {
+            for event in [PreloadDone, RanksStopping, ENDED, CUT_OFF] {
                 assert_eq!(phase.handle(event), None);
             }
         }
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn phases_only_advance() {
-        let events = [PreloadDone, RanksStopping, RoundEnded, ContactLost { within: None }];
+        let events = [PreloadDone, RanksStopping, ENDED, CUT_OFF];
         let phases = [
             RoundPhase::Preloading,
             RoundPhase::Running,

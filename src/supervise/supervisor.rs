@@ -275,6 +275,9 @@ impl Supervisor {
         if self.phase == SupervisorPhase::Finished {
             return;
         }
+        if within == Some(Duration::ZERO) {
+            return self.kill_for(now, StopReason::Regroup, effects);
+        }
         if let Some(within) = within {
             let at = now.saturating_add(within);
             self.stop_by = Some(self.stop_by.map_or(at, |other| other.min(at)));
@@ -287,11 +290,15 @@ impl Supervisor {
     }
 
     fn launcher_killed(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.phase == SupervisorPhase::Finished {
-            return;
+        if self.phase != SupervisorPhase::Finished {
+            self.kill_for(now, StopReason::LauncherKilled, effects);
         }
+    }
+
+    /// Kills what runs, without a grace period.
+    fn kill_for(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
         self.resume(now, effects);
-        self.add_reason(StopReason::LauncherKilled);
+        self.add_reason(reason);
         if self.is_running() || self.phase == SupervisorPhase::Stopping {
             self.kill(now, effects);
         }

@@ -16,6 +16,7 @@ use crate::run::prepare::preflight;
 use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec};
 use crate::sys::clock;
 use crate::sys::io::ports::PortBusy;
+use crate::sys::random;
 use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, TcpListener};
@@ -179,7 +180,7 @@ fn wall_ms() -> u64 {
 
 /// A name for this launcher that no other one has.
 fn random_id() -> String {
-    (0..16).map(|_| fastrand::alphanumeric()).collect()
+    random::alphanumeric(16)
 }
 
 #[cfg(feature = "etcd")]

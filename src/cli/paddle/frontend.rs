@@ -47,6 +47,7 @@ use crate::spec::scheduler::detect;
 use crate::spec::scheduler::detect::SchedulerNodes;
 use crate::supervise::ChildId;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::random;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -183,12 +184,12 @@ fn launch_on_this_node(
         let (why, hint) = ("the path is not UTF-8", "choose another folder");
         CliError::Preflight(SpecError::new("--log_dir", log_dir.to_string_lossy(), why, hint))
     })?;
-    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let key: String = random::alphanumeric(16);
     let has_folder = matches!(spec.job, job::JobKind::Legacy(_) | job::JobKind::Ps(PsSpec::Processes(_)));
     let launch_context = LaunchContext {
         python: python.to_owned(),
         log_dir: log_dir_text.to_owned(),
-        pod_name: (0..6).map(|_| fastrand::lowercase()).collect(),
+        pod_name: random::lowercase(6),
         gloo_tmpdir: if has_folder { gloo_tmpdir::path(&key).map_err(CliError::Preflight)? } else { String::new() },
     };
     let advertised = spec.rendezvous.as_ref().map(backend::advertise).transpose()?;
@@ -234,7 +235,7 @@ fn launch_on_this_node(
     let cgroup_path = cgroup.as_ref().map_or("none".into(), |cgroup| cgroup.path().display().to_string());
     debug!("cgroup of the ranks, if it can be made: {cgroup_path}");
     let legacy = is_legacy(spec);
-    let asked = supervision_policy(spec, vars, fastrand::u64(..));
+    let asked = supervision_policy(spec, vars, random::rng().u64(..));
     let mut policy = asked.clone();
     if spec.rendezvous.is_some() {
         // All nodes together decide whether another round follows.

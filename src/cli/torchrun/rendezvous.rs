@@ -17,6 +17,7 @@ use crate::spec::options::EnvVars;
 use crate::spec::rendezvous;
 use crate::spec::torchrun::TorchSpec;
 use crate::supervise::NoRestart;
+use crate::sys::random;
 use std::time::Duration;
 
 /// This node in a job whose nodes rendezvous.
@@ -58,7 +59,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
         let (_, host) = self.names;
         let node = NodeInfo {
             // Several nodes may be on one machine, with one address.
-            name: format!("{}-{}", std::process::id(), fastrand::u32(..)),
+            name: format!("{}-{}", std::process::id(), random::rng().u32(..)),
             host: host.to_owned(),
             address: self.advertised.address.clone(),
             address_from: self.advertised.from.clone(),

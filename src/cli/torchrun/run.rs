@@ -43,6 +43,7 @@ use crate::sys::clock;
 use crate::sys::io::ports::PortLease;
 use crate::sys::process::affinity as sys_affinity;
 use crate::sys::process::cgroup::JobCgroup;
+use crate::sys::random;
 use crate::sys::signals::{NOTIFY, Signals};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -124,7 +125,7 @@ pub fn launch(
         print_notice(&format!("the logs are in {}; choose another folder with --log-dir", folder.run.display()));
     }
     log_files::write_env_overflow(&plan).map_err(system(launch_context.log_dir.clone()))?;
-    let key: String = (0..16).map(|_| fastrand::alphanumeric()).collect();
+    let key: String = random::alphanumeric(16);
     // The variable of --cgroup in Paddle's front end.
     let without_cgroup = vars.get("RLAUNCH_CGROUP").and_then(|text| parse_bool(text)) == Some(false);
     let handled: BTreeSet<i32> = spec.signals.iter().copied().collect();
@@ -283,7 +284,7 @@ fn extra_frameworks(
         let (kind, count) =
             assign::count_visible(vars, &accelerators::machine(Path::new("/"))).map_err(CliError::Usage)?;
         let endpoints = (0..place.world_size).map(|_| port()).collect::<Result<_, _>>()?;
-        let pod = (0..6).map(|_| fastrand::lowercase()).collect();
+        let pod = random::lowercase(6);
         extra.paddle = Some(PaddleEnv { endpoints, master: port()?, devices: (kind.to_owned(), count), pod });
     }
     if asked(Framework::Jax) {
@@ -308,7 +309,7 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
 
 /// A random UUID (version 4), as torchrun names a job that has no name.
 fn uuid() -> String {
-    let bits = fastrand::u128(..) & !(0xf000 << 64 | 0xc000 << 48) | 0x4000 << 64 | 0x8000 << 48;
+    let bits = random::rng().u128(..) & !(0xf000 << 64 | 0xc000 << 48) | 0x4000 << 64 | 0x8000 << 48;
     let hex = format!("{bits:032x}");
     [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }

@@ -1,5 +1,6 @@
 //! Pauses between attempts.
 
+use crate::sys::random;
 use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -19,6 +20,6 @@ impl RetryDelay {
     pub fn next(&mut self) -> Duration {
         let pause = self.0;
         self.0 = (pause * 2).min(LONGEST_PAUSE);
-        pause.mul_f64(0.75 + fastrand::f64() / 2.0)
+        pause.mul_f64(0.75 + random::rng().f64() / 2.0)
     }
 }

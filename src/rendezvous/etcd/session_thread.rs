@@ -13,6 +13,7 @@ use super::watch::{WatchEvent, WatchHandle};
 use crate::protocol::CoordinatorLogic;
 use crate::rendezvous::backend::BackendEvent;
 use crate::sys::clock;
+use crate::sys::random;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use serde_json::{Value, json};
 use std::io;
@@ -219,7 +220,7 @@ impl SessionThread {
     }
 
     fn campaign_soon(&mut self, from: Duration) {
-        self.campaign_at = from + Duration::from_millis(fastrand::u64(0..CAMPAIGN_SPREAD_MS));
+        self.campaign_at = from + Duration::from_millis(random::rng().u64(0..CAMPAIGN_SPREAD_MS));
     }
 
     fn note_refusal(&mut self, why: String) {

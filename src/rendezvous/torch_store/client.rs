@@ -3,6 +3,7 @@
 use super::frame::{MAX_VALUE, StoreRequest, greeting};
 use crate::net::deadline::TimeLeft;
 use crate::net::tcp;
+use crate::sys::random;
 use nix::poll::PollFlags;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, TcpStream};
@@ -42,7 +43,7 @@ impl StoreClient {
                 },
                 Err(error) => error,
             };
-            tcp::pause(pause.mul_f64(0.5 + fastrand::f64()), left)?;
+            tcp::pause(pause.mul_f64(0.5 + random::rng().f64()), left)?;
             // The reason of the last failure says more than that no time is left.
             if left()?.is_zero() {
                 return Err(io::Error::new(ErrorKind::TimedOut, format!("{host}:{port}: {failure}")));
@@ -53,7 +54,7 @@ impl StoreClient {
 
     /// Sends the greeting, and checks that a store answers.
     fn greet(mut self, left: TimeLeft<'_>) -> io::Result<Self> {
-        let nonce = fastrand::u32(..);
+        let nonce = random::rng().u32(..);
         self.send_bytes(&greeting(), left)?;
         self.send(&StoreRequest::Ping(nonce), left)?;
         match self.read(left)? == nonce.to_le_bytes() {

@@ -192,19 +192,34 @@ impl Membership {
         }
     }
 
-    /// Why the ranks of this node have to stop, if they do.
-    pub fn round_stop(&mut self) -> Option<RoundStop> {
+    /// Why the ranks of this node have to stop, if they do, and the time within which they have to end; `None`: the grace period,
+    /// because the other nodes wait for them.
+    pub fn round_stop(&mut self) -> Option<(RoundStop, Option<Duration>)> {
         if let Some(why) = &self.refused {
-            return Some(RoundStop::Refused(why.clone()));
+            // Nothing renews the lease any more. That is known when two thirds of it are over at the latest.
+            return Some((RoundStop::Refused(why.clone()), Some(self.lease * 3 / 10)));
         }
-        match self.step() {
-            NodeStep::Stop { why, end } => Some(RoundStop::ByOthers { cause: why, end }),
-            _ => self.lost_contact().map(|(why, _)| RoundStop::Unreachable(why)),
+        let lost = self.lost_contact().map(|(why, within)| (why, within.unwrap_or_default()));
+        match (self.step(), lost) {
+            // The others may run a newer round already.
+            (NodeStep::Stop { why, end: None }, _) if why.as_ref().is_none_or(|why| self.is_lost_by(why)) => {
+                Some((RoundStop::ByOthers { cause: None, end: None }, Some(Duration::ZERO)))
+            }
+            (NodeStep::Stop { why, end }, lost) => {
+                Some((RoundStop::ByOthers { cause: why, end }, lost.map(|(_, within)| within)))
+            }
+            (_, lost) => lost.map(|(why, within)| (RoundStop::Unreachable(why), Some(within))),
         }
     }
 
-    /// The error once contact has been lost for too long, and the time within which ranks have to end if other nodes may
-    /// continue without this one.
+    /// Whether the round stops because this node's lease has lapsed.
+    fn is_lost_by(&self, cause: &RoundStopCause) -> bool {
+        let RoundStopCause::Lost { lost } = cause else { return false };
+        self.round().is_some_and(|(_, own)| own == lost.node)
+    }
+
+    /// The error once contact has been lost for too long, and the time within which ranks have to end if this node alone is cut
+    /// off; `None`: the time for which they may outlive etcd is over.
     pub fn lost_contact(&mut self) -> Option<(String, Option<Duration>)> {
         let lost = self.lost.as_mut()?;
         let now = clock::now();

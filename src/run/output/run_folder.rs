@@ -4,6 +4,7 @@
 use crate::run::output::log_files::plain;
 use crate::spec::SpecError;
 use crate::spec::torchrun::LogDir;
+use crate::sys::random;
 use nix::unistd::{AccessFlags, access};
 use std::fs::DirBuilder;
 use std::io;
@@ -62,7 +63,8 @@ fn temp_dir() -> PathBuf {
 /// Eight of the characters that Python's `tempfile` uses.
 fn random() -> String {
     const CHARACTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789_";
-    (0..8).map(|_| char::from(CHARACTERS[fastrand::usize(..CHARACTERS.len())])).collect()
+    let mut rng = random::rng();
+    (0..8).map(|_| char::from(CHARACTERS[rng.usize(..CHARACTERS.len())])).collect()
 }
 
 impl RunFolder {

@@ -12,6 +12,7 @@ use crate::spec::paddle::nodes::{JobNodes, SingleNodePorts};
 use crate::spec::paddle::ps::PsProcesses;
 use crate::spec::{LaunchSpec, SpecError};
 use crate::sys::io::ports::{PortBusy, PortLease};
+use crate::sys::random;
 use thiserror::Error;
 
 /// Why fixed ports cannot be leased.
@@ -148,7 +149,7 @@ pub fn lease_each(ports: impl Iterator<Item = u16>) -> Result<Vec<PortLease>, Po
 /// Leases `count` free ports of a range, starting at a random port and wrapping around.
 fn free(low: u16, high: u16, count: usize) -> Result<Vec<PortLease>, SpecError> {
     let span = usize::from(high - low) + 1;
-    let start = fastrand::usize(..span);
+    let start = random::rng().usize(..span);
     let mut held = Vec::new();
     for step in 0..span {
         if held.len() == count {

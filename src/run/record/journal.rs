@@ -8,6 +8,7 @@ use crate::spec::SpecError;
 use crate::supervise::{NoRestart, ProgressNote};
 use crate::sys::clock;
 use crate::sys::io::fd;
+use crate::sys::random;
 use serde::ser::SerializeStructVariant;
 use serde::{Serialize, Serializer};
 use std::fs::File;
@@ -332,7 +333,7 @@ pub fn write_result(log_dir: &Path, result: &impl Serialize) -> Result<(), Resul
     let Err(source) = log_files::records_folder(log_dir).and_then(|_| log_files::replace(&path, &text)) else {
         return Ok(());
     };
-    let key: String = (0..8).map(|_| fastrand::alphanumeric()).collect();
+    let key: String = random::alphanumeric(8);
     let elsewhere = std::env::temp_dir().join(format!("rlaunch-result-{key}.json"));
     Err(match log_files::replace(&elsewhere, &text) {
         Ok(()) => ResultNotWritten::Elsewhere { path, source, elsewhere },

@@ -62,6 +62,9 @@ fn violations(sources: &[Source]) -> Vec<String> {
         if own != "sys" && code.contains("unsafe") {
             found.push(format!("{path} has unsafe code"));
         }
+        if own != "sys" && code.contains("fastrand::") {
+            found.push(format!("{path} draws random numbers whose seed is not the kernel's; use sys::random"));
+        }
     }
     found
 }
@@ -77,6 +80,7 @@ fn a_seeded_violation_of_each_floor_rule_is_found() {
         Source::seeded("plan/devices.rs", "use crate::run::engine;"),
         Source::seeded("supervise/stop.rs", "let now = Instant::now();"),
         Source::seeded("run/engine.rs", "unsafe { fork() }"),
+        Source::seeded("run/engine.rs", "fastrand::alphanumeric()"),
         Source::seeded("extra/file.rs", ""),
     ];
     for source in seeded {

@@ -64,8 +64,9 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
 }
 
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
-    use Happening::{HostLost, Notify, Resume, Stop, Suspend};
-    let one = prop::sample::select(vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, HostLost]);
+    use Happening::{CutOff, HostLost, Notify, Resume, Stop, Suspend};
+    let one = vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
+    let one = prop::sample::select(one);
     let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
     prop_oneof![2 => many, 1 => Just(Vec::new())]
 }
@@ -107,7 +108,8 @@ fn job() -> impl Strategy<Value = Job> {
     // Often something comes with the first end, or soon after, while the others are on their way; or with
     // the end of the work, while servers are on theirs.
     let soon = prop_oneof![1 => Just(0), 2 => 0..3_000u64];
-    let what = vec![Happening::Suspend, Happening::Suspend, Happening::Suspend, Happening::Stop, Happening::HostLost];
+    use Happening::{CutOff, HostLost, Stop, Suspend};
+    let what = vec![Suspend, Suspend, Suspend, Stop, CutOff, HostLost];
     let soon = prop::collection::vec((soon, prop::sample::select(what)), 0..3);
     let order = (soon, any::<bool>(), any::<u64>(), prop::bool::weighted(0.5));
     (whole, order).prop_map(
@@ -181,7 +183,7 @@ fn the_histories_cover_all_cases() {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
         lifecycle::note_cases(&job, &world, &mut note);
-        let World { together, notes, report, waits_asleep, .. } = world;
+        let World { together, notes, report, waits_asleep, cut_off, .. } = world;
         let any = |what: &dyn Fn(&world::Together) -> bool| together.iter().any(what);
         note("several ends", any(&|t| t.ended > 1));
         note("several failures", any(&|t| t.failed > 1));
@@ -197,6 +199,7 @@ fn the_histories_cover_all_cases() {
         note("a wait that begins asleep", waits_asleep);
         let asked = notes.iter().any(|n| matches!(n, ProgressNote::Stopping { living, .. } if !living.is_empty()));
         note("a signal that is passed on", asked && job.policy.repeats_signal);
+        note("a node that is cut off", cut_off);
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
         note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();
@@ -359,6 +362,19 @@ fn a_lost_host_is_no_failure_of_a_rank_unless_one_came_first() {
     let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &lost)));
     assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
     assert_eq!((report.no_restart, report.at), (Some(NoRestart::LauncherKilled), 1_000 * MS));
+}
+
+#[test]
+fn a_node_that_the_others_do_not_wait_for_has_no_grace_period() {
+    let cut_off = |at| (at, Happening::CutOff);
+    let report = run(&plain(&[&[STUBBORN, GOOD]], &[cut_off(1_000)]));
+    assert_eq!((report.outcome, report.at), (NodeOutcome::Regrouped, 1_000 * MS));
+    let report = run(&plain(&[&[STUBBORN, STUBBORN]], &[(1_000, Happening::Stop), cut_off(2_000)]));
+    assert_eq!((report.outcome, report.at), (NodeOutcome::Stopped { signal: libc::SIGINT }, 2_000 * MS));
+    let report = run(&restarting(plain(&[&[STUBBORN, FAILS]], &[cut_off(1_000)])));
+    assert_eq!((report.outcome, report.no_restart), (NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) }, None));
+    let suspended = [(500, Happening::Suspend), cut_off(1_000)];
+    assert_eq!(run(&plain(&[&[STUBBORN]], &suspended)).at, 1_000 * MS);
 }
 
 #[test]

@@ -71,6 +71,7 @@ enum Cause {
     Failed(usize, Exit),
     NotStarted(usize),
     Asked,
+    CutOff,
     HostLost,
 }
 
@@ -94,6 +95,8 @@ pub struct World<'a> {
     start_failed: bool,
     pub stop_signals: usize,
     pub host_lost: bool,
+    /// The other nodes continue without this one.
+    pub cut_off: bool,
     /// SIGKILL was announced, and last sent (in time awake).
     killing: bool,
     last_kill: Duration,
@@ -138,6 +141,7 @@ impl<'a> World<'a> {
             start_failed: false,
             stop_signals: 0,
             host_lost: false,
+            cut_off: false,
             killing: false,
             last_kill: Duration::ZERO,
             backoff: None,
@@ -269,6 +273,12 @@ impl<'a> World<'a> {
                 self.host_lost = true;
                 self.reason(Cause::HostLost);
                 self.send(SupervisorEvent::LauncherKilled);
+            }
+            Happening::CutOff => {
+                self.wake();
+                self.cut_off = true;
+                self.reason(Cause::CutOff);
+                self.send(SupervisorEvent::Regroup { within: Some(Duration::ZERO) });
             }
         }
     }
@@ -461,6 +471,8 @@ impl<'a> World<'a> {
             SupervisorEvent::Suspend,
             SupervisorEvent::Resume,
             SupervisorEvent::LauncherKilled,
+            SupervisorEvent::Regroup { within: None },
+            SupervisorEvent::Regroup { within: Some(Duration::ZERO) },
             SupervisorEvent::ForwardSignal(10),
         ] {
             assert_eq!(self.effects_of(event), []);

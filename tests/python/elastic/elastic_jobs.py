@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import preloaded
 import psutil
 from hosts import Host
-from launching import LIMIT, TALKING, Ended, environment, supervisor_of, until
+from launching import LIMIT, TALKING, Ended, environment, gone, supervisor_of, until
 from torch_launching import STEERING
 
 NODE_LOST, STORE_LOST, NOT_MET, USAGE = 75, 74, 73, 2
@@ -318,6 +318,27 @@ class Job:
         for one, next_one in itertools.pairwise(order):
             assert spans[one][1] < spans[next_one][0], (one, next_one, spans)
         return {number: worlds[number] for number in order}
+
+
+def freeze_until_lost(node: Node, other: Node) -> None:
+    """Freezes a node with its rank until the other has begun the next round. Its rank is killed."""
+    (rank,) = node.ranks()
+    frozen = [psutil.Process(node.process.pid), supervisor_of(node.process), rank]
+    for process in frozen:
+        process.suspend()
+    try:
+        other.await_round(1, 2)
+        began = f"life.{other.label}.1.0"
+        until(lambda: (node.folder / began).exists(), "the rank of the next round")
+    finally:
+        for process in frozen:
+            process.resume()
+    thawed = time.monotonic()
+    until(lambda: gone(rank), "the end of the thawed rank")
+    (life,) = node.folder.glob(f"life.{node.label}.0.*")
+    last = float(life.read_text().split()[-2])
+    print(f"the thawed rank ran for {max(0.0, last - thawed) * 1000:.0f} ms")
+    assert not list(node.folder.glob(f"asked.{node.label}.*")), "it could have saved over a newer checkpoint"
 
 
 def start_at_once(job: Job, on: tuple[int, ...], *args: str) -> None:

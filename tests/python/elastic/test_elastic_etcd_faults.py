@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_jobs import NODE_LOST, NOT_MET, PADDLE, STORE_LOST, TORCH, Job, Node
+from elastic_jobs import NODE_LOST, NOT_MET, PADDLE, STORE_LOST, TORCH, Job, Node, freeze_until_lost
 from etcd import Etcd
 from launching import gone, until
 from multi_host import MultiHost, await_ranks, joining, lived, multi_host, name_of, rounds_of
@@ -17,6 +17,8 @@ from multi_host import MultiHost, await_ranks, joining, lived, multi_host, name_
 LEASE = 3.0
 
 RUN = 'live_until("finish")\n'
+# The second node's rank notes that it was asked to end, and continues.
+SAVES = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n' + RUN
 # One that does not hear that it is to stop.
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RUN
 
@@ -124,7 +126,8 @@ def test_a_job_ends_without_etcd_after_the_time_that_it_may(
     tmp_path: Path, made: MultiHost, own: Etcd, module: str
 ) -> None:
     with Job(tmp_path, made.on, made.at(own)) as job:
-        nodes = both(job, module=module, lost=3)
+        # There is no grace period: when the time is over, the others may have continued.
+        nodes = both(job, module=module, lost=3, body=DEAF)
         began = time.monotonic()
         own.stop()
         for node in nodes:
@@ -177,6 +180,14 @@ def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
         begins = lived(job, 2)[0] - cut
         print(f"{module}: ranks cut off ended after {ended:.2f} s, the next round began after {begins:.2f} s")
+
+
+def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
+    tmp_path: Path, made: MultiHost, etcd: Etcd
+) -> None:
+    with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
+        zero, one = both(job, "--elastic_level=1", body=SAVES)
+        freeze_until_lost(one, zero)
 
 
 def test_a_short_cut_changes_nothing(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:

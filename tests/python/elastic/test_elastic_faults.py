@@ -9,7 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_jobs import NODE_LOST, PADDLE, STORE_LOST, TORCH, AtMaster, Backend, Job, Node, joining
+from elastic_jobs import (
+    NODE_LOST,
+    PADDLE,
+    STORE_LOST,
+    TORCH,
+    AtMaster,
+    Backend,
+    Job,
+    Node,
+    freeze_until_lost,
+    joining,
+)
 from hosts import Host, hosts
 from launching import gone, until
 
@@ -19,6 +30,8 @@ RUN = """
 tell(f"began.{node}.{attempt}", world)
 live_until("finish")
 """
+# The second node's rank notes that it was asked to end, and continues.
+SAVES = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n' + RUN
 # The second node's does not hear that it is to stop.
 DEAF = 'if node == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
 
@@ -157,6 +170,14 @@ def test_a_survivor_goes_on_alone_and_there_are_never_two_worlds(
         job.finish()
         job.end_successfully(zero, again)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2}
+
+
+def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
+    tmp_path: Path, two: list[Host], backend: Backend
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        zero, one = both(job, PADDLE, "--elastic_level=1", body=SAVES)
+        freeze_until_lost(one, zero)
 
 
 def test_a_node_that_loses_the_serving_node_ends_before_that_one_goes_on(

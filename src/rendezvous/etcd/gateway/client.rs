@@ -5,6 +5,7 @@ use super::{codec, tls};
 use crate::net::traffic::Traffic;
 use crate::rendezvous::etcd::config::EtcdConfig;
 use crate::sys::clock;
+use crate::sys::random;
 use rustls::ClientConfig;
 use serde_json::{Value, json};
 use std::error::Error;
@@ -74,7 +75,7 @@ impl EtcdClient {
             return Err(invalid("no endpoint is given"));
         }
         let needs_tls = endpoints.iter().any(|one| one.starts_with("https:"));
-        let first = fastrand::usize(..endpoints.len());
+        let first = random::rng().usize(..endpoints.len());
         Ok(Arc::new(Self {
             endpoints,
             tls: if needs_tls { Some(tls::config(config.tls.as_ref())?) } else { None },

@@ -9,6 +9,7 @@ use crate::net::traffic::Traffic;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::master::auth::{LinkAuth, LinkSide};
 use crate::rendezvous::master::frame::{FrameError, FrameReader, FromMaster, FromNode, SharedBody};
+use crate::sys::random;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -271,7 +272,7 @@ impl ClientThread {
                 }
             }
             // Random, so that not all nodes connect at once.
-            self.pause(pause.mul_f64(0.5 + fastrand::f64()));
+            self.pause(pause.mul_f64(0.5 + random::rng().f64()));
             pause = (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         }
     }

@@ -62,7 +62,7 @@ impl World<'_> {
     }
 
     fn spawn(&mut self, id: ChildId) {
-        assert!(self.stop_signals == 0 && !self.host_lost, "spawned {id:?} after a stop from outside");
+        assert!(self.stop_signals == 0 && !self.host_lost && !self.cut_off, "spawned {id:?} after a stop from outside");
         assert!(self.first.is_none(), "spawned {id:?} while stopping");
         assert!(self.backoff.is_none(), "spawned {id:?} before the sweep");
         assert_eq!(id.attempt, self.attempt);
@@ -93,7 +93,7 @@ impl World<'_> {
         let (now, awake) = (self.now, self.awake());
         let Manners { on_term, on_kill, .. } = self.manners(id.local_rank);
         let first = self.first.expect("killed without a reason");
-        let forced = self.stop_signals >= 2 || self.host_lost;
+        let forced = self.stop_signals >= 2 || self.host_lost || self.cut_off;
         let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
         let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
@@ -192,9 +192,13 @@ impl World<'_> {
         let (rank, exit) = match cause {
             Some(Cause::Failed(rank, exit)) => (rank, exit),
             Some(Cause::NotStarted(rank)) => (rank, Exit::Lost),
-            Some(Cause::Asked | Cause::HostLost) if self.backoff.is_some() => (0, Exit::Lost),
+            Some(Cause::Asked | Cause::HostLost | Cause::CutOff) if self.backoff.is_some() => (0, Exit::Lost),
             _ => return None,
         };
+        // The rendezvous decides whether another round follows.
+        if self.cut_off && !self.host_lost && self.stop_signals == 0 {
+            return None;
+        }
         let times = self.history.iter().rev().take_while(|a| (a.culprit, a.exit) == (rank, exit)).count() as u32 + 1;
         let used = self.recent().len() as u32;
         let status = exit.shell_status();
@@ -229,6 +233,7 @@ impl World<'_> {
             Some(Cause::Failed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
             Some(Cause::NotStarted(local_rank)) => NodeOutcome::NotStarted { local_rank },
             Some(Cause::Asked) => NodeOutcome::Stopped { signal: SIGNAL },
+            Some(Cause::CutOff) => NodeOutcome::Regrouped,
             Some(Cause::HostLost) => NodeOutcome::LauncherKilled,
         };
         assert_eq!(report.outcome, outcome);
@@ -272,7 +277,7 @@ impl World<'_> {
         let over = self.awake() > first.awake + self.job.policy.grace;
         let stop_by = self.job.policy.stop_by.unwrap_or(Duration::MAX);
         let late = self.now > stop_by.max(first.at).max(self.woke);
-        if over || late || self.stop_signals >= 2 || self.host_lost {
+        if over || late || self.stop_signals >= 2 || self.host_lost || self.cut_off {
             assert!(all(&|s| s.killed), "a rank outlived the grace, or a second signal");
         }
         let patience = self.last_kill + KILL_PATIENCE;

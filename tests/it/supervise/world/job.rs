@@ -37,6 +37,7 @@ pub enum Happening {
     Notify,
     Suspend,
     Resume,
+    CutOff,
     HostLost,
 }
 

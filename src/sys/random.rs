@@ -1,0 +1,37 @@
+//! Random numbers whose seed is the kernel's. `fastrand`'s own seed is a hash of the clock and the thread: launchers that
+//! start in the same nanosecond, as two on one machine do now and then, would draw the same names.
+
+/// A generator with a seed of the kernel.
+pub fn rng() -> fastrand::Rng {
+    let mut seed = [0; size_of::<u64>()];
+    // SAFETY: `seed` is a local array that outlives the call, and its length is given.
+    let read = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
+    // Up to 256 bytes are whole (getrandom(2)). Where a filter forbids the call, the clock has to do.
+    if read == seed.len() as isize { fastrand::Rng::with_seed(u64::from_ne_bytes(seed)) } else { fastrand::Rng::new() }
+}
+
+/// A word of letters and digits.
+pub fn alphanumeric(length: usize) -> String {
+    let mut rng = rng();
+    (0..length).map(|_| rng.alphanumeric()).collect()
+}
+
+/// A word of lowercase letters.
+pub fn lowercase(length: usize) -> String {
+    let mut rng = rng();
+    (0..length).map(|_| rng.lowercase()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn words_differ_and_have_their_letters() {
+        let words: BTreeSet<String> = (0..1000).map(|_| alphanumeric(16)).collect();
+        assert_eq!(words.len(), 1000);
+        assert!(words.iter().all(|word| word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_alphanumeric())));
+        assert!(lowercase(100).bytes().all(|byte| byte.is_ascii_lowercase()));
+    }
+}
