@@ -1,4 +1,4 @@
-"""Python interpreters that have imported torch, or Paddle, once for all tests of a session.
+"""Python interpreters that have imported torch, Paddle, or pytest once for all tests of a session.
 
 ``python("torch")`` is the beginning of a command, as ``[sys.executable]`` is: the program behind it (a file,
 ``-c`` or ``-m``, and its arguments) runs in a process that is forked off one server of the session, with the
@@ -33,9 +33,12 @@ from typing import Any, NoReturn
 # More would not fit into a message, so the request is in a file without a name.
 DESCRIPTORS = 4
 PATIENCE = 60.0
+# pytest imports its own plugins for each session.
+_PLUGINS = ("python", "terminal", "unittest", "skipping", "doctest", "junitxml", "logging", "recwarn")
 IMPORTS = {
-    "torch": "torch.distributed.run",
-    "paddle": "paddle.distributed.launch.main",
+    "torch": ["torch.distributed.run"],
+    "paddle": ["paddle.distributed.launch.main"],
+    "pytest": ["pytest", *(f"_pytest.{name}" for name in _PLUGINS)],
 }
 _held: dict[str, socket.socket] = {}
 _inside = False  # Whether this process is forked off a server.
@@ -151,7 +154,8 @@ def serve(name: str, framework: str) -> None:
     os.chdir("/")
     try:
         before = dict(os.environ)
-        __import__(IMPORTS[framework])
+        for module in IMPORTS[framework]:
+            __import__(module)
         set_by_import = {name: text for name, text in os.environ.items() if before.get(name) != text}
         gc.collect()
         gc.freeze()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import textwrap
 from collections.abc import Callable
 
 import pytest
+from preloaded import python
 from spawning import JOB_VARIABLES
 
 Suite = Callable[..., pytest.RunResult]
@@ -28,8 +30,11 @@ def suite_fixture(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "120")
 
+    runs = itertools.count()
+
     def run(source: str, *args: str) -> pytest.RunResult:
         pytester.makepyfile(test_it="import os\nimport pytest\n\n" + textwrap.dedent(source).strip("\n"))
-        return pytester.runpytest_subprocess(*QUICK, "-ra", *args, timeout=100)
+        base = f"--basetemp={pytester.path / f'base-{next(runs)}'}"
+        return pytester.run(*python("pytest"), "-m", "pytest", base, *QUICK, "-ra", *args, timeout=100)
 
     return run
