@@ -5,7 +5,7 @@
 
 Figures are for this machine at this moment; the ratios are what to look at. FAULTS_TORCHRUN_PYTHON and
 FAULTS_PADDLE_PYTHON name the interpreters of the rivals (default: this one). Exit status 1 if a promise is
-broken; the last lines say which.
+broken or a section fails; the last lines say which.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,9 +63,10 @@ def about() -> str:
     return ", ".join([*machine, f"Python {platform.python_version()}", *versions])
 
 
-def page(figures: Figures, command: str, about: str) -> str:
-    """The results in Markdown."""
-    return HEAD.format(command=command, about=about) + figures.tables(ABOUT)
+def page(figures: Figures, command: str, about: str, failed: list[str]) -> str:
+    """The results in Markdown. `failed`: the sections that did not come to their end, with the error."""
+    gaps = "".join(f"\n**Not measured to its end**: {text}.\n" for text in failed)
+    return HEAD.format(command=command, about=about) + gaps + figures.tables(ABOUT)
 
 
 def arguments() -> argparse.Namespace:
@@ -93,15 +95,22 @@ def main() -> int:
     machine = about()
     print(machine, flush=True)
     figures = Figures()
+    failed: list[str] = []
     for name in chosen.sections or SECTIONS:
-        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            SECTIONS[name](Session(Path(folder), chosen.quick, figures, name))
-    if chosen.write is not None:
-        chosen.write.write_text(page(figures, command, machine))
+        try:
+            with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+                SECTIONS[name](Session(Path(folder), chosen.quick, figures, name))
+        except Exception as error:  # The other sections are worth their time.
+            traceback.print_exc()
+            failed.append(f"{name} ({type(error).__name__}: {error})")
+        if chosen.write is not None:
+            chosen.write.write_text(page(figures, command, machine, failed))
+    for text in failed:
+        print(f"bench: failed: {text}", flush=True)
     broken = figures.broken()
     for text in broken:
         print(f"bench: broken promise {text}", flush=True)
-    return 1 if broken else 0
+    return 1 if broken or failed else 0
 
 
 if __name__ == "__main__":

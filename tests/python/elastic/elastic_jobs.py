@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -332,7 +333,9 @@ def freeze_until_lost(node: Node, other: Node) -> None:
         until(lambda: (node.folder / began).exists(), "the rank of the next round")
     finally:
         for process in frozen:
-            process.resume()
+            # The supervisor, which is first, may have killed the rank already.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
     thawed = time.monotonic()
     until(lambda: gone(rank), "the end of the thawed rank")
     (life,) = node.folder.glob(f"life.{node.label}.0.*")

@@ -98,6 +98,28 @@ def test_one_rank_has_the_terminal_and_quitting_ends_the_session(session: StartS
     assert "entering PDB" not in report
 
 
+def test_a_rank_that_fails_after_the_one_with_the_terminal_has_ended_gets_no_debugger(
+    start_session: StartSession,
+) -> None:
+    pdb = start_session(
+        """
+        import os, pathlib, time, pytest
+
+        @pytest.mark.ranks(2)
+        def test_fails(rank):
+            first = pathlib.Path(f"/proc/{rank.broadcast(os.getpid())}/stat")
+            while rank.rank == 1 and first.exists() and ") Z " not in first.read_text():
+                time.sleep(0.001)
+            assert False
+        """,
+        "--pdb",
+    )
+    pdb.until("rank 0: entering PDB")
+    pdb.until("(Pdb) ")
+    pdb.type("q\n")
+    assert "entering PDB" not in pdb.until("1 failed")
+
+
 def test_each_failing_subtest_is_looked_at_until_one_quits(session: StartSession) -> None:
     pdb = session("--pdb", "-k", "of_subtests or plain")
     for secret in (80, 81):

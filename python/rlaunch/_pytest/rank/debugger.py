@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from ..messages import Link
+
+
+# The mode of the lock's file once a rank has had the terminal: other ranks may ask after that one has ended.
+_TAKEN = 0o400
 
 
 def ignore_interrupts(debug_rank: int | None) -> None:
@@ -51,6 +56,7 @@ class Debugger:
         self._debug_rank = debug_rank
         self._cls = cls
         self._worker = worker
+        self._has_terminal = False
         # Copies of the standard descriptors while the terminal has their place.
         self._originals: list[int] = []
         sys.breakpointhook = self._handle_breakpoint
@@ -75,11 +81,16 @@ class Debugger:
             self._link.send("debugging", False)
 
     def _lock_terminal(self) -> bool:
-        try:
-            # A lock of this process (fcntl(2)): it is released when the process ends.
-            fcntl.lockf(self._terminal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
+        if not self._has_terminal:
+            try:
+                # A lock of this process (fcntl(2)): it is released when the process ends.
+                fcntl.lockf(self._terminal_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            if stat.S_IMODE(os.fstat(self._terminal_lock).st_mode) == _TAKEN:
+                return False
+            os.fchmod(self._terminal_lock, _TAKEN)
+            self._has_terminal = True
         self._link.send("debugging", True)
         return True
 
