@@ -98,8 +98,11 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
         }
         (JobPhase::Ended { end }, NodeStatus::Runs { .. }) => NodeStep::Stop { why: None, end: Some(end.clone()) },
         (JobPhase::Ended { end }, _) => NodeStep::End(end.clone()),
-        // The others have gone on without this node, whose ranks stop too slowly.
-        (JobPhase::Running, NodeStatus::Stops { round, .. }) if *round < now => NodeStep::Stop { why: None, end: None },
+        // The others have gone on without this node.
+        (
+            JobPhase::Running | JobPhase::Stopping { .. },
+            NodeStatus::Runs { round } | NodeStatus::Stops { round, .. },
+        ) if *round < now => NodeStep::Stop { why: None, end: None },
         (_, NodeStatus::Leaves { .. } | NodeStatus::Stops { .. }) => NodeStep::Wait,
         (JobPhase::Running, NodeStatus::Ready { seen }) if *seen < now => match is_member {
             true => NodeStep::Start { round: now },
@@ -107,7 +110,6 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
             false if node.known_round == now => NodeStep::ReportReady { seen: now },
             false => NodeStep::Wait,
         },
-        (JobPhase::Running, NodeStatus::Runs { round }) if *round < now => NodeStep::Stop { why: None, end: None },
         (JobPhase::Running, NodeStatus::Done { round } | NodeStatus::Failed { round, .. }) if *round < now => {
             NodeStep::ReportReady { seen: *round }
         }

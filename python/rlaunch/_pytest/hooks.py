@@ -194,8 +194,8 @@ class _Hooks:
             elif isinstance(raised, KeyboardInterrupt):  # With --pdb, where pytest goes on after it.
                 item.session.shouldstop = "KeyboardInterrupt"
         if call.when == "teardown" and run is not None:
-            del item.stash[_run]
             del item.config.stash[_current]
+            del item.stash[_run]
         return report
 
     @pytest.hookimpl(trylast=True)

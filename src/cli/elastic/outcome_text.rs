@@ -75,7 +75,7 @@ pub fn of_round_stop(stop: &RoundStop) -> String {
             "the other nodes continue without this one; its ranks are killed".into()
         }
         RoundStop::ByOthers { cause: None, end: Some(_) } => {
-            "the job ended without this node; its ranks are stopped".into()
+            "the job ended without this node; its ranks are killed".into()
         }
         RoundStop::Refused(why) | RoundStop::Unreachable(why) => {
             format!("{why}; the ranks of this node are stopped")

@@ -196,14 +196,14 @@ impl Membership {
     /// because the other nodes wait for them.
     pub fn round_stop(&mut self) -> Option<(RoundStop, Option<Duration>)> {
         if let Some(why) = &self.refused {
-            // Nothing renews the lease any more. That is known when two thirds of it are over at the latest.
+            // The lease may not be renewed any more. That is known when two thirds of it are over at the latest.
             return Some((RoundStop::Refused(why.clone()), Some(self.lease * 3 / 10)));
         }
         let lost = self.lost_contact().map(|(why, within)| (why, within.unwrap_or_default()));
         match (self.step(), lost) {
-            // The others may run a newer round already.
-            (NodeStep::Stop { why, end: None }, _) if why.as_ref().is_none_or(|why| self.is_lost_by(why)) => {
-                Some((RoundStop::ByOthers { cause: None, end: None }, Some(Duration::ZERO)))
+            // The others run a newer round, may begin one at any moment, or have ended the job.
+            (NodeStep::Stop { why, end }, _) if self.is_left_behind(why.as_ref()) => {
+                Some((RoundStop::ByOthers { cause: None, end }, Some(Duration::ZERO)))
             }
             (NodeStep::Stop { why, end }, lost) => {
                 Some((RoundStop::ByOthers { cause: why, end }, lost.map(|(_, within)| within)))
@@ -212,10 +212,17 @@ impl Membership {
         }
     }
 
-    /// Whether the round stops because this node's lease has lapsed.
-    fn is_lost_by(&self, cause: &RoundStopCause) -> bool {
-        let RoundStopCause::Lost { lost } = cause else { return false };
-        self.round().is_some_and(|(_, own)| own == lost.node)
+    /// Whether the other nodes do not wait for this one, whose ranks stop for this cause. A node that gathers others waits for those
+    /// that have come back, and a node whose connection alone has broken may come back in time.
+    fn is_left_behind(&self, cause: Option<&RoundStopCause>) -> bool {
+        match cause {
+            None => self.state.as_ref().is_some_and(|state| state.phase != JobPhase::Gathering),
+            Some(RoundStopCause::Lost { lost }) => {
+                let is_own = self.round().is_some_and(|(_, own)| own == lost.node);
+                is_own && Duration::from_millis(lost.age_ms) >= self.lease
+            }
+            Some(_) => false,
+        }
     }
 
     /// The error once contact has been lost for too long, and the time within which ranks have to end if this node alone is cut

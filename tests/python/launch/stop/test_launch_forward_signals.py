@@ -166,9 +166,9 @@ def test_nohup_keeps_a_job_from_hanging_up(place: Place) -> None:
 
 
 def test_the_end_of_the_slurm_job_shortens_the_grace(place: Place) -> None:
-    """Slurm kills 30 s after the end time; so 26 s after it there are only a few left."""
+    """Slurm kills 30 s after the end time, so ten seconds are left, less the time of the launcher's start."""
     place.script(STUBBORN)
-    end = str(int(time.time()) - 26)
+    end = str(int(time.time()) - 20)
     with place.start("--grace_period=600", "train.py", env=environment(SLURM_JOB_END_TIME=end)) as launcher:
         (rank,) = place.ready(1)
         launcher.terminate()
@@ -177,13 +177,13 @@ def test_the_end_of_the_slurm_job_shortens_the_grace(place: Place) -> None:
     assert "sending SIGKILL to rank(s) 0" in ended.stderr
     # The notice of the wait says how long it is.
     seconds = ended.stderr.partition("waiting up to ")[2].partition(" s ")[0]
-    assert float(seconds) < 3
+    assert float(seconds) < 10
     await_gone(rank)
 
 
 def test_a_failure_near_the_end_of_the_slurm_job_is_cleaned_up_in_time(place: Place) -> None:
     place.script(f"if rank == 0:\n    await_file('ready.1')\n    sys.exit(3)\n{STUBBORN}")
-    end = str(int(time.time()) - 26)
+    end = str(int(time.time()) - 20)
     ended = place.run(
         "--nproc_per_node=2", "--grace_period=600", "train.py", env=environment(SLURM_JOB_END_TIME=end)
     )
