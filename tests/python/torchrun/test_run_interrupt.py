@@ -17,8 +17,8 @@ RANKS = 4
 SLOW = f"""
 import os, time
 rank = int(os.environ["RANK"])
-open(f"importing.{{rank}}", "w").close()
 try:
+    open(f"importing.{{rank}}", "w").close()
     while True:
         time.sleep(0.01)
 except KeyboardInterrupt:
