@@ -103,8 +103,8 @@ def main() -> int:
         except Exception as error:  # The other sections are worth their time.
             traceback.print_exc()
             failed.append(f"{name} ({type(error).__name__}: {error})")
-        if chosen.write is not None:
-            chosen.write.write_text(page(figures, command, machine, failed))
+    if chosen.write is not None:
+        chosen.write.write_text(page(figures, command, machine, failed))
     for text in failed:
         print(f"bench: failed: {text}", flush=True)
     broken = figures.broken()

@@ -19,11 +19,16 @@ pub enum NodeStep {
         /// The round.
         round: u64,
     },
-    /// Stop the ranks.
+    /// Stop the ranks. The others wait for them.
     Stop {
-        /// Why; `None`: the others have gone on without this node.
+        /// Why; `None`: the others took this node for lost, and it has come back before their next round.
         why: Option<RoundStopCause>,
         /// The end of the job that follows, if one does.
+        end: Option<JobEnd>,
+    },
+    /// Kill the ranks. The others do not wait for them.
+    Kill {
+        /// The end of the job, if it has ended or is about to.
         end: Option<JobEnd>,
     },
     /// End: the job is over.
@@ -41,6 +46,8 @@ pub struct NodeState {
     pub status: NodeStatus,
     /// The last round that it is a member of.
     pub round: Option<u64>,
+    /// Its number in that round.
+    pub number: usize,
     /// Whether it has received a state of the job before its end. If not, a job that has ended is an earlier one of the same name.
     pub saw_job_open: bool,
     /// The last round whose members it has received.
@@ -53,7 +60,7 @@ impl NodeState {
     /// The state of a new node.
     pub fn new(id: &str) -> Self {
         let status = NodeStatus::Ready { seen: 0 };
-        Self { id: id.to_owned(), status, round: None, saw_job_open: false, known_round: 0, serial: 0 }
+        Self { id: id.to_owned(), status, round: None, number: 0, saw_job_open: false, known_round: 0, serial: 0 }
     }
 
     /// Takes note of a state, and of the members of its round if they came with it. Whether it is the newest: only then does it
@@ -61,8 +68,8 @@ impl NodeState {
     pub fn note_state(&mut self, state: &JobState, members: Option<&[RoundMember]>) -> bool {
         if let Some(members) = members.filter(|_| state.round > self.known_round) {
             self.known_round = state.round;
-            if members.iter().any(|member| member.id == self.id) {
-                self.round = Some(state.round);
+            if let Some(number) = members.iter().position(|member| member.id == self.id) {
+                (self.round, self.number) = (Some(state.round), number);
             }
         }
         if state.serial <= self.serial {
@@ -79,7 +86,7 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
     let (status, is_member) = (&node.status, node.round == Some(state.round));
     if let Some(why) = state.refused.get(&node.id) {
         return match status {
-            NodeStatus::Runs { .. } => NodeStep::Stop { why: None, end: None },
+            NodeStatus::Runs { .. } => NodeStep::Kill { end: None },
             _ => NodeStep::Refused(why.clone()),
         };
     }
@@ -96,13 +103,13 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
         {
             NodeStep::Wait
         }
-        (JobPhase::Ended { end }, NodeStatus::Runs { .. }) => NodeStep::Stop { why: None, end: Some(end.clone()) },
+        (JobPhase::Ended { end }, NodeStatus::Runs { .. }) => NodeStep::Kill { end: Some(end.clone()) },
         (JobPhase::Ended { end }, _) => NodeStep::End(end.clone()),
         // The others have gone on without this node.
         (
             JobPhase::Running | JobPhase::Stopping { .. },
             NodeStatus::Runs { round } | NodeStatus::Stops { round, .. },
-        ) if *round < now => NodeStep::Stop { why: None, end: None },
+        ) if *round < now => NodeStep::Kill { end: None },
         (_, NodeStatus::Leaves { .. } | NodeStatus::Stops { .. }) => NodeStep::Wait,
         (JobPhase::Running, NodeStatus::Ready { seen }) if *seen < now => match is_member {
             true => NodeStep::Start { round: now },
@@ -114,6 +121,12 @@ pub fn next_step(node: &NodeState, state: &JobState) -> NodeStep {
             NodeStep::ReportReady { seen: *round }
         }
         (JobPhase::Running, _) => NodeStep::Wait,
+        // Age 0: its connection has broken, and it may have come back before its lease lapsed.
+        (JobPhase::Stopping { why: RoundStopCause::Lost { lost }, end }, NodeStatus::Runs { .. })
+            if is_member && lost.node == node.number && lost.age_ms > 0 =>
+        {
+            NodeStep::Kill { end: end.clone() }
+        }
         (JobPhase::Stopping { why, end }, NodeStatus::Runs { .. }) => {
             NodeStep::Stop { why: Some(why.clone()), end: end.clone() }
         }

@@ -204,19 +204,22 @@ class _Hooks:
         if item is None:
             return
         run = item.stash[_run]
-        if excinfo.value is not item.stash.get(_raised, None):
-            if run.is_closed() or not isinstance(excinfo.value, KeyboardInterrupt):
-                return
-            # It came outside of this plugin: the ranks have begun the test, and pytest has not yet.
-            run.collect_interrupted_stacks()
-        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        shown = getattr(reporter, "_keyboardinterrupt_memo", None)
-        if shown is not None and isinstance(excinfo.value, KeyboardInterrupt):
-            # Instead of the line of this plugin that waited for the ranks.
-            text = outcome.format_interrupt(item, run)
-            shown.reprcrash = outcome.InterruptedRanks(text)
-            shown.addsection("ranks", text)  # With --full-trace.
-        run.close()
+        is_ours = excinfo.value is item.stash.get(_raised, None)
+        if not is_ours and (run.is_closed() or not isinstance(excinfo.value, KeyboardInterrupt)):
+            return
+        try:
+            if not is_ours:
+                # It came while pytest itself or another plugin ran.
+                run.collect_interrupted_stacks()
+            reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+            shown = getattr(reporter, "_keyboardinterrupt_memo", None)
+            if shown is not None and isinstance(excinfo.value, KeyboardInterrupt):
+                # Instead of the line of this plugin that waited for the ranks.
+                text = outcome.format_interrupt(item, run)
+                shown.reprcrash = outcome.InterruptedRanks(text)
+                shown.addsection("ranks", text)  # With --full-trace.
+        finally:
+            run.close()
 
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> bool | None:

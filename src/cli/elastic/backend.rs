@@ -33,6 +33,8 @@ const PROBE_PAUSE: Duration = Duration::from_millis(50);
 const FIRST_NOTICE: Duration = Duration::from_secs(2);
 const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Letters and digits of a launcher's id, which no other launcher has.
+const ID_LENGTH: usize = 16;
 /// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers connect.
 const SPARE_CONNECTIONS: usize = 256;
 
@@ -156,7 +158,7 @@ pub fn join(
             None => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
         }
     }
-    let id = random_id();
+    let id = random::alphanumeric(ID_LENGTH);
     node.clock_ms = wall_ms();
     let record = Membership::record(&node, &NodeStatus::Ready { seen: 0 });
     let config = master::MasterAddress {
@@ -176,11 +178,6 @@ pub fn join(
 
 fn wall_ms() -> u64 {
     millis(clock::wall())
-}
-
-/// A name for this launcher that no other one has.
-fn random_id() -> String {
-    random::alphanumeric(16)
 }
 
 #[cfg(feature = "etcd")]
@@ -206,7 +203,7 @@ fn join_etcd(
         lease: rendezvous.heartbeat_timeout,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
     };
-    let (id, record) = (random_id(), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
+    let (id, record) = (random::alphanumeric(ID_LENGTH), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
     let at = format!("etcd at {}", Endpoint::join(endpoints));
     let backend = join(&config, &id, &record, || Box::new(Coordinator::new(clock::now())))
         .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;

@@ -71,12 +71,11 @@ pub fn of_round_stop(stop: &RoundStop) -> String {
         RoundStop::ByOthers { cause: Some(RoundStopCause::Stopped { host, signal }), end } => {
             stopped(format!("the launcher on {host} received {}", signal_label(*signal)), end)
         }
-        RoundStop::ByOthers { cause: None, end: None } => {
-            "the other nodes continue without this one; its ranks are killed".into()
+        RoundStop::ByOthers { cause: None, end } => {
+            stopped("the other nodes took this one for lost, and wait for it".to_owned(), end)
         }
-        RoundStop::ByOthers { cause: None, end: Some(_) } => {
-            "the job ended without this node; its ranks are killed".into()
-        }
+        RoundStop::LeftBehind { end: None } => "the other nodes continue without this one; its ranks are killed".into(),
+        RoundStop::LeftBehind { end: Some(_) } => "the job ended without this node; its ranks are killed".into(),
         RoundStop::Refused(why) | RoundStop::Unreachable(why) => {
             format!("{why}; the ranks of this node are stopped")
         }

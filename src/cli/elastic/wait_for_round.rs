@@ -127,7 +127,7 @@ impl<'a> RoundWait<'a> {
                 NodeStep::Start { round } => return Ok(WaitResult::Round(round)),
                 NodeStep::End(end) => return Ok(WaitResult::Ended(JobOutcome::Ended(end))),
                 NodeStep::Refused(why) => return Ok(WaitResult::Ended(JobOutcome::Refused(why))),
-                NodeStep::Stop { .. } | NodeStep::Wait => {}
+                NodeStep::Stop { .. } | NodeStep::Kill { .. } | NodeStep::Wait => {}
             }
             if let Some(outcome) = unreachable_outcome(membership) {
                 return Ok(WaitResult::Ended(outcome));

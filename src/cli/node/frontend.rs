@@ -103,7 +103,7 @@ impl LaunchListener for EngineListener<'_> {
 
     fn round_stopped(&self, stop: &RoundStop) {
         // Where this node is at fault, the outcome of the job says the same again.
-        if let RoundStop::ByOthers { .. } = stop {
+        if let RoundStop::ByOthers { .. } | RoundStop::LeftBehind { .. } = stop {
             print_notice(&outcome_text::of_round_stop(stop));
         }
     }

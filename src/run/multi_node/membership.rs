@@ -17,12 +17,16 @@ use tracing::{info, warn};
 
 /// Why the other nodes or the rendezvous backend stop the ranks of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "there is one a round")]
 pub enum RoundStop {
     /// The other nodes stop it too.
     ByOthers {
-        /// Why; `None`: they continue without this node.
+        /// Why; `None`: they took this node for lost, and wait for it before their next round.
         cause: Option<RoundStopCause>,
+        /// How the job ended, if it did.
+        end: Option<JobEnd>,
+    },
+    /// The other nodes do not wait for this one.
+    LeftBehind {
         /// How the job ended, if it did.
         end: Option<JobEnd>,
     },
@@ -200,28 +204,11 @@ impl Membership {
             return Some((RoundStop::Refused(why.clone()), Some(self.lease * 3 / 10)));
         }
         let lost = self.lost_contact().map(|(why, within)| (why, within.unwrap_or_default()));
-        match (self.step(), lost) {
-            // The others run a newer round, may begin one at any moment, or have ended the job.
-            (NodeStep::Stop { why, end }, _) if self.is_left_behind(why.as_ref()) => {
-                Some((RoundStop::ByOthers { cause: None, end }, Some(Duration::ZERO)))
-            }
-            (NodeStep::Stop { why, end }, lost) => {
-                Some((RoundStop::ByOthers { cause: why, end }, lost.map(|(_, within)| within)))
-            }
-            (_, lost) => lost.map(|(why, within)| (RoundStop::Unreachable(why), Some(within))),
-        }
-    }
-
-    /// Whether the other nodes do not wait for this one, whose ranks stop for this cause. A node that gathers others waits for those
-    /// that have come back, and a node whose connection alone has broken may come back in time.
-    fn is_left_behind(&self, cause: Option<&RoundStopCause>) -> bool {
-        match cause {
-            None => self.state.as_ref().is_some_and(|state| state.phase != JobPhase::Gathering),
-            Some(RoundStopCause::Lost { lost }) => {
-                let is_own = self.round().is_some_and(|(_, own)| own == lost.node);
-                is_own && Duration::from_millis(lost.age_ms) >= self.lease
-            }
-            Some(_) => false,
+        let limit = lost.as_ref().map(|(_, within)| *within);
+        match self.step() {
+            NodeStep::Kill { end } => Some((RoundStop::LeftBehind { end }, Some(Duration::ZERO))),
+            NodeStep::Stop { why, end } => Some((RoundStop::ByOthers { cause: why, end }, limit)),
+            _ => lost.map(|(why, _)| (RoundStop::Unreachable(why), limit)),
         }
     }
 

@@ -202,6 +202,7 @@ impl World<'_> {
                     self.nodes[node].whys.extend(why);
                     return self.stop(node);
                 }
+                NodeStep::Kill { .. } => return self.stop_within(node, 0),
                 NodeStep::End(end) if sim.ranks.is_none() => return self.leave(node, Exit::End(end)),
                 NodeStep::End(_) => return self.stop(node),
                 NodeStep::Refused(why) => return self.leave(node, Exit::Refused(why)),
@@ -252,6 +253,10 @@ impl World<'_> {
 
     fn stop(&mut self, node: usize) {
         let grace = self.some(self.story.grace);
+        self.stop_within(node, grace);
+    }
+
+    fn stop_within(&mut self, node: usize, grace: u64) {
         let sim = &mut self.nodes[node];
         let run = sim.run;
         if let Some(ranks) = sim.ranks.as_mut().filter(|ranks| !ranks.stopping) {

@@ -321,8 +321,15 @@ class Job:
         return {number: worlds[number] for number in order}
 
 
+# The second node's rank notes that it was asked to end, and continues.
+NOTES_SIGTERM = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n'
+
+
 def freeze_until_lost(node: Node, other: Node) -> None:
-    """Freezes a node with its rank until the other has begun the next round. Its rank is killed."""
+    """Freezes a node with its rank, which runs NOTES_SIGTERM, until the other has begun the next round.
+
+    The rank is killed then, and not asked.
+    """
     (rank,) = node.ranks()
     frozen = [psutil.Process(node.process.pid), supervisor_of(node.process), rank]
     for process in frozen:

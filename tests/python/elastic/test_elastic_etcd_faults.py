@@ -9,7 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_jobs import NODE_LOST, NOT_MET, PADDLE, STORE_LOST, TORCH, Job, Node, freeze_until_lost
+from elastic_jobs import (
+    NODE_LOST,
+    NOT_MET,
+    NOTES_SIGTERM,
+    PADDLE,
+    STORE_LOST,
+    TORCH,
+    Job,
+    Node,
+    freeze_until_lost,
+)
 from etcd import Etcd
 from launching import gone, until
 from multi_host import MultiHost, await_ranks, joining, lived, multi_host, name_of, rounds_of
@@ -17,8 +27,6 @@ from multi_host import MultiHost, await_ranks, joining, lived, multi_host, name_
 LEASE = 3.0
 
 RUN = 'live_until("finish")\n'
-# The second node's rank notes that it was asked to end, and continues.
-SAVES = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n' + RUN
 # One that does not hear that it is to stop.
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RUN
 
@@ -186,7 +194,7 @@ def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
     tmp_path: Path, made: MultiHost, etcd: Etcd
 ) -> None:
     with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
-        zero, one = both(job, "--elastic_level=1", body=SAVES)
+        zero, one = both(job, "--elastic_level=1", body=NOTES_SIGTERM + RUN)
         freeze_until_lost(one, zero)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from elastic_jobs import (
     NODE_LOST,
+    NOTES_SIGTERM,
     PADDLE,
     STORE_LOST,
     TORCH,
@@ -30,8 +31,6 @@ RUN = """
 tell(f"began.{node}.{attempt}", world)
 live_until("finish")
 """
-# The second node's rank notes that it was asked to end, and continues.
-SAVES = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n' + RUN
 # The second node's does not hear that it is to stop.
 DEAF = 'if node == "1": signal.signal(signal.SIGTERM, signal.SIG_IGN)\n' + RUN
 
@@ -176,7 +175,7 @@ def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
     tmp_path: Path, two: list[Host], backend: Backend
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
-        zero, one = both(job, PADDLE, "--elastic_level=1", body=SAVES)
+        zero, one = both(job, PADDLE, "--elastic_level=1", body=NOTES_SIGTERM + RUN)
         freeze_until_lost(one, zero)
 
 

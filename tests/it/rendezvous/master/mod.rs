@@ -87,7 +87,9 @@ impl Node {
             match next_step(&self.node_state, state) {
                 NodeStep::Start { round } => self.stand(NodeStatus::Runs { round }),
                 NodeStep::ReportReady { seen } => self.stand(NodeStatus::Ready { seen }),
-                NodeStep::Stop { .. } => self.stand(NodeStatus::Ready { seen: state.round }),
+                NodeStep::Stop { .. } | NodeStep::Kill { .. } => {
+                    self.stand(NodeStatus::Ready { seen: state.round });
+                }
                 NodeStep::End(end) => self.end = Some(end),
                 NodeStep::Wait | NodeStep::Refused(_) => {}
             }

@@ -177,7 +177,7 @@ def test_the_end_of_the_slurm_job_shortens_the_grace(place: Place) -> None:
     assert "sending SIGKILL to rank(s) 0" in ended.stderr
     # The notice of the wait says how long it is.
     seconds = ended.stderr.partition("waiting up to ")[2].partition(" s ")[0]
-    assert float(seconds) < 10
+    assert float(seconds) < 9
     await_gone(rank)
 
 
