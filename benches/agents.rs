@@ -11,11 +11,13 @@ use rlaunch::protocol::{
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd::{self, EtcdBackend, EtcdConfig};
+use rlaunch::rendezvous::lease::NodeLease;
 use rlaunch::rendezvous::master::{self, MasterAddress, MasterBackend, MasterConfig};
 use rlaunch::sys::clock;
 use rlaunch::sys::io::poll::Poller;
 use rlaunch::sys::process::limits;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 const JOB: &str = "agents";
@@ -89,8 +91,8 @@ impl Agent {
         for news in self.backend.backend().take_events() {
             let (text, members) = match news {
                 BackendEvent::State { state, members } => (state, members),
-                BackendEvent::Refused { why } => panic!("refused: {why}"),
-                BackendEvent::Lost { .. } | BackendEvent::Back => continue,
+                BackendEvent::Refused { why } | BackendEvent::Superseded { why } => panic!("refused: {why}"),
+                BackendEvent::Joined { .. } | BackendEvent::Lost { .. } | BackendEvent::Back => continue,
             };
             let state = Reader::read(&mut reader.state, &text);
             let members = members.map(|text| Reader::read(&mut reader.members, &text));
@@ -135,6 +137,7 @@ fn main() {
         server = Some(master::serve(listeners, config, Box::new(Coordinator::new(clock::now()))).unwrap());
     }
     let offers: Vec<NodeInfo> = (0..nodes).map(|number| offer(number, nodes)).collect();
+    let lease = Arc::new(NodeLease::new().unwrap());
     let begun = clock::now();
     let join = |offer: &NodeInfo| {
         let (id, record) = (format!("id-{}", offer.name), record(offer, &NodeStatus::Ready { seen: 0 }));
@@ -143,11 +146,12 @@ fn main() {
                 let config =
                     EtcdConfig { lease: LEASE, timeout: LEASE / 4, ..EtcdConfig::new(vec![(*at).clone()], JOB) };
                 let decide = || Box::new(Coordinator::new(clock::now())) as Box<_>;
-                AnyBackend::Etcd(etcd::join(&config, &id, &record, decide).unwrap())
+                AnyBackend::Etcd(etcd::join(&config, &id, &record, Arc::clone(&lease), decide).unwrap())
             }
             None => {
                 let (host, job) = ("127.0.0.1".to_owned(), JOB.to_owned());
-                let config = MasterAddress { host, port, job, key: None, lease: LEASE, clock: clock::now };
+                let node_lease = Arc::clone(&lease);
+                let config = MasterAddress { host, port, job, key: None, lease: LEASE, clock: clock::now, node_lease };
                 AnyBackend::Master(master::join(config, &id, &record).unwrap())
             }
         }

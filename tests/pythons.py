@@ -40,7 +40,7 @@ TESTS = (
     "launch/test_launch_api.py",
     "launch/test_launch_api_ends.py",
     "launch/stop/test_launch_signals.py",
-    "elastic/test_master.py",
+    "elastic/backends/test_master.py",
     "preload/test_launch_preload.py",
     "preload/test_spawn_preload.py",
     "pytest_plugin/other_plugins/test_pytest_coverage.py",

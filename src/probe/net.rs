@@ -4,8 +4,7 @@ use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 use nix::sys::socket::SockaddrStorage;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream, ToSocketAddrs, UdpSocket};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 /// The name of this machine, which need not resolve to an address.
 pub fn host_name() -> String {
@@ -24,16 +23,6 @@ pub fn addresses() -> Vec<IpAddr> {
 pub fn interface_of(address: IpAddr) -> Option<String> {
     let mut interfaces = getifaddrs().into_iter().flatten();
     interfaces.find(|one| one.address.as_ref().and_then(ip) == Some(address)).map(|one| one.interface_name)
-}
-
-/// Whether a machine is reachable: a process listens on this port, or the kernel refuses the connection (connect(2),
-/// ECONNREFUSED). Waits at most `limit`, not counting name resolution.
-pub fn answers(host: &str, port: u16, limit: Duration) -> bool {
-    let addresses = (host, port).to_socket_addrs().into_iter().flatten();
-    addresses.take(2).any(|address| match TcpStream::connect_timeout(&address, limit) {
-        Ok(_) => true,
-        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-    })
 }
 
 /// The addresses of a name, as the system resolves it; empty on failure.

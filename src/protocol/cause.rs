@@ -100,6 +100,13 @@ impl Coordinator {
         }
     }
 
+    /// The end of a job that ends with a lost node, if one is lost: whatever the round stops for, ranks of that node may outlive
+    /// its lease, so no other round begins.
+    pub(crate) fn end_by_any_loss(&self, rules: Option<&JobRules>) -> Option<JobEnd> {
+        let ends = rules.is_some_and(|rules| rules.on_loss == OnNodeLoss::End);
+        self.find_lost(false).filter(|_| ends).map(|lost| JobEnd::Lost { lost })
+    }
+
     /// The member that is lost, if one is: the one that was heard from longest ago. While the round runs, that includes a member
     /// that runs nothing any more without having been asked to stop: it was without contact for too long.
     pub(crate) fn find_lost(&self, running: bool) -> Option<LostNode> {

@@ -1,7 +1,7 @@
 //! The coordinator behind the trait of backends: JSON in, JSON out.
 
 use crate::protocol::coordinator::Coordinator;
-use crate::protocol::coordinator_logic::{CoordinatorLogic, Publication};
+use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
 use crate::protocol::record::{NodeInfo, NodeRecord, NodeStatus};
 use crate::protocol::state::{JobState, RoundMember};
 use serde_json::json;
@@ -28,15 +28,17 @@ impl CoordinatorLogic for Coordinator {
         }
     }
 
-    fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        self.gone(id, age, now);
+    fn gone(&mut self, id: &str, departure: Departure, now: Duration) {
+        self.gone(id, departure, now);
     }
 
     fn turn(&mut self, now: Duration) -> Option<Publication> {
+        let before = self.state().round;
         let (state, members) = self.turn(now)?;
+        let begins_round = state.round > before;
         let text = |value: serde_json::Result<String>| value.unwrap_or_default();
         let members = members.map(|members| text(serde_json::to_string(&members)));
-        Some(Publication { state: text(serde_json::to_string(&state)), members })
+        Some(Publication { state: text(serde_json::to_string(&state)), members, begins_round })
     }
 
     fn next_deadline(&self) -> Option<Duration> {

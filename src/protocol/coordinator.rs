@@ -3,6 +3,7 @@
 use crate::protocol::admission;
 use crate::protocol::clocks;
 use crate::protocol::clocks::ClockReading;
+use crate::protocol::coordinator_logic::Departure;
 use crate::protocol::order;
 use crate::protocol::order::Candidate;
 use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, millis};
@@ -137,20 +138,19 @@ impl Coordinator {
         self.next_deadline = Some(now);
     }
 
-    /// A node is gone. `age`: the time since it was last heard from; zero if its end was seen.
-    pub fn gone(&mut self, id: &str, age: Duration, now: Duration) {
+    /// A node is gone.
+    pub fn gone(&mut self, id: &str, departure: Departure, now: Duration) {
         let node = self.nodes.remove(id);
-        if let Some(CoordinatorNode { record: NodeRecord { status, info, .. }, .. }) = &node {
-            // A node whose connection has broken may be cut off and still run its ranks, until it notices and has stopped them:
-            // with the master four tenths of a lease later. A node that was silent for a lease has stopped them by now.
-            let lease = Duration::from_millis(info.rules.lease_ms);
-            if matches!(status, NodeStatus::Runs { .. } | NodeStatus::Stops { .. }) && age < lease {
-                self.not_before = self.not_before.max(now + lease * 4 / 10);
-            }
+        // It may run ranks of the round, or be about to.
+        if let (Some(CoordinatorNode { record, .. }), Departure::Disconnected { age }) = (&node, departure)
+            && record.status.stopped_in() < Some(self.state.round)
+        {
+            let lease = Duration::from_millis(record.info.rules.lease_ms);
+            self.not_before = self.not_before.max(now + lease.saturating_sub(age));
         }
         // The coordinator before may be a member that is not here. Nothing is kept of other nodes.
         if (node.is_some() || self.takes_over) && self.members.iter().any(|member| member.id == id) {
-            self.ages.insert(id.to_owned(), age);
+            self.ages.insert(id.to_owned(), departure.silence());
             if let Some(NodeStatus::Leaves { signal }) = node.as_ref().map(|node| &node.record.status) {
                 self.left.insert(id.to_owned(), *signal);
             }
@@ -475,7 +475,7 @@ impl Coordinator {
             self.state.phase = JobPhase::Stopping { why, end };
             return corrected;
         }
-        if let Some(end) = end {
+        if let Some(end) = end.or_else(|| self.end_by_any_loss(rules.as_ref())) {
             return self.end(end);
         }
         if let RoundStopCause::Failed { failure } = why {

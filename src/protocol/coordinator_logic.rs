@@ -2,14 +2,41 @@
 
 use std::time::Duration;
 
+/// How a node has gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// It said that it leaves: its ranks have ended.
+    Left,
+    /// Its connection has broken. It was last heard from this long ago, and its ranks may run until its lease has lapsed.
+    Disconnected {
+        /// The time since then.
+        age: Duration,
+    },
+    /// Its lease has lapsed, and its ranks have ended before. It was last heard from this long ago.
+    Lapsed {
+        /// The time since then.
+        age: Duration,
+    },
+}
+
+impl Departure {
+    /// For how long the node was silent before; zero if its end, or that of its connection, was seen.
+    pub fn silence(self) -> Duration {
+        match self {
+            Self::Lapsed { age } => age,
+            Self::Left | Self::Disconnected { .. } => Duration::ZERO,
+        }
+    }
+}
+
 /// Decides for a job. [`Coordinator`](crate::protocol::Coordinator) implements it.
 pub trait CoordinatorLogic: Send {
     /// Continues where another coordinator stopped: the last state and the members of its round, if there are any.
     fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration);
     /// A node has a new record.
     fn record(&mut self, id: &str, record: &str, now: Duration);
-    /// A node is gone. `age`: the time since it was last heard from; zero if its end was seen.
-    fn gone(&mut self, id: &str, age: Duration, now: Duration);
+    /// A node is gone.
+    fn gone(&mut self, id: &str, departure: Departure, now: Duration);
     /// What all nodes are to receive, if anything. To be called after each of the above and when `next_deadline` has come.
     fn turn(&mut self, now: Duration) -> Option<Publication>;
     /// When `turn` is to be called next, if ever.
@@ -25,6 +52,8 @@ pub trait CoordinatorLogic: Send {
 pub struct Publication {
     /// `JobState`.
     pub state: String,
-    /// `Vec<RoundMember>`, with the state that begins a round.
+    /// `Vec<RoundMember>`, with the state that begins a round, and with a coordinator's first one.
     pub members: Option<String>,
+    /// Whether a round begins with this state.
+    pub begins_round: bool,
 }

@@ -22,9 +22,9 @@
 //! Whichever documents are lost, late, doubled or overtaken (`tests/it/protocol`):
 //!
 //! - All nodes that run a round have received the same members' list. Rounds and serials only grow.
-//! - Two nodes never run two rounds at once, unless the record of one has expired since its round was formed and the others have
-//!   gone on without it. That node kills its ranks once it receives the newest state, or gives up contact. If it comes
-//!   back before the next round begins, that round waits for it.
+//! - Two nodes never run two rounds at once. A node without contact kills its ranks before its record expires (`LeaseTerms`). Where
+//!   the job ends with a lost node (`OnNodeLoss::End`), its ranks may run on, and no other round begins but that of another job of
+//!   the same name.
 //! - While a node is here, gathering takes `join_ms` at most, plus the pause after a failure, plus the time for which a node that
 //!   has come back stops its ranks. A stop takes the longest grace period, plus the lease of nodes that are lost meanwhile. A node
 //!   beyond the maximum waits as long as the job runs, and receives its end.
@@ -36,7 +36,8 @@
 //! # Requirements
 //!
 //! - There is one coordinator at a time, or a fence: only the leader publishes a state, and only as the successor of the last one
-//!   that it knows (`JobState::serial`).
+//!   that it knows (`JobState::serial`). A state that begins a round is published only if the leader knows of all nodes whose
+//!   records are there: a node whose record had expired may be back, and may have read the state before.
 //! - The coordinator receives the records of each node in order. Some may be left out, but not the last.
 //! - A node may receive states in any order (`NodeState::note_state`), but always the last one, and with it the members of its round
 //!   if it does not have them. A node that has lost contact reads the newest state before it reports its status again.
@@ -48,6 +49,7 @@ mod clocks;
 pub mod codec;
 pub mod coordinator;
 pub mod coordinator_logic;
+mod lease;
 pub mod node;
 pub mod order;
 pub mod record;
@@ -55,7 +57,8 @@ pub mod state;
 
 pub use crate::protocol::codec::paddle_entry;
 pub use crate::protocol::coordinator::Coordinator;
-pub use crate::protocol::coordinator_logic::{CoordinatorLogic, Publication};
+pub use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
+pub use crate::protocol::lease::LeaseTerms;
 pub use crate::protocol::node::{NodeState, NodeStep, next_step};
 pub use crate::protocol::record::{
     JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss, RankFailure, millis,

@@ -168,8 +168,7 @@ pub enum NodeStatus {
         /// Which rank, and how.
         failure: RankFailure,
     },
-    /// It leaves, because it received a signal. Reported at once, though its ranks may still be stopping: it runs no round after
-    /// this one.
+    /// It leaves, because it received a signal; its ranks have ended.
     Leaves {
         /// The signal.
         signal: i32,

@@ -15,6 +15,11 @@ pub enum BackendEvent {
         /// The members of the state's round (`Vec<RoundMember>`), unless this node has received them before.
         members: Option<String>,
     },
+    /// This node has joined under this lease. The state that it found has come before.
+    Joined {
+        /// The lease's number.
+        lease: u16,
+    },
     /// Contact is lost. The backend tries to reconnect until it is closed.
     Lost {
         /// The last failure, for people.
@@ -25,6 +30,11 @@ pub enum BackendEvent {
     /// This node is refused, and another attempt is useless: a wrong key, a bad certificate, a server that is too old.
     Refused {
         /// The reason and what to do, for people.
+        why: String,
+    },
+    /// Another job has this node's place: ranks of its nodes may run already.
+    Superseded {
+        /// The same.
         why: String,
     },
 }

@@ -3,6 +3,7 @@
 pub mod backend;
 #[cfg(feature = "etcd")]
 pub mod etcd;
+pub mod lease;
 pub mod master;
 pub mod torch_static;
 pub mod torch_store;

@@ -227,6 +227,12 @@ impl Engine {
     /// Waits for an event, at most for `limit` and not at all while a child is to be started, and acts on it. Returns the host's
     /// tokens that are ready; empty also when a signal handler ran.
     pub fn turn(&mut self, limit: Option<Duration>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
+        let tokens = self.wait(limit, host)?;
+        self.handle(tokens, host)
+    }
+
+    /// The first half of a turn: waits. Returns the tokens that are ready.
+    pub fn wait(&mut self, limit: Option<Duration>, host: &dyn RankHost) -> io::Result<Vec<u64>> {
         let start_in = match self.next_start {
             NextStart::None => None,
             NextStart::Due(_) => Some(Duration::ZERO),
@@ -235,7 +241,11 @@ impl Engine {
         let until = self.delayed_until(host);
         let time_left = until.map_or_else(|| self.time_left(), |until| Some(until.saturating_sub(clock::now())));
         let timeout = [limit, start_in, time_left, self.time_to_next_look()].into_iter().flatten().min();
-        let mut tokens = self.poll.wait(timeout)?;
+        self.poll.wait(timeout)
+    }
+
+    /// The second half: acts on these tokens and on deadlines. Returns the host's tokens.
+    pub fn handle(&mut self, mut tokens: Vec<u64>, host: &mut dyn RankHost) -> io::Result<Vec<u64>> {
         tokens.extend(self.lingering.iter().map(|rank| *rank as u64));
         let mut ended = self.reap(&tokens, host)?;
         if ended.iter().any(|(_, exit)| !exit.is_success()) {

@@ -143,7 +143,10 @@ impl<'a> EventLoop<'a> {
                 continue;
             }
             let limit = self.time_left();
-            for token in self.engine.turn(limit, &mut self.ranks)? {
+            let tokens = self.engine.wait(limit, &self.ranks)?;
+            // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
+            self.check_membership()?;
+            for token in self.engine.handle(tokens, &mut self.ranks)? {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
@@ -208,14 +211,14 @@ impl<'a> EventLoop<'a> {
         {
             membership.report_stop(stop);
         }
-        if let Some((stop, within)) = membership.round_stop()
-            && let Some(RoundAction::StopRanks { within }) = self.phase.handle(RoundEvent::RoundEnded { within })
+        if let Some((stop, how)) = membership.round_stop()
+            && let Some(RoundAction::StopRanks(how)) = self.phase.handle(RoundEvent::RoundEnded(how))
         {
+            self.engine.send(SupervisorEvent::Regroup(how), &mut self.ranks)?;
             if self.round_stop.is_none() {
                 self.listener.round_stopped(&stop);
                 self.round_stop = Some(stop);
             }
-            self.engine.send(SupervisorEvent::Regroup { within }, &mut self.ranks)?;
         }
         Ok(())
     }
@@ -323,6 +326,9 @@ impl<'a> EventLoop<'a> {
         };
         let (kept, cgroup) = (launch.kept_children(), launch.cgroup.as_ref());
         let mut rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again)?;
+        if let Some(membership) = &membership {
+            membership.ranks_have_ended();
+        }
         ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
         ranks.close_terminals();

@@ -4,7 +4,9 @@
 //! `supervise/supervisor.rs` decides what a stop signal (SIGTERM, SIGINT, ...) leads to.
 
 use crate::model::Exit;
+use crate::rendezvous::lease::NodeLease;
 use crate::run::launch::Launch;
+use crate::run::multi_node::lease_guard::LeaseGuard;
 use crate::run::sweep;
 use crate::run::sweep::SweepResult;
 use crate::run::zygote;
@@ -134,19 +136,36 @@ pub fn fork_supervisor(signals: &mut Signals) -> io::Result<ProcessSide> {
 }
 
 impl LauncherSide {
-    /// Passes signals on until the supervisor process has ended, and kills it if it does not stop in time.
-    pub fn guard(&self, signals: &Signals, launch: &Launch<'_>) -> io::Result<SupervisorExit> {
+    /// Passes signals on until the supervisor process has ended, and kills it if it does not stop in time. Kills ranks that
+    /// outlive this node's lease, whatever the supervisor process is doing: it may be stopped, or wait for a log folder that hangs.
+    pub fn guard(
+        &self,
+        signals: &Signals,
+        launch: &Launch<'_>,
+        lease: Option<&NodeLease>,
+    ) -> io::Result<SupervisorExit> {
         const ENDED: u64 = 0;
         const SIGNALS: u64 = 1;
         const STATUS: u64 = 2;
+        const LEASE: u64 = 3;
         let poll = Poller::new()?;
         let supervisor = self.supervisor.pidfd.as_fd();
         poll.readable(supervisor, ENDED)?;
         poll.readable(signals, SIGNALS)?;
         poll.readable(&self.status, STATUS)?;
+        let guard = lease.map(|lease| LeaseGuard::new(lease, &self.supervisor)).transpose()?;
+        if let (Some(lease), Some(guard)) = (lease, &guard) {
+            poll.readable(guard, LEASE)?;
+            poll.readable(lease, LEASE)?;
+        }
         let (mut stops, mut deadline) = (0, None::<Duration>);
         loop {
-            if poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?.contains(&STATUS) {
+            let ready = poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?;
+            // First of all, also after a pause of this process.
+            if let Some(guard) = &guard {
+                guard.enforce(launch.cgroup.as_ref(), &self.earlier_children)?;
+            }
+            if ready.contains(&STATUS) {
                 if let Some(status) = self.reported() {
                     return Ok(SupervisorExit::Status(status));
                 }

@@ -93,8 +93,8 @@ pub struct RendezvousSpec {
     pub sort_ip: bool,
     /// The time without a heartbeat after which a node is considered lost.
     pub heartbeat_timeout: Duration,
-    /// How long ranks keep running while etcd is unreachable.
-    pub etcd_loss_timeout: Duration,
+    /// How long ranks outlive the contact with etcd; `None`: 60 s where the job ends with a lost node, else not at all.
+    pub etcd_loss_timeout: Option<Duration>,
     /// The shared secret of the job's nodes.
     pub secret: Option<Secret>,
     /// This node's address, if the user gives it.
@@ -193,7 +193,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         join_timeout,
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         heartbeat_timeout: heartbeat_timeout(values)?,
-        etcd_loss_timeout: Duration::from_secs_f64(values.seconds("etcd_loss_timeout")?.unwrap_or(60.0)),
+        etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
         secret: key.map(|key| Secret(key.to_owned())),
         host: host.map(str::to_owned),
     }))

@@ -5,6 +5,15 @@ use super::restart::NoRestart;
 use crate::model::Exit;
 use std::time::Duration;
 
+/// How the ranks of this node stop when a round is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RankStop {
+    /// The other nodes wait for them: they get the grace period.
+    WithGrace,
+    /// The other nodes may continue without this one: they are killed.
+    AtOnce,
+}
+
 /// Identifies a child. The attempt keeps a late event of an earlier attempt from being applied to a new child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChildId {
@@ -31,10 +40,7 @@ pub enum SupervisorEvent {
     Stop(i32),
     /// The nodes of the job have changed, or another node has failed: the ranks of this node stop. The rendezvous
     /// decides whether the job goes on, and with which nodes.
-    Regroup {
-        /// Time from now after which no rank may run any more; zero: the ranks are killed at once. `None`: the grace period.
-        within: Option<Duration>,
-    },
+    Regroup(RankStop),
     /// A signal that is only forwarded to the ranks.
     ForwardSignal(i32),
     /// The user suspends the job (Ctrl-Z). A second one changes nothing.

@@ -34,7 +34,7 @@ mod stop;
 mod supervisor;
 mod timer;
 
-pub use event::{ChildId, Effect, ProgressNote, SupervisorEvent};
+pub use event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;
 pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport};

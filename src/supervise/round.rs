@@ -4,6 +4,7 @@
 //! Pure. The event loop (`run::event_loop`) passes events in and carries out the actions. Jobs without other nodes use
 //! the first two phases only.
 
+use super::event::RankStop;
 use std::time::Duration;
 
 /// Phase of a round on this node. Phases only advance.
@@ -18,7 +19,7 @@ pub enum RoundPhase {
     StopReported,
     /// The ranks stop because the round is over.
     RoundOver,
-    /// The ranks have to end in time, because the other nodes may continue without this one.
+    /// The ranks are killed, because the other nodes may continue without this one.
     CutOff,
 }
 
@@ -31,10 +32,7 @@ pub enum RoundEvent {
     RanksStopping,
     /// The round is over for this node: the job's state says so, this node may not take part any more, or contact with the
     /// rendezvous backend has been lost for too long.
-    RoundEnded {
-        /// Time from now after which no rank may run; `None`: the other nodes wait for this one.
-        within: Option<Duration>,
-    },
+    RoundEnded(RankStop),
 }
 
 /// What the event loop does next.
@@ -45,25 +43,23 @@ pub enum RoundAction {
     /// Report to the other nodes why the ranks of this node stop.
     ReportStop,
     /// Stop the ranks.
-    StopRanks {
-        /// Time from now after which no rank may run; `None`: only the grace period counts.
-        within: Option<Duration>,
-    },
+    StopRanks(RankStop),
 }
 
 impl RoundPhase {
     /// Handles one event. Only this changes the phase.
     pub fn handle(&mut self, event: RoundEvent) -> Option<RoundAction> {
+        use RankStop::{AtOnce, WithGrace};
         use RoundPhase::{CutOff, Preloading, RoundOver, Running, StopReported};
         let (next, action) = match (*self, event) {
             (Preloading, RoundEvent::PreloadDone) => (Running, RoundAction::StartRanks),
             (Running, RoundEvent::RanksStopping) => (StopReported, RoundAction::ReportStop),
-            (Preloading | Running | StopReported, RoundEvent::RoundEnded { within: None }) => {
-                (RoundOver, RoundAction::StopRanks { within: None })
+            (Preloading | Running | StopReported, RoundEvent::RoundEnded(WithGrace)) => {
+                (RoundOver, RoundAction::StopRanks(WithGrace))
             }
             // Whatever the ranks were asked to stop for: two rounds must never run at once.
-            (Preloading | Running | StopReported | RoundOver, RoundEvent::RoundEnded { within: Some(within) }) => {
-                (CutOff, RoundAction::StopRanks { within: Some(within) })
+            (Preloading | Running | StopReported | RoundOver, RoundEvent::RoundEnded(AtOnce)) => {
+                (CutOff, RoundAction::StopRanks(AtOnce))
             }
             _ => return None,
         };
@@ -82,9 +78,9 @@ mod tests {
     use super::RoundEvent::{PreloadDone, RanksStopping};
     use super::*;
 
-    const LIMIT: Option<Duration> = Some(Duration::from_secs(3));
-    const ENDED: RoundEvent = RoundEvent::RoundEnded { within: None };
-    const CUT_OFF: RoundEvent = RoundEvent::RoundEnded { within: LIMIT };
+    const DUE: Option<Duration> = Some(Duration::from_secs(3));
+    const ENDED: RoundEvent = RoundEvent::RoundEnded(RankStop::WithGrace);
+    const CUT_OFF: RoundEvent = RoundEvent::RoundEnded(RankStop::AtOnce);
 
     fn actions(events: &[RoundEvent]) -> Vec<Option<RoundAction>> {
         let mut phase = RoundPhase::default();
@@ -101,28 +97,28 @@ mod tests {
         let seen = actions(&[PreloadDone, RanksStopping, RanksStopping, ENDED, RanksStopping]);
         assert_eq!(
             seen[1..],
-            [Some(RoundAction::ReportStop), None, Some(RoundAction::StopRanks { within: None }), None]
+            [Some(RoundAction::ReportStop), None, Some(RoundAction::StopRanks(RankStop::WithGrace)), None]
         );
     }
 
     #[test]
     fn the_end_of_a_round_stops_ranks_once_and_needs_no_report() {
         let seen = actions(&[PreloadDone, ENDED, ENDED, RanksStopping, PreloadDone]);
-        assert_eq!(seen[1..], [Some(RoundAction::StopRanks { within: None }), None, None, None]);
+        assert_eq!(seen[1..], [Some(RoundAction::StopRanks(RankStop::WithGrace)), None, None, None]);
         assert_eq!(actions(&[ENDED, PreloadDone])[1], None, "no rank starts after the round");
     }
 
     #[test]
-    fn a_node_that_the_others_do_not_wait_for_has_a_limit_in_every_phase_and_once() {
-        let limit = Some(RoundAction::StopRanks { within: LIMIT });
+    fn ranks_that_the_others_do_not_wait_for_are_killed_in_every_phase_and_once() {
+        let kill = Some(RoundAction::StopRanks(RankStop::AtOnce));
         for before in [&[][..], &[PreloadDone], &[PreloadDone, RanksStopping], &[PreloadDone, ENDED]] {
             let mut phase = RoundPhase::default();
             for event in before {
                 phase.handle(*event);
             }
-            assert_eq!(phase.next_check(LIMIT), LIMIT);
-            assert_eq!(phase.handle(CUT_OFF), limit, "after {before:?}");
-            assert_eq!(phase.next_check(LIMIT), None);
+            assert_eq!(phase.next_check(DUE), DUE);
+            assert_eq!(phase.handle(CUT_OFF), kill, "after {before:?}");
+            assert_eq!(phase.next_check(DUE), None);
             for event in [PreloadDone, RanksStopping, ENDED, CUT_OFF] {
                 assert_eq!(phase.handle(event), None);
             }

@@ -4,7 +4,7 @@
 //! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 
 use super::child::{ChildState, SupervisedChild};
-use super::event::{ChildId, Effect, ProgressNote, SupervisorEvent};
+use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
 use super::report::{AttemptReport, NodeOutcome, NodeReport};
@@ -108,7 +108,7 @@ impl Supervisor {
             SupervisorEvent::SpawnCancelled(id) => self.spawn_cancelled(now, id, effects),
             SupervisorEvent::Exited(ended) => self.exited(now, &ended, effects),
             SupervisorEvent::Stop(signal) => self.stop_signalled(now, signal, effects),
-            SupervisorEvent::Regroup { within } => self.regroup(now, within, effects),
+            SupervisorEvent::Regroup(stop) => self.regroup(now, stop, effects),
             SupervisorEvent::ForwardSignal(signal) => {
                 self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
             }
@@ -271,22 +271,12 @@ impl Supervisor {
         self.reasons.is_some_and(|reasons| matches!(reasons.decisive, StopReason::Signal(_)))
     }
 
-    fn regroup(&mut self, now: Duration, within: Option<Duration>, effects: &mut Vec<Effect>) {
-        if self.phase == SupervisorPhase::Finished {
-            return;
+    fn regroup(&mut self, now: Duration, stop: RankStop, effects: &mut Vec<Effect>) {
+        match stop {
+            _ if self.phase == SupervisorPhase::Finished => {}
+            RankStop::WithGrace => self.stop(now, StopReason::Regroup, effects),
+            RankStop::AtOnce => self.kill_for(now, StopReason::Regroup, effects),
         }
-        if within == Some(Duration::ZERO) {
-            return self.kill_for(now, StopReason::Regroup, effects);
-        }
-        if let Some(within) = within {
-            let at = now.saturating_add(within);
-            self.stop_by = Some(self.stop_by.map_or(at, |other| other.min(at)));
-            // Shortens the grace period, whatever the reason of the stop.
-            if self.phase == SupervisorPhase::Stopping && self.timer.due().is_none_or(|due| due > at) {
-                self.timer.arm(now, within);
-            }
-        }
-        self.stop(now, StopReason::Regroup, effects);
     }
 
     fn launcher_killed(&mut self, now: Duration, effects: &mut Vec<Effect>) {

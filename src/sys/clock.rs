@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
-/// Monotonic time since boot without the time in which the machine sleeps (`CLOCK_MONOTONIC`). The only clock of
+/// Monotonic time since boot without the time in which the machine sleeps (`CLOCK_MONOTONIC`): the clock of
 /// supervision.
 pub fn now() -> Duration {
     read(libc::CLOCK_MONOTONIC)
+}
+
+/// Time since boot with the time in which the machine sleeps (`CLOCK_BOOTTIME`): the clock of leases, because other machines do
+/// not sleep with this one.
+pub fn boot() -> Duration {
+    read(libc::CLOCK_BOOTTIME)
 }
 
 /// Wall-clock time since the epoch.
@@ -15,7 +21,7 @@ pub fn wall() -> Duration {
 
 fn read(clock: libc::clockid_t) -> Duration {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `ts` is a local timespec that outlives the call; both clock ids always exist.
+    // SAFETY: `ts` is a local timespec that outlives the call; these clock ids always exist.
     unsafe { libc::clock_gettime(clock, &mut ts) };
     Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
 }

@@ -4,7 +4,7 @@ use crate::process::{pipe, shell, start};
 use rlaunch::model::Exit;
 use rlaunch::run::engine::{AttemptState, Engine, RankHost, RankStart, StartError};
 use rlaunch::supervise::{
-    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, SupervisionPolicy, SupervisorEvent,
+    ChildId, Lifecycle, NodeOutcome, NodeReport, ProgressNote, RankStop, SupervisionPolicy, SupervisorEvent,
 };
 use rlaunch::sys::process::child::Child;
 use rlaunch::sys::process::pidfd;
@@ -171,7 +171,7 @@ fn a_stop_does_not_wait_for_a_pending_start() {
 
 #[test]
 fn a_pending_start_learns_of_the_end_of_the_grace_period() {
-    let regroup = SupervisorEvent::Regroup { within: Some(Duration::ZERO) };
+    let regroup = SupervisorEvent::Regroup(RankStop::AtOnce);
     let second_stop = [SupervisorEvent::Stop(libc::SIGTERM), SupervisorEvent::Stop(libc::SIGTERM)];
     for events in [second_stop.to_vec(), vec![regroup]] {
         let (_read, output) = pipe();

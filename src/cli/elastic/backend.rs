@@ -7,11 +7,13 @@ use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
 use crate::net::listen;
 use crate::probe::net;
-use crate::protocol::{Coordinator, JobRules, NodeInfo, NodeOrder, NodeStatus, RoundMember, millis};
+use crate::protocol::{
+    Coordinator, JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis,
+};
+use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::client::paddle_kv;
 use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
-use crate::run::multi_node::connectivity::BackendKind;
-use crate::run::multi_node::membership::Membership;
+use crate::run::multi_node::membership::{BackendKind, Membership};
 use crate::run::prepare::preflight;
 use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec};
 use crate::sys::clock;
@@ -22,6 +24,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 #[cfg(feature = "etcd")]
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -32,6 +35,9 @@ const PROBE_PAUSE: Duration = Duration::from_millis(50);
 /// Time to the first notice of what is waited for, and between later ones.
 const FIRST_NOTICE: Duration = Duration::from_secs(2);
 const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// How long ranks outlive etcd where no other round can begin without their node.
+const LOSS_TIMEOUT_WHERE_THE_JOB_ENDS: Duration = Duration::from_secs(60);
 
 /// Letters and digits of a launcher's id, which no other launcher has.
 const ID_LENGTH: usize = 16;
@@ -126,12 +132,13 @@ pub fn join(
     rendezvous: &RendezvousSpec,
     mut node: NodeInfo,
     command: &str,
+    lease: &Arc<NodeLease>,
     may_continue: CancelCheck<'_>,
 ) -> Result<JoinedBackend, CliError> {
     let NodeInfo { address, address_from, .. } = &node;
     info!("this node's address is {address}: {address_from}");
     let (endpoint, server) = match &rendezvous.backend {
-        BackendSpec::Etcd(etcd) => return Ok(join_etcd(rendezvous, etcd, node)?),
+        BackendSpec::Etcd(etcd) => return Ok(join_etcd(rendezvous, etcd, node, lease)?),
         BackendSpec::Here => {
             let cannot_listen = |source| RendezvousError::Listen {
                 option: rendezvous.option_names.host,
@@ -168,12 +175,24 @@ pub fn join(
         key: key(rendezvous),
         lease: rendezvous.heartbeat_timeout,
         clock: clock::now,
+        node_lease: Arc::clone(lease),
     };
     let at = format!("the master at {endpoint}");
     let backend =
         master::join(config, &id, &record).map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
-    let kind = (BackendKind::Master, rendezvous.heartbeat_timeout);
+    let terms = LeaseTerms { loss_timeout: Duration::ZERO, ..lease_terms(rendezvous, node.rules.on_loss) };
+    let kind = (BackendKind::Master, terms, Arc::clone(lease));
     Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), server), at, &id, node, kind))))
+}
+
+/// The times of this node's lease.
+fn lease_terms(rendezvous: &RendezvousSpec, on_loss: OnNodeLoss) -> LeaseTerms {
+    let by_default = match on_loss {
+        OnNodeLoss::End => LOSS_TIMEOUT_WHERE_THE_JOB_ENDS,
+        OnNodeLoss::Regroup => Duration::ZERO,
+    };
+    let loss_timeout = rendezvous.etcd_loss_timeout.unwrap_or(by_default);
+    LeaseTerms { heartbeat_timeout: rendezvous.heartbeat_timeout, loss_timeout, on_loss }
 }
 
 fn wall_ms() -> u64 {
@@ -185,6 +204,7 @@ fn join_etcd(
     rendezvous: &RendezvousSpec,
     etcd: &EtcdSpec,
     mut node: NodeInfo,
+    lease: &Arc<NodeLease>,
 ) -> Result<JoinedBackend, RendezvousError> {
     node.clock_ms = wall_ms();
     use crate::rendezvous::etcd::{EtcdConfig, EtcdTls, join};
@@ -196,24 +216,30 @@ fn join_etcd(
         cert: cert.as_ref().map(|(cert, _)| path(cert)),
         key: cert.as_ref().map(|(_, key)| path(key)),
     });
+    let terms = lease_terms(rendezvous, node.rules.on_loss);
     let config = EtcdConfig {
         tls: tls.filter(|_| ca.is_some() || cert.is_some()),
         user: user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),
         prefix: prefix.clone(),
         lease: rendezvous.heartbeat_timeout,
+        extra_time_to_live: terms.time_to_live() - terms.heartbeat_timeout,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
     };
     let (id, record) = (random::alphanumeric(ID_LENGTH), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
     let at = format!("etcd at {}", Endpoint::join(endpoints));
-    let backend = join(&config, &id, &record, || Box::new(Coordinator::new(clock::now())))
+    let backend = join(&config, &id, &record, Arc::clone(lease), || Box::new(Coordinator::new(clock::now())))
         .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
-    let witnesses = endpoints.iter().map(|at| (at.host.clone(), at.port)).collect();
-    let kind = (BackendKind::Etcd(witnesses, rendezvous.etcd_loss_timeout), rendezvous.heartbeat_timeout);
+    let kind = (BackendKind::Etcd, terms, Arc::clone(lease));
     Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), None), at, &id, node, kind))))
 }
 
 #[cfg(not(feature = "etcd"))]
-fn join_etcd(rendezvous: &RendezvousSpec, _: &EtcdSpec, _: NodeInfo) -> Result<JoinedBackend, RendezvousError> {
+fn join_etcd(
+    rendezvous: &RendezvousSpec,
+    _: &EtcdSpec,
+    _: NodeInfo,
+    _: &Arc<NodeLease>,
+) -> Result<JoinedBackend, RendezvousError> {
     Err(RendezvousError::EtcdNotBuilt { option: rendezvous.option_names.address })
 }
 

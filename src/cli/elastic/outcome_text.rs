@@ -76,8 +76,7 @@ pub fn of_round_stop(stop: &RoundStop) -> String {
         }
         RoundStop::LeftBehind { end: None } => "the other nodes continue without this one; its ranks are killed".into(),
         RoundStop::LeftBehind { end: Some(_) } => "the job ended without this node; its ranks are killed".into(),
-        RoundStop::Refused(why) | RoundStop::Unreachable(why) => {
-            format!("{why}; the ranks of this node are stopped")
-        }
+        RoundStop::Refused(why) => format!("{why}; the ranks of this node are stopped"),
+        RoundStop::Unreachable(why) => format!("{why}; the ranks of this node are killed"),
     }
 }

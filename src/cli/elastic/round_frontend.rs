@@ -3,11 +3,13 @@
 use crate::cli::common::error::CliError;
 use crate::plan::Plan;
 use crate::protocol::{Participants, RoundMember};
+use crate::rendezvous::lease::NodeLease;
 use crate::run::launch::ShownRanks;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::Membership;
 use crate::supervise::NoRestart;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A round, as its members see it.
@@ -35,8 +37,8 @@ pub type CancelCheck<'a> = &'a mut dyn FnMut(Duration) -> bool;
 
 /// What a front end does in a job whose nodes rendezvous.
 pub trait RoundFrontend {
-    /// Joins the rendezvous backend. Called in the supervisor process, so threads may be started.
-    fn join(&self, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError>;
+    /// Joins the rendezvous backend, which notes renewals in `lease`. Called in the supervisor process, so threads may be started.
+    fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError>;
     /// Does what comes before a round (the pre-hook).
     fn prepare(&self, _round: &Round<'_>, _may_continue: &mut dyn FnMut() -> bool) -> Result<(), CliError> {
         Ok(())

@@ -12,6 +12,7 @@ use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::plan::Plan;
 use crate::protocol::{JobEnd, JobRules, NodeStatus, RankFailure, millis};
+use crate::rendezvous::lease::NodeLease;
 use crate::report::failure_report::FailureCause;
 use crate::run;
 use crate::run::event_loop::OtherNodes;
@@ -30,6 +31,7 @@ use crate::sys::signals::Signals;
 use serde_json::Value;
 use std::mem;
 use std::ops::ControlFlow::{self, Break, Continue};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 
@@ -52,10 +54,10 @@ struct Job<'a> {
     signals: &'a Signals,
 }
 
-/// Runs this node's part of all rounds. Returns the exit status and the content of `result.json`.
+/// Runs this node's part of all rounds, under `lease`. Returns the exit status and the content of `result.json`.
 pub fn run_rounds(
     launch: &Launch<'_>,
-    rounds: &dyn RoundFrontend,
+    (rounds, lease): (&dyn RoundFrontend, &Arc<NodeLease>),
     supervisor: &SupervisorSide,
     signals: &Signals,
     frontend: &dyn Frontend,
@@ -63,7 +65,7 @@ pub fn run_rounds(
     let job = Job { launch, rounds, frontend, supervisor, signals };
     let journal = job_record::open_journal(launch, true, frontend)?;
     let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
-    let joined = rounds.join(&mut |time| wait.pause(time));
+    let joined = rounds.join(lease, &mut |time| wait.pause(time));
     if let Some(signal) = wait.requests.stopped_by() {
         return Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend));
     }
@@ -261,12 +263,12 @@ impl Job<'_> {
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.
-/// `stopped_by`: the signal that stops this node; `may_come_back`: whether it may be cut off for a while.
+/// `stopped_by`: the signal that stops this node; `may_rejoin`: whether it waits for contact that was lost.
 fn after_round(
     round: u64,
     launched: &LaunchResult,
     stopped_by: Option<i32>,
-    may_come_back: bool,
+    may_rejoin: bool,
 ) -> ControlFlow<JobOutcome, NodeStatus> {
     match (&launched.report.outcome, stopped_by, &launched.round_stop) {
         (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
@@ -274,9 +276,10 @@ fn after_round(
         (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
         (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
         (_, None, Some(RoundStop::Refused(why))) => Break(JobOutcome::Refused(why.clone())),
-        (_, None, Some(RoundStop::Unreachable(why))) if !may_come_back => Break(JobOutcome::Unreachable(why.clone())),
         (_, None, Some(RoundStop::Unreachable(why))) => {
-            print_notice(&format!("{why}; its ranks were stopped, and it waits until other nodes answer again"));
+            if may_rejoin {
+                print_notice(&format!("{why}; the ranks of this node were killed, and it waits for contact"));
+            }
             Continue(NodeStatus::Ready { seen: round })
         }
         (_, None, _) => Continue(NodeStatus::Ready { seen: round }),

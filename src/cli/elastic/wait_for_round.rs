@@ -187,11 +187,7 @@ fn unreachable_outcome(membership: &mut Membership) -> Option<JobOutcome> {
     if !membership.has_state() {
         return None;
     }
-    let (why, cut_off) = membership.lost_contact()?;
-    // A node that is cut off may take part again, as long as ranks would run on without etcd.
-    if cut_off.is_some() && membership.may_rejoin() {
-        return None;
-    }
+    let why = membership.given_up()?;
     // Before the first round it is the other nodes that were not found.
     Some(if membership.has_run_nothing() { JobOutcome::NeverReached(why) } else { JobOutcome::Unreachable(why) })
 }

@@ -15,6 +15,7 @@ use crate::plan::devices::assign::DeviceShare;
 use crate::plan::legacy::{self, LegacyRank as Rank, RankLayout};
 use crate::plan::{LaunchContext, RankPlan};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, Participants, RoundMember};
+use crate::rendezvous::lease::NodeLease;
 use crate::run;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
@@ -29,6 +30,7 @@ use crate::spec::paddle::job::JobKind;
 use crate::supervise::{ChildId, NoRestart, NodeOutcome, ProgressNote};
 use core::net::Ipv4Addr;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{error, info, warn};
 
@@ -161,10 +163,10 @@ fn first_endpoints(members: &[RoundMember]) -> String {
 }
 
 impl RoundFrontend for LegacyRendezvous<'_> {
-    fn join(&self, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
+    fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
         let (min, max) = self.elastic.rendezvous.nodes;
         info!("start job with ElasticLevel.{}", if min == max { "FAULT_TOLERANCE" } else { "ELASTIC" });
-        backend::join(&self.elastic.rendezvous, self.node_info(), "", may_continue)
+        backend::join(&self.elastic.rendezvous, self.node_info(), "", lease, may_continue)
     }
 
     fn prepare(&self, round: &Round<'_>, may_continue: &mut dyn FnMut() -> bool) -> Result<(), CliError> {

@@ -10,6 +10,7 @@ use crate::cli::node::build_failure_report::{print_left, print_unkillable};
 use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end};
 use crate::model::Exit;
+use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::failure_report;
 use crate::run;
@@ -29,6 +30,8 @@ use crate::sys::signals::{self, BLOCKED_IN_LAUNCHER, Signals};
 use crossbeam_channel::bounded;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::warn;
 
@@ -61,12 +64,24 @@ pub fn run_node(
     if let Err(unusable) = procfs::verify() {
         warn!("{unusable}: {WITHOUT_PROCFS}");
     }
+    // Both processes share it.
+    let lease = match NodeLease::new() {
+        Ok(lease) => Arc::new(lease),
+        Err(error) => return Err(not_started(launch, error)),
+    };
+    let has_rounds = matches!(work, NodeWork::Rounds(_));
     match launcher_process::fork_supervisor(signals) {
         Ok(ProcessSide::Launcher(launcher)) => {
             // The store is the supervisor's: clients must not reach this process instead.
             drop(launch.torch_store.take());
             drop(work);
-            Ok(guard_supervisor(&launcher, signals, launch, &frontend.report_context().host, status_pipe))
+            Ok(guard_supervisor(
+                (&launcher, has_rounds.then_some(&*lease)),
+                signals,
+                launch,
+                &frontend.report_context().host,
+                status_pipe,
+            ))
         }
         Ok(ProcessSide::Supervisor(supervisor)) => current::end(|| {
             if status_pipe.is_read() {
@@ -75,7 +90,9 @@ pub fn run_node(
             let done = match work {
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
                 NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
-                NodeWork::Rounds(rounds) => rounds::run_rounds(launch, rounds, &supervisor, signals, frontend),
+                NodeWork::Rounds(rounds) => {
+                    rounds::run_rounds(launch, (rounds, &lease), &supervisor, signals, frontend)
+                }
             };
             let status = match done {
                 // The second pass writes the result.
@@ -104,22 +121,24 @@ pub fn run_node(
             supervisor.report(status);
             status
         }),
-        Err(error) => {
-            gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
-            Err(CliError::SupervisorNotStarted(error))
-        }
+        Err(error) => Err(not_started(launch, error)),
     }
+}
+
+fn not_started(launch: &Launch<'_>, error: io::Error) -> CliError {
+    gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
+    CliError::SupervisorNotStarted(error)
 }
 
 /// The launcher process: waits for the supervisor process, and reports the end where the supervisor cannot.
 fn guard_supervisor(
-    launcher: &LauncherSide,
+    (launcher, lease): (&LauncherSide, Option<&NodeLease>),
     signals: &Signals,
     launch: &Launch<'_>,
     host: &str,
     status_pipe: &mut StatusPipe,
 ) -> i32 {
-    let (loss, swept) = match launcher.guard(signals, launch) {
+    let (loss, swept) = match launcher.guard(signals, launch, lease) {
         Ok(SupervisorExit::Status(status)) => return status,
         Ok(SupervisorExit::Lost(loss, swept)) => {
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());

@@ -12,6 +12,7 @@ use crate::plan::devices::assign::DeviceShare;
 use crate::plan::env::frameworks::FrameworkServers;
 use crate::plan::{LaunchContext, collective};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
+use crate::rendezvous::lease::NodeLease;
 use crate::run::launch_result::LaunchResult;
 use crate::spec::LaunchSpec;
 use crate::spec::frameworks::Framework;
@@ -21,6 +22,7 @@ use crate::spec::rendezvous::ElasticLevel;
 use crate::supervise::{NoRestart, NodeOutcome, RestartCounter, RestartPolicy, SupervisionPolicy};
 use crate::sys::clock;
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The maximum of restarts after failures where no option sets it (Paddle's default).
@@ -125,8 +127,8 @@ impl<'a> PaddleRendezvous<'a> {
 }
 
 impl RoundFrontend for PaddleRendezvous<'_> {
-    fn join(&self, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
-        backend::join(self.rendezvous, self.node_info(), &self.peer_arguments, may_continue)
+    fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
+        backend::join(self.rendezvous, self.node_info(), &self.peer_arguments, lease, may_continue)
     }
 
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {

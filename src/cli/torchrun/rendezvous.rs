@@ -11,6 +11,7 @@ use crate::plan::LaunchContext;
 use crate::plan::env::frameworks::ExtraFrameworks;
 use crate::plan::torchrun::{self as plan, NodePosition};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
+use crate::rendezvous::lease::NodeLease;
 use crate::run::launch_result::LaunchResult;
 use crate::spec::frameworks::Framework;
 use crate::spec::options::EnvVars;
@@ -18,6 +19,7 @@ use crate::spec::rendezvous;
 use crate::spec::torchrun::TorchSpec;
 use crate::supervise::NoRestart;
 use crate::sys::random;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// This node in a job whose nodes rendezvous.
@@ -55,7 +57,7 @@ impl TorchrunRendezvous<'_> {
 }
 
 impl RoundFrontend for TorchrunRendezvous<'_> {
-    fn join(&self, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
+    fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
         let (_, host) = self.names;
         let node = NodeInfo {
             // Several nodes may be on one machine, with one address.
@@ -70,7 +72,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             role: self.spec.role.clone(),
             ..NodeInfo::default()
         };
-        backend::join(self.rendezvous, node, "", may_continue)
+        backend::join(self.rendezvous, node, "", lease, may_continue)
     }
 
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {

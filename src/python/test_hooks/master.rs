@@ -5,6 +5,7 @@ use crate::net::tcp::wait;
 use crate::protocol::Coordinator;
 use crate::python::errors::os_error;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::client::paddle_kv::{KvAddress, KvEntry, sync};
 use crate::rendezvous::master::{MasterAddress, MasterBackend, MasterConfig, MasterServer, join, serve};
 use crate::sys::clock;
@@ -14,7 +15,7 @@ use pyo3::prelude::*;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 fn time(seconds: f64) -> PyResult<Duration> {
@@ -76,7 +77,15 @@ impl MasterClient {
         lease: f64,
     ) -> PyResult<Self> {
         let (host, job) = (host.to_owned(), job.to_owned());
-        let config = MasterAddress { host, port, job, key, lease: time(lease)?, clock: clock::now };
+        let config = MasterAddress {
+            host,
+            port,
+            job,
+            key,
+            lease: time(lease)?,
+            clock: clock::now,
+            node_lease: Arc::new(NodeLease::new()?),
+        };
         Ok(Self { backend: Mutex::new(join(config, id, record).map_err(os_error)?) })
     }
 
@@ -86,7 +95,7 @@ impl MasterClient {
     }
 
     /// What the master sent, as soon as there is anything, within `timeout` seconds: `("state", state, members)`,
-    /// `("lost", why, None)`, `("back", "", None)` or `("refused", why, None)`.
+    /// `("joined", lease, None)`, `("lost", why, None)`, `("back", "", None)` or `("refused", why, None)`.
     fn heard(&self, py: Python<'_>, timeout: f64) -> PyResult<Vec<(&'static str, String, Option<String>)>> {
         let time = time(timeout)?;
         let heard = py.detach(|| {
@@ -99,8 +108,9 @@ impl MasterClient {
         let shown = |news| match news {
             BackendEvent::State { state, members } => ("state", state, members),
             BackendEvent::Lost { why } => ("lost", why, None),
+            BackendEvent::Joined { lease } => ("joined", lease.to_string(), None),
             BackendEvent::Back => ("back", String::new(), None),
-            BackendEvent::Refused { why } => ("refused", why, None),
+            BackendEvent::Refused { why } | BackendEvent::Superseded { why } => ("refused", why, None),
         };
         Ok(heard.map_err(os_error)?.into_iter().map(shown).collect())
     }

@@ -11,6 +11,7 @@ use super::session_thread::SessionThread;
 use crate::net::thread;
 use crate::protocol::CoordinatorLogic;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use crate::rendezvous::lease::NodeLease;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -32,12 +33,14 @@ pub struct EtcdBackend {
     client: Arc<EtcdClient>,
 }
 
-/// Joins a job as the node `id`, which is unique. `make_coordinator` is called if this node becomes the leader. Errors: an invalid
+/// Joins a job as the node `id`, which is unique. `make_coordinator` is called if this node becomes the leader. Renewals are noted
+/// in `lease`. Errors: an invalid
 /// `config`, a TLS file that cannot be read, no resources for a thread.
 pub fn join(
     config: &EtcdConfig,
     id: &str,
     record: &str,
+    lease: Arc<NodeLease>,
     make_coordinator: impl Fn() -> Box<dyn CoordinatorLogic> + Send + 'static,
 ) -> io::Result<EtcdBackend> {
     let invalid = |why: String| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -53,16 +56,19 @@ pub fn join(
     let (session_caller, keep_alive_caller) = (EtcdCaller::new(&client), EtcdCaller::new(&client));
     let wires = [Arc::clone(&session_caller.wire), Arc::clone(&keep_alive_caller.wire)];
     let job_lease = Arc::new(AtomicI64::new(0));
+    let ttl = config.lease + config.extra_time_to_live;
     let keep_alive = LeaseKeepAlive {
         caller: keep_alive_caller,
-        ttl: config.lease,
+        heartbeat: config.lease,
+        ttl,
+        node_lease: lease,
         to_session: to_session.clone(),
         job_lease: Arc::clone(&job_lease),
     };
     let session = SessionThread::new(
         (session_caller, Arc::clone(&wires[1])),
         (JobKeys::new(&config.prefix, &config.job), id, record),
-        config.lease,
+        (config.lease, ttl),
         (to_session.clone(), received),
         (Arc::clone(&events), job_lease),
         Box::new(make_coordinator),

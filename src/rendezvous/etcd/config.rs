@@ -18,8 +18,10 @@ pub struct EtcdConfig {
     pub prefix: String,
     /// The job's name.
     pub job: String,
-    /// The time without a heartbeat before a node is considered lost; at least 2 s.
+    /// The time without a heartbeat before contact is considered lost; at least 2 s.
     pub lease: Duration,
+    /// How much longer etcd keeps the node's record without a heartbeat.
+    pub extra_time_to_live: Duration,
     /// How long an endpoint may take to answer; never longer than a third of the lease, which all endpoints share.
     pub timeout: Duration,
 }
@@ -45,6 +47,7 @@ impl EtcdConfig {
             prefix: "/rlaunch".to_owned(),
             job: job.to_owned(),
             lease: Duration::from_secs(10),
+            extra_time_to_live: Duration::ZERO,
             timeout: Duration::from_secs(3),
         }
     }
@@ -53,10 +56,11 @@ impl EtcdConfig {
 /// Without the password.
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, tls, user, prefix, job, lease, timeout } = self;
+        let Self { endpoints, tls, user, prefix, job, lease, extra_time_to_live, timeout } = self;
         let user = user.as_ref().map(|(name, _)| name);
         let mut shown = f.debug_struct("EtcdConfig");
         shown.field("endpoints", endpoints).field("tls", tls).field("user", &user).field("prefix", prefix);
-        shown.field("job", job).field("lease", lease).field("timeout", timeout).finish()
+        shown.field("job", job).field("lease", lease).field("extra_time_to_live", extra_time_to_live);
+        shown.field("timeout", timeout).finish()
     }
 }

@@ -18,8 +18,8 @@ pub enum SessionEvent {
     Close { patience: Duration, done: Sender<io::Result<()>> },
     /// The backend was dropped.
     Stop,
-    /// There is a new lease.
-    Lease(i64),
+    /// There is a new lease: its id, and its number in this node.
+    Lease(i64, u16),
     /// The lease has expired.
     Expired,
     /// There is contact again.

@@ -43,6 +43,6 @@ impl JobStateReader {
         }
         let why =
             "etcd: the job of this node does not exist any more: it ended without this node, or etcd has lost its data";
-        Err(EtcdError::Refused(why.to_owned()))
+        Err(EtcdError::Superseded(why.to_owned()))
     }
 }

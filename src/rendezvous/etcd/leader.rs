@@ -6,7 +6,7 @@ use super::gateway::codec::{self, MemberList, StoredState, WatchChange};
 use super::lease_keepalive::grant;
 use super::session::EtcdSession;
 use super::watch::{WatchEvent, WatchHandle};
-use crate::protocol::{CoordinatorLogic, Publication};
+use crate::protocol::{CoordinatorLogic, Departure, Publication};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub enum TurnResult {
         state: StoredState,
         members: Option<String>,
     },
-    /// Another node leads, or this one does not know what it has written.
+    /// Another node leads, or this one does not know the state or a node: it has to take over again.
     Deposed,
 }
 
@@ -56,8 +56,10 @@ pub struct Leader {
     pub tolerant_until: Duration,
     /// The state of the leader before, which is published again even if the coordinator has nothing new.
     inherited: Option<Publication>,
-    /// Changes up to this revision are known.
+    /// Earlier changes of nodes' records are ignored: all records were read at this revision.
     revision: i64,
+    /// Changes of nodes' records up to this revision are known.
+    known: i64,
     /// Whether there may be changes before the watch began.
     is_behind: bool,
     has_changed: bool,
@@ -97,9 +99,11 @@ impl Leader {
         let watch = watch.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
         session.job_lease.store(lease, Ordering::Relaxed);
         let predecessor = stored.as_ref().map(|stored| stored.by.clone());
-        let inherited = stored
-            .filter(|stored| stored.term != term)
-            .map(|stored| Publication { state: stored.state, members: None });
+        let inherited = stored.filter(|stored| stored.term != term).map(|stored| Publication {
+            state: stored.state,
+            members: None,
+            begins_round: false,
+        });
         let mut leader = Self {
             term,
             coordinator,
@@ -112,6 +116,7 @@ impl Leader {
             tolerant_until: Duration::ZERO,
             inherited,
             revision: 0,
+            known: codec::revision(&response),
             is_behind: false,
             has_changed: true,
             own_id: session.id.clone(),
@@ -122,7 +127,7 @@ impl Leader {
             leader.note_change(session, WatchChange::Put(kv), now);
         }
         if let Some(gone) = predecessor.filter(|id| !leader.here.contains(id)) {
-            leader.coordinator.gone(&gone, session.ttl, now);
+            leader.coordinator.gone(&gone, Departure::Lapsed { age: session.ttl }, now);
         }
         Ok(leader)
     }
@@ -132,6 +137,7 @@ impl Leader {
         match event {
             WatchEvent::Changes(changes) => {
                 for change in changes {
+                    self.known = self.known.max(change.revision());
                     if change.revision() > self.revision {
                         self.note_change(session, change, now);
                     }
@@ -139,6 +145,7 @@ impl Leader {
             }
             WatchEvent::All(kvs, revision) => {
                 self.revision = revision;
+                self.known = self.known.max(revision);
                 let there: BTreeSet<String> = kvs.iter().filter_map(|kv| session.keys.node_of(&kv.key)).collect();
                 let gone: Vec<String> = self.here.difference(&there).cloned().collect();
                 gone.iter().for_each(|id| self.note_expired(id, session.ttl, now));
@@ -158,7 +165,7 @@ impl Leader {
                 self.missing.remove(&id);
                 if kv.value.is_empty() {
                     // An empty record: the node leaves.
-                    return self.remove_node(&id, Duration::ZERO, now);
+                    return self.remove_node(&id, Departure::Left, now);
                 }
                 self.has_changed = true;
                 self.coordinator.record(&id, &kv.value, now);
@@ -174,7 +181,7 @@ impl Leader {
     /// The lease of a node has expired.
     fn note_expired(&mut self, id: &str, age: Duration, now: Duration) {
         if now >= self.tolerant_until {
-            self.remove_node(id, age, now);
+            self.remove_node(id, Departure::Lapsed { age }, now);
         } else if self.here.contains(id) {
             let missing = MissingNode { since: now, until: self.tolerant_until };
             self.missing.entry(id.to_owned()).or_insert(missing);
@@ -186,7 +193,7 @@ impl Leader {
         let own = self.own_id.clone();
         if !self.has_left && self.here.contains(&own) {
             self.coordinator.record(&own, record, now);
-            self.remove_node(&own, Duration::ZERO, now);
+            self.remove_node(&own, Departure::Left, now);
         }
         self.has_left = true;
     }
@@ -196,10 +203,10 @@ impl Leader {
         self.missing.values().map(|node| node.until).chain(self.coordinator.next_deadline()).min()
     }
 
-    fn remove_node(&mut self, id: &str, age: Duration, now: Duration) {
+    fn remove_node(&mut self, id: &str, departure: Departure, now: Duration) {
         if self.here.remove(id) {
             self.has_changed = true;
-            self.coordinator.gone(id, age, now);
+            self.coordinator.gone(id, departure, now);
         }
     }
 
@@ -222,7 +229,8 @@ impl Leader {
         let overdue = self.missing.iter().filter(|(_, node)| node.until <= now).map(|(id, _)| id.clone());
         for id in overdue.collect::<Vec<String>>() {
             if let Some(MissingNode { since, .. }) = self.missing.remove(&id) {
-                self.remove_node(&id, session.ttl + now.saturating_sub(since), now);
+                let age = session.ttl + now.saturating_sub(since);
+                self.remove_node(&id, Departure::Lapsed { age }, now);
             }
         }
         self.has_changed = false;
@@ -233,8 +241,8 @@ impl Leader {
         }
     }
 
-    /// Writes the members' list, if there is a new one, and the state, on the condition that this node still leads and that the state
-    /// is the one it knows.
+    /// Writes the members' list, if there is a new one, and the state, on the condition that this node still leads, that the state is
+    /// the one it knows, and that no new round begins beside a node that it does not know.
     fn publish(&mut self, session: &EtcdSession, publication: Publication) -> Result<TurnResult, EtcdError> {
         let keys = &session.keys;
         if self.lease == 0 {
@@ -266,7 +274,11 @@ impl Leader {
         let state = StoredState { by: session.id.clone(), term: self.term, members: list, state: publication.state };
         let text = serde_json::to_string(&state).map_err(|error| EtcdError::Unreachable(error.to_string()))?;
         requests.push(json!({ "request_put": codec::put(&keys.state(), &text, self.lease) }));
-        let fence = [leads, codec::is_written_by(&keys.state(), self.written)];
+        let mut fence = vec![leads, codec::is_written_by(&keys.state(), self.written)];
+        if publication.begins_round {
+            // A node whose lease had lapsed may have come back, and may be starting its ranks of the round before.
+            fence.push(codec::has_no_key_after(&keys.nodes(), self.known));
+        }
         let response = session.call("txn", &json!({ "compare": fence, "success": requests }))?;
         if !codec::has_succeeded(&response) {
             return Ok(TurnResult::Deposed);

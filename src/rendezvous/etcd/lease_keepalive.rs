@@ -5,6 +5,8 @@ use super::event::SessionEvent;
 use super::gateway::client::{EtcdCaller, EtcdError, NOT_FOUND};
 use super::gateway::codec::number;
 use super::retry::RetryDelay;
+use crate::rendezvous::lease::{NodeLease, next_number};
+use crate::sys::clock;
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,7 +19,11 @@ const MIN_ATTEMPT: Duration = Duration::from_millis(200);
 /// Keeps a node's lease, and the job's lease while the node leads.
 pub struct LeaseKeepAlive {
     pub caller: EtcdCaller,
+    /// The time without a heartbeat before contact is considered lost.
+    pub heartbeat: Duration,
+    /// The lease's time to live: not shorter.
     pub ttl: Duration,
+    pub node_lease: Arc<NodeLease>,
     pub to_session: Sender<SessionEvent>,
     /// The job's lease; 0: another node keeps it.
     pub job_lease: Arc<AtomicI64>,
@@ -27,12 +33,13 @@ impl LeaseKeepAlive {
     pub fn run(self) {
         let client = &self.caller.client;
         let (mut lease, mut is_lost, mut retry) = (0, false, RetryDelay::default());
-        // Contact holds until then. A node that is cut off has to know that when two thirds of its lease are over, so that its ranks
-        // have ended when all of it is. The sixtieth below two thirds is for reporting it.
+        // Contact holds until then: lost contact is reported before it ends the ranks (`LeaseTerms::ranks_run_for`).
         let mut holds_until = Duration::ZERO;
+        let mut number = 0_u16;
         loop {
-            let sent = client.now();
-            let until = if is_lost || lease == 0 { sent + self.ttl / 3 } else { holds_until.max(sent + MIN_ATTEMPT) };
+            let (sent, sent_boot) = (client.now(), clock::boot());
+            let until =
+                if is_lost || lease == 0 { sent + self.heartbeat / 3 } else { holds_until.max(sent + MIN_ATTEMPT) };
             let kept = if lease == 0 { grant(&self.caller, until, self.ttl) } else { self.keep(lease, until) };
             let pause = match kept {
                 Ok(0) => {
@@ -41,25 +48,31 @@ impl LeaseKeepAlive {
                     continue;
                 }
                 Ok(kept) => {
-                    holds_until = sent + self.ttl * 13 / 20;
+                    holds_until = sent + self.heartbeat * 13 / 20;
                     client.hold_until(holds_until);
                     if kept != lease {
-                        self.send(SessionEvent::Lease(kept));
+                        number = next_number(number);
+                    }
+                    self.node_lease.renewed(number, sent_boot);
+                    if kept != lease {
+                        self.send(SessionEvent::Lease(kept, number));
                     } else if is_lost {
                         self.send(SessionEvent::Contact);
                     }
                     (lease, is_lost, retry) = (kept, false, RetryDelay::default());
-                    let next = sent + self.ttl / 3;
-                    self.keep_job_lease(next.max(client.now() + self.ttl / 12));
+                    let next = sent + self.heartbeat / 3;
+                    self.keep_job_lease(next.max(client.now() + self.heartbeat / 12));
                     next.saturating_sub(client.now())
                 }
                 Err(EtcdError::Closed) => return,
-                Err(EtcdError::Refused(why)) => return self.send(SessionEvent::Refused(why)),
+                Err(EtcdError::Refused(why) | EtcdError::Superseded(why)) => {
+                    return self.send(SessionEvent::Refused(why));
+                }
                 Err(error @ (EtcdError::Unreachable(_) | EtcdError::Status { .. })) => {
                     is_lost = true;
                     self.send(SessionEvent::Lost(error.to_string()));
                     // All nodes are back within a lease after etcd.
-                    retry.next().min(self.ttl / 3)
+                    retry.next().min(self.heartbeat / 3)
                 }
             };
             if self.caller.wire.pause(pause) {

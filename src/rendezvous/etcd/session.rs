@@ -13,7 +13,9 @@ pub struct EtcdSession {
     pub caller: EtcdCaller,
     pub keys: JobKeys,
     pub id: String,
-    /// The time to live of a node's lease.
+    /// The time without a heartbeat before contact is considered lost.
+    pub heartbeat: Duration,
+    /// The time to live of a node's lease: not shorter.
     pub ttl: Duration,
     /// The job's lease, for the keep-alive thread; 0: another node keeps it.
     pub job_lease: Arc<AtomicI64>,

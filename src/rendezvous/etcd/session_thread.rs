@@ -39,8 +39,9 @@ pub struct SessionThread {
     /// The connection of the keep-alive thread.
     keep_alive_wire: Arc<WireHandle>,
     record: String,
-    /// The node's lease; 0: none.
+    /// The node's lease; 0: none. Its number, until the node has received that it has joined under it.
     lease: i64,
+    unannounced: Option<u16>,
     /// Whether the record exists under this lease, and whether it is the latest.
     has_joined: bool,
     is_record_written: bool,
@@ -74,19 +75,20 @@ impl SessionThread {
     pub fn new(
         (caller, keep_alive_wire): (EtcdCaller, Arc<WireHandle>),
         (keys, id, record): (JobKeys, &str, &str),
-        ttl: Duration,
+        (heartbeat, ttl): (Duration, Duration),
         (sender, received): (Sender<SessionEvent>, Receiver<SessionEvent>),
         (events, job_lease): (Arc<EventQueue>, Arc<AtomicI64>),
         make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
     ) -> Self {
         Self {
-            session: EtcdSession { caller, keys, id: id.to_owned(), ttl, job_lease, events: sender },
+            session: EtcdSession { caller, keys, id: id.to_owned(), heartbeat, ttl, job_lease, events: sender },
             received,
             events,
             make_coordinator,
             keep_alive_wire,
             record: record.to_owned(),
             lease: 0,
+            unannounced: None,
             has_joined: false,
             is_record_written: false,
             is_lost: false,
@@ -159,9 +161,9 @@ impl SessionThread {
                 self.retry_at = Duration::ZERO;
             }
             SessionEvent::Stop => self.is_over = true,
-            SessionEvent::Lease(lease) => {
+            SessionEvent::Lease(lease, number) => {
                 self.tolerate_missing_nodes();
-                (self.lease, self.has_contact) = (lease, true);
+                (self.lease, self.unannounced, self.has_contact) = (lease, Some(number), true);
                 (self.has_joined, self.is_record_written) = (false, false);
                 self.retry_at = Duration::ZERO;
             }
@@ -173,15 +175,13 @@ impl SessionThread {
             SessionEvent::Expired => {
                 (self.lease, self.has_joined) = (0, false);
                 self.step_down();
-                let seconds = self.session.ttl.as_secs_f64();
-                self.lose_contact(format!(
-                    "etcd received nothing from this node for {seconds} s, and considers it lost"
-                ));
+                let silent = self.session.ttl.as_secs_f64();
+                self.lose_contact(format!("etcd received nothing for {silent} s: this node's lease has lapsed"));
             }
             SessionEvent::Lost(why) => self.lose_contact(format!("etcd: {why}")),
             SessionEvent::Refused(why)
             | SessionEvent::Board(WatchEvent::Refused(why))
-            | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.note_refusal(why),
+            | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.end(BackendEvent::Refused { why }),
             SessionEvent::Board(WatchEvent::Behind) => self.is_behind = true,
             SessionEvent::Board(WatchEvent::All(kvs, revision)) => {
                 self.note_board(&kvs, revision).unwrap_or_else(|error| self.handle_error(error));
@@ -193,7 +193,7 @@ impl SessionThread {
             SessionEvent::Nodes(term, event) => {
                 let now = clock::now();
                 let is_cut_off = self.is_lost && !self.has_contact;
-                let tolerant_until = if is_cut_off { now + self.session.ttl } else { self.tolerant_until };
+                let tolerant_until = if is_cut_off { now + self.session.heartbeat } else { self.tolerant_until };
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
                     leader.tolerant_until = tolerant_until;
                     leader.note_event(&self.session, event, now);
@@ -214,7 +214,7 @@ impl SessionThread {
     /// lost for that.
     fn tolerate_missing_nodes(&mut self) {
         if self.is_lost && self.watch.is_some() {
-            self.tolerant_until = clock::now() + self.session.ttl;
+            self.tolerant_until = clock::now() + self.session.heartbeat;
             self.campaign_soon(self.tolerant_until);
         }
     }
@@ -223,13 +223,14 @@ impl SessionThread {
         self.campaign_at = from + Duration::from_millis(random::rng().u64(0..CAMPAIGN_SPREAD_MS));
     }
 
-    fn note_refusal(&mut self, why: String) {
+    /// This node may not take part any more.
+    fn end(&mut self, event: BackendEvent) {
         if !self.is_refused {
             self.is_refused = true;
             self.step_down();
             self.watch = None;
             self.keep_alive_wire.close();
-            self.events.push(BackendEvent::Refused { why });
+            self.events.push(event);
         }
     }
 
@@ -317,7 +318,11 @@ impl SessionThread {
             self.join_or_campaign(false)?;
         }
         self.lead()?;
-        self.send_state()
+        self.send_state()?;
+        if let Some(lease) = self.unannounced.take() {
+            self.events.push(BackendEvent::Joined { lease });
+        }
+        Ok(())
     }
 
     fn may_campaign(&self) -> bool {
@@ -432,7 +437,8 @@ impl SessionThread {
     fn handle_error(&mut self, error: EtcdError) {
         match error {
             EtcdError::Closed => self.is_over = true,
-            EtcdError::Refused(why) => self.note_refusal(why),
+            EtcdError::Refused(why) => self.end(BackendEvent::Refused { why }),
+            EtcdError::Superseded(why) => self.end(BackendEvent::Superseded { why }),
             EtcdError::Unreachable(_) | EtcdError::Status { .. } => {
                 tracing::debug!("etcd: {error}");
                 self.retry_at = clock::now() + self.retry.next();

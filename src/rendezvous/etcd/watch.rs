@@ -88,7 +88,9 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
             };
             match ended {
                 EtcdError::Closed => return,
-                EtcdError::Refused(why) => return (self.on_event)(WatchEvent::Refused(why)),
+                EtcdError::Refused(why) | EtcdError::Superseded(why) => {
+                    return (self.on_event)(WatchEvent::Refused(why));
+                }
                 EtcdError::Unreachable(_) | EtcdError::Status { .. } => {}
             }
             if self.revision > before {

@@ -75,8 +75,11 @@ pub enum FromMaster {
         /// `Vec<RoundMember>`.
         members: Option<String>,
     },
-    /// The answer to `Ping`.
-    Pong,
+    /// The answer to `Ping`, and to `Hello`.
+    Pong {
+        /// The number of the node's lease, which is another if the node was considered gone in between.
+        lease: u16,
+    },
     /// The master closes the link for good.
     Refused {
         /// The reason, for people.

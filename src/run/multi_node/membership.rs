@@ -1,17 +1,18 @@
 //! Membership of this node in an elastic job: its record, the job's state as received, and what follows for its ranks.
 
-use crate::model::Endpoint;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
-    JobEnd, JobPhase, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop, OnNodeLoss,
-    Participants, RoundMember, RoundStopCause, next_step,
+    JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
+    OnNodeLoss, Participants, RoundMember, RoundStopCause, next_step,
 };
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::MasterServer;
-use crate::run::multi_node::connectivity::{BackendKind, Disconnected, PartitionDecision};
+use crate::supervise::RankStop;
 use crate::sys::clock;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
 
@@ -36,6 +37,21 @@ pub enum RoundStop {
     Unreachable(String),
 }
 
+/// Where the job's state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackendKind {
+    /// In the embedded master of one node, whose end ends the job.
+    Master,
+    /// In etcd.
+    Etcd,
+}
+
+/// The lost contact of a node.
+struct LostContact {
+    since: Duration,
+    why: String,
+}
+
 /// How long leaving may take before the first round.
 const LEAVE_EARLY_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -50,13 +66,14 @@ pub struct Membership {
     info: NodeInfo,
     state: Option<JobState>,
     members: Vec<RoundMember>,
-    refused: Option<String>,
-    lost: Option<Disconnected>,
+    /// Why this node may not take part any more, and how its ranks stop.
+    refused: Option<(String, RankStop)>,
+    lost: Option<LostContact>,
     kind: BackendKind,
-    /// Time without a heartbeat after which a node is considered lost.
-    lease: Duration,
-    /// When lost contact has to be checked again.
-    due: Option<Duration>,
+    terms: LeaseTerms,
+    lease: Arc<NodeLease>,
+    /// The number of the lease under which this node last joined; 0: none. All states before that have been received.
+    joined: u16,
 }
 
 impl Membership {
@@ -73,7 +90,7 @@ impl Membership {
         address: String,
         id: &str,
         info: NodeInfo,
-        (kind, lease): (BackendKind, Duration),
+        (kind, terms, lease): (BackendKind, LeaseTerms, Arc<NodeLease>),
     ) -> Self {
         Self {
             backend,
@@ -86,8 +103,9 @@ impl Membership {
             refused: None,
             lost: None,
             kind,
+            terms,
             lease,
-            due: None,
+            joined: 0,
         }
     }
 
@@ -101,8 +119,13 @@ impl Membership {
         &self.info
     }
 
-    /// Publishes the status of this node.
+    /// Publishes the status of this node. If its ranks run from now on, they do under its lease where others may go on without them.
     pub fn publish(&mut self, status: NodeStatus) {
+        match (&status, self.terms.on_loss) {
+            (NodeStatus::Runs { .. }, OnNodeLoss::Regroup) => self.lease.hold(self.joined, &self.terms),
+            (NodeStatus::Runs { .. } | NodeStatus::Stops { .. }, _) => {}
+            _ => self.lease.release(),
+        }
         self.node_state.status = status;
         self.backend.put(&Self::record(&self.info, &self.node_state.status));
     }
@@ -122,54 +145,62 @@ impl Membership {
                 BackendEvent::State { state, members } => {
                     participants = self.apply_state(&state, members.as_deref()).or(participants)
                 }
-                BackendEvent::Lost { why } if self.lost.is_none() => {
-                    if matches!(self.node_state.status, NodeStatus::Runs { .. }) {
-                        let limit = match &self.kind {
-                            BackendKind::Master => self.lease * 3 / 10,
-                            BackendKind::Etcd(_, patience) => *patience,
-                        };
-                        warn!(
-                            "no contact with {}: {why}; the ranks keep running for up to {} s",
-                            self.address,
-                            limit.as_secs_f64()
-                        );
-                    }
-                    let now = clock::now();
-                    self.lost = Some(Disconnected::new(now, why));
-                    self.due = Some(now);
-                }
-                BackendEvent::Lost { why } => {
-                    if let Some(lost) = &mut self.lost {
-                        lost.why = why;
-                    }
-                }
+                BackendEvent::Joined { lease } => self.joined = lease,
+                BackendEvent::Lost { why } => match &mut self.lost {
+                    Some(lost) => lost.why = why,
+                    None => self.note_loss(why),
+                },
                 BackendEvent::Back => {
-                    self.due = None;
                     if let Some(lost) = self.lost.take() {
                         let gone = (clock::now() - lost.since).as_secs_f64();
                         info!("contact with {} restored after {gone:.1} s", self.address);
                     }
                 }
-                BackendEvent::Refused { why } => self.refused = Some(why),
+                BackendEvent::Refused { why } => self.refused = Some((why, RankStop::WithGrace)),
+                BackendEvent::Superseded { why } => self.refused = Some((why, RankStop::AtOnce)),
             }
         }
         participants
+    }
+
+    fn note_loss(&mut self, why: String) {
+        if let NodeStatus::Runs { .. } = self.node_state.status {
+            let left = self.time_to_lapse().unwrap_or_else(|| self.patience()).as_secs_f64();
+            warn!("no contact with {}: {why}; the ranks keep running for up to {left:.1} s", self.address);
+        }
+        self.lost = Some(LostContact { since: clock::now(), why });
+    }
+
+    /// The time for which ranks may run if the lease is not renewed; `None`: none run under it.
+    fn time_to_lapse(&self) -> Option<Duration> {
+        self.lease.ranks_end_at().map(|at| at.saturating_sub(clock::boot()))
+    }
+
+    /// Whether all that was to be known when this node got its present lease has been received.
+    fn has_joined(&self) -> bool {
+        self.joined != 0 && self.joined == self.lease.number()
+    }
+
+    /// All ranks of this node have ended.
+    pub fn ranks_have_ended(&self) {
+        self.lease.release();
     }
 
     fn apply_state(&mut self, state: &str, members: Option<&str>) -> Option<Participants> {
         let state: JobState = match serde_json::from_str(state) {
             Ok(state) => state,
             Err(error) => {
-                self.refused = Some(format!("the coordinator at {} sent an invalid state: {error}", self.address));
+                let why = format!("the coordinator at {} sent an invalid state: {error}", self.address);
+                self.refused = Some((why, RankStop::WithGrace));
                 return None;
             }
         };
         // The master's states end with it; at etcd a job's name may be taken again.
         let is_anothers = state.round < self.node_state.known_round || state.serial < self.node_state.serial;
-        if is_anothers && matches!(self.kind, BackendKind::Etcd(..)) {
+        if is_anothers && self.kind == BackendKind::Etcd {
             let why =
                 "the job of this node does not exist any more: it ended without this node, or etcd has lost its data";
-            self.refused = Some(format!("{}: {why}", self.address));
+            self.refused = Some((format!("{}: {why}", self.address), RankStop::AtOnce));
             return None;
         }
         let members: Option<Vec<RoundMember>> = members.and_then(|text| serde_json::from_str(text).ok());
@@ -190,63 +221,68 @@ impl Membership {
     /// The next step of this node.
     pub fn step(&self) -> NodeStep {
         match (&self.refused, &self.state) {
-            (Some(why), _) => NodeStep::Refused(why.clone()),
-            (None, Some(state)) => next_step(&self.node_state, state),
+            (Some((why, _)), _) => NodeStep::Refused(why.clone()),
+            (None, Some(state)) => match next_step(&self.node_state, state) {
+                // The round may be one that the others have given up, because this node's lease had lapsed.
+                NodeStep::Start { .. } if !self.has_joined() => NodeStep::Wait,
+                step => step,
+            },
             (None, None) => NodeStep::Wait,
         }
     }
 
-    /// Why the ranks of this node have to stop, if they do, and the time within which they have to end; `None`: the grace period,
-    /// because the other nodes wait for them.
-    pub fn round_stop(&mut self) -> Option<(RoundStop, Option<Duration>)> {
-        if let Some(why) = &self.refused {
-            // The lease may not be renewed any more. That is known when two thirds of it are over at the latest.
-            return Some((RoundStop::Refused(why.clone()), Some(self.lease * 3 / 10)));
+    /// Why the ranks of this node have to stop, if they do, and how.
+    pub fn round_stop(&self) -> Option<(RoundStop, RankStop)> {
+        let unreachable = self.describe_lapse();
+        let how = if unreachable.is_some() { RankStop::AtOnce } else { RankStop::WithGrace };
+        if let Some((why, refused)) = &self.refused {
+            let how = if unreachable.is_some() { how } else { *refused };
+            return Some((RoundStop::Refused(why.clone()), how));
         }
-        let lost = self.lost_contact().map(|(why, within)| (why, within.unwrap_or_default()));
-        let limit = lost.as_ref().map(|(_, within)| *within);
-        match self.step() {
-            NodeStep::Kill { end } => Some((RoundStop::LeftBehind { end }, Some(Duration::ZERO))),
-            NodeStep::Stop { why, end } => Some((RoundStop::ByOthers { cause: why, end }, limit)),
-            _ => lost.map(|(why, _)| (RoundStop::Unreachable(why), limit)),
+        match (self.step(), unreachable) {
+            (NodeStep::Kill { end }, _) => Some((RoundStop::LeftBehind { end }, RankStop::AtOnce)),
+            (_, Some(why)) => Some((RoundStop::Unreachable(why), how)),
+            (NodeStep::Stop { why, end }, None) => Some((RoundStop::ByOthers { cause: why, end }, how)),
+            _ => None,
         }
     }
 
-    /// The error once contact has been lost for too long, and the time within which ranks have to end if this node alone is cut
-    /// off; `None`: the time for which they may outlive etcd is over.
-    pub fn lost_contact(&mut self) -> Option<(String, Option<Duration>)> {
-        let lost = self.lost.as_mut()?;
-        let now = clock::now();
-        let others = self.members.iter().filter(|member| member.info.address != self.info.address);
-        let others: Vec<(String, u16)> =
-            others.filter_map(|member| probe_address(&member.info)).map(|at| (at.host, at.port)).collect();
-        let decision = lost.decide(now, &self.kind, self.lease, &others);
-        let (at, why, gone) = (&self.address, &lost.why, now.saturating_sub(lost.since).as_secs_f64());
-        match decision {
-            PartitionDecision::Until(due) => {
-                self.due = Some(due);
-                None
+    /// Why ranks may not run any longer, if that is so: the lease that they run under has lapsed, or there is none and contact has
+    /// been lost for too long.
+    fn describe_lapse(&self) -> Option<String> {
+        if !self.lease.has_lapsed() {
+            return self.given_up().filter(|_| self.terms.on_loss == OnNodeLoss::End);
+        }
+        let (at, age) = (&self.address, self.lease.age().as_secs_f64());
+        Some(match &self.lost {
+            Some(lost) => format!("no contact with {at} for {age:.1} s: {}", lost.why),
+            None => format!("this node was suspended, and its lease with {at} has lapsed"),
+        })
+    }
+
+    /// The error once contact has been lost for so long that this node gives up, unless ranks run under its lease.
+    pub fn given_up(&self) -> Option<String> {
+        let lost = self.lost.as_ref()?;
+        let gone = clock::now().saturating_sub(lost.since);
+        (gone >= self.patience())
+            .then(|| format!("no contact with {} for {:.0} s: {}", self.address, gone.as_secs_f64(), lost.why))
+    }
+
+    /// How long this node waits for contact, unless ranks run under its lease.
+    fn patience(&self) -> Duration {
+        match self.kind {
+            BackendKind::Master => self.terms.heartbeat_timeout * 3 / 10,
+            BackendKind::Etcd if self.may_rejoin() => {
+                self.terms.loss_timeout.max(Duration::from_millis(self.info.rules.join_ms))
             }
-            PartitionDecision::CutOff(within) if self.kind == BackendKind::Master => {
-                self.due = None;
-                Some((format!("no contact with {at} for {gone:.1} s: {why}"), Some(within)))
-            }
-            PartitionDecision::CutOff(within) => {
-                self.due = self.kind.gives_up_at(lost.since);
-                let why = format!("this node is cut off: neither {at} nor any other node answers ({why})");
-                Some((why, Some(within)))
-            }
-            PartitionDecision::TooLong => {
-                self.due = None;
-                Some((format!("no contact with {at} for {gone:.0} s: {why}"), None))
-            }
+            BackendKind::Etcd => self.terms.loss_timeout,
         }
     }
 
     /// Whether this node may take part again once contact is restored: the job continues on other nodes, and its state is not
     /// kept by one of them.
     pub fn may_rejoin(&self) -> bool {
-        matches!(self.kind, BackendKind::Etcd(..)) && self.info.rules.on_loss == OnNodeLoss::Regroup
+        self.kind == BackendKind::Etcd && self.info.rules.on_loss == OnNodeLoss::Regroup
     }
 
     /// The error while there is no contact.
@@ -254,9 +290,11 @@ impl Membership {
         self.lost.as_ref().map(|lost| lost.why.as_str())
     }
 
-    /// When `round_stop` and `lost_contact` have to be called even without an event.
+    /// When `round_stop` and `given_up` have to be called even without an event (`clock::now`).
     pub fn due(&self) -> Option<Duration> {
-        self.due
+        let lapses = self.time_to_lapse().map(|left| clock::now() + left);
+        let gives_up = self.lost.as_ref().map(|lost| lost.since + self.patience());
+        lapses.or(gives_up)
     }
 
     /// Whether the job's state has been received.
@@ -287,6 +325,7 @@ impl Membership {
 
     /// Leaves the job.
     pub fn close(&mut self, patience: Duration) -> io::Result<()> {
+        self.lease.release();
         // Before the first round the other nodes need no report.
         let begun = self.state.as_ref().is_some_and(|state| state.phase != JobPhase::Gathering);
         let patience = if begun { patience } else { patience.min(LEAVE_EARLY_PATIENCE) };
@@ -297,12 +336,6 @@ impl Membership {
         }
         left
     }
-}
-
-/// An address on which a node can be probed.
-fn probe_address(info: &NodeInfo) -> Option<Endpoint> {
-    let known = [Some(&info.master), info.endpoints.first()];
-    known.into_iter().flatten().find_map(|text| Endpoint::parse(text))
 }
 
 impl AsFd for Membership {

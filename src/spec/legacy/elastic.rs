@@ -174,7 +174,7 @@ pub fn check(
             join_timeout: rendezvous::join_timeout(values)?.unwrap_or(join),
             sort_ip: false,
             heartbeat_timeout: heartbeat_timeout(values, vars)?,
-            etcd_loss_timeout: Duration::from_secs_f64(values.seconds("etcd_loss_timeout")?.unwrap_or(60.0)),
+            etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
             secret: None,
             host: own.clone(),
         },

@@ -252,7 +252,10 @@ fn dynamic(
         join_timeout: join,
         sort_ip: true,
         heartbeat_timeout: lease.max(Duration::from_secs(2)),
-        etcd_loss_timeout: seconds("etcd_loss_timeout", 60)?,
+        etcd_loss_timeout: match conf.contains_key("etcd_loss_timeout") {
+            true => Some(seconds("etcd_loss_timeout", 0)?),
+            false => None,
+        },
         secret: values
             .given("job-secret")
             .filter(|key| !key.is_empty() && backend == "c10d")

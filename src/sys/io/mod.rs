@@ -1,5 +1,6 @@
 //! File descriptors: epoll, inotify, Unix sockets, consoles, pseudo-terminals, port leases.
 
+pub mod boot_timer;
 pub mod console;
 pub mod fd;
 pub mod inotify;
@@ -7,3 +8,4 @@ pub mod packet;
 pub mod poll;
 pub mod ports;
 pub mod pty;
+pub mod shared_words;

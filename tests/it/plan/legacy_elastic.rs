@@ -7,7 +7,8 @@ use rlaunch::plan::devices::assign::{DeviceShare, VisibleDevices};
 use rlaunch::plan::legacy::{DeviceBackend, LauncherInfo, LegacyRank, RankLayout, plan};
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, OnNodeLoss, RankFailure,
+    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, OnNodeLoss,
+    RankFailure,
 };
 use rlaunch::spec::legacy::collective::{NodeSource, StartPort};
 use rlaunch::spec::legacy::elastic::{AfterFailure, LegacyElasticSpec};
@@ -252,7 +253,7 @@ fn as_many_as_are_usual_wait_for_no_more() {
     for id in ["a", "b"] {
         job.record(id, NodeStatus::Runs { round: 1 }, 2);
     }
-    job.coordinator.gone("b", Duration::ZERO, Duration::from_secs(3));
+    job.coordinator.gone("b", Departure::Left, Duration::from_secs(3));
     assert!(matches!(job.turn(3), (1, JobPhase::Stopping { .. })));
     job.record("a", NodeStatus::Ready { seen: 1 }, 4);
     assert_eq!(job.turn(4), (1, JobPhase::Gathering), "fewer than before wait");

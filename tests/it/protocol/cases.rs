@@ -7,10 +7,9 @@ use super::world::{World, time};
 use Life::{Fails, Well};
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss,
-    RankFailure, RoundMember, RoundStopCause,
+    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, NodeStop, OnFailure,
+    OnNodeLoss, RankFailure, RoundMember, RoundStopCause,
 };
-use std::time::Duration;
 
 const LONG: &[Life] = &[Well(100_000)];
 
@@ -197,7 +196,7 @@ fn a_launcher_of_paddle_s_takes_part_in_a_fixed_job() {
     assert_eq!(machine.turn(time(2)).unwrap().0.phase, JobPhase::Ended { end: JobEnd::Completed });
 
     let mut machine = begun();
-    machine.gone("theirs", time(3_000), time(2));
+    machine.gone("theirs", Departure::Lapsed { age: time(3_000) }, time(2));
     let state = machine.turn(time(2)).unwrap().0;
     assert!(matches!(&state.phase, JobPhase::Stopping { end: Some(JobEnd::Lost { lost }), .. } if lost.node == 1));
 }
@@ -216,7 +215,7 @@ fn nothing_is_kept_of_strangers_that_have_gone() {
         let id = format!("stranger{at}");
         machine.record(&id, record(9, NodeStatus::Leaves { signal: 15 }), time(2));
         machine.turn(time(2));
-        machine.gone(&id, time(5), time(3));
+        machine.gone(&id, Departure::Lapsed { age: time(5) }, time(3));
         machine.turn(time(3));
     }
     let after = format!("{machine:?}");
@@ -242,13 +241,16 @@ fn a_leader_s_end_changes_nothing_but_the_leader() {
 }
 
 #[test]
-fn a_node_cut_off_for_less_than_its_lease_is_not_lost() {
+fn a_node_cut_off_for_less_than_four_fifths_of_its_lease_is_not_lost() {
     let mut calm = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
     calm.plans.iter_mut().for_each(|plan| plan.feels = false);
     let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts });
-    let (short, long, for_good) = (cut(Some(4_900)), cut(Some(9_000)), cut(None));
+    let (short, longer, long, for_good) = (cut(Some(3_900)), cut(Some(4_900)), cut(Some(10_000)), cut(None));
     let world = World::live(&short);
     assert_eq!(rounds(&world), [[0, 1]]);
+    // It is back before it is lost, and its ranks have ended.
+    let world = World::live(&longer);
+    assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
     // For longer: the others go on without it, until it is back.
     let world = World::live(&long);
     assert_eq!(rounds(&world), [vec![0, 1], vec![0], vec![0, 1]]);
@@ -433,14 +435,14 @@ fn a_node_lost_at_once_may_still_run_until_its_lease_ends() {
         machine.record(id, record(NodeStatus::Runs { round: 2 }), time(0));
     }
     machine.turn(time(0));
-    machine.gone("b", Duration::ZERO, time(1_000));
+    machine.gone("b", Departure::Disconnected { age: time(1_000) }, time(1_000));
     machine.turn(time(1_000));
     assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::Lost { .. }, end: None }));
     machine.record("a", record(NodeStatus::Ready { seen: 2 }), time(1_100));
     machine.turn(time(1_100));
-    machine.turn(time(4_900));
+    machine.turn(time(9_900));
     assert_eq!(machine.state().phase, JobPhase::Gathering);
-    machine.turn(time(5_000));
+    machine.turn(time(10_000));
     assert_eq!((machine.state().round, &machine.state().phase), (3, &JobPhase::Running));
 }
 

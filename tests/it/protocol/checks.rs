@@ -179,10 +179,15 @@ impl Judge {
         assert_eq!(Some(list), self.lists.get(&round), "round {round} is another for node {node}");
         assert!(list.iter().any(|member| member.id == own.state.id));
         assert!(!self.starts.contains(&(node, round)), "a round begins once");
+        // Where the job ends with a lost node, one whose members are all lost begins anew beside ranks that outlive their lease.
+        let is_anew = |before: u64| {
+            let members = self.lists.get(&before).into_iter().flatten();
+            members.into_iter().all(|member| list.iter().all(|other| other.id != member.id))
+        };
         for other in nodes {
             let Some(ranks) = &other.ranks else { continue };
             assert!(
-                ranks.given_up || ranks.round == round,
+                ranks.round == round || ranks.given_up && is_anew(ranks.round),
                 "round {round} begins on node {node} while node {} runs round {}",
                 other.number,
                 ranks.round

@@ -3,7 +3,8 @@
 use super::scenario::Life;
 use super::world::{Event, World};
 use rlaunch::protocol::{
-    JobEnd, JobState, NodeRecord, NodeState, NodeStatus, NodeStep, RankFailure, RoundMember, RoundStopCause, next_step,
+    JobEnd, JobState, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop, OnNodeLoss, RankFailure, RoundMember,
+    RoundStopCause, next_step,
 };
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ pub struct Ranks {
     pub round: u64,
     stopping: bool,
     failed: Option<RankFailure>,
-    /// Its record has lapsed since the round was formed.
+    /// Its record has lapsed since the round was formed, and the job ends with its loss.
     pub given_up: bool,
 }
 
@@ -109,10 +110,11 @@ impl World<'_> {
                 self.act(node);
             }
             Event::Lapses { node, contact } => {
+                let ends_with_node = self.story.plans[node].offer.rules.on_loss == OnNodeLoss::End;
                 let sim = &mut self.nodes[node];
                 if !sim.here || sim.cut && sim.contact == contact {
                     sim.lapsed_in = self.board.state.as_ref().map(|state| state.round);
-                    if let Some(ranks) = &mut sim.ranks {
+                    if let Some(ranks) = sim.ranks.as_mut().filter(|_| ends_with_node) {
                         ranks.given_up = true;
                     }
                     self.write(node, None, self.story.lease);
@@ -129,7 +131,7 @@ impl World<'_> {
             Event::GivesUp { node, contact } => {
                 let sim = &self.nodes[node];
                 if sim.here && sim.cut && sim.contact == contact {
-                    self.stop(node);
+                    self.stop_within(node, 0);
                     if self.nodes[node].ranks.is_none() {
                         self.at(self.now + MOST_ALONE, Event::LosesPatience { node });
                     }
@@ -214,10 +216,16 @@ impl World<'_> {
     fn start(&mut self, node: usize, round: u64) {
         self.judge.started(&self.nodes, node, round);
         let lives = &self.story.plans[node].lives;
+        let ends_with_node = self.story.plans[node].offer.rules.on_loss == OnNodeLoss::End;
         let sim = &mut self.nodes[node];
         let (Life::Well(lasts) | Life::Fails(lasts)) = lives[(sim.run as usize).min(lives.len() - 1)];
         sim.run += 1;
-        sim.ranks = Some(Ranks { round, stopping: false, failed: None, given_up: sim.lapsed_in >= Some(round) });
+        sim.ranks = Some(Ranks {
+            round,
+            stopping: false,
+            failed: None,
+            given_up: ends_with_node && sim.lapsed_in >= Some(round),
+        });
         let run = sim.run;
         self.stand(node, NodeStatus::Runs { round });
         self.at(self.now + lasts, Event::RanksEnd { node, run });
@@ -259,7 +267,7 @@ impl World<'_> {
     fn stop_within(&mut self, node: usize, grace: u64) {
         let sim = &mut self.nodes[node];
         let run = sim.run;
-        if let Some(ranks) = sim.ranks.as_mut().filter(|ranks| !ranks.stopping) {
+        if let Some(ranks) = sim.ranks.as_mut().filter(|ranks| !ranks.stopping || grace == 0) {
             ranks.stopping = true;
             self.at(self.now + grace, Event::RanksStopped { node, run });
         }
@@ -326,14 +334,19 @@ impl World<'_> {
             return;
         }
         self.peers_feel(node);
-        let patience = self.story.plans[node].patience;
+        let plan = &self.story.plans[node];
+        let lapse = self.now + self.story.lease;
+        // Where the job goes on without the node, its ranks end before its lease lapses (`LeaseTerms`).
+        let gives_up = match plan.offer.rules.on_loss {
+            OnNodeLoss::Regroup => self.now + self.story.lease * 8 / 10,
+            OnNodeLoss::End => lapse + plan.patience,
+        };
         let sim = &mut self.nodes[node];
         sim.cut = true;
         sim.contact += 1;
         let contact = sim.contact;
-        let lapse = self.now + self.story.lease;
         self.at(lapse, Event::Lapses { node, contact });
-        self.at(lapse + patience, Event::GivesUp { node, contact });
+        self.at(gives_up, Event::GivesUp { node, contact });
         if let Some(lasts) = lasts {
             self.at(self.now + lasts, Event::Returns { node, contact });
         }
@@ -344,9 +357,14 @@ impl World<'_> {
             return;
         }
         self.nodes[node].signalled = true;
-        let runs = self.nodes[node].ranks.is_some();
-        if early || !runs {
-            self.stand(node, NodeStatus::Leaves { signal: 15 });
+        let round = self.nodes[node].ranks.as_ref().map(|ranks| ranks.round);
+        let runs = round.is_some();
+        match round {
+            Some(round) if early => {
+                self.stand(node, NodeStatus::Stops { round, why: NodeStop::Signal { signal: 15 } });
+            }
+            Some(_) => {}
+            None => self.stand(node, NodeStatus::Leaves { signal: 15 }),
         }
         if runs {
             self.peers_feel(node);

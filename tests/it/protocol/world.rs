@@ -5,7 +5,7 @@ use super::checks::Judge;
 use super::node::{Exit, Sim};
 use super::scenario::{Happening, Story};
 use fastrand::Rng;
-use rlaunch::protocol::{Coordinator, JobPhase, JobState, NodeRecord, RoundMember};
+use rlaunch::protocol::{Coordinator, Departure, JobPhase, JobState, NodeRecord, RoundMember};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -326,7 +326,8 @@ impl<'a> World<'a> {
                 }
             }
             None => {
-                leader.machine.gone(id, time(age), now);
+                let departure = if age == 0 { Departure::Left } else { Departure::Lapsed { age: time(age) } };
+                leader.machine.gone(id, departure, now);
                 leader.arrived.retain(|other| other != id);
             }
         }
@@ -370,9 +371,15 @@ impl<'a> World<'a> {
         let leader = &mut self.leaders[number];
         leader.under_way -= 1;
         let follows = self.board.state.as_ref().is_none_or(|old| old.serial + 1 == state.serial);
-        // The fence.
-        if leader.term != self.board.term || !follows {
+        // The fence. A round does not begin while there is a node that the leader does not know.
+        let knows = |(id, (_, created)): (&String, &(NodeRecord, u64))| leader.seen.get(id) >= Some(created);
+        let begins = self.board.state.as_ref().map_or(0, |old| old.round) < state.round;
+        let knows_all = !begins || self.board.records.iter().all(knows);
+        if leader.term != self.board.term || !follows || !knows_all {
             leader.alive = false;
+            if !self.leaders.iter().any(|other| other.alive && other.term == self.board.term) {
+                self.wants_leader();
+            }
             return;
         }
         // Where it has died since, its earlier messages arrive all the same.

@@ -8,7 +8,7 @@ pub use job::{GOOD, Happening, Job, Manners, Together};
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, Supervisor, SupervisorEvent,
+    AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, RankStop, Supervisor, SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -278,7 +278,7 @@ impl<'a> World<'a> {
                 self.wake();
                 self.cut_off = true;
                 self.reason(Cause::CutOff);
-                self.send(SupervisorEvent::Regroup { within: Some(Duration::ZERO) });
+                self.send(SupervisorEvent::Regroup(RankStop::AtOnce));
             }
         }
     }
@@ -471,8 +471,8 @@ impl<'a> World<'a> {
             SupervisorEvent::Suspend,
             SupervisorEvent::Resume,
             SupervisorEvent::LauncherKilled,
-            SupervisorEvent::Regroup { within: None },
-            SupervisorEvent::Regroup { within: Some(Duration::ZERO) },
+            SupervisorEvent::Regroup(RankStop::WithGrace),
+            SupervisorEvent::Regroup(RankStop::AtOnce),
             SupervisorEvent::ForwardSignal(10),
         ] {
             assert_eq!(self.effects_of(event), []);

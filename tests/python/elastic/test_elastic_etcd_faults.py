@@ -98,7 +98,7 @@ def test_ranks_run_on_without_etcd(tmp_path: Path, made: MultiHost, own: Etcd, h
         try:
             for node in nodes:
                 node.await_message(
-                    r"no contact with etcd at .*: .+; the ranks keep running for up to 60 s", LEASE + 1
+                    r"no contact with etcd at .*: .+; the ranks keep running for up to 60\.0 s", LEASE + 1
                 )
             pass_by(2 * LEASE, began)
         finally:
@@ -172,11 +172,11 @@ def test_a_host_that_is_cut_off_stops_before_the_other_goes_on(
         assert lived(job, 1)[1] < lived(job, 2)[0]
         # However deaf they are: before the lease has lapsed, not because the others waited.
         ended = ended_after(one, cut, "round_ended")
-        assert ended < LEASE + 0.3
+        assert ended < 0.8 * LEASE + 0.3
         assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its last heartbeat came", zero.stderr()), (
             zero.stderr()
         )
-        assert "this node is cut off: neither etcd at" in one.stderr()
+        assert "the ranks of this node were killed, and it waits for contact" in one.stderr()
         # It takes part again, or has ended by name.
         if one.process.poll() is not None or one.events("job_ended"):
             assert one.end().status == STORE_LOST, one.stderr()

@@ -39,6 +39,9 @@ pub enum EtcdError {
     /// Every attempt would fail; the text says what to do.
     #[error("{0}")]
     Refused(String),
+    /// Another job has this node's place.
+    #[error("{0}")]
+    Superseded(String),
     /// This backend is closed.
     #[error("the connection with etcd is closed")]
     Closed,

@@ -154,6 +154,14 @@ pub fn is_empty(prefix: &str) -> Value {
     comparison
 }
 
+/// A comparison: no key with this prefix was created after that revision.
+pub fn has_no_key_after(prefix: &str, revision: i64) -> Value {
+    json!({
+        "key": encode(prefix), "range_end": encode(&range_end(prefix)),
+        "target": "CREATE", "result": "LESS", "create_revision": first_after(revision),
+    })
+}
+
 pub fn first_after(revision: i64) -> String {
     revision.saturating_add(1).to_string()
 }

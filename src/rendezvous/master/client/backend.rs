@@ -7,8 +7,10 @@ use crate::net::tcp;
 use crate::net::thread;
 use crate::net::traffic::Traffic;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::auth::{LinkAuth, LinkSide};
 use crate::rendezvous::master::frame::{FrameError, FrameReader, FromMaster, FromNode, SharedBody};
+use crate::sys::clock as system_clock;
 use crate::sys::random;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use nix::errno::Errno;
@@ -47,6 +49,8 @@ pub struct MasterAddress {
     pub lease: Duration,
     /// The clock.
     pub clock: Clock,
+    /// Where renewals are noted.
+    pub node_lease: Arc<NodeLease>,
 }
 
 /// A node's link to a master.
@@ -99,6 +103,7 @@ pub fn join(address: MasterAddress, id: &str, record: &str) -> io::Result<Master
         id: id.to_owned(),
         lost: None,
         has_joined: false,
+        lease: None,
         instance: String::new(),
         state_from: None,
         silent_links: Vec::new(),
@@ -204,6 +209,8 @@ struct ClientThread {
     /// Why there is no contact, if there is none and that has been reported.
     lost: Option<String>,
     has_joined: bool,
+    /// The number of this node's lease.
+    lease: Option<u16>,
     /// The master that this node is connected to, and the one that has sent it a state.
     instance: String,
     state_from: Option<String>,
@@ -238,6 +245,8 @@ struct OpenLink {
     link: MasterLink,
     reader: FrameReader,
     auth: LinkAuth,
+    /// When this node said hello (`clock::boot`).
+    greeted: Duration,
 }
 
 impl ClientThread {
@@ -259,7 +268,7 @@ impl ClientThread {
             let master = tcp::host_port(&self.address.host, self.address.port);
             match end {
                 LinkEnd::Left => return,
-                LinkEnd::Over(why) => return self.shared.push_event(BackendEvent::Refused { why }),
+                LinkEnd::Over(why) => return self.shared.push_event(BackendEvent::Superseded { why }),
                 LinkEnd::Refused(why) if !self.has_joined => {
                     return self.shared.push_event(BackendEvent::Refused { why });
                 }
@@ -306,7 +315,7 @@ impl ClientThread {
 
     /// Connects, and joins the job.
     fn connect(&mut self) -> Result<OpenLink, LinkEnd> {
-        let MasterAddress { host, port, job, key, lease, clock } = self.address.clone();
+        let MasterAddress { host, port, job, key, lease, clock, .. } = self.address.clone();
         let shared = Arc::clone(&self.shared);
         let end = clock() + (lease / 6).clamp(Duration::from_millis(500), Duration::from_secs(5));
         let mut left = move || match shared.command() {
@@ -375,17 +384,19 @@ impl ClientThread {
             own.record.clone()
         };
         let hello = FromNode::Hello { version: env!("CARGO_PKG_VERSION").to_owned(), job, id: self.id.clone(), record };
+        let greeted = system_clock::boot();
         link.send(&SharedBody::of(&hello).line(&mut auth), &mut left)?;
-        Ok(OpenLink { link, reader, auth })
+        Ok(OpenLink { link, reader, auth, greeted })
     }
 
     /// Sends records and pings, and receives messages, until the link ends.
-    fn serve(&mut self, OpenLink { mut link, mut reader, mut auth }: OpenLink) -> LinkEnd {
+    fn serve(&mut self, OpenLink { mut link, mut reader, mut auth, greeted }: OpenLink) -> LinkEnd {
         let (clock, lease) = (self.address.clock, self.address.lease);
         let mut chunk = vec![0; CHUNK];
         let mut last_received = clock();
-        // The first ping is sent at once: its answer means that the master accepts this node.
         let mut next_ping = last_received;
+        // When the messages were sent that the master has not answered. It answers in their order.
+        let mut pings = VecDeque::from([greeted]);
         loop {
             let now = clock();
             let mut lines = Vec::new();
@@ -399,6 +410,7 @@ impl ClientThread {
             };
             if now >= next_ping {
                 lines.extend(SharedBody::of(&FromNode::Ping).line(&mut auth));
+                pings.push_back(system_clock::boot());
                 next_ping = now + lease / 10;
             }
             if command == ClientCommand::Leave {
@@ -436,22 +448,37 @@ impl ClientThread {
                 match reader.next_message(&mut auth) {
                     Ok(None) => break,
                     Ok(Some(FromMaster::Refused { why })) => return LinkEnd::Refused(why),
-                    Ok(Some(message)) => self.handle_message(message),
+                    Ok(Some(message)) => {
+                        let answered = matches!(message, FromMaster::Pong { .. }).then(|| pings.pop_front()).flatten();
+                        self.handle_message(message, answered);
+                    }
                     Err(error) => return LinkEnd::Lost(error.to_string()),
                 }
             }
         }
     }
 
-    fn handle_message(&mut self, message: FromMaster) {
+    /// `answered`: when the message was sent (`clock::boot`) that this one answers.
+    fn handle_message(&mut self, message: FromMaster, answered: Option<Duration>) {
         self.silent_links.clear();
         self.has_joined = true;
         if self.lost.take().is_some() {
             self.shared.push_event(BackendEvent::Back);
         }
-        if let FromMaster::State { state, members } = message {
-            self.state_from.get_or_insert_with(|| self.instance.clone());
-            self.shared.push_event(BackendEvent::State { state, members });
+        match message {
+            FromMaster::State { state, members } => {
+                self.state_from.get_or_insert_with(|| self.instance.clone());
+                self.shared.push_event(BackendEvent::State { state, members });
+            }
+            FromMaster::Pong { lease } => {
+                if let Some(sent) = answered {
+                    self.address.node_lease.renewed(lease, sent);
+                }
+                if self.lease.replace(lease) != Some(lease) {
+                    self.shared.push_event(BackendEvent::Joined { lease });
+                }
+            }
+            FromMaster::Hello { .. } | FromMaster::Refused { .. } => {}
         }
     }
 

@@ -5,6 +5,7 @@ use crate::rendezvous::master::auth::LinkAuth;
 use crate::rendezvous::master::frame::FrameReader;
 use crate::rendezvous::master::http::HttpParser;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A node that lets more wait does not read any more, bytes.
 const MAX_BACKLOG: usize = 32 * 1024 * 1024;
@@ -31,6 +32,12 @@ pub struct NodeLink {
     pub id: Option<String>,
     /// Memory for the node's record, bytes.
     pub record_cost: usize,
+    /// The number of the node's lease.
+    pub lease: u16,
+    /// When the node was last heard from.
+    pub heard: Duration,
+    /// Whether it has said that it leaves.
+    pub has_left: bool,
 }
 
 impl NodeLink {
@@ -38,7 +45,8 @@ impl NodeLink {
     pub fn new(auth: LinkAuth, rest: &[u8]) -> Self {
         let mut reader = FrameReader::default();
         reader.feed(rest);
-        Self { reader, auth, id: None, record_cost: 0 }
+        let heard = Duration::ZERO;
+        Self { reader, auth, id: None, record_cost: 0, lease: 0, heard, has_left: false }
     }
 
     /// Counts the memory of the node's record.

@@ -5,12 +5,14 @@ use super::connection::{MasterConnection, NodeLink};
 use crate::net::server::Connection;
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
-use crate::protocol::{CoordinatorLogic, Publication};
+use crate::protocol::{CoordinatorLogic, Departure, Publication};
+use crate::rendezvous::lease::next_number;
 use crate::rendezvous::master::auth::{self, LinkAuth, LinkSide};
 use crate::rendezvous::master::frame::{self, FromMaster, FromNode, SharedBody};
 use crate::rendezvous::master::http::{self, HttpMessage, HttpParser};
 use std::collections::HashMap;
 use std::io;
+use std::mem;
 use std::time::Duration;
 
 /// How long a node whose link has broken may take to come back before it is considered gone; at most a part of the lease.
@@ -19,9 +21,14 @@ const PART_OF_LEASE: u32 = 20;
 
 /// A node whose link has broken, and that may come back.
 struct DisconnectedNode {
-    until: Duration,
-    /// Memory for its record, bytes.
+    /// When the coordinator considers it gone; `None`: it does. Its lease goes on: no round begins before that has lapsed.
+    until: Option<Duration>,
+    /// Memory for its record, bytes; 0 once it is gone.
     record_cost: usize,
+    /// The number of its lease.
+    lease: u16,
+    /// When it was last heard from.
+    heard: Duration,
 }
 
 /// All links of a job, and the coordinator behind them.
@@ -35,6 +42,8 @@ pub(super) struct JobLinks {
     members: Option<String>,
     by_node: HashMap<String, ConnectionId>,
     disconnected: HashMap<String, DisconnectedNode>,
+    /// The number of the last lease.
+    leases: u16,
     budget: MemoryBudget,
 }
 
@@ -52,23 +61,24 @@ impl JobLinks {
             members: None,
             by_node: HashMap::new(),
             disconnected: HashMap::new(),
+            leases: 0,
             budget,
         })
     }
 
     /// Whether no node has a link, and none may come back.
     pub(super) fn are_gone(&self) -> bool {
-        self.by_node.is_empty() && self.disconnected.is_empty()
+        self.by_node.is_empty() && self.disconnected.values().all(|node| node.until.is_none())
     }
 
     /// When the first disconnected node is considered gone.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
-        self.disconnected.values().map(|node| node.until).min()
+        self.disconnected.values().filter_map(|node| node.until).min()
     }
 
     /// Sends the coordinator's decision to all nodes.
     pub(super) fn publish(&mut self, connections: &mut Connections<MasterConnection>, publication: Publication) {
-        let Publication { state, members } = publication;
+        let Publication { state, members, .. } = publication;
         let body = SharedBody::of(&FromMaster::State { state: state.clone(), members: members.clone() });
         self.members = members.or(self.members.take());
         self.published = Some(SharedBody::of(&FromMaster::State { state, members: self.members.clone() }));
@@ -115,6 +125,7 @@ impl JobLinks {
     ) {
         let Some(connection) = connections.get_mut(id) else { return };
         let MasterConnection::Link(link) = &mut connection.state else { return };
+        link.heard = now;
         match (link.id.clone(), message) {
             (None, FromNode::Hello { job, .. }) if job != self.config.job => {
                 refuse(connection, &format!("it is of job {job}, and this is the master of job {}", self.config.job));
@@ -128,14 +139,26 @@ impl JobLinks {
             (None, FromNode::Hello { id: node, record, .. }) => {
                 link.id = Some(node.clone());
                 link.count_record(&record);
-                if let Some(state) = &self.published {
-                    push_message(connection, state);
-                }
-                self.forget_disconnected(&node);
-                connections.protect(id);
+                let disconnected = self.forget_disconnected(&node, now);
                 // The node has come back before its old connection was seen to close.
-                if let Some(old) = self.by_node.insert(node.clone(), id) {
+                let replaced = self.by_node.insert(node.clone(), id);
+                let old = replaced.and_then(|old| connections.get_mut(old)?.state.node_link());
+                let lease = disconnected.or(old.map(|(_, link)| link.lease)).unwrap_or_else(|| {
+                    self.leases = next_number(self.leases);
+                    self.leases
+                });
+                if let Some(old) = replaced {
                     connections.close(old);
+                }
+                connections.protect(id);
+                if let Some(connection) = connections.get_mut(id) {
+                    if let MasterConnection::Link(link) = &mut connection.state {
+                        link.lease = lease;
+                    }
+                    if let Some(state) = &self.published {
+                        push_message(connection, state);
+                    }
+                    push_message(connection, &SharedBody::of(&FromMaster::Pong { lease }));
                 }
                 self.coordinator.record(&node, &record, now);
             }
@@ -143,14 +166,22 @@ impl JobLinks {
                 link.count_record(&record);
                 self.coordinator.record(&node, &record, now);
             }
-            (Some(_), FromNode::Ping) => push_message(connection, &SharedBody::of(&FromMaster::Pong)),
-            (Some(_), FromNode::Leave | FromNode::Hello { .. }) | (None, _) => connection.close_when_sent(),
+            (Some(_), FromNode::Ping) => {
+                let lease = link.lease;
+                push_message(connection, &SharedBody::of(&FromMaster::Pong { lease }));
+            }
+            (Some(_), FromNode::Leave) => {
+                link.has_left = true;
+                connection.close_when_sent();
+            }
+            (Some(_), FromNode::Hello { .. }) | (None, _) => connection.close_when_sent(),
         }
     }
 
     /// A link was closed. `by_service`: the node left, or was refused.
     pub(super) fn closed(&mut self, id: ConnectionId, state: &MasterConnection, by_service: bool, now: Duration) {
-        let Some((node, NodeLink { record_cost, .. })) = state.node_link() else { return };
+        let Some((node, link)) = state.node_link() else { return };
+        let NodeLink { record_cost, lease, heard, has_left, .. } = *link;
         // The node may have another link by now.
         if self.by_node.get(node) != Some(&id) {
             return;
@@ -158,11 +189,13 @@ impl JobLinks {
         self.by_node.remove(node);
         // The launcher of the node has probably ended: one that is cut off would only send nothing. But something between the
         // two machines may have closed the connection as well.
-        if by_service || self.budget.reserve(*record_cost).is_err() {
-            self.coordinator.gone(node, Duration::ZERO, now);
+        if has_left {
+            self.coordinator.gone(node, Departure::Left, now);
+        } else if by_service || self.budget.reserve(record_cost).is_err() {
+            self.coordinator.gone(node, Departure::Disconnected { age: now.saturating_sub(heard) }, now);
         } else {
-            let until = now + RECONNECT.min(self.config.lease / PART_OF_LEASE);
-            let disconnected = DisconnectedNode { until, record_cost: *record_cost };
+            let until = Some(now + RECONNECT.min(self.config.lease / PART_OF_LEASE));
+            let disconnected = DisconnectedNode { until, record_cost, lease, heard };
             self.disconnected.insert(node.to_owned(), disconnected);
         }
     }
@@ -172,24 +205,28 @@ impl JobLinks {
         if let Some((node, _)) = connection.state.node_link() {
             let age = self.config.lease + now.saturating_sub(connection.deadline());
             self.by_node.remove(node);
-            self.coordinator.gone(node, age, now);
+            self.coordinator.gone(node, Departure::Lapsed { age }, now);
         }
     }
 
     /// Considers disconnected nodes gone that have not come back in time.
     pub(super) fn expire_disconnected(&mut self, now: Duration) {
-        let late = self.disconnected.iter().filter(|(_, node)| now >= node.until);
-        let late: Vec<String> = late.map(|(id, _)| id.clone()).collect();
-        for node in late {
-            self.forget_disconnected(&node);
-            self.coordinator.gone(&node, Duration::ZERO, now);
+        let lease = self.config.lease;
+        self.disconnected.retain(|_, node| node.until.is_some() || now < node.heard + lease);
+        for (id, node) in &mut self.disconnected {
+            if node.until.is_some_and(|until| now >= until) {
+                node.until = None;
+                self.budget.release(mem::take(&mut node.record_cost));
+                self.coordinator.gone(id, Departure::Disconnected { age: now.saturating_sub(node.heard) }, now);
+            }
         }
     }
 
-    fn forget_disconnected(&mut self, node: &str) {
-        if let Some(DisconnectedNode { record_cost, .. }) = self.disconnected.remove(node) {
-            self.budget.release(record_cost);
-        }
+    /// Returns the number of its lease, if that has not lapsed while the node was disconnected.
+    fn forget_disconnected(&mut self, node: &str, now: Duration) -> Option<u16> {
+        let DisconnectedNode { record_cost, lease, heard, .. } = self.disconnected.remove(node)?;
+        self.budget.release(record_cost);
+        (now < heard + self.config.lease).then_some(lease)
     }
 }
 

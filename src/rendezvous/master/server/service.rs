@@ -7,7 +7,7 @@ use super::links::{JobLinks, refuse};
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
-use crate::protocol::CoordinatorLogic;
+use crate::protocol::{CoordinatorLogic, Departure};
 use crate::rendezvous::master::frame::{self, FrameError};
 use crate::rendezvous::master::http::{self, HttpMessage, HttpParser};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -66,7 +66,10 @@ impl MasterService {
     fn pass_change(&mut self, change: KvChange, now: Duration) {
         match change {
             KvChange::Put { id, record } => self.links.coordinator.record(&id, &record, now),
-            KvChange::Gone { id, age } => self.links.coordinator.gone(&id, age, now),
+            KvChange::Gone { id, age } => {
+                let departure = if age.is_zero() { Departure::Left } else { Departure::Lapsed { age } };
+                self.links.coordinator.gone(&id, departure, now);
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use node::{Node, Roster, config, serial_and_leader};
 use rlaunch::protocol::{
     Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus, RoundMember,
 };
-use rlaunch::protocol::{CoordinatorLogic, Publication};
+use rlaunch::protocol::{CoordinatorLogic, Departure, Publication};
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use server::{Etcd, LIMIT};
 use std::sync::{Arc, Barrier};
@@ -181,8 +181,8 @@ impl CoordinatorLogic for Slow {
         }
     }
 
-    fn gone(&mut self, id: &str, age: Duration, now: Duration) {
-        self.inner.gone(id, age, now);
+    fn gone(&mut self, id: &str, departure: Departure, now: Duration) {
+        self.inner.gone(id, departure, now);
     }
 
     fn turn(&mut self, now: Duration) -> Option<Publication> {

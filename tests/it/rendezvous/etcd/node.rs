@@ -2,12 +2,14 @@
 
 use crate::rendezvous::etcd::server::{Etcd, LIMIT};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rlaunch::protocol::{CoordinatorLogic, Publication};
+use rlaunch::protocol::{CoordinatorLogic, Departure, Publication};
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd;
 use rlaunch::rendezvous::etcd::{EtcdBackend, join};
+use rlaunch::rendezvous::lease::NodeLease;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A state: its number, its coordinator, and the nodes that are here. Published anew with every change.
@@ -44,7 +46,8 @@ impl CoordinatorLogic for Roster {
         self.changed |= self.nodes.insert(id.to_owned(), record.to_owned()).as_deref() != Some(record);
     }
 
-    fn gone(&mut self, id: &str, age: Duration, _: Duration) {
+    fn gone(&mut self, id: &str, departure: Departure, _: Duration) {
+        let age = if let Departure::Lapsed { age } = departure { age } else { Duration::ZERO };
         self.nodes.remove(id);
         self.gone.push(format!("{id}-{}", age.as_secs()));
         self.changed = true;
@@ -59,7 +62,7 @@ impl CoordinatorLogic for Roster {
         let (by, said, gone) = (&self.by, said.join(","), self.gone.join(","));
         let state = format!("{} {by} [{said}] [{gone}]", self.serial);
         let members = format!("{} {}", self.serial, "m".repeat(self.padding));
-        Some(Publication { state, members: Some(members) })
+        Some(Publication { state, members: Some(members), begins_round: true })
     }
 
     fn next_deadline(&self) -> Option<Duration> {
@@ -97,7 +100,11 @@ impl Node {
         id: &str,
         decide: impl Fn() -> Box<dyn CoordinatorLogic> + Send + 'static,
     ) -> Self {
-        Self { backend: join(config, id, "new", decide).unwrap(), heard: Vec::new(), fresh: VecDeque::new() }
+        Self {
+            backend: join(config, id, "new", Arc::new(NodeLease::new().unwrap()), decide).unwrap(),
+            heard: Vec::new(),
+            fresh: VecDeque::new(),
+        }
     }
 
     /// The next that it hears; `None`: nothing in that time.
@@ -114,7 +121,9 @@ impl Node {
             }
             let timeout = PollTimeout::try_from(left).unwrap();
             poll(&mut [PollFd::new(self.backend.as_fd(), PollFlags::POLLIN)], timeout).unwrap();
-            self.fresh.extend(self.backend.take_events());
+            // A lease's number means nothing here.
+            let news = self.backend.take_events().into_iter();
+            self.fresh.extend(news.filter(|news| !matches!(news, BackendEvent::Joined { .. })));
         }
     }
 
@@ -174,7 +183,10 @@ impl Node {
     }
 
     pub fn until_refused(&mut self) -> String {
-        self.until("refused", |news| if let BackendEvent::Refused { why } = news { Some(why.clone()) } else { None })
+        self.until("refused", |news| match news {
+            BackendEvent::Refused { why } | BackendEvent::Superseded { why } => Some(why.clone()),
+            _ => None,
+        })
     }
 
     pub fn close(mut self) {

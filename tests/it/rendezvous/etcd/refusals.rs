@@ -6,12 +6,14 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd;
 use rlaunch::rendezvous::etcd::{EtcdTls, join};
+use rlaunch::rendezvous::lease::NodeLease;
 use std::env;
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 
 /// An authority, a server's certificate and a client's, in files.
@@ -107,7 +109,8 @@ fn files_that_do_not_fit_are_named_at_once() {
         (EtcdTls { key: Some(authority.file("server.key")), ..authority.tls(true) }, "client.pem"),
     ];
     for (tls, expected) in cases {
-        let made = join(&with("https://h", Some(tls)), "a", "", || panic!("no node coordinates"));
+        let lease = Arc::new(NodeLease::new().unwrap());
+        let made = join(&with("https://h", Some(tls)), "a", "", lease, || panic!("no node coordinates"));
         let why = made.err().expect("it is refused").to_string();
         assert!(why.contains(expected), "{why}");
     }

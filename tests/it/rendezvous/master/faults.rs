@@ -14,6 +14,8 @@ use std::thread;
 struct Forwarder {
     port: u16,
     pipes: Arc<Mutex<Vec<Pipe>>>,
+    /// Whether new connections break at once.
+    is_closed: Arc<AtomicBool>,
 }
 
 struct Pipe {
@@ -26,10 +28,14 @@ impl Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let pipes: Arc<Mutex<Vec<Pipe>>> = Arc::default();
-        let own = Arc::clone(&pipes);
+        let (own, is_closed) = (Arc::clone(&pipes), Arc::new(AtomicBool::new(false)));
+        let closed = Arc::clone(&is_closed);
         thread::spawn(move || {
             for socket in listener.incoming() {
                 let Ok(here) = socket else { return };
+                if closed.load(SeqCst) {
+                    continue;
+                }
                 let there = TcpStream::connect(("127.0.0.1", to)).unwrap();
                 let silent = Arc::new(AtomicBool::new(false));
                 for (mut from, mut into) in
@@ -51,7 +57,7 @@ impl Forwarder {
                 own.lock().unwrap().push(Pipe { ends: [here, there], silent });
             }
         });
-        Self { port, pipes }
+        Self { port, pipes, is_closed }
     }
 
     /// All connections that there are break.
@@ -127,6 +133,23 @@ fn a_node_that_is_back_within_its_lease_was_never_gone() {
         node.stand(NodeStatus::Done { round: 1 });
     }
     until(&mut [&mut a, &mut b], "they end well", |nodes| nodes.iter().all(|node| node.end == Some(JobEnd::Completed)));
+}
+
+/// It is waited for until then, so its ranks may be asked to stop, and need not be killed.
+#[test]
+fn the_lease_of_a_node_that_is_considered_gone_goes_on_until_it_lapses() {
+    let (_server, port) = started(config(None, LEASE));
+    let way = Forwarder::new(port);
+    let mut a = Node::new(to(port, None, LEASE), "a", 2);
+    let mut b = Node::new(to(way.port, None, LEASE), "b", 2);
+    until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+    way.is_closed.store(true, SeqCst);
+    way.cut();
+    until(&mut [&mut a], "b is gone", |nodes| matches!(nodes[0].phase(), Some(JobPhase::Stopping { .. })));
+    way.is_closed.store(false, SeqCst);
+    until(&mut [&mut b], "it is back", |nodes| nodes[0].is_back());
+    let joined = |node: &Node| node.news.iter().filter(|news| matches!(news, BackendEvent::Joined { .. })).count();
+    assert_eq!((joined(&a), joined(&b)), (1, 1), "{:?}", b.news);
 }
 
 #[test]

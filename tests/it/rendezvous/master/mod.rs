@@ -13,10 +13,12 @@ use rlaunch::protocol::{
     RoundMember, next_step,
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
+use rlaunch::rendezvous::lease::NodeLease;
 use rlaunch::rendezvous::master::{MasterAddress, MasterBackend, MasterConfig, MasterServer, join, serve};
 use rlaunch::sys::clock;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,7 +36,8 @@ fn started(config: MasterConfig) -> (MasterServer, u16) {
 
 fn to(port: u16, key: Option<&str>, lease: Duration) -> MasterAddress {
     let key = key.map(str::to_owned);
-    MasterAddress { host: "127.0.0.1".into(), port, job: "job".into(), key, lease, clock: clock::now }
+    let node_lease = Arc::new(NodeLease::new().unwrap());
+    MasterAddress { host: "127.0.0.1".into(), port, job: "job".into(), key, lease, clock: clock::now, node_lease }
 }
 
 fn raw(port: u16) -> TcpStream {
@@ -110,7 +113,7 @@ impl Node {
 
     fn refused(&self) -> Option<&str> {
         self.news.iter().find_map(|news| match news {
-            BackendEvent::Refused { why } => Some(why.as_str()),
+            BackendEvent::Refused { why } | BackendEvent::Superseded { why } => Some(why.as_str()),
             _ => None,
         })
     }

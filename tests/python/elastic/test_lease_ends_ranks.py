@@ -1,0 +1,148 @@
+"""Ranks end before their node's lease has lapsed, whatever else happens on it: ways to two worlds of one job.
+
+What nodes do when nothing else is wrong is in test_elastic_faults.py and test_elastic_etcd_faults.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
+from etcd import Etcd
+from hosts import Host
+from launching import gone, supervisor_of, until
+from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived, multi_host
+
+LEASE = 3.0
+# Even if it is asked to end.
+DEAF = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlive_until("finish")\n'
+
+# Accepts connections on this port of 127.0.0.1 and closes them, as a proxy does that reaches no member.
+ACCEPT_ALL = """
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print(flush=True)
+while True:
+    server.accept()[0].close()
+"""
+
+# Answers each question for an IPv4 address with that of `sys.argv[1]`, and each other with nothing.
+NAME_SERVER = """
+import socket, struct, sys
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind((sys.argv[1], 53))
+print(flush=True)
+while True:
+    query, client = server.recvfrom(512)
+    end = query.index(0, 12) + 5
+    is_ipv4 = query[end - 4:end - 2] == b"\\0\\1"
+    answer = b"\\xc0\\x0c\\0\\1\\0\\1\\0\\0\\0\\0\\0\\4" + socket.inet_aton(sys.argv[1])
+    head = query[:2] + struct.pack(">5H", 0x8180, 1, is_ipv4, 0, 0)
+    server.sendto(head + query[12:end] + answer * is_ipv4, client)
+"""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[MultiHost]:
+    with multi_host(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture(params=["master", "etcd"])
+def backend(request: pytest.FixtureRequest, made: MultiHost) -> Backend:
+    if request.param == "master":
+        return AtMaster
+    etcd: Etcd = request.getfixturevalue("etcd")
+    return made.at(etcd)
+
+
+@contextmanager
+def serving(host: Host, program: str, argument: str) -> Iterator[None]:
+    """A server on a host, once it listens."""
+    with host.run([sys.executable, "-c", program, argument], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline()
+        try:
+            yield
+        finally:
+            server.kill()
+
+
+def both(job: Job, *prefix: str) -> list[Node]:
+    """Two nodes of an elastic job whose ranks run; the launchers after this prefix."""
+    words = [*joining(PADDLE, 30, LEASE), "--elastic_level=1", "--grace_period=1", job.script(DEAF)]
+    nodes = [job.run(on, [*prefix, *job.command(PADDLE, *words)]) for on in range(2)]
+    await_ranks(job, nodes)
+    return nodes
+
+
+def check_cut(made: MultiHost, job: Job, zero: Node) -> None:
+    """Cuts node 1 off for good: its rank has ended when the other node begins the next round alone."""
+    cut = time.monotonic()
+    made.on[1].link("down")
+    try:
+        zero.await_round(1, 2)
+        until(lambda: list(job.folder.glob("life.0.1.*")), "the rank of the next round")
+    finally:
+        made.on[1].link("up")
+    (life,) = job.folder.glob("life.1.0.*")
+    last = float(life.read_text().split()[-2]) - cut
+    alone = lived(job, 2)[0] - cut
+    print(f"the rank ran for {last:.2f} s after the cut, the next round began after {alone:.2f} s")
+    assert last < LEASE
+    assert last < alone
+
+
+def test_a_proxy_on_the_node_is_no_contact(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+    port = 23790
+    at = AtEtcd(f"{etcd.address},127.0.0.1:{port}", "beside-a-proxy")
+    with serving(made.on[1], ACCEPT_ALL, str(port)), Job(tmp_path, made.on, lambda _: at, "1:2") as job:
+        zero, _ = both(job)
+        check_cut(made, job, zero)
+
+
+def test_names_that_do_not_resolve_delay_nothing(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text(f"nameserver {made.server.ip}\n")
+    at = AtEtcd(f"etcd.test:{etcd.address.rpartition(':')[2]}", "by-name")
+    mount = f'mount --bind {resolv} /etc/resolv.conf && exec "$@"'
+    prefix = ["unshare", "--mount", "sh", "-c", mount, "sh"]
+    with (
+        serving(made.server, NAME_SERVER, made.server.ip),
+        Job(tmp_path, made.on, lambda _: at, "1:2") as job,
+    ):
+        zero, _ = both(job, *prefix)
+        check_cut(made, job, zero)
+
+
+def test_ranks_end_though_the_supervisor_process_is_stopped(
+    tmp_path: Path, made: MultiHost, backend: Backend
+) -> None:
+    """As one that waits for a log folder which hangs: the launcher process kills them."""
+    with Job(tmp_path, made.on, backend, "1:2") as job:
+        zero, one = both(job)
+        (rank,) = one.ranks()
+        supervisor = supervisor_of(one.process)
+        supervisor.suspend()
+        try:
+            check_cut(made, job, zero)
+            assert gone(rank)
+            one.await_message(r"its supervisor process \(pid \d+\) has not ended the ranks in time")
+        finally:
+            supervisor.resume()
+        # The ranks' deaths are no failure of theirs.
+        until(lambda: one.events("round_ended"), "the end of the round")
+        assert one.events("round_ended")[0]["outcome"] == "regrouped", one.events("round_ended")
+        assert "failed" not in one.stderr()
