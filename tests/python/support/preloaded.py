@@ -41,6 +41,8 @@ IMPORTS = {
     "pytest": ["pytest", *(f"_pytest.{name}" for name in _PLUGINS)],
 }
 _held: dict[str, socket.socket] = {}
+# That of the session, before any test has changed it: a server outlives the test that needs it first.
+_ENVIRONMENT = dict(os.environ)
 _inside = False  # Whether this process is forked off a server.
 
 
@@ -79,7 +81,7 @@ def _connected(framework: str, name: str) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             link.close()
             assert time.monotonic() < deadline, f"no server for {framework}"
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "FLAGS_", "OMP_"))}
+        env = {k: v for k, v in _ENVIRONMENT.items() if not k.startswith(("PADDLE_", "FLAGS_", "OMP_"))}
         if framework == "torch":
             env["OMP_NUM_THREADS"] = "1"  # As ranks have it from their launchers.
         subprocess.run([sys.executable, __file__, name, "serve", framework], env=env, check=False)
