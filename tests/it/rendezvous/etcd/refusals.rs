@@ -123,7 +123,7 @@ fn users_name_themselves() {
         &["user", "add", "root:secret"][..],
         &["user", "grant-role", "root", "root"],
         &["role", "add", "job"],
-        &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/"],
+        &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/job/"],
         &["user", "add", "some:word"],
         &["user", "grant-role", "some", "job"],
         &["user", "add", "other:word"],

@@ -49,8 +49,12 @@ def test_the_pods_are_the_nodes_of_one_job_and_find_pod_0(manifest: dict[str, An
     assert pod["subdomain"] == service["metadata"]["name"]
     assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
     (container,) = pod["containers"]
-    variables = {one["name"]: one["value"] for one in container["env"]}
-    assert variables == {read_by_the_launcher("NNODES"): str(spec["completions"])}
+    nodes, secret = container["env"]
+    assert nodes == {"name": read_by_the_launcher("NNODES"), "value": str(spec["completions"])}
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    key = secret["valueFrom"]["secretKeyRef"]
+    assert secret["name"] == "RLAUNCH_JOB_SECRET"
+    assert f"kubectl create secret generic {key['name']} --from-literal={key['key']}=" in page
     assert spec["parallelism"] == spec["completions"]
     master = container["command"][container["command"].index("--master") + 1]
     assert re.fullmatch(rf"{name}-0\.{pod['subdomain']}:\d+", master)
@@ -107,5 +111,7 @@ def test_the_scripts_are_valid_in_their_languages() -> None:
     first = re.search(r"^[^#\n]", script, re.M)
     assert first
     assert "#SBATCH" not in script[first.start() :]
+    # Each launcher gets the same.
+    assert re.search(r"^export RLAUNCH_JOB_SECRET=.+\nsrun ", script, re.M)
     (program,) = blocks("slurm.md", "python")
     compile(program, "slurm.md", "exec")
