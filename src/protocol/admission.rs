@@ -75,6 +75,7 @@ impl JobRules {
             ("the action after a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
             ("the order of nodes", format!("{:?}", self.order), format!("{:?}", job.order)),
             ("--heartbeat_timeout", seconds(self.lease_ms), seconds(job.lease_ms)),
+            ("--etcd_loss_timeout", seconds(self.loss_ms), seconds(job.loss_ms)),
             ("the last call", seconds(self.last_call_ms), seconds(job.last_call_ms)),
             ("the time to join", seconds(self.join_ms), seconds(job.join_ms)),
         ];

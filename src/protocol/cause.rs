@@ -1,11 +1,16 @@
-//! Why a round stops, and what follows.
+//! Why a round stops, what follows, and which ranks may still run.
 
 use crate::protocol::coordinator::{Coordinator, CoordinatorNode};
+use crate::protocol::coordinator_logic::Departure;
 use crate::protocol::record::{
     JobRules, NodeInfo, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss, RankFailure, millis,
 };
-use crate::protocol::state::{JobEnd, LostNode, RoundMember, RoundStopCause};
+use crate::protocol::state::{JobEnd, JobPhase, LostNode, RoundMember, RoundStopCause};
 use std::cmp::Reverse;
+use std::time::Duration;
+
+/// In place of the ids of nodes that the coordinator before has seen. No node has it.
+const UNKNOWN: &str = "";
 
 impl Coordinator {
     /// The round's members that are here.
@@ -119,5 +124,41 @@ impl Coordinator {
         let (node, member) = lost.max_by_key(|(node, member)| (age(member), Reverse(*node)))?;
         let NodeInfo { host, address, .. } = member.info.clone();
         Some(LostNode { node, host, address, age_ms: millis(age(member)) })
+    }
+
+    /// What this coordinator has not seen itself: members of a round that was not over, and whose leases have lapsed before it took
+    /// over, and ranks that the coordinator before was waiting for.
+    pub(crate) fn note_missing_members(&mut self, now: Duration) {
+        let departure = Departure::Lapsed { age: Duration::ZERO };
+        let Some(longest) = self.rules().and_then(|rules| departure.ranks_run_for(rules)) else { return };
+        let ranks_end = now + longest;
+        if let JobPhase::Running | JobPhase::Stopping { .. } = self.state.phase {
+            let missing = self.members.iter().filter(|member| !self.nodes.contains_key(&member.id));
+            self.may_run.extend(missing.map(|member| (member.id.clone(), ranks_end)));
+        }
+        if self.state.ranks_may_run {
+            self.may_run.insert(UNKNOWN.to_owned(), ranks_end);
+        }
+    }
+
+    /// Notes for a later coordinator whether ranks are waited for. Whether that is new.
+    pub(crate) fn note_lingering_ranks(&mut self) -> bool {
+        let may_run = !self.may_run.is_empty();
+        std::mem::replace(&mut self.state.ranks_may_run, may_run) != may_run
+    }
+
+    /// Whether a node may run ranks, or may be about to start those of the round.
+    pub(crate) fn has_ranks(&self, id: &str, record: &NodeRecord) -> bool {
+        let is_member = || self.members.iter().any(|member| member.id == id);
+        match record.status {
+            NodeStatus::Runs { .. } | NodeStatus::Stops { .. } => true,
+            _ if record.info.is_paddle_launcher => false,
+            ref status => status.stopped_in() < Some(self.state.round) && is_member(),
+        }
+    }
+
+    /// When ranks of nodes that are gone have ended.
+    pub(crate) fn ranks_gone_at(&self) -> Duration {
+        self.may_run.values().copied().fold(self.not_before, Duration::max)
     }
 }

@@ -55,7 +55,9 @@ pub struct Coordinator {
     /// When a node last joined or left.
     last_change: Duration,
     /// No round begins before.
-    not_before: Duration,
+    pub(crate) not_before: Duration,
+    /// Until when ranks of nodes that are gone may run.
+    pub(crate) may_run: BTreeMap<String, Duration>,
     /// When waiting nodes receive the participants next.
     next_report: Duration,
     next_deadline: Option<Duration>,
@@ -76,6 +78,7 @@ impl Coordinator {
             held_failure: None,
             warnings: Vec::new(),
             to_receive_end,
+            ranks_may_run: false,
             participants: None,
         };
         Self { takes_over: false, ..Self::resume(state, Vec::new(), now) }
@@ -99,6 +102,7 @@ impl Coordinator {
             began: Some(now),
             last_change: now,
             not_before: Duration::ZERO,
+            may_run: BTreeMap::new(),
             next_report: now + FIRST_REPORT,
             next_deadline: Some(now),
             changed: true,
@@ -122,6 +126,9 @@ impl Coordinator {
 
     /// A node has a new record. Records of one node have to come in order.
     pub fn record(&mut self, id: &str, record: NodeRecord, now: Duration) {
+        if !self.has_ranks(id, &record) {
+            self.may_run.remove(id);
+        }
         match self.nodes.get_mut(id) {
             Some(node) if node.record == record => return,
             Some(node) => node.record = record,
@@ -140,13 +147,12 @@ impl Coordinator {
 
     /// A node is gone.
     pub fn gone(&mut self, id: &str, departure: Departure, now: Duration) {
+        let longest = self.rules().and_then(|rules| departure.ranks_run_for(rules));
         let node = self.nodes.remove(id);
-        // It may run ranks of the round, or be about to.
-        if let (Some(CoordinatorNode { record, .. }), Departure::Disconnected { age }) = (&node, departure)
-            && record.status.stopped_in() < Some(self.state.round)
+        if let (Some(node), Some(longest)) = (&node, longest)
+            && self.has_ranks(id, &node.record)
         {
-            let lease = Duration::from_millis(record.info.rules.lease_ms);
-            self.not_before = self.not_before.max(now + lease.saturating_sub(age));
+            self.may_run.insert(id.to_owned(), now + longest);
         }
         // The coordinator before may be a member that is not here. Nothing is kept of other nodes.
         if (node.is_some() || self.takes_over) && self.members.iter().any(|member| member.id == id) {
@@ -175,7 +181,9 @@ impl Coordinator {
     /// Decides. Returns the state if it has changed, with the members if they have changed.
     pub fn turn(&mut self, now: Duration) -> Option<(JobState, Option<Vec<RoundMember>>)> {
         self.next_deadline = None;
-        self.has_decided = true;
+        if !std::mem::replace(&mut self.has_decided, true) && self.takes_over {
+            self.note_missing_members(now);
+        }
         if self.has_new_nodes_only() {
             self.begin_anew(now);
         }
@@ -183,6 +191,7 @@ impl Coordinator {
         while self.make_transition(now) {
             self.changed = true;
         }
+        self.changed |= self.note_lingering_ranks();
         if !mem::take(&mut self.changed) {
             return None;
         }
@@ -259,7 +268,7 @@ impl Coordinator {
     }
 
     /// The rules of the job.
-    fn rules(&self) -> Option<&JobRules> {
+    pub(crate) fn rules(&self) -> Option<&JobRules> {
         self.first_node().map(|info| &info.rules)
     }
 
@@ -339,11 +348,9 @@ impl Coordinator {
         let is_usual = usual == Some(count);
         let enough = count >= rules.max || count >= rules.min && (is_usual || called || now >= until);
         // A node that was considered lost, and has come back with running ranks, has to stop them first.
-        let runs = self
-            .nodes
-            .values()
-            .any(|node| matches!(node.record.status, NodeStatus::Runs { .. } | NodeStatus::Stops { .. }));
-        if enough && !runs && now >= self.not_before {
+        let runs = self.nodes.iter().any(|(id, node)| self.has_ranks(id, &node.record));
+        let ranks_gone_at = self.ranks_gone_at();
+        if enough && !runs && now >= ranks_gone_at {
             let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
             let ids = order::order_round(&ready, rules.max, &before);
             let member = |id: &str| {
@@ -352,8 +359,7 @@ impl Coordinator {
             };
             let members: Vec<RoundMember> = ids.into_iter().map(member).collect();
             self.members = members;
-            self.ages.clear();
-            self.left.clear();
+            (self.may_run, self.ages, self.left) = Default::default();
             self.state.round = self.state.round.saturating_add(1);
             self.state.phase = JobPhase::Running;
             self.state.participants = None;
@@ -372,13 +378,13 @@ impl Coordinator {
         let mut wake = until;
         if enough {
             // While a node still runs ranks, its next record is waited for.
-            wake = if runs { Duration::MAX } else { self.not_before };
+            wake = if runs { Duration::MAX } else { ranks_gone_at };
         } else if count >= rules.min && now < last_call {
             wake = wake.min(last_call);
         }
         if now >= self.next_report {
-            // Once there are enough, what is left is the last call.
             let left = if count >= rules.min { until.min(last_call) } else { until };
+            let left = if enough { ranks_gone_at.max(now) } else { left };
             let participants = self.participants(&rules, now, left);
             self.next_report = now + REPORT_EVERY;
             self.state.participants = Some(participants);

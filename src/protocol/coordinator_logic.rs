@@ -1,5 +1,6 @@
 //! The trait by which a rendezvous backend drives a coordinator: records and states are JSON text.
 
+use crate::protocol::record::{JobRules, OnNodeLoss};
 use std::time::Duration;
 
 /// How a node has gone.
@@ -20,6 +21,21 @@ pub enum Departure {
 }
 
 impl Departure {
+    /// For how long the node's ranks may still run, under these rules of the job; `None`: they have ended.
+    pub fn ranks_run_for(self, rules: &JobRules) -> Option<Duration> {
+        let lease = Duration::from_millis(rules.lease_ms);
+        let longer = match rules.on_loss {
+            OnNodeLoss::End => Duration::from_millis(rules.loss_ms),
+            // Then the lease is so much longer.
+            OnNodeLoss::Regroup => Duration::ZERO,
+        };
+        match self {
+            Self::Left => None,
+            Self::Disconnected { age } => Some((lease + longer).saturating_sub(age)),
+            Self::Lapsed { .. } => Some(longer).filter(|longer| !longer.is_zero()),
+        }
+    }
+
     /// For how long the node was silent before; zero if its end, or that of its connection, was seen.
     pub fn silence(self) -> Duration {
         match self {

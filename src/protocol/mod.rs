@@ -22,10 +22,11 @@
 //! Whichever documents are lost, late, doubled or overtaken (`tests/it/protocol`):
 //!
 //! - All nodes that run a round have received the same members' list. Rounds and serials only grow.
-//! - Two nodes never run two rounds at once. A node without contact kills its ranks before its record expires (`LeaseTerms`). Where
-//!   the job ends with a lost node (`OnNodeLoss::End`), its ranks may run on, and no other round begins but that of another job of
-//!   the same name.
-//! - While a node is here, gathering takes `join_ms` at most, plus the pause after a failure, plus the time for which a node that
+//! - Two nodes never run two rounds at once, also not those of another job of the same name. A node without contact kills its ranks
+//!   before its record expires (`LeaseTerms`); where the job ends with a lost node (`OnNodeLoss::End`), at most `loss_ms` later, and
+//!   for so long no round begins.
+//! - While a node is here, gathering takes `join_ms` at most, plus the pause after a failure, plus the time for which
+//!   ranks of lost nodes may run, plus the time for which a node that
 //!   has come back stops its ranks. A stop takes the longest grace period, plus the lease of nodes that are lost meanwhile. A node
 //!   beyond the maximum waits as long as the job runs, and receives its end.
 //! - The end is final, and the same for all nodes. Its cause is a rank that failed by itself, before one that was stopped, before a

@@ -111,6 +111,8 @@ pub struct JobRules {
     pub join_ms: u64,
     /// The time without a heartbeat before a node is considered lost; 0: unknown.
     pub lease_ms: u64,
+    /// How much longer than their node's lease ranks may run where the job ends with a lost node.
+    pub loss_ms: u64,
     /// What follows a failure.
     pub on_failure: OnFailure,
     /// What follows a loss.

@@ -28,6 +28,9 @@ pub struct JobState {
     /// Warnings for people.
     #[serde(default)]
     pub warnings: Vec<String>,
+    /// Whether the next round waits for the end of ranks on nodes that are gone.
+    #[serde(default)]
+    pub ranks_may_run: bool,
     /// The nodes that have joined, while others are waited for.
     pub participants: Option<Participants>,
 }

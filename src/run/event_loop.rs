@@ -19,7 +19,7 @@ use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stop_requests::{SignalRoute, StopRequests};
 use crate::supervise::{
-    Lifecycle, NodeOutcome, NodeReport, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
+    Lifecycle, NodeOutcome, NodeReport, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
 use crate::sys::clock;
 use crate::sys::signals::{STOP, Signals};
@@ -145,7 +145,7 @@ impl<'a> EventLoop<'a> {
             let limit = self.time_left();
             let tokens = self.engine.wait(limit, &self.ranks)?;
             // Before the ends of ranks: if this node was suspended, the launcher process may have killed them.
-            self.check_membership()?;
+            self.check_lease()?;
             for token in self.engine.handle(tokens, &mut self.ranks)? {
                 self.handle_token(token)?;
             }
@@ -200,6 +200,24 @@ impl<'a> EventLoop<'a> {
         };
     }
 
+    /// Kills the ranks if the lease that they run under has lapsed.
+    fn check_lease(&mut self) -> io::Result<()> {
+        match self.membership.as_ref().and_then(|membership| membership.round_stop()) {
+            Some((stop, RankStop::AtOnce)) => self.end_round(stop, RankStop::AtOnce),
+            _ => Ok(()),
+        }
+    }
+
+    fn end_round(&mut self, stop: RoundStop, how: RankStop) -> io::Result<()> {
+        let Some(RoundAction::StopRanks(how)) = self.phase.handle(RoundEvent::RoundEnded(how)) else { return Ok(()) };
+        self.engine.send(SupervisorEvent::Regroup(how), &mut self.ranks)?;
+        if self.round_stop.is_none() {
+            self.listener.round_stopped(&stop);
+            self.round_stop = Some(stop);
+        }
+        Ok(())
+    }
+
     fn check_membership(&mut self) -> io::Result<()> {
         let Some(membership) = &mut self.membership else { return Ok(()) };
         // New participants matter to nodes that wait for a round; this one runs.
@@ -211,16 +229,10 @@ impl<'a> EventLoop<'a> {
         {
             membership.report_stop(stop);
         }
-        if let Some((stop, how)) = membership.round_stop()
-            && let Some(RoundAction::StopRanks(how)) = self.phase.handle(RoundEvent::RoundEnded(how))
-        {
-            self.engine.send(SupervisorEvent::Regroup(how), &mut self.ranks)?;
-            if self.round_stop.is_none() {
-                self.listener.round_stopped(&stop);
-                self.round_stop = Some(stop);
-            }
+        match membership.round_stop() {
+            Some((stop, how)) => self.end_round(stop, how),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn handle_token(&mut self, token: u64) -> io::Result<()> {

@@ -217,6 +217,7 @@ fn join_etcd(
         key: cert.as_ref().map(|(_, key)| path(key)),
     });
     let terms = lease_terms(rendezvous, node.rules.on_loss);
+    node.rules.loss_ms = millis(terms.loss_timeout);
     let config = EtcdConfig {
         tls: tls.filter(|_| ca.is_some() || cert.is_some()),
         user: user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),

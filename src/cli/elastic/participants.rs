@@ -2,14 +2,16 @@
 
 use crate::protocol::Participants;
 
-/// Which nodes are here, which are missing, and how long the round waits for them.
-pub fn describe_wait(participants: &Participants) -> String {
+/// Which nodes are here, which are missing, and how long the round waits for them; `ranks_may_run`: or for ranks of lost nodes.
+pub fn describe_wait(participants: &Participants, ranks_may_run: bool) -> String {
     let left = participants.left_ms.div_ceil(1000);
     if participants.ready < participants.min {
         return format!("{}; waiting up to {left} s more", describe_participants(participants));
     }
+    let until =
+        if ranks_may_run { "when ranks of lost nodes have ended (--etcd_loss_timeout)" } else { "unless more come" };
     format!(
-        "enough nodes are here ({} of {}): {}; starting in {left} s unless more come",
+        "enough nodes are here ({} of {}): {}; starting in {left} s {until}",
         participants.ready,
         wanted(participants),
         names(participants)

@@ -11,7 +11,7 @@ use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::plan::Plan;
-use crate::protocol::{JobEnd, JobRules, NodeStatus, RankFailure, millis};
+use crate::protocol::{JobEnd, JobRules, NodeStatus, OnNodeLoss, RankFailure, millis};
 use crate::rendezvous::lease::NodeLease;
 use crate::report::failure_report::FailureCause;
 use crate::run;
@@ -169,7 +169,7 @@ impl Job<'_> {
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
-                _ => after_round(number, &launched, wait.requests.stopped_by(), membership.may_rejoin()),
+                _ => after_round(number, &launched, wait.requests.stopped_by(), membership.info().rules.on_loss),
             };
             let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
             journal.write(JournalEvent::RoundEnded {
@@ -263,12 +263,12 @@ impl Job<'_> {
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.
-/// `stopped_by`: the signal that stops this node; `may_rejoin`: whether it waits for contact that was lost.
+/// `stopped_by`: the signal that stops this node; `on_loss`: what the loss of a node leads to.
 fn after_round(
     round: u64,
     launched: &LaunchResult,
     stopped_by: Option<i32>,
-    may_rejoin: bool,
+    on_loss: OnNodeLoss,
 ) -> ControlFlow<JobOutcome, NodeStatus> {
     match (&launched.report.outcome, stopped_by, &launched.round_stop) {
         (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
@@ -276,10 +276,11 @@ fn after_round(
         (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
         (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
         (_, None, Some(RoundStop::Refused(why))) => Break(JobOutcome::Refused(why.clone())),
+        (_, None, Some(RoundStop::Unreachable(why))) if on_loss == OnNodeLoss::End => {
+            Break(JobOutcome::Unreachable(why.clone()))
+        }
         (_, None, Some(RoundStop::Unreachable(why))) => {
-            if may_rejoin {
-                print_notice(&format!("{why}; the ranks of this node were killed, and it waits for contact"));
-            }
+            print_notice(&format!("{why}; the ranks of this node were killed, and it waits for contact"));
             Continue(NodeStatus::Ready { seen: round })
         }
         (_, None, _) => Continue(NodeStatus::Ready { seen: round }),

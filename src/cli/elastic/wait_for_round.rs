@@ -146,7 +146,8 @@ impl<'a> RoundWait<'a> {
             let delay = if is_gathering { LIST_DELAY } else { Duration::ZERO };
             if let Some(participants) = participants {
                 let own = self.frontend.waiting_notice(Some(&participants));
-                print_notice(&own.unwrap_or_else(|| describe_wait(&participants)));
+                let ranks_may_run = membership.state().is_some_and(|state| state.ranks_may_run);
+                print_notice(&own.unwrap_or_else(|| describe_wait(&participants, ranks_may_run)));
                 next_notice = now + NOTICE_INTERVAL;
             } else if now >= next_notice + delay {
                 let own = self.frontend.waiting_notice(None).filter(|_| is_gathering);

@@ -36,6 +36,11 @@ impl JobStateReader {
         Ok(Some((written, stored)))
     }
 
+    /// Whether there is a newer state than that of this revision. If its leader is gone, another one publishes it again.
+    pub fn has_newer(&self, revision: i64) -> bool {
+        self.state.as_ref().is_some_and(|state| state.written > revision)
+    }
+
     /// Checks by its lease that this may be the job that the node takes part in.
     pub fn check(&self, job_lease: i64) -> Result<(), EtcdError> {
         if self.job_lease == 0 || job_lease == self.job_lease {

@@ -319,7 +319,7 @@ impl SessionThread {
         }
         self.lead()?;
         self.send_state()?;
-        if let Some(lease) = self.unannounced.take() {
+        if let Some(lease) = self.unannounced.take_if(|_| !self.board.has_newer(self.sent_revision)) {
             self.events.push(BackendEvent::Joined { lease });
         }
         Ok(())

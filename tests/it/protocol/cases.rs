@@ -26,7 +26,7 @@ fn rules(min: usize, max: usize, on_failure: OnFailure, on_loss: OnNodeLoss) -> 
     }
 }
 
-fn level_1(min: usize, max: usize, restarts: u32) -> JobRules {
+pub(super) fn level_1(min: usize, max: usize, restarts: u32) -> JobRules {
     JobRules { restarts, ..rules(min, max, OnFailure::Restart, OnNodeLoss::Regroup) }
 }
 
@@ -418,32 +418,6 @@ fn the_first_reported_stop_counts_though_its_ranks_still_run() {
     machine.record("a", record(NodeStatus::Leaves { signal: 15 }), time(4));
     machine.turn(time(4));
     assert!(matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::Stopped { signal: 15, .. } }));
-}
-
-/// A connection may break where the node lives on: cut off, it ends what it runs within its lease.
-#[test]
-fn a_node_lost_at_once_may_still_run_until_its_lease_ends() {
-    let rules = JobRules { lease_ms: 10_000, ..level_1(1, 2, 0) };
-    let record = |standing| NodeRecord {
-        format: FORMAT,
-        info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() },
-        status: standing,
-    };
-    let members = ["a", "b"].map(|id| RoundMember { id: id.into(), info: NodeInfo::default() });
-    let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members.to_vec(), time(0));
-    for id in ["a", "b"] {
-        machine.record(id, record(NodeStatus::Runs { round: 2 }), time(0));
-    }
-    machine.turn(time(0));
-    machine.gone("b", Departure::Disconnected { age: time(1_000) }, time(1_000));
-    machine.turn(time(1_000));
-    assert!(matches!(machine.state().phase, JobPhase::Stopping { why: RoundStopCause::Lost { .. }, end: None }));
-    machine.record("a", record(NodeStatus::Ready { seen: 2 }), time(1_100));
-    machine.turn(time(1_100));
-    machine.turn(time(9_900));
-    assert_eq!(machine.state().phase, JobPhase::Gathering);
-    machine.turn(time(10_000));
-    assert_eq!((machine.state().round, &machine.state().phase), (3, &JobPhase::Running));
 }
 
 /// It was a member of a round that it may still begin, if it has not heard of a newer one.

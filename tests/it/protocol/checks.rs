@@ -179,15 +179,10 @@ impl Judge {
         assert_eq!(Some(list), self.lists.get(&round), "round {round} is another for node {node}");
         assert!(list.iter().any(|member| member.id == own.state.id));
         assert!(!self.starts.contains(&(node, round)), "a round begins once");
-        // Where the job ends with a lost node, one whose members are all lost begins anew beside ranks that outlive their lease.
-        let is_anew = |before: u64| {
-            let members = self.lists.get(&before).into_iter().flatten();
-            members.into_iter().all(|member| list.iter().all(|other| other.id != member.id))
-        };
         for other in nodes {
             let Some(ranks) = &other.ranks else { continue };
             assert!(
-                ranks.round == round || ranks.given_up && is_anew(ranks.round),
+                ranks.round == round,
                 "round {round} begins on node {node} while node {} runs round {}",
                 other.number,
                 ranks.round
@@ -206,7 +201,7 @@ fn gathers(story: &Story, leader: &mut Leader, now: u64) {
     let before = leader.gathers.filter(|(after, _)| *after == round);
     leader.gathers = waits.then(|| before.unwrap_or((round, now)));
     if let Some((_, since)) = leader.gathers {
-        assert!(now - since < story.rules.join_ms, "they gather since {since}");
+        assert!(now - since < story.rules.join_ms + story.rules.loss_ms, "they gather since {since}");
         assert!(machine.next_deadline().is_some(), "no timer is set to ask again");
     }
 }

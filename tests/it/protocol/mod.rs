@@ -2,6 +2,7 @@
 
 mod cases;
 mod checks;
+mod lost_ranks;
 mod node;
 mod scenario;
 mod states;

@@ -29,8 +29,6 @@ pub struct Ranks {
     pub round: u64,
     stopping: bool,
     failed: Option<RankFailure>,
-    /// Its record has lapsed since the round was formed, and the job ends with its loss.
-    pub given_up: bool,
 }
 
 #[derive(Debug)]
@@ -46,8 +44,6 @@ pub struct Sim {
     /// Counts the times that contact was lost; and whether there is none.
     contact: u32,
     cut: bool,
-    /// The newest round that there was when its record last lapsed.
-    lapsed_in: Option<u64>,
     signalled: bool,
     last_write: u64,
     /// The rounds in which its ranks exited successfully, and its failures.
@@ -69,7 +65,6 @@ impl Sim {
             run: 0,
             contact: 0,
             cut: false,
-            lapsed_in: None,
             signalled: false,
             last_write: 0,
             well: Vec::new(),
@@ -110,13 +105,8 @@ impl World<'_> {
                 self.act(node);
             }
             Event::Lapses { node, contact } => {
-                let ends_with_node = self.story.plans[node].offer.rules.on_loss == OnNodeLoss::End;
                 let sim = &mut self.nodes[node];
                 if !sim.here || sim.cut && sim.contact == contact {
-                    sim.lapsed_in = self.board.state.as_ref().map(|state| state.round);
-                    if let Some(ranks) = sim.ranks.as_mut().filter(|_| ends_with_node) {
-                        ranks.given_up = true;
-                    }
                     self.write(node, None, self.story.lease);
                 }
             }
@@ -216,16 +206,10 @@ impl World<'_> {
     fn start(&mut self, node: usize, round: u64) {
         self.judge.started(&self.nodes, node, round);
         let lives = &self.story.plans[node].lives;
-        let ends_with_node = self.story.plans[node].offer.rules.on_loss == OnNodeLoss::End;
         let sim = &mut self.nodes[node];
         let (Life::Well(lasts) | Life::Fails(lasts)) = lives[(sim.run as usize).min(lives.len() - 1)];
         sim.run += 1;
-        sim.ranks = Some(Ranks {
-            round,
-            stopping: false,
-            failed: None,
-            given_up: ends_with_node && sim.lapsed_in >= Some(round),
-        });
+        sim.ranks = Some(Ranks { round, stopping: false, failed: None });
         let run = sim.run;
         self.stand(node, NodeStatus::Runs { round });
         self.at(self.now + lasts, Event::RanksEnd { node, run });
@@ -339,7 +323,7 @@ impl World<'_> {
         // Where the job goes on without the node, its ranks end before its lease lapses (`LeaseTerms`).
         let gives_up = match plan.offer.rules.on_loss {
             OnNodeLoss::Regroup => self.now + self.story.lease * 8 / 10,
-            OnNodeLoss::End => lapse + plan.patience,
+            OnNodeLoss::End => lapse + plan.patience.min(plan.offer.rules.loss_ms),
         };
         let sim = &mut self.nodes[node];
         sim.cut = true;

@@ -96,8 +96,8 @@ impl Story {
         let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();
         let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
         let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
-        let JobRules { join_ms, restarts, .. } = self.rules;
-        let round = join_ms + lives + self.grace + self.lease + 10 * (self.net.delay + self.net.again);
+        let JobRules { join_ms, restarts, loss_ms, .. } = self.rules;
+        let round = join_ms + loss_ms + lives + self.grace + self.lease + 10 * (self.net.delay + self.net.again);
         let patience = 60_000 + 2 * self.lease + 30_000;
         last.unwrap_or_default() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
     }
@@ -158,6 +158,7 @@ fn rules(rng: &mut Rng) -> JobRules {
         join_ms: pick(rng, &[4_000, 20_000, 60_000]),
         on_failure,
         on_loss,
+        loss_ms: pick(rng, &[0, 1_000, 30_000]),
         restarts: rng.u32(0..4),
         ..JobRules::default()
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -162,7 +163,8 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
     tmp_path: Path, made: MultiHost, etcd: Etcd
 ) -> None:
     with Job(tmp_path, made.on[:2], made.at(etcd)) as job:
-        args = [*joining(PADDLE, 30, LEASE), job.script(RUN)]
+        lost = 3
+        args = [*joining(PADDLE, 30, LEASE, lost), job.script(RUN)]
         old = job.start(*args)
         await_ranks(job, old)
         for node in old:
@@ -171,8 +173,12 @@ def test_a_job_whose_launchers_were_all_killed_may_begin_again(
         new = job.start(*args)
         for node in new:
             node.await_round(2, limit=20)
+        # Cut off, the older ranks would have run for so long.
         took = max(node.events("round_started")[0]["monotonic"] for node in new) - began
-        assert took < LEASE + 4
+        assert lost < took < LEASE + lost + 4
+        assert re.search(
+            r"starting in \d s when ranks of lost nodes have ended", "".join(n.stderr() for n in new)
+        )
         print(f"begun again after {took:.2f} s, of which the lease was {LEASE} s")
         job.finish()
         job.end_successfully(*new)

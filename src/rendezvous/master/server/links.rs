@@ -212,7 +212,9 @@ impl JobLinks {
     /// Considers disconnected nodes gone that have not come back in time.
     pub(super) fn expire_disconnected(&mut self, now: Duration) {
         let lease = self.config.lease;
-        self.disconnected.retain(|_, node| node.until.is_some() || now < node.heard + lease);
+        // Strangers may come and go as often as they like.
+        let is_full = self.disconnected.len() > self.config.connections;
+        self.disconnected.retain(|_, node| node.until.is_some() || !is_full && now < node.heard + lease);
         for (id, node) in &mut self.disconnected {
             if node.until.is_some_and(|until| now >= until) {
                 node.until = None;
