@@ -25,11 +25,20 @@ if TYPE_CHECKING:
     from ._launch.launch import launch
     from ._lib import __version__
     from ._preload.registry import end_zygotes
+    from ._rank.checkpoint import checkpoint_guard, lease_valid
     from ._spawn.context import MultiprocessContext
     from ._spawn.plan.options import SpawnOptions
     from ._spawn.spawn import spawn
     from .env import ParallelEnv, get_rank, get_world_size, init_parallel_env
-    from .errors import JobError, LaunchError, NoResultError, RankError, WorkerError, ZygoteError
+    from .errors import (
+        JobError,
+        LaunchError,
+        NoResultError,
+        RankError,
+        StaleRoundError,
+        WorkerError,
+        ZygoteError,
+    )
     from .report import AttemptResult, RankResult, Report
 
 __all__ = [
@@ -43,14 +52,17 @@ __all__ = [
     "RankResult",
     "Report",
     "SpawnOptions",
+    "StaleRoundError",
     "WorkerError",
     "ZygoteError",
     "__version__",
+    "checkpoint_guard",
     "end_zygotes",
     "get_rank",
     "get_world_size",
     "init_parallel_env",
     "launch",
+    "lease_valid",
     "spawn",
 ]
 
@@ -59,6 +71,7 @@ _LAZY = {
     "_lib": ("_lib", "__version__"),
     "_launch.launch": ("launch",),
     "_preload.registry": ("end_zygotes",),
+    "_rank.checkpoint": ("checkpoint_guard", "lease_valid"),
     "_spawn.context": ("MultiprocessContext",),
     "_spawn.plan.options": ("SpawnOptions",),
     "_spawn.spawn": ("spawn",),
@@ -69,6 +82,7 @@ _LAZY = {
         "LaunchError",
         "NoResultError",
         "RankError",
+        "StaleRoundError",
         "WorkerError",
         "ZygoteError",
     ),

@@ -9,6 +9,7 @@ __all__ = [
     "Joiner",
     "PortLeases",
     "Rank",
+    "RankLease",
     "Spawner",
     "__version__",
     "addresses",
@@ -162,3 +163,8 @@ class Joiner:
     def living(self) -> list[int]: ...
     def unkillable(self) -> list[tuple[int, str]]: ...
     def failure(self) -> tuple[int, int, str] | None: ...
+
+@final
+class RankLease:
+    def __new__(cls, path: str, round: int) -> RankLease: ...
+    def is_valid(self) -> bool: ...

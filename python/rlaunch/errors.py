@@ -85,6 +85,10 @@ class ZygoteError(RuntimeError):
     """No preload server to fork ranks from: it has ended, an import failed, or a fork would be unsafe."""
 
 
+class StaleRoundError(RuntimeError):
+    """``rlaunch.checkpoint_guard``: the round of this rank is over, and a newer one may have saved."""
+
+
 class MissingRankError(RuntimeError):
     """A barrier, gather or broadcast of a test on ranks can never be complete.
 

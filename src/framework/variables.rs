@@ -98,6 +98,8 @@ pub const VARIABLES: &[Variable] = &[
     var("RLAUNCH_EXPORTED", "launch, legacy, run", "variables of the outer job that a nested launcher ignores: comma-separated name=hash", "PADDLE_MASTER=9f3b5c21"),
     var("RLAUNCH_OUTER_LOGS", "launch, legacy, run", "absolute path of the log directory, in which a nested launcher creates its own", "/home/me/log"),
     var("RLAUNCH_RANK_KEY", "launch, legacy, spawn, run", "identifies the processes of this rank: random key, attempt, local rank", "q0Zk83hTqWm2xVb9/0/1"),
+    var("RLAUNCH_ROUND", "launch, legacy, run", "number of the round of the job, from 1: it grows by one whenever all ranks start again", "1"),
+    var("RLAUNCH_ROUND_LEASE", "launch, legacy, run", "memory with the lease that this rank runs under, for rlaunch.lease_valid(); only where the job goes on without a lost node", "/proc/4711/fd/9"),
     var("ROLE_NAME", "run", "value of --role", "default"),
     var("ROLE_RANK", "run", "rank among the ranks of its role", "1"),
     var("ROLE_WORLD_SIZE", "run", "number of ranks of its role", "2"),

@@ -8,6 +8,7 @@ mod errors;
 mod guardian;
 mod join;
 mod rank;
+mod rank_lease;
 mod run;
 #[cfg(feature = "test-hooks")]
 mod test_hooks;
@@ -66,6 +67,8 @@ mod lib {
     use super::join::Joiner;
     #[pymodule_export]
     use super::rank::{PortLeases as ExportedPortLeases, Rank, Spawner, set_up_rank_process};
+    #[pymodule_export]
+    use super::rank_lease::PyRankLease;
     #[pymodule_export]
     use super::run::{run_completion, run_main, run_options};
     #[pymodule_export]

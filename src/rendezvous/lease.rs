@@ -4,10 +4,11 @@
 use crate::protocol::LeaseTerms;
 use crate::sys::clock;
 use crate::sys::io::fd;
-use crate::sys::io::shared_words::SharedWords;
+use crate::sys::io::shared_words::{ForeignWords, ReadWords, SharedWords};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::time::Duration;
 
 /// The lease's number (16 bits) and the time of its last renewal (48 bits, microseconds since boot).
@@ -19,6 +20,8 @@ const HELD: usize = 1;
 const ENFORCED_AFTER: usize = 2;
 /// The value of `HELD` for which the launcher process has killed ranks.
 const ENFORCED: usize = 3;
+/// The round that the present ranks run.
+const ROUND: usize = 4;
 
 const TIME_BITS: u32 = 48;
 
@@ -52,8 +55,9 @@ impl NodeLease {
         unpacked(self.words.get(RENEWED)).0
     }
 
-    /// Ranks run from now on, under the lease of this number.
-    pub fn hold(&self, number: u16, terms: &LeaseTerms) {
+    /// Ranks of this round run from now on, under the lease of this number.
+    pub fn hold(&self, round: u64, number: u16, terms: &LeaseTerms) {
+        self.words.set(ROUND, round);
         self.words.set(ENFORCED, 0);
         self.words.set(ENFORCED_AFTER, micros(terms.enforced_after()));
         self.words.set(HELD, packed(number, terms.ranks_run_for().max(Duration::from_micros(1))));
@@ -78,18 +82,12 @@ impl NodeLease {
 
     /// Until when ranks may run (`clock::boot`); zero if their lease has been replaced or enforced; `None`: there are no ranks.
     pub fn ranks_end_at(&self) -> Option<Duration> {
-        loop {
-            let held = self.words.get(HELD);
-            if held == 0 {
-                return None;
-            }
-            let ((current, renewed), (number, run_for)) = (unpacked(self.words.get(RENEWED)), unpacked(held));
-            let is_valid = current == number && self.words.get(ENFORCED) != held;
-            // Another round may have begun in between, under another lease.
-            if self.words.get(HELD) == held {
-                return Some(if is_valid { renewed + run_for } else { Duration::ZERO });
-            }
-        }
+        ranks_end_at(&self.words)
+    }
+
+    /// A path by which the ranks of this process open the lease (`RankLease`).
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.words.as_fd().as_raw_fd())
     }
 
     /// When the launcher process kills ranks that still run.
@@ -105,6 +103,42 @@ impl NodeLease {
     /// The time since the last renewal was sent.
     pub fn age(&self) -> Duration {
         clock::boot().saturating_sub(unpacked(self.words.get(RENEWED)).1)
+    }
+}
+
+/// See `NodeLease::ranks_end_at`.
+fn ranks_end_at(words: &impl ReadWords) -> Option<Duration> {
+    loop {
+        let held = words.get(HELD);
+        if held == 0 {
+            return None;
+        }
+        let ((current, renewed), (number, run_for)) = (unpacked(words.get(RENEWED)), unpacked(held));
+        let is_valid = current == number && words.get(ENFORCED) != held;
+        // Another round may have begun in between, under another lease.
+        if words.get(HELD) == held {
+            return Some(if is_valid { renewed + run_for } else { Duration::ZERO });
+        }
+    }
+}
+
+/// The lease of its node, as a rank of one round sees it.
+#[derive(Debug)]
+pub struct RankLease {
+    words: ForeignWords,
+    round: u64,
+}
+
+impl RankLease {
+    /// Opens the lease by its path (`NodeLease::path`).
+    pub fn open(path: &Path, round: u64) -> io::Result<Self> {
+        Ok(Self { words: ForeignWords::open(path)?, round })
+    }
+
+    /// Whether the round is still its node's, and the lease has not lapsed. Costs no system call where the kernel serves the clock
+    /// in user space (vdso(7)).
+    pub fn is_valid(&self) -> bool {
+        ranks_end_at(&self.words).is_some_and(|at| clock::boot() < at) && self.words.get(ROUND) == self.round
     }
 }
 
@@ -144,7 +178,7 @@ mod tests {
         let now = clock::boot();
         lease.renewed(3, now);
         assert_eq!((lease.ranks_end_at(), lease.number()), (None, 3), "there are no ranks");
-        lease.hold(3, &TERMS);
+        lease.hold(1, 3, &TERMS);
         let micros = |time: Duration| time.as_micros();
         assert_eq!(lease.ranks_end_at().map(micros), Some(micros(now) + 13_000_000));
         assert_eq!(lease.enforced_at().map(micros), Some(micros(now) + 14_000_000));
@@ -159,14 +193,14 @@ mod tests {
     fn ranks_of_a_lease_that_was_replaced_have_to_end_until_the_next_round() {
         let lease = NodeLease::new().unwrap();
         lease.renewed(u16::MAX, clock::boot());
-        lease.hold(u16::MAX, &TERMS);
+        lease.hold(1, u16::MAX, &TERMS);
         let next = next_number(u16::MAX);
         lease.renewed(next, clock::boot());
         assert!(lease.has_lapsed());
         lease.renewed(next, clock::boot());
         assert!(lease.has_lapsed(), "a renewal of the new one does not bring back ranks of the old one");
         lease.release();
-        lease.hold(next, &TERMS);
+        lease.hold(2, next, &TERMS);
         assert!(!lease.has_lapsed());
     }
 
@@ -174,12 +208,12 @@ mod tests {
     fn a_renewal_does_not_save_ranks_that_are_being_killed() {
         let lease = NodeLease::new().unwrap();
         lease.renewed(1, clock::boot());
-        lease.hold(1, &TERMS);
+        lease.hold(1, 1, &TERMS);
         lease.enforce();
         lease.renewed(1, clock::boot());
         assert!(lease.has_lapsed());
         lease.release();
-        lease.hold(1, &TERMS);
+        lease.hold(1, 1, &TERMS);
         assert!(!lease.has_lapsed());
     }
 
@@ -188,7 +222,24 @@ mod tests {
         let lease = NodeLease::new().unwrap();
         let long_ago = clock::boot().saturating_sub(TERMS.ranks_run_for());
         lease.renewed(1, long_ago);
-        lease.hold(1, &TERMS);
+        lease.hold(1, 1, &TERMS);
         assert!(lease.has_lapsed());
+    }
+
+    #[test]
+    fn a_rank_sees_when_its_round_is_over() {
+        let lease = NodeLease::new().unwrap();
+        let rank = RankLease::open(Path::new(&lease.path()), 7).unwrap();
+        assert!(!rank.is_valid(), "no round runs");
+        lease.renewed(1, clock::boot());
+        lease.hold(7, 1, &TERMS);
+        assert!(rank.is_valid());
+        lease.renewed(1, clock::boot().saturating_sub(TERMS.ranks_run_for()));
+        assert!(!rank.is_valid(), "it has lapsed");
+        lease.release();
+        lease.renewed(1, clock::boot());
+        lease.hold(8, 1, &TERMS);
+        assert!(!rank.is_valid(), "another round runs");
+        assert!(RankLease::open(Path::new("/proc/self/cmdline"), 7).is_err());
     }
 }

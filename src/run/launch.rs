@@ -19,7 +19,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
-pub const OWN_VARS: [&str; 4] = ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE];
+pub const OWN_VARS: [&str; 6] =
+    ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE, ROUND, LEASE];
+
+/// The variable with the number of a rank's round.
+pub const ROUND: &str = "RLAUNCH_ROUND";
+/// The variable with the path of the lease that a rank runs under.
+pub const LEASE: &str = "RLAUNCH_ROUND_LEASE";
 
 /// The streams of local ranks that the console shows.
 pub type ShownRanks = BTreeMap<(usize, Stream), ShownStream>;
@@ -62,6 +68,8 @@ pub struct Launch<'a> {
     pub cgroup: Option<JobCgroup>,
     /// Processes of ranks that no sweep ends.
     pub no_sweep: NoSweep,
+    /// The round of the job, where its nodes rendezvous; `None`: every attempt is one.
+    pub round: Option<LaunchRound>,
     /// The preload server that ranks are forked from. The supervisor process owns it, through all rounds.
     pub zygote: Option<Rc<Zygote>>,
     /// The folder of PADDLE_GLOO_FS_PATH, which exists while the job runs.
@@ -70,14 +78,31 @@ pub struct Launch<'a> {
     pub removed_on_success: Option<PathBuf>,
 }
 
+/// A round of a job whose nodes rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchRound {
+    /// Its number.
+    pub number: u64,
+    /// The path by which ranks open the lease that they run under, if they do.
+    pub lease: Option<String>,
+}
+
 impl Launch<'_> {
-    /// The same launch with the plan of one round. `attempt`: the number of rounds that this node has run before.
+    /// The variables of a rank that say which round it belongs to.
+    pub fn round_env(&self, attempt: u32) -> impl Iterator<Item = (&'static str, String)> {
+        let number = self.round.as_ref().map_or(u64::from(attempt) + 1, |round| round.number);
+        let lease = self.round.as_ref().and_then(|round| round.lease.clone());
+        [(ROUND, number.to_string())].into_iter().chain(lease.map(|path| (LEASE, path)))
+    }
+
+    /// The same launch with the plan of one round. `round`: the round of the job; `attempt`: the number of rounds that this
+    /// node has run before.
     pub fn for_round<'b>(
         &self,
         plan: &'b Plan,
         shown: ShownRanks,
         store: Vec<TcpListener>,
-        attempt: u32,
+        (round, attempt): (Option<LaunchRound>, u32),
     ) -> Launch<'b> {
         Launch {
             plan,
@@ -97,6 +122,7 @@ impl Launch<'_> {
             job_key: self.job_key.clone(),
             cgroup: self.cgroup.clone(),
             no_sweep: self.no_sweep.clone(),
+            round,
             zygote: self.zygote.clone(),
             gloo_tmpdir: self.gloo_tmpdir.clone(),
             removed_on_success: self.removed_on_success.clone(),

@@ -16,7 +16,7 @@ use crate::rendezvous::lease::NodeLease;
 use crate::report::failure_report::FailureCause;
 use crate::run;
 use crate::run::event_loop::OtherNodes;
-use crate::run::launch::{Launch, ShownRanks};
+use crate::run::launch::{Launch, LaunchRound, ShownRanks};
 use crate::run::launch_result::LaunchResult;
 use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
@@ -76,7 +76,7 @@ pub fn run_rounds(
         }
         JoinedBackend::FixedList(members, own) => {
             let NodePlan { plan, shown, store } = rounds.plan_round(&Round { members: &members, own, failures: 0 })?;
-            let this = launch.for_round(&plan, shown, store, 0);
+            let this = launch.for_round(&plan, shown, store, (None, 0));
             frontend.before_ranks(&this);
             frontend.before_first_rank(&this);
             let (with, listener) = ((signals, &mut wait.requests), EngineListener { frontend, launch: &this });
@@ -133,7 +133,8 @@ impl Job<'_> {
             if let Some(last) = &last {
                 self.put_logs_aside(last);
             }
-            let this = launch.for_round(&part.plan, part.shown, part.store, attempt);
+            let this_round = LaunchRound { number, lease: membership.lease_path() };
+            let this = launch.for_round(&part.plan, part.shown, part.store, (Some(this_round), attempt));
             let Plan { nnodes, world_size, .. } = part.plan;
             let first_rank = part.plan.ranks.first().map_or(0, |rank| rank.rank);
             journal.write(JournalEvent::RoundStarted {
@@ -187,7 +188,7 @@ impl Job<'_> {
         match last {
             Some(ran) => {
                 let launched = LaunchResult { journal, ..ran.launched };
-                let this = launch.for_round(&ran.plan, ShownRanks::new(), Vec::new(), ran.attempt);
+                let this = launch.for_round(&ran.plan, ShownRanks::new(), Vec::new(), (None, ran.attempt));
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
             None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),

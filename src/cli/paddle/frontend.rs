@@ -264,6 +264,7 @@ fn launch_on_this_node(
         cgroup,
         no_sweep: NoSweep::new(spec.no_sweep.clone()),
         zygote,
+        round: None,
         gloo_tmpdir: has_folder.then(|| PathBuf::from(&launch_context.gloo_tmpdir)),
         removed_on_success: None,
     };

@@ -152,6 +152,7 @@ pub fn launch(
         job_key: key,
         no_sweep: NoSweep::new(spec.no_sweep.clone()),
         zygote,
+        round: None,
         gloo_tmpdir: None,
         removed_on_success: folder.removed_on_success.clone().filter(|_| !keeps_logs),
     };

@@ -122,7 +122,7 @@ impl Membership {
     /// Publishes the status of this node. If its ranks run from now on, they do under its lease where others may go on without them.
     pub fn publish(&mut self, status: NodeStatus) {
         match (&status, self.terms.on_loss) {
-            (NodeStatus::Runs { .. }, OnNodeLoss::Regroup) => self.lease.hold(self.joined, &self.terms),
+            (NodeStatus::Runs { round }, OnNodeLoss::Regroup) => self.lease.hold(*round, self.joined, &self.terms),
             (NodeStatus::Runs { .. } | NodeStatus::Stops { .. }, _) => {}
             _ => self.lease.release(),
         }
@@ -179,6 +179,11 @@ impl Membership {
     /// Whether all that was to be known when this node got its present lease has been received.
     fn has_joined(&self) -> bool {
         self.joined != 0 && self.joined == self.lease.number()
+    }
+
+    /// Where its ranks find the lease that they run under, if they do.
+    pub fn lease_path(&self) -> Option<String> {
+        (self.terms.on_loss == OnNodeLoss::Regroup).then(|| self.lease.path())
     }
 
     /// All ranks of this node have ended.

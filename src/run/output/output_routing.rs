@@ -203,6 +203,7 @@ mod tests {
             cgroup: None,
             no_sweep: crate::run::sweep::no_sweep::NoSweep::default(),
             zygote: None,
+            round: None,
             gloo_tmpdir: None,
             removed_on_success: None,
         };

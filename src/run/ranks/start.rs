@@ -145,6 +145,9 @@ impl RankProcesses<'_> {
         self.lifelines[id.local_rank] = Some(lifeline);
         let mut env = plan.env_of(id.attempt);
         env.set(sweep::KEY, sweep::rank_key(&self.launch.job_key, id.attempt, id.local_rank));
+        for (name, value) in self.launch.round_env(id.attempt) {
+            env.set(name, value);
+        }
         // Without it the end of the rank is read from its output alone.
         let uncaught_file = &mut self.uncaught_files[id.local_rank];
         *uncaught_file = uncaught_file.take().map_or_else(UncaughtFile::new, UncaughtFile::emptied).ok();

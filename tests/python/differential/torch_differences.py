@@ -76,7 +76,10 @@ DIFFERENCES = {
     ),
     "refused": often("a value that cannot be used", "status", exactly(1), refused),
     "own variables": often(
-        "variables", f"{WORKER} env RLAUNCH_(EXCEPTION_FILE|EXPORTED|OUTER_LOGS|RANK_KEY)", NOTHING, anything
+        "variables",
+        f"{WORKER} env RLAUNCH_(EXCEPTION_FILE|EXPORTED|OUTER_LOGS|RANK_KEY|ROUND)",
+        NOTHING,
+        anything,
     ),
     "address": often(
         "`MASTER_ADDR` on one node",

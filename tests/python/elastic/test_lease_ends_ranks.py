@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
 from etcd import Etcd
@@ -146,3 +147,41 @@ def test_ranks_end_though_the_supervisor_process_is_stopped(
         until(lambda: one.events("round_ended"), "the end of the round")
         assert one.events("round_ended")[0]["outcome"] == "regrouped", one.events("round_ended")
         assert "failed" not in one.stderr()
+
+
+# Says whether it may save, until it sees that it may not.
+SAVES = """
+import rlaunch
+while rlaunch.lease_valid():
+    live()
+    time.sleep(0.01)
+try:
+    with rlaunch.checkpoint_guard():
+        tell("saved")
+except rlaunch.StaleRoundError as error:
+    tell(f"refused.{node}", str(error))
+live_until("finish")
+"""
+
+
+def test_a_rank_whose_launcher_is_stopped_may_not_save(
+    tmp_path: Path, made: MultiHost, backend: Backend
+) -> None:
+    """No process can kill it: it sees by itself that its round is over."""
+    with Job(tmp_path, made.on, backend, "1:2") as job:
+        words = [*joining(PADDLE, 30, LEASE), "--elastic_level=1", "--grace_period=1", job.script(SAVES)]
+        zero, one = job.start(*words)
+        await_ranks(job, [zero, one])
+        frozen = [psutil.Process(one.process.pid), supervisor_of(one.process)]
+        for process in frozen:
+            process.suspend()
+        try:
+            zero.await_round(1, 2)
+            until(lambda: list(tmp_path.glob("refused.1.*")), "the rank that may not save")
+        finally:
+            for process in frozen:
+                process.resume()
+        (refused,) = tmp_path.glob("refused.*")
+        assert refused.read_text() == "round 1 of the job is over, and a newer one may run: nothing was saved"
+        assert not list(tmp_path.glob("saved.*"))
+        job.finish()

@@ -44,6 +44,7 @@ def test_two_ranks_on_the_cpu_have_their_identity(place: Place) -> None:
         assert re.fullmatch(rf"\w{{16}}/0/{rank}", env.pop("RLAUNCH_RANK_KEY"))
         assert env.pop("RLAUNCH_OUTER_LOGS") == env["PADDLE_LOG_DIR"]
         assert re.fullmatch(r"/proc/\d+/fd/\d+", env.pop("RLAUNCH_EXCEPTION_FILE"))
+        assert env.pop("RLAUNCH_ROUND") == "1"
         assert set(exported) == set(env)
         assert env == {
             "PADDLE_MASTER": master,
@@ -336,6 +337,7 @@ def test_ranks_have_the_environment_of_the_real_launcher(
         assert mine_env.pop("RLAUNCH_RANK_KEY")
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("RLAUNCH_EXCEPTION_FILE")
+        assert mine_env.pop("RLAUNCH_ROUND")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
         # Written only when it is needed; and a leftover of importing paddle into the launcher.

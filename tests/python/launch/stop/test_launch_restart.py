@@ -78,6 +78,7 @@ if attempt < 2:
         # Ports, endpoints and all else are as before; but each attempt's processes are known apart.
         seen = [json.loads(place.text(f"env-{attempt}.{rank}")) for attempt in range(3)]
         keys = [env.pop("RLAUNCH_RANK_KEY").split("/") for env in seen]
+        assert [env.pop("RLAUNCH_ROUND") for env in seen] == ["1", "2", "3"]
         assert [key[1:] for key in keys] == [[str(attempt), str(rank)] for attempt in range(3)]
         assert seen[0] == seen[1] == seen[2]
     for folder in ("log", "log/rlaunch/attempt-0", "log/rlaunch/attempt-1"):
