@@ -20,8 +20,8 @@ def lease_valid() -> bool:
     Costs no system call after the first time. True where no other round can begin beside this one: on one
     node, in jobs that end with a lost node, and without a launcher.
 
-    False from the moment in which rlaunch kills the ranks of this node (docs/rendezvous.md, "The lease"). A
-    rank sees it only if it was stopped and goes on, or cannot be killed: it must not save then, because a
+    False from the moment in which rlaunch kills the ranks of this node (docs/rendezvous.md, "The lease").
+    Only a rank that was stopped and goes on, or that cannot be killed, ever sees it. It must not save: a
     newer round may have saved already.
 
     Raises:

@@ -51,7 +51,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("elastic_timeout", Int, &["PADDLE_ELASTIC_TIMEOUT"], Some("30"), "Seconds to wait for more nodes after the last one has joined or left, with MIN:MAX nodes"),
     opt("join_timeout", Seconds, &["RLAUNCH_JOIN_TIMEOUT"], None, "Seconds after which an incomplete rendezvous fails (minimum 1) [default: 10 times --elastic_timeout]"),
     renamed("lease", "RLAUNCH_LEASE", opt("heartbeat_timeout", Seconds, &["RLAUNCH_HEARTBEAT_TIMEOUT"], Some("10"), "Seconds without a heartbeat before a node is considered lost (minimum 2)")),
-    renamed("lost_timeout", "RLAUNCH_LOST_TIMEOUT", opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], None, "Seconds that ranks keep running without contact to etcd. A job that goes on without a lost node waits that much longer for it [default: 0 in such a job, else 60]")),
+    renamed("lost_timeout", "RLAUNCH_LOST_TIMEOUT", opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], None, "Seconds that ranks keep running while etcd does not answer. In a job that continues after the loss of a node they are added to 0.8 of --heartbeat_timeout, and a lost node is noticed that much later. The same on all nodes [default: 0 in such a job, else 60]")),
     renamed("job_key", "RLAUNCH_JOB_KEY", opt("job_secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of the job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
     opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the CA certificates that verify etcd's [default: those that the system trusts]"),
     opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd; requires --etcd_key"),

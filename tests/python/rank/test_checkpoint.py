@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -65,17 +66,44 @@ def test_every_start_of_all_ranks_is_another_round(place: Place) -> None:
 
 
 def test_an_older_round_cannot_write_where_a_newer_one_reads(example: ModuleType, tmp_path: Path) -> None:
-    older, newer = example.claim(tmp_path), example.claim(tmp_path)
-    example.save(older, 5, lambda path: example.plain_write(5, path))
-    assert example.newest(tmp_path)[0] == 5
-    example.save(newer, 3, lambda path: example.plain_write(3, path))
+    def write(step: int) -> Callable[[str], None]:
+        return lambda path: example.plain_write(step, path)
+
+    older = example.claim(tmp_path)
+    example.save(older, 1_000_000_000, write(5))
+    newer = example.claim(tmp_path)
     # It was stopped, and goes on.
-    example.save(older, 9, lambda path: example.plain_write(9, path))
-    step, path = example.newest(tmp_path)
+    example.save(older, 1_000_000_001, write(6))
+    example.save(newer, 3, write(3))
+    example.save(older, 1_000_000_002, write(7))
+    (newer / "draft").write_text("an end in the middle")
+    (newer / "step-4.tmp").write_text("of another program")
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "000009.bak").mkdir()
+    third = example.claim(tmp_path)
+    assert [older.name, newer.name, third.name] == ["000001", "000002", "000003"]
+    step, path = example.newest(tmp_path, third)
     assert (step, example.plain_read(str(path))) == (3, 3)
-    (newer / "draft-000000004").write_text("an end in the middle")
-    assert example.newest(tmp_path)[0] == 3
-    assert example.claim(tmp_path).name == "000003"
+
+
+def test_a_round_that_is_over_claims_and_publishes_nothing(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    claimed = example.claim(tmp_path)
+    is_over = False
+    monkeypatch.setattr("rlaunch._rank.checkpoint.lease_valid", lambda: not is_over)
+
+    def write(path: str) -> None:
+        nonlocal is_over
+        Path(path).write_text("late")
+        is_over = True
+
+    with pytest.raises(rlaunch.StaleRoundError, match="it ended while this rank saved"):
+        example.save(claimed, 1, write)
+    with pytest.raises(rlaunch.StaleRoundError, match="nothing was saved"):
+        example.claim(tmp_path)
+    assert [path.name for path in claimed.iterdir()] == ["draft"]
+    assert [path.name for path in tmp_path.iterdir()] == [claimed.name]
 
 
 @pytest.mark.parametrize("format_", ["plain", "torch", "paddle"])
@@ -83,11 +111,11 @@ def test_the_example_continues_where_it_was(format_: str, tmp_path: Path) -> Non
     python = [sys.executable] if format_ == "plain" else preloaded.python(format_)
     for steps in range(2):
         ran = subprocess.run(
-            [*python, str(EXAMPLE), format_, str(tmp_path / "saved")],
+            [*python, str(EXAMPLE), format_, str(tmp_path)],
             capture_output=True,
             text=True,
             env={name: value for name, value in os.environ.items() if name != "RLAUNCH_ROUND_LEASE"},
         )
         assert ran.returncode == 0, ran.stderr
         assert ran.stdout == f"round - begins at step {10 * steps}\n"
-    assert [path.name for path in sorted((tmp_path / "saved").iterdir())] == ["000001", "000002"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["000001", "000002"]
