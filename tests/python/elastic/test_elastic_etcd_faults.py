@@ -230,7 +230,8 @@ def test_a_killed_launcher_is_noticed_within_the_lease(
             assert LEASE / 3 < float(said[2]) < LEASE * 4 / 3 + 1
         assert nodes[0].result()["outcome"] == "node_lost"
         took = ended_after(nodes[0], killed, "round_ended")
-        assert took < LEASE + 1
+        # Etcd looks at leases once in a while, and this machine may be busy.
+        assert took < LEASE + 2
         print(f"{module}, {'whole' if whole else 'front'}: {said[1]}; noticed after {took:.2f} s")
         until(lambda: all(gone(rank) for rank in left), "the end of the killed launcher's ranks")
         job.check_one_world()

@@ -88,6 +88,8 @@ TORCH = f"""{HEAD}
 import torch.distributed as dist
 await_early_rank()
 dist.init_process_group("gloo")
+# Gloo fails if a peer that has connected to all ends before this rank has.
+dist.barrier()
 tell("met")
 dist.destroy_process_group()
 """
