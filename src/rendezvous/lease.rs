@@ -4,7 +4,7 @@
 use crate::protocol::LeaseTerms;
 use crate::sys::clock;
 use crate::sys::io::fd;
-use crate::sys::io::shared_words::{ForeignWords, ReadWords, SharedWords};
+use crate::sys::io::shared_words::{ForeignWords, SharedWords};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -82,7 +82,7 @@ impl NodeLease {
 
     /// Until when ranks may run (`clock::boot`); zero if their lease has been replaced or enforced; `None`: there are no ranks.
     pub fn ranks_end_at(&self) -> Option<Duration> {
-        ranks_end_at(&self.words)
+        ranks_end_at(|index| self.words.get(index))
     }
 
     /// A path by which the ranks of this process open the lease (`RankLease`).
@@ -106,17 +106,17 @@ impl NodeLease {
     }
 }
 
-/// See `NodeLease::ranks_end_at`.
-fn ranks_end_at(words: &impl ReadWords) -> Option<Duration> {
+/// See `NodeLease::ranks_end_at`; `word` reads the word at an index.
+fn ranks_end_at(word: impl Fn(usize) -> u64) -> Option<Duration> {
     loop {
-        let held = words.get(HELD);
+        let held = word(HELD);
         if held == 0 {
             return None;
         }
-        let ((current, renewed), (number, run_for)) = (unpacked(words.get(RENEWED)), unpacked(held));
-        let is_valid = current == number && words.get(ENFORCED) != held;
+        let ((current, renewed), (number, run_for)) = (unpacked(word(RENEWED)), unpacked(held));
+        let is_valid = current == number && word(ENFORCED) != held;
         // Another round may have begun in between, under another lease.
-        if words.get(HELD) == held {
+        if word(HELD) == held {
             return Some(if is_valid { renewed + run_for } else { Duration::ZERO });
         }
     }
@@ -138,7 +138,8 @@ impl RankLease {
     /// Whether the round is still its node's, and the lease has not lapsed. Costs no system call where the kernel serves the clock
     /// in user space (vdso(7)).
     pub fn is_valid(&self) -> bool {
-        ranks_end_at(&self.words).is_some_and(|at| clock::boot() < at) && self.words.get(ROUND) == self.round
+        ranks_end_at(|index| self.words.get(index)).is_some_and(|at| clock::boot() < at)
+            && self.words.get(ROUND) == self.round
     }
 }
 

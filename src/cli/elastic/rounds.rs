@@ -170,7 +170,7 @@ impl Job<'_> {
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
-                _ => after_round(number, &launched, wait.requests.stopped_by(), membership.info().rules.on_loss),
+                _ => after_round(number, &launched, wait.requests.stopped_by(), &membership),
             };
             let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
             journal.write(JournalEvent::RoundEnded {
@@ -264,12 +264,12 @@ impl Job<'_> {
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.
-/// `stopped_by`: the signal that stops this node; `on_loss`: what the loss of a node leads to.
+/// `stopped_by`: the signal that stops this node.
 fn after_round(
     round: u64,
     launched: &LaunchResult,
     stopped_by: Option<i32>,
-    on_loss: OnNodeLoss,
+    membership: &Membership,
 ) -> ControlFlow<JobOutcome, NodeStatus> {
     match (&launched.report.outcome, stopped_by, &launched.round_stop) {
         (NodeOutcome::Completed, ..) => Continue(NodeStatus::Done { round }),
@@ -277,11 +277,13 @@ fn after_round(
         (NodeOutcome::Stopped { signal }, ..) => Break(JobOutcome::Stopped(*signal)),
         (_, Some(signal), _) => Break(JobOutcome::Stopped(signal)),
         (_, None, Some(RoundStop::Refused(why))) => Break(JobOutcome::Refused(why.clone())),
-        (_, None, Some(RoundStop::Unreachable(why))) if on_loss == OnNodeLoss::End => {
+        (_, None, Some(RoundStop::Unreachable(why))) if membership.info().rules.on_loss == OnNodeLoss::End => {
             Break(JobOutcome::Unreachable(why.clone()))
         }
         (_, None, Some(RoundStop::Unreachable(why))) => {
-            print_notice(&format!("{why}; the ranks of this node were killed, and it waits for contact"));
+            // At the master it gives up next, if there is no contact.
+            let waits = if membership.may_rejoin() { ", and it waits for contact" } else { "" };
+            print_notice(&format!("{why}; the ranks of this node were killed{waits}"));
             Continue(NodeStatus::Ready { seen: round })
         }
         (_, None, _) => Continue(NodeStatus::Ready { seen: round }),

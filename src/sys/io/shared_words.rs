@@ -52,6 +52,11 @@ impl SharedWords {
         unsafe { self.start.add(index).as_ref() }
     }
 
+    /// The word at this index, below `WORDS`.
+    pub fn get(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::SeqCst)
+    }
+
     /// Replaces the word at this index, below `WORDS`.
     pub fn set(&self, index: usize, value: u64) {
         self.word(index).store(value, Ordering::SeqCst);
@@ -74,22 +79,9 @@ impl ForeignWords {
         }
         SharedWords::map(fd::above_stdio(file.into())?, ProtFlags::PROT_READ).map(Self)
     }
-}
 
-/// Words that can be read.
-pub trait ReadWords {
     /// The word at this index, below `WORDS`.
-    fn get(&self, index: usize) -> u64;
-}
-
-impl ReadWords for SharedWords {
-    fn get(&self, index: usize) -> u64 {
-        self.word(index).load(Ordering::SeqCst)
-    }
-}
-
-impl ReadWords for ForeignWords {
-    fn get(&self, index: usize) -> u64 {
+    pub fn get(&self, index: usize) -> u64 {
         self.0.get(index)
     }
 }

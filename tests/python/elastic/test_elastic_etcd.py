@@ -35,12 +35,6 @@ def made() -> Iterator[MultiHost]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
-
-
 def await_nothing_below(etcd: Etcd, job: Job, limit: float) -> float:
     """Waits until no key of the job is left; how long that took."""
     began = time.monotonic()

@@ -22,25 +22,13 @@ from elastic_jobs import (
 )
 from etcd import Etcd
 from launching import gone, until
-from multi_host import MultiHost, await_ranks, joining, lived, multi_host, name_of, rounds_of
+from multi_host import MultiHost, await_ranks, joining, lived, name_of, rounds_of
 
 LEASE = 3.0
 
 RUN = 'live_until("finish")\n'
 # One that does not hear that it is to stop.
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + RUN
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[MultiHost]:
-    with multi_host(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
 
 
 @pytest.fixture

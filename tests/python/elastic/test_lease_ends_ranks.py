@@ -18,7 +18,7 @@ from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
 from etcd import Etcd
 from hosts import Host
 from launching import gone, supervisor_of, until
-from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived, multi_host
+from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived
 
 LEASE = 3.0
 # Even if it is asked to end.
@@ -47,18 +47,6 @@ while True:
     head = query[:2] + struct.pack(">5H", 0x8180, 1, is_ipv4, 0, 0)
     server.sendto(head + query[12:end] + answer * is_ipv4, client)
 """
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[MultiHost]:
-    with multi_host(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
 
 
 @pytest.fixture(params=["master", "etcd"])
