@@ -17,7 +17,7 @@ ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))' 2>/de
 export SETUPTOOLS_USE_DISTUTILS := stdlib
 endif
 # Most tests wait most of the time, so more of them run than there are cores.
-WORKERS ?= 6
+WORKERS ?= 8
 # Python tests that start real ranks through each public entry point and take seconds.
 SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_results.py \
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \

@@ -262,6 +262,9 @@ impl<'a> EventLoop<'a> {
             LAUNCHER => {
                 self.engine.poll().forget(&self.supervisor.launcher)?;
                 self.ranks.journal.write_later(JournalEvent::FrontLost);
+                if let Some(membership) = &mut self.membership {
+                    membership.end_master();
+                }
                 self.send(SupervisorEvent::LauncherKilled)?;
             }
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,

@@ -120,7 +120,7 @@ pub struct OptValue {
 }
 
 /// Options whose values are never printed.
-const SECRET: [&str; 3] = ["job_secret", "job-secret", "etcd_user"];
+const SECRET: [&str; 4] = ["job_secret", "job-secret", "etcd_user", "etcd-user"];
 
 /// The value of an option in a form that may be printed: a secret becomes `***`.
 pub fn printable<'a>(name: &str, text: &'a str) -> &'a str {

@@ -18,6 +18,9 @@ pub enum BackendSpec {
     Here,
 }
 
+/// The fewest characters of a job's secret: secrets can be tried offline against a recorded connection.
+const MIN_SECRET: usize = 16;
+
 /// How to connect to etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdSpec {
@@ -127,7 +130,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         return Ok(None);
     }
     let at = match (etcd, master) {
-        (Some(list), _) => BackendSpec::Etcd(self::etcd(values, list, master.starts_with("etcds://"))?),
+        (Some(list), _) => BackendSpec::Etcd(self::etcd(values, list, master.starts_with("etcds://"), warnings)?),
         (None, "") => BackendSpec::Here,
         (None, master) => {
             let bare = master.strip_prefix("http://").unwrap_or(master).trim_end_matches('/');
@@ -167,12 +170,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
     if matches!(at, BackendSpec::Etcd(_)) && job_id == "default" {
         warnings.push("Using default job name may cause conflict, add --job_id in args".into());
     }
-    let key = values.given("job_secret").filter(|key| !key.is_empty());
-    if values.on_command_line("job_secret").is_some() {
-        warnings.push(
-            "--job_secret: other users of this machine can read command lines; set RLAUNCH_JOB_SECRET instead".into(),
-        );
-    }
+    let key = secret(values, "job_secret", warnings)?;
     if key.is_some() && matches!(at, BackendSpec::Etcd(_)) {
         return Err(values.error(
             "job_secret",
@@ -180,6 +178,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
             "give etcd's --etcd_user or certificates",
         ));
     }
+    check_is_closed(values, "require_secret", &at, key.as_ref())?;
     let host = values.text("host").filter(|host| host.contains(['.', ':']));
     let join_timeout = join_timeout(values)?.unwrap_or(timeout * 10);
     Ok(Some(RendezvousSpec {
@@ -194,9 +193,54 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         heartbeat_timeout: heartbeat_timeout(values)?,
         etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
-        secret: key.map(|key| Secret(key.to_owned())),
+        secret: key,
         host: host.map(str::to_owned),
     }))
+}
+
+/// Reads the job's secret.
+pub fn secret(values: &OptValues, name: &str, warnings: &mut Vec<String>) -> Result<Option<Secret>, SpecError> {
+    let Some(text) = values.given(name).filter(|text| !text.is_empty()) else { return Ok(None) };
+    warn_of_command_line(values, name, "RLAUNCH_JOB_SECRET", warnings);
+    match text.chars().count() {
+        MIN_SECRET.. => Ok(Some(Secret(text.to_owned()))),
+        short => {
+            let why = format!("has {short} characters, and can be guessed from a recorded connection");
+            let hint = format!("give {MIN_SECRET} or more, drawn at random (openssl rand -hex 32)");
+            Err(SpecError::new(values.field(name), "", why, &hint))
+        }
+    }
+}
+
+fn warn_of_command_line(values: &OptValues, name: &str, variable: &str, warnings: &mut Vec<String>) {
+    if values.on_command_line(name).is_some() {
+        let option = values.field(name);
+        warnings.push(format!("{option}: other users of this machine can read command lines; set {variable} instead"));
+    }
+}
+
+/// Refuses a job of several nodes that strangers could join, where `--require_secret` (here `name`) asks for that.
+pub fn check_is_closed(
+    values: &OptValues,
+    name: &str,
+    at: &BackendSpec,
+    secret: Option<&Secret>,
+) -> Result<(), SpecError> {
+    let (what, hint) = match at {
+        BackendSpec::Here => return Ok(()),
+        BackendSpec::Master(_) if secret.is_some() => return Ok(()),
+        BackendSpec::Etcd(etcd) if etcd.user.is_some() || etcd.cert.is_some() => return Ok(()),
+        BackendSpec::Master(_) => {
+            ("this job of several nodes has none", "set RLAUNCH_JOB_SECRET to one secret on all nodes")
+        }
+        BackendSpec::Etcd(_) => {
+            ("this job has neither a user nor a certificate for etcd", "set RLAUNCH_ETCD_USER, or name a certificate")
+        }
+    };
+    match values.bool(name)? {
+        Some(true) => Err(values.error(name, &format!("asks for a secret, and {what}"), hint)),
+        _ => Ok(()),
+    }
 }
 
 /// Reads `--elastic_timeout`: seconds to wait for more nodes.
@@ -254,8 +298,25 @@ fn heartbeat_timeout(values: &OptValues) -> Result<Duration, SpecError> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// Reads the name and the password for etcd.
+pub fn etcd_user(
+    values: &OptValues,
+    name: &str,
+    warnings: &mut Vec<String>,
+) -> Result<Option<(String, Secret)>, SpecError> {
+    let Some(user) = values.given(name).filter(|user| !user.is_empty()) else { return Ok(None) };
+    warn_of_command_line(values, name, "RLAUNCH_ETCD_USER", warnings);
+    match user.split_once(':') {
+        Some((name, password)) if !name.is_empty() => Ok(Some((name.to_owned(), Secret(password.to_owned())))),
+        _ => {
+            let hint = "give USER:PASSWORD, best in RLAUNCH_ETCD_USER";
+            Err(SpecError::new(values.field(name), "", "is not USER:PASSWORD", hint))
+        }
+    }
+}
+
 /// Reads the options about etcd. `list`: its endpoints.
-pub fn etcd(values: &OptValues, list: &str, tls: bool) -> Result<EtcdSpec, SpecError> {
+pub fn etcd(values: &OptValues, list: &str, tls: bool, warnings: &mut Vec<String>) -> Result<EtcdSpec, SpecError> {
     let endpoint = |text: &str| Endpoint::parse(text.trim()).filter(|endpoint| endpoint.port > 0);
     let endpoints: Option<Vec<Endpoint>> = list.trim_end_matches('/').split(',').map(endpoint).collect();
     let hint = "give etcd://ip:port, several separated by commas";
@@ -268,16 +329,7 @@ pub fn etcd(values: &OptValues, list: &str, tls: bool) -> Result<EtcdSpec, SpecE
         (Some(_), None) => return Err(values.error("etcd_cert", "has no key", "give --etcd_key too")),
         (None, Some(_)) => return Err(values.error("etcd_key", "has no certificate", "give --etcd_cert too")),
     };
-    let user = match values.given("etcd_user").filter(|user| !user.is_empty()) {
-        None => None,
-        Some(user) => match user.split_once(':') {
-            Some((name, password)) if !name.is_empty() => Some((name.to_owned(), Secret(password.to_owned()))),
-            _ => {
-                let hint = "give USER:PASSWORD, best in RLAUNCH_ETCD_USER";
-                return Err(SpecError::new("--etcd_user", "", "is not USER:PASSWORD", hint));
-            }
-        },
-    };
+    let user = etcd_user(values, "etcd_user", warnings)?;
     let tls = tls || ca.is_some() || cert.is_some();
     Ok(EtcdSpec { endpoints, tls, ca, cert, user, prefix: "/rlaunch".into() })
 }
@@ -324,6 +376,52 @@ mod tests {
         assert!(error.starts_with("--master: is missing, and node 1 cannot find node 0 without it; "), "{error}");
         assert_eq!(found(&[("rank", "0")]), Ok(()));
         assert_eq!(found(&[("rank", "1"), ("master", "10.0.0.1:6768")]), Ok(()));
+    }
+
+    #[test]
+    fn a_short_secret_is_refused_and_not_shown() {
+        assert_eq!(
+            refused(&[("master", "10.0.0.1:6768"), ("job_secret", "hunter2")]),
+            "--job_secret: has 7 characters, and can be guessed from a recorded connection; \
+             give 16 or more, drawn at random (openssl rand -hex 32)"
+        );
+    }
+
+    #[test]
+    fn where_a_secret_is_required_every_open_job_is_refused() {
+        let open = |options: &[(&'static str, &str)]| {
+            let all = [&[("nnodes", "2"), ("require_secret", "1")], options].concat();
+            check(&values(&all), &mut Vec::new()).err().map(|error| error.to_string())
+        };
+        let (master, etcd) = (("master", "10.0.0.1:6768"), ("master", "etcds://10.0.0.1:2379"));
+        assert!(open(&[master]).is_some_and(|why| why.ends_with("set RLAUNCH_JOB_SECRET to one secret on all nodes")));
+        assert!(open(&[etcd]).is_some_and(|why| why.contains("neither a user nor a certificate for etcd")));
+        assert!(open(&[etcd, ("etcd_ca", "ca.pem")]).is_some());
+        let closed: [&[(&'static str, &str)]; 5] = [
+            &[],
+            &[master, ("job_secret", "0123456789abcdef")],
+            &[etcd, ("etcd_user", "me:word")],
+            &[etcd, ("etcd_cert", "me.pem"), ("etcd_key", "me.key")],
+            &[master, ("require_secret", "0")],
+        ];
+        for options in closed {
+            assert_eq!(open(options), None, "{options:?}");
+        }
+        assert_eq!(check(&values(&[("nnodes", "1"), ("require_secret", "1")]), &mut Vec::new()), Ok(None));
+    }
+
+    #[test]
+    fn secrets_on_the_command_line_warn() {
+        let options: [(&str, &[(&'static str, &str)]); 2] = [
+            ("RLAUNCH_JOB_SECRET", &[("master", "10.0.0.1:6768"), ("job_secret", "0123456789abcdef")]),
+            ("RLAUNCH_ETCD_USER", &[("master", "etcd://10.0.0.1:2379"), ("etcd_user", "me:word"), ("job_id", "j")]),
+        ];
+        for (variable, options) in options {
+            let mut warnings = Vec::new();
+            check(&values(&[&[("nnodes", "2")], options].concat()), &mut warnings).unwrap();
+            let [warning] = &warnings[..] else { panic!("{warnings:?}") };
+            assert!(warning.ends_with(&format!("can read command lines; set {variable} instead")), "{warning}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::cli::common::message::{self, print_notice};
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
+use crate::model::plain_text::{escape, escape_document};
 use crate::net::listen;
 use crate::probe::net;
 use crate::protocol::{
@@ -15,7 +16,7 @@ use crate::rendezvous::master::client::paddle_kv;
 use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
 use crate::run::multi_node::membership::{BackendKind, Membership};
 use crate::run::prepare::preflight;
-use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec};
+use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec, Secret};
 use crate::sys::clock;
 use crate::sys::io::ports::PortBusy;
 use crate::sys::random;
@@ -41,6 +42,8 @@ const LOSS_TIMEOUT_WHERE_THE_JOB_ENDS: Duration = Duration::from_secs(60);
 
 /// Letters and digits of a launcher's id, which no other launcher has.
 const ID_LENGTH: usize = 16;
+/// Letters and digits of a secret that is drawn: 190 bits.
+const SECRET_LENGTH: usize = 32;
 /// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers connect.
 const SPARE_CONNECTIONS: usize = 256;
 
@@ -137,6 +140,8 @@ pub fn join(
 ) -> Result<JoinedBackend, CliError> {
     let NodeInfo { address, address_from, .. } = &node;
     info!("this node's address is {address}: {address_from}");
+    let drawn = with_drawn_secret(rendezvous);
+    let rendezvous = drawn.as_ref().unwrap_or(rendezvous);
     let (endpoint, server) = match &rendezvous.backend {
         BackendSpec::Etcd(etcd) => return Ok(join_etcd(rendezvous, etcd, node, lease)?),
         BackendSpec::Here => {
@@ -148,22 +153,20 @@ pub fn join(
             let listener = listen_at(&node.address, 0).map_err(cannot_listen)?;
             let port = listener.local_addr().map_err(cannot_listen)?.port();
             let endpoint = Endpoint::new(&node.address, port);
-            print_peer_command(&endpoint, command, rendezvous.secret.is_some());
-            (endpoint, Some(serve_master(rendezvous, vec![listener])?))
+            let secret = drawn.as_ref().and_then(|drawn| drawn.secret.as_ref());
+            print_peer_command(&endpoint, command, secret);
+            (endpoint.clone(), Some(serve_master(rendezvous, &endpoint, vec![listener])?))
         }
-        BackendSpec::Master(endpoint) => (endpoint.clone(), serve_own_master(rendezvous, endpoint)?),
+        BackendSpec::Master(endpoint) => match find_master(rendezvous, endpoint, may_continue)? {
+            FoundMaster::Own(server) => (endpoint.clone(), Some(server)),
+            FoundMaster::Others => (endpoint.clone(), None),
+            FoundMaster::Paddles => return join_paddle_master(rendezvous, endpoint, &node, may_continue),
+            FoundMaster::Stopped => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
+        },
     };
-    if server.is_some() {
-        if node.rank.is_none() {
-            // Paddle's launchers give the node that serves this name, which sorts first.
-            node.name = "aaaaaa".into();
-        }
-    } else {
-        match wait_for_master(rendezvous, &endpoint, may_continue)? {
-            Some(ProbeResult::Paddle) => return join_paddle_master(rendezvous, &endpoint, &node, may_continue),
-            Some(_) => {}
-            None => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
-        }
+    if server.is_some() && node.rank.is_none() {
+        // Paddle's launchers give the node that serves this name, which sorts first.
+        node.name = "aaaaaa".into();
     }
     let id = random::alphanumeric(ID_LENGTH);
     node.clock_ms = wall_ms();
@@ -253,15 +256,36 @@ fn listen_at(host: &str, port: u16) -> io::Result<TcpListener> {
     listen::on((address.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRNOTAVAIL))?, port).into())
 }
 
-/// Serves the master, if its address is this machine's and no master listens there already.
-fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<Option<MasterServer>, CliError> {
+/// The master at an address.
+enum FoundMaster {
+    /// This node serves it.
+    Own(MasterServer),
+    /// Another node does.
+    Others,
+    /// Paddle's launcher does.
+    Paddles,
+    /// A stop was requested before there was one.
+    Stopped,
+}
+
+/// What came of serving the master.
+enum OwnMaster {
+    Served(MasterServer),
+    /// Its address is this machine's, and its port is taken.
+    Busy,
+    /// Its address is another machine's.
+    NotHere,
+}
+
+/// Serves the master, if its address is this machine's and its port is free.
+fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<OwnMaster, CliError> {
     let addresses: Vec<IpAddr> = match endpoint.host.parse() {
         Ok(address) => vec![address],
         Err(_) => net::resolve(&endpoint.host),
     };
     let own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
     if own.is_empty() {
-        return Ok(None);
+        return Ok(OwnMaster::NotHere);
     }
     let is_loopback = own.iter().any(IpAddr::is_loopback);
     let listeners: io::Result<Vec<TcpListener>> =
@@ -273,10 +297,10 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
                 let option = rendezvous.option_names.address;
                 warn!("{option} {endpoint} is a loopback address: nodes on other machines cannot reach it");
             }
-            serve_master(rendezvous, listeners).map(Some)
+            serve_master(rendezvous, endpoint, listeners).map(OwnMaster::Served)
         }
         // Another launcher on this machine, or Paddle's.
-        Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => Ok(OwnMaster::Busy),
         Err(source) => Err(RendezvousError::Listen {
             option: rendezvous.option_names.address,
             address: endpoint.to_string(),
@@ -286,12 +310,16 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
     }
 }
 
-fn serve_master(rendezvous: &RendezvousSpec, listeners: Vec<TcpListener>) -> Result<MasterServer, CliError> {
+fn serve_master(
+    rendezvous: &RendezvousSpec,
+    endpoint: &Endpoint,
+    listeners: Vec<TcpListener>,
+) -> Result<MasterServer, CliError> {
     let is_public = |listener: &TcpListener| listener.local_addr().is_ok_and(|at| !at.ip().is_loopback());
     if rendezvous.secret.is_none() && listeners.iter().any(is_public) {
         warn!(
-            "the master accepts every client that reaches it; \
-             set RLAUNCH_JOB_SECRET to the same secret on all nodes to keep others out"
+            "the master at {endpoint} has no secret: every client that reaches this port can join the job, and so run \
+             programs on its nodes as this user; set RLAUNCH_JOB_SECRET to one secret on all nodes"
         );
     }
     // A node has one connection, and may open another before the old one is closed.
@@ -306,13 +334,20 @@ fn serve_master(rendezvous: &RendezvousSpec, listeners: Vec<TcpListener>) -> Res
     Ok(master::serve(listeners, config, coordinator).map_err(RendezvousError::MasterServer)?)
 }
 
-/// Prints the command that starts the other nodes.
-fn print_peer_command(endpoint: &Endpoint, command: &str, has_key: bool) {
+/// The same request with a secret, where the user gave none and the other nodes get their command from this one.
+fn with_drawn_secret(rendezvous: &RendezvousSpec) -> Option<RendezvousSpec> {
+    let draws = rendezvous.backend == BackendSpec::Here && rendezvous.secret.is_none();
+    draws.then(|| RendezvousSpec { secret: Some(Secret(random::alphanumeric(SECRET_LENGTH))), ..rendezvous.clone() })
+}
+
+/// Prints the command that starts the other nodes, with the secret if it was drawn here.
+fn print_peer_command(endpoint: &Endpoint, command: &str, drawn: Option<&Secret>) {
     let line = "-".repeat(80);
+    let variable = drawn.map_or(String::new(), |secret| format!("RLAUNCH_JOB_SECRET={} ", secret.0));
     let mut text = format!(
-        "Copy the following command to other nodes to run.\n{line}\npython -m rlaunch --master {endpoint} {command}\n{line}\n"
+        "Copy the following command to other nodes to run.\n{line}\n{variable}python -m rlaunch --master {endpoint} {command}\n{line}\n"
     );
-    if has_key {
+    if drawn.is_none() {
         text.push_str("set RLAUNCH_JOB_SECRET on the other nodes to the same secret first\n");
     }
     message::to_stdout(text.as_bytes());
@@ -324,17 +359,24 @@ fn find_listener(endpoint: &Endpoint) -> Option<PortBusy> {
     if is_own { PortBusy::by_listener(endpoint.port) } else { None }
 }
 
-/// Probes until there is a master. `None`: a stop was requested first.
-fn wait_for_master(
+/// Serves the master, or probes until there is one.
+fn find_master(
     rendezvous: &RendezvousSpec,
     endpoint: &Endpoint,
     may_continue: CancelCheck<'_>,
-) -> Result<Option<ProbeResult>, RendezvousError> {
+) -> Result<FoundMaster, CliError> {
+    let mut own = serve_own_master(rendezvous, endpoint)?;
     let option = rendezvous.option_names.address;
     let began = clock::now();
     let mut next_notice = began + FIRST_NOTICE;
     let mut pause = Duration::ZERO;
-    while may_continue(pause) {
+    loop {
+        if let OwnMaster::Served(server) = own {
+            return Ok(FoundMaster::Own(server));
+        }
+        if !may_continue(pause) {
+            return Ok(FoundMaster::Stopped);
+        }
         pause = PROBE_PAUSE;
         let why = match master::probe(&endpoint.host, endpoint.port, PROBE_TIMEOUT, clock::now) {
             ProbeResult::Nothing(why) => why,
@@ -344,16 +386,21 @@ fn wait_for_master(
                 }
                 let expected =
                     if option == "--master" { "an rlaunch or Paddle launcher's master" } else { "an rlaunch master" };
-                return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected });
+                return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected }.into());
             }
-            found => return Ok(Some(found)),
+            ProbeResult::Paddle => return Ok(FoundMaster::Paddles),
+            ProbeResult::Rlaunch => return Ok(FoundMaster::Others),
         };
+        if matches!(own, OwnMaster::Busy) {
+            // It was an earlier job's, which has ended since.
+            own = serve_own_master(rendezvous, endpoint)?;
+        }
         let now = clock::now();
         if now >= began + rendezvous.join_timeout {
             let (seconds, timeout_option) =
                 (rendezvous.join_timeout.as_secs_f64(), rendezvous.option_names.join_timeout);
             let why = find_listener(endpoint).map_or(why.clone(), |busy| format!("{why}, and {busy}"));
-            return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option });
+            return Err(RendezvousError::NoMaster { option, at: endpoint.clone(), seconds, why, timeout_option }.into());
         }
         if now >= next_notice {
             next_notice = now + NOTICE_INTERVAL;
@@ -368,7 +415,6 @@ fn wait_for_master(
             print_notice(&format!("waiting for the master at {endpoint}{resolved}: {why}{busy}; {left} s left"));
         }
     }
-    Ok(None)
 }
 
 /// Takes part in a job whose master is Paddle's own launcher: the list of nodes is made once.
@@ -401,8 +447,8 @@ fn join_paddle_master(
     };
     let size = rendezvous.nodes.1;
     let mut on_keys = |here: Result<&[String], &str>| match here {
-        Ok(here) => print_notice(&format!("{} of {size} nodes are here: {}", here.len(), here.join(", "))),
-        Err(why) => print_notice(&format!("waiting for the master at {endpoint}: {why}")),
+        Ok(here) => print_notice(&format!("{} of {size} nodes are here: {}", here.len(), escape(&here.join(", ")))),
+        Err(why) => print_notice(&format!("waiting for the master at {endpoint}: {}", escape(why))),
     };
     let synced =
         paddle_kv::sync(&place, &rendezvous.job_name, size, &own, rendezvous.sort_ip, &mut time_left, &mut on_keys);
@@ -419,8 +465,8 @@ fn join_paddle_master(
 
 /// A node from the entry that Paddle's launcher writes for it.
 fn parse_paddle_entry(key: &str, payload: &str) -> Result<RoundMember, RendezvousError> {
-    let bad = || RendezvousError::BadPaddleEntry { key: key.to_owned(), payload: payload.to_owned() };
-    let value: Value = serde_json::from_str(payload).map_err(|_| bad())?;
+    let bad = || RendezvousError::BadPaddleEntry { key: escape(key), payload: escape(payload) };
+    let value: Value = serde_json::from_str(payload).map(escape_document).map_err(|_| bad())?;
     let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
     let endpoints: Vec<String> = text("endpoints").ok_or_else(bad)?.split(',').map(str::to_owned).collect();
     let address = endpoints.first().and_then(|first| Endpoint::parse(first)).ok_or_else(bad)?.host;

@@ -211,6 +211,9 @@ impl Job<'_> {
         {
             membership.publish(NodeStatus::Leaves { signal: *signal });
         }
+        if *outcome == JobOutcome::LauncherKilled {
+            membership.end_master();
+        }
         let own = membership.round().map(|(_, own)| own);
         if let Err(error) = membership.close(LEAVE_TIMEOUT) {
             warn!("{}: this node could not leave in order: {}", membership.address(), log_files::plain(&error));

@@ -34,6 +34,14 @@ pub enum SessionEvent {
     Nodes(i64, WatchEvent),
 }
 
+/// The node is leaving.
+pub struct Closing {
+    pub until: Duration,
+    pub done: Sender<io::Result<()>>,
+    /// Whether the node's last records are written.
+    pub is_announced: bool,
+}
+
 /// The events that wait for the node, and a descriptor that is readable while there are some.
 pub struct EventQueue {
     events: Mutex<VecDeque<BackendEvent>>,

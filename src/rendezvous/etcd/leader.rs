@@ -56,7 +56,7 @@ pub struct Leader {
     pub tolerant_until: Duration,
     /// The state of the leader before, which is published again even if the coordinator has nothing new.
     inherited: Option<Publication>,
-    /// Earlier changes of nodes' records are ignored: all records were read at this revision.
+    /// All records were read at this revision. Earlier changes are ignored: a watch at a member that is behind begins with them.
     revision: i64,
     /// Changes of nodes' records up to this revision are known.
     known: i64,
@@ -115,7 +115,7 @@ impl Leader {
             missing: BTreeMap::new(),
             tolerant_until: Duration::ZERO,
             inherited,
-            revision: 0,
+            revision: codec::revision(&response),
             known: codec::revision(&response),
             is_behind: false,
             has_changed: true,
@@ -286,5 +286,97 @@ impl Leader {
         self.written = codec::revision(&response);
         self.list.clone_from(&state.members);
         Ok(TurnResult::Published { revision: self.written, state, members: publication.members })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use crate::rendezvous::etcd::config::EtcdConfig;
+    use crate::rendezvous::etcd::gateway::client::{EtcdCaller, EtcdClient};
+    use crate::rendezvous::etcd::gateway::codec::JobKeys;
+    use crossbeam_channel::{Receiver, unbounded};
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// Says which nodes it considers lost.
+    struct Lost(crossbeam_channel::Sender<String>);
+
+    impl CoordinatorLogic for Lost {
+        fn resume(&mut self, _: Option<&str>, _: Option<&str>, _: Duration) {}
+        fn record(&mut self, _: &str, _: &str, _: Duration) {}
+        fn gone(&mut self, id: &str, _: Departure, _: Duration) {
+            self.0.send(id.to_owned()).unwrap();
+        }
+        fn turn(&mut self, _: Duration) -> Option<Publication> {
+            None
+        }
+        fn next_deadline(&self) -> Option<Duration> {
+            None
+        }
+        fn is_over(&self) -> bool {
+            false
+        }
+        fn shown_to_paddle(&self) -> Vec<(String, String)> {
+            Vec::new()
+        }
+    }
+
+    /// A cluster with the records of `a` and `b` at revision 10, whose watch comes from a member that is at revision 5.
+    fn serve_a_member_that_is_behind() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = listener.local_addr().unwrap().to_string();
+        let key = |id: &str| codec::encode(&JobKeys::new("/p", "job").node(id));
+        let record = |id: &str| json!({ "key": key(id), "value": codec::encode("ready"), "mod_revision": "9" });
+        let nodes = json!({ "kvs": [record("a"), record("b")] });
+        let empty = json!({ "response_range": {} });
+        let records = json!({ "header": { "revision": "10" }, "responses": [empty, { "response_range": nodes }] });
+        let gone = |id: &str, at: &str| json!({ "type": "DELETE", "kv": { "key": key(id), "mod_revision": at } });
+        let created = json!({ "result": { "header": { "revision": "5" }, "created": true } });
+        let changes =
+            |id: &str, at: &str| json!({ "result": { "header": { "revision": at }, "events": [gone(id, at)] } });
+        let watch = format!("{created}\n{}\n{}\n", changes("b", "7"), changes("a", "11"));
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                let mut socket = socket.unwrap();
+                let mut bytes = [0; 4096];
+                let count = socket.read(&mut bytes).unwrap_or(0);
+                let is_watch = bytes[..count].starts_with(b"POST /v3/watch");
+                let body = if is_watch { watch.clone() } else { records.to_string() };
+                let _ = write!(
+                    socket,
+                    "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+            }
+        });
+        endpoint
+    }
+
+    #[test]
+    fn a_change_before_the_take_over_is_not_taken_for_a_new_one() {
+        let client = EtcdClient::new(&EtcdConfig::new(vec![serve_a_member_that_is_behind()], "job")).unwrap();
+        client.hold_until(client.now() + Duration::from_secs(60));
+        let (events, received) = unbounded();
+        let session = EtcdSession {
+            caller: EtcdCaller::new(&client),
+            keys: JobKeys::new("/p", "job"),
+            id: "a".into(),
+            heartbeat: Duration::from_secs(10),
+            ttl: Duration::from_secs(10),
+            job_lease: Arc::default(),
+            events,
+        };
+        let (lost, lost_nodes) = unbounded();
+        let mut leader = Leader::take_over(&session, 1, Box::new(Lost(lost)), Duration::ZERO).unwrap();
+        let next = |received: &Receiver<SessionEvent>| match received.recv_timeout(Duration::from_secs(60)).unwrap() {
+            SessionEvent::Nodes(1, event) => event,
+            _ => panic!("another event"),
+        };
+        for _ in 0..2 {
+            leader.note_event(&session, next(&received), Duration::from_secs(1));
+        }
+        assert_eq!(lost_nodes.try_iter().collect::<Vec<_>>(), ["a"]);
     }
 }

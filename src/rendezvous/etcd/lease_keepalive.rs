@@ -68,7 +68,7 @@ impl LeaseKeepAlive {
                 Err(EtcdError::Refused(why) | EtcdError::Superseded(why)) => {
                     return self.send(SessionEvent::Refused(why));
                 }
-                Err(error @ (EtcdError::Unreachable(_) | EtcdError::Status { .. })) => {
+                Err(error @ (EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. })) => {
                     is_lost = true;
                     self.send(SessionEvent::Lost(error.to_string()));
                     // All nodes are back within a lease after etcd.

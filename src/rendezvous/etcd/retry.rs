@@ -23,3 +23,34 @@ impl RetryDelay {
         pause.mul_f64(0.75 + random::rng().f64() / 2.0)
     }
 }
+
+/// When something that has failed is tried again, and since when it fails.
+#[derive(Debug, Default)]
+pub struct RetryTimer {
+    at: Duration,
+    delay: RetryDelay,
+    failing_since: Option<Duration>,
+}
+
+impl RetryTimer {
+    /// When it is tried again, if that is later than `now`.
+    pub fn at(&self, now: Duration) -> Option<Duration> {
+        (self.at > now).then_some(self.at)
+    }
+
+    /// It is tried again at once.
+    pub fn expedite(&mut self) {
+        self.at = Duration::ZERO;
+    }
+
+    /// It has failed; returns for how long it has.
+    pub fn note_failure(&mut self, now: Duration) -> Duration {
+        self.at = now + self.delay.next();
+        now.saturating_sub(*self.failing_since.get_or_insert(now))
+    }
+
+    /// It has succeeded.
+    pub fn note_success(&mut self) {
+        *self = Self::default();
+    }
+}

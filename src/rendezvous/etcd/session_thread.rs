@@ -1,13 +1,13 @@
 //! The session thread, which alone writes. Its events come from the node, the lease keep-alive thread and the watches. After each it
 //! does what is left to do; if that fails, it tries again after a pause.
 
-use super::event::{EventQueue, SessionEvent};
+use super::event::{Closing, EventQueue, SessionEvent};
 use super::gateway::client::{EtcdCaller, EtcdError};
 use super::gateway::codec::{self, JobKeys, KeyValue, StoredState, WatchChange};
 use super::gateway::wire::WireHandle;
 use super::job_state::JobStateReader;
 use super::leader::{Leader, TurnResult};
-use super::retry::RetryDelay;
+use super::retry::RetryTimer;
 use super::session::EtcdSession;
 use super::watch::{WatchEvent, WatchHandle};
 use crate::protocol::CoordinatorLogic;
@@ -24,13 +24,6 @@ use std::time::Duration;
 /// Nodes campaign at random times within this span when there is no leader.
 const CAMPAIGN_SPREAD_MS: u64 = 50;
 
-struct Closing {
-    until: Duration,
-    done: Sender<io::Result<()>>,
-    /// Whether the node's last records are written.
-    is_announced: bool,
-}
-
 pub struct SessionThread {
     session: EtcdSession,
     received: Receiver<SessionEvent>,
@@ -45,8 +38,8 @@ pub struct SessionThread {
     /// Whether the record exists under this lease, and whether it is the latest.
     has_joined: bool,
     is_record_written: bool,
-    /// Whether the node has received that contact is lost, and whether the keep-alive thread has contact.
-    is_lost: bool,
+    /// Why contact is lost, as the node has last received it, and whether the keep-alive thread has contact.
+    lost: Option<String>,
     has_contact: bool,
     board: JobStateReader,
     watch: Option<WatchHandle>,
@@ -64,8 +57,7 @@ pub struct SessionThread {
     /// The revision of the last state that the node has received, and the version of its members' list.
     sent_revision: i64,
     sent_list: String,
-    retry_at: Duration,
-    retry: RetryDelay,
+    retry: RetryTimer,
     closing: Option<Closing>,
     is_refused: bool,
     is_over: bool,
@@ -91,7 +83,7 @@ impl SessionThread {
             unannounced: None,
             has_joined: false,
             is_record_written: false,
-            is_lost: false,
+            lost: None,
             has_contact: false,
             board: JobStateReader::default(),
             watch: None,
@@ -103,8 +95,7 @@ impl SessionThread {
             pending: None,
             sent_revision: 0,
             sent_list: String::new(),
-            retry_at: Duration::ZERO,
-            retry: RetryDelay::default(),
+            retry: RetryTimer::default(),
             closing: None,
             is_refused: false,
             is_over: false,
@@ -128,10 +119,7 @@ impl SessionThread {
             if self.is_over {
                 break;
             }
-            match self.work() {
-                Ok(()) => self.retry = RetryDelay::default(),
-                Err(error) => self.handle_error(error),
-            }
+            self.work().unwrap_or_else(|error| self.handle_error(error));
         }
         self.keep_alive_wire.close();
     }
@@ -144,9 +132,9 @@ impl SessionThread {
         }
         let campaigns = (self.may_campaign() && self.board.leader.is_none()).then_some(self.campaign_at);
         let decides = self.leader.as_ref().and_then(Leader::next_deadline);
-        let retries = (self.retry_at > clock::now()).then_some(self.retry_at);
+        let retries = self.retry.at(clock::now());
         // What is due before a pause is over waits for its end.
-        let due = campaigns.into_iter().chain(decides).min().map(|at| at.max(self.retry_at));
+        let due = campaigns.into_iter().chain(decides).min().map(|at| retries.map_or(at, |retry| at.max(retry)));
         due.into_iter().chain(retries).chain(closes).min()
     }
 
@@ -158,19 +146,19 @@ impl SessionThread {
             }
             SessionEvent::Close { patience, done } => {
                 self.closing = Some(Closing { until: clock::now() + patience, done, is_announced: false });
-                self.retry_at = Duration::ZERO;
+                self.retry.expedite();
             }
             SessionEvent::Stop => self.is_over = true,
             SessionEvent::Lease(lease, number) => {
                 self.tolerate_missing_nodes();
                 (self.lease, self.unannounced, self.has_contact) = (lease, Some(number), true);
                 (self.has_joined, self.is_record_written) = (false, false);
-                self.retry_at = Duration::ZERO;
+                self.retry.expedite();
             }
             SessionEvent::Contact => {
                 self.tolerate_missing_nodes();
                 self.has_contact = true;
-                self.retry_at = Duration::ZERO;
+                self.retry.expedite();
             }
             SessionEvent::Expired => {
                 (self.lease, self.has_joined) = (0, false);
@@ -192,7 +180,7 @@ impl SessionThread {
             }
             SessionEvent::Nodes(term, event) => {
                 let now = clock::now();
-                let is_cut_off = self.is_lost && !self.has_contact;
+                let is_cut_off = self.lost.is_some() && !self.has_contact;
                 let tolerant_until = if is_cut_off { now + self.session.heartbeat } else { self.tolerant_until };
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
                     leader.tolerant_until = tolerant_until;
@@ -204,8 +192,13 @@ impl SessionThread {
 
     fn lose_contact(&mut self, why: String) {
         self.has_contact = false;
-        if !self.is_lost {
-            self.is_lost = true;
+        self.report_loss(why);
+    }
+
+    /// Reports that contact is lost, and again with each new reason.
+    fn report_loss(&mut self, why: String) {
+        if self.lost.as_ref() != Some(&why) {
+            self.lost = Some(why.clone());
             self.events.push(BackendEvent::Lost { why });
         }
     }
@@ -213,7 +206,7 @@ impl SessionThread {
     /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
     /// lost for that.
     fn tolerate_missing_nodes(&mut self) {
-        if self.is_lost && self.watch.is_some() {
+        if self.lost.is_some() && self.watch.is_some() {
             self.tolerant_until = clock::now() + self.session.heartbeat;
             self.campaign_soon(self.tolerant_until);
         }
@@ -296,7 +289,7 @@ impl SessionThread {
             }
             return Ok(());
         }
-        if self.is_refused || self.lease == 0 || clock::now() < self.retry_at {
+        if self.is_refused || self.lease == 0 || self.retry.at(clock::now()).is_some() {
             return Ok(());
         }
         if !self.has_joined {
@@ -304,10 +297,6 @@ impl SessionThread {
         } else if !self.is_record_written {
             self.session.call("put", &codec::put(&self.session.own_key(), &self.record, self.lease))?;
             self.is_record_written = true;
-        }
-        if self.is_lost && self.has_contact {
-            self.is_lost = false;
-            self.events.push(BackendEvent::Back);
         }
         if self.is_behind {
             let (kvs, revision) = self.session.caller.range(&self.session.keys.board())?;
@@ -321,6 +310,10 @@ impl SessionThread {
         self.send_state()?;
         if let Some(lease) = self.unannounced.take_if(|_| !self.board.has_newer(self.sent_revision)) {
             self.events.push(BackendEvent::Joined { lease });
+        }
+        self.retry.note_success();
+        if self.has_contact && self.lost.take().is_some() {
+            self.events.push(BackendEvent::Back);
         }
         Ok(())
     }
@@ -352,6 +345,7 @@ impl SessionThread {
         let revision = codec::revision(&response);
         if with_record {
             (self.has_joined, self.is_record_written) = (true, true);
+            self.session.caller.client.note_joined();
         }
         self.is_leader_unknown = false;
         if revision < self.board.revision {
@@ -363,8 +357,8 @@ impl SessionThread {
         if self.watch.is_none() {
             let events = self.session.events.clone();
             let on_event = move |event| drop(events.send(SessionEvent::Board(event)));
-            let (client, prefix) = (&self.session.caller.client, self.session.keys.board());
-            let started = WatchHandle::start(client, prefix, revision, on_event);
+            let client = &self.session.caller.client;
+            let started = WatchHandle::start(client, self.session.keys.board(), revision, on_event);
             self.watch = Some(started.map_err(|error| EtcdError::Unreachable(error.to_string()))?);
         }
         let is_own = |leader: &&KeyValue| leader.lease == self.lease && leader.value == self.session.id;
@@ -439,9 +433,12 @@ impl SessionThread {
             EtcdError::Closed => self.is_over = true,
             EtcdError::Refused(why) => self.end(BackendEvent::Refused { why }),
             EtcdError::Superseded(why) => self.end(BackendEvent::Superseded { why }),
-            EtcdError::Unreachable(_) | EtcdError::Status { .. } => {
+            EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. } => {
                 tracing::debug!("etcd: {error}");
-                self.retry_at = clock::now() + self.retry.next();
+                // Etcd may renew the lease, and not take what this node writes.
+                if self.retry.note_failure(clock::now()) >= self.session.heartbeat && self.has_contact {
+                    self.report_loss(format!("etcd: {error}"));
+                }
             }
         }
     }

@@ -91,7 +91,7 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
                 EtcdError::Refused(why) | EtcdError::Superseded(why) => {
                     return (self.on_event)(WatchEvent::Refused(why));
                 }
-                EtcdError::Unreachable(_) | EtcdError::Status { .. } => {}
+                EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. } => {}
             }
             if self.revision > before {
                 retry = RetryDelay::default();

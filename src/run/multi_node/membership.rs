@@ -1,5 +1,6 @@
 //! Membership of this node in an elastic job: its record, the job's state as received, and what follows for its ranks.
 
+use crate::model::plain_text::{escape, escape_document};
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
     JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
@@ -10,6 +11,7 @@ use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::MasterServer;
 use crate::supervise::RankStop;
 use crate::sys::clock;
+use serde::de::DeserializeOwned;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -60,6 +62,7 @@ pub struct Membership {
     backend: Box<dyn RendezvousBackend>,
     /// The embedded master, if this node serves it.
     server: Option<MasterServer>,
+    has_ended_master: bool,
     /// The address of the rendezvous backend as text.
     address: String,
     node_state: NodeState,
@@ -95,6 +98,7 @@ impl Membership {
         Self {
             backend,
             server,
+            has_ended_master: false,
             address,
             node_state: NodeState::new(id),
             info,
@@ -146,9 +150,9 @@ impl Membership {
                     participants = self.apply_state(&state, members.as_deref()).or(participants)
                 }
                 BackendEvent::Joined { lease } => self.joined = lease,
-                BackendEvent::Lost { why } => match &mut self.lost {
-                    Some(lost) => lost.why = why,
-                    None => self.note_loss(why),
+                BackendEvent::Lost { why } => match (&mut self.lost, escape(&why)) {
+                    (Some(lost), why) => lost.why = why,
+                    (None, why) => self.note_loss(why),
                 },
                 BackendEvent::Back => {
                     if let Some(lost) = self.lost.take() {
@@ -156,8 +160,8 @@ impl Membership {
                         info!("contact with {} restored after {gone:.1} s", self.address);
                     }
                 }
-                BackendEvent::Refused { why } => self.refused = Some((why, RankStop::WithGrace)),
-                BackendEvent::Superseded { why } => self.refused = Some((why, RankStop::AtOnce)),
+                BackendEvent::Refused { why } => self.refused = Some((escape(&why), RankStop::WithGrace)),
+                BackendEvent::Superseded { why } => self.refused = Some((escape(&why), RankStop::AtOnce)),
             }
         }
         participants
@@ -192,7 +196,7 @@ impl Membership {
     }
 
     fn apply_state(&mut self, state: &str, members: Option<&str>) -> Option<Participants> {
-        let state: JobState = match serde_json::from_str(state) {
+        let state: JobState = match read_document(state) {
             Ok(state) => state,
             Err(error) => {
                 let why = format!("the coordinator at {} sent an invalid state: {error}", self.address);
@@ -208,7 +212,7 @@ impl Membership {
             self.refused = Some((format!("{}: {why}", self.address), RankStop::AtOnce));
             return None;
         }
-        let members: Option<Vec<RoundMember>> = members.and_then(|text| serde_json::from_str(text).ok());
+        let members: Option<Vec<RoundMember>> = members.and_then(|text| read_document(text).ok());
         let seen = self.node_state.known_round;
         let is_newest = self.node_state.note_state(&state, members.as_deref());
         if let Some(members) = members.filter(|_| self.node_state.known_round > seen) {
@@ -328,12 +332,21 @@ impl Membership {
         matches!(self.node_state.status, NodeStatus::Done { .. })
     }
 
+    /// Ends the master, if this node serves it: the job is over, and no node may join it any more.
+    pub fn end_master(&mut self) {
+        self.has_ended_master |= self.server.take().is_some();
+    }
+
     /// Leaves the job.
     pub fn close(&mut self, patience: Duration) -> io::Result<()> {
         self.lease.release();
         // Before the first round the other nodes need no report.
         let begun = self.state.as_ref().is_some_and(|state| state.phase != JobPhase::Gathering);
-        let patience = if begun { patience } else { patience.min(LEAVE_EARLY_PATIENCE) };
+        let patience = match begun {
+            _ if self.has_ended_master => Duration::ZERO,
+            true => patience,
+            false => patience.min(LEAVE_EARLY_PATIENCE),
+        };
         let left = self.backend.close(patience);
         // The server closes last, so that the other nodes still receive the outcome.
         if let Some(mut server) = self.server.take() {
@@ -341,6 +354,11 @@ impl Membership {
         }
         left
     }
+}
+
+/// Reads a document whose texts other nodes have written.
+fn read_document<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+    serde_json::from_value(escape_document(serde_json::from_str(text)?))
 }
 
 impl AsFd for Membership {

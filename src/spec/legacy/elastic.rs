@@ -127,7 +127,7 @@ pub fn check(
     if !servers.split(',').all(is_endpoint) {
         return Err(SpecError::new(server.0, server.1, "is not an address of etcd", "give host:port"));
     }
-    let etcd = etcd(values, servers, false)?;
+    let etcd = etcd(values, servers, false, warnings)?;
     let (hosts, own) = (listed(values, vars)?, own(values));
     let np = number_of_nodes(&np)?;
     let level = set(vars, LEVEL).map_or(Ok(1), level)?;

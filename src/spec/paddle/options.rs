@@ -53,6 +53,7 @@ pub const OPTIONS: &[Opt] = &[
     renamed("lease", "RLAUNCH_LEASE", opt("heartbeat_timeout", Seconds, &["RLAUNCH_HEARTBEAT_TIMEOUT"], Some("10"), "Seconds without a heartbeat before a node is considered lost (minimum 2)")),
     renamed("lost_timeout", "RLAUNCH_LOST_TIMEOUT", opt("etcd_loss_timeout", Seconds, &["RLAUNCH_ETCD_LOSS_TIMEOUT"], None, "Seconds that ranks keep running while etcd does not answer. In a job that continues after the loss of a node they are added to 0.8 of --heartbeat_timeout, and a lost node is noticed that much later. The same on all nodes [default: 0 in such a job, else 60]")),
     renamed("job_key", "RLAUNCH_JOB_KEY", opt("job_secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of the job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("require_secret", Bool, &["RLAUNCH_REQUIRE_SECRET"], Some("false"), "Refuse a job of several nodes that strangers could join: at the embedded master without a secret, at etcd without a user or a certificate"),
     opt("etcd_ca", Text, &["RLAUNCH_ETCD_CA"], None, "File of the CA certificates that verify etcd's [default: those that the system trusts]"),
     opt("etcd_cert", Text, &["RLAUNCH_ETCD_CERT"], None, "File of this node's certificate for etcd; requires --etcd_key"),
     opt("etcd_key", Text, &["RLAUNCH_ETCD_KEY"], None, "File of the private key of --etcd_cert"),

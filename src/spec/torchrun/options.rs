@@ -52,6 +52,8 @@ pub const OPTIONS: &[Opt] = &[
     opt("no-sweep", Text, &["RLAUNCH_NO_SWEEP"], None, "Comma-separated names of detached processes, as in /proc/PID/comm, that a rank may leave running; a longer name is compared by its first 15 bytes"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
     renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("require-secret", Flag, &["RLAUNCH_REQUIRE_SECRET"], None, "Refuse a job of several nodes that strangers could join: with a static rendezvous, with c10d without a secret, at etcd without a user or a certificate"),
+    opt("etcd-user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines, and ranks PET_RDZV_CONF"),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
     Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },
     opt("console-drain-timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),

@@ -225,11 +225,23 @@ fn dynamic(
         // One file may contain both.
         let key = |cert: &String| text_of(&["ssl_cert_key", "key"]).unwrap_or_else(|| cert.clone());
         let cert = text_of(&["ssl_cert", "cert"]).map(|cert| (cert.clone(), key(&cert)));
-        let user = text_of(&["user"]).zip(text_of(&["password"])).map(|(user, password)| (user, Secret(password)));
+        let in_conf = text_of(&["user"]).zip(text_of(&["password"])).map(|(user, password)| (user, Secret(password)));
+        if in_conf.is_some() {
+            let readers = match values.on_command_line("rdzv-conf") {
+                Some(_) => "other users of this machine can read command lines",
+                None => "the ranks inherit it",
+            };
+            let field = values.field("rdzv-conf");
+            warnings
+                .push(format!("{field} has a password, and {readers}; set RLAUNCH_ETCD_USER=USER:PASSWORD instead"));
+        }
+        let user = rendezvous::etcd_user(values, "etcd-user", warnings)?.or(in_conf);
         let tls = conf.get("protocol").is_some_and(|protocol| protocol == "https") || ca.is_some() || cert.is_some();
         let prefix = text_of(&["etcd_prefix"]).unwrap_or_else(|| "/rlaunch".into());
         BackendSpec::Etcd(EtcdSpec { endpoints, tls, ca, cert, user, prefix })
     };
+    let secret = if backend == "c10d" { rendezvous::secret(values, "job-secret", warnings)? } else { None };
+    rendezvous::check_is_closed(values, "require-secret", &at, secret.as_ref())?;
     let join = seconds("join_timeout", 600)?;
     if join.is_zero() {
         return Err(values.error(
@@ -256,10 +268,7 @@ fn dynamic(
             true => Some(seconds("etcd_loss_timeout", 0)?),
             false => None,
         },
-        secret: values
-            .given("job-secret")
-            .filter(|key| !key.is_empty() && backend == "c10d")
-            .map(|key| Secret(key.to_owned())),
+        secret,
         host,
     })))
 }
@@ -302,6 +311,11 @@ fn fixed(
             "has port 0, which other nodes cannot connect to".into(),
             "give a port that is free on node 0",
         ));
+    }
+    if max > 1 && values::flag(values, "require-secret")? {
+        let why = "asks for a secret, which the static rendezvous does not have";
+        let hint = "give --rdzv-backend c10d --rdzv-endpoint HOST:PORT and RLAUNCH_JOB_SECRET, or a single node";
+        return Err(values.error("require-secret", why, hint));
     }
     let place = usize::try_from(node_rank).ok().filter(|rank| *rank < max);
     let node_rank = place.ok_or_else(|| {

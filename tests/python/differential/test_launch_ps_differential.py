@@ -24,7 +24,7 @@ APART = {
     "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS",
 }  # fmt: skip
 NUMBERED_BY = {"TRAINER": "PADDLE_TRAINER_ENDPOINTS", "COORDINATOR": "PADDLE_COORDINATOR_ENDPOINTS"}
-CASES = cases(60, 175)
+CASES = cases(40, 175)
 
 Rows = list[tuple[str, dict[str, str]]]
 

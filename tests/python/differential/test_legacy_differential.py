@@ -177,12 +177,14 @@ def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) 
         return "an address looked up from the host's name"
     if several(asked) and environ["PADDLE_TRAINER_ID"] not in ("0", "1") and "PADDLE_TRAINER_ID" in refused:
         return "a node's number that is none"
-    if asked["count"] == 4 and "CUDA_VISIBLE_DEVICES" not in environ and "what the driver shows" in refused:
+    if asked["count"] == 4 and "CUDA_VISIBLE_DEVICES" not in environ and "the driver's devices" in refused:
         return "--gpus with devices that the driver does not show"
     if "error" not in real and re.search("FLAGS_START_PORT.*: is not a port", refused):
         return "ports that are none"
     if "error" not in mine and environ.get("FLAGS_START_PORT") == "" and "invalid literal for int" in text:
         return "variables that are set to nothing"
+    if "your paddle is not compiled with" in text and "error" not in mine:
+        return "a backend of other devices than the build's"
     if "--gpus x" in refused or "--selected_gpus x" in refused:
         return "--gpus that names no device"
     return None

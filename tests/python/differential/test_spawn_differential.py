@@ -23,7 +23,7 @@ def options_of(**values: list[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 many = settings(
-    max_examples=cases(100, 300),
+    max_examples=cases(60, 300),
     deadline=None,
     derandomize=True,
     database=None,
@@ -283,7 +283,7 @@ def with_one_mig_device(real: Answer, environ: dict[str, str]) -> None:
 
 
 @seed(SEED)
-@settings(many, max_examples=cases(500, 2000), derandomize=False)
+@settings(many, max_examples=cases(250, 2000), derandomize=False)
 @given(st.sampled_from([*MACHINES]), st.sampled_from([1, 2, 2, 4, 5]), device_options, device_environ)
 def test_devices(oracle: Oracle, backend: str, nprocs: int, options: Any, environ: Any) -> None:
     agree_on_devices(oracle, backend, nprocs, options, environ)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,20 @@ def test_a_failure_stops_all_nodes_with_one_culprit(
         check_one_name(nodes, 1, "ValueError: the sea is out")
         assert "rank 1 on node 1 (" in nodes[0].stderr()
         assert job.check_one_world() == {1: 2}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_what_another_nodes_rank_says_moves_no_cursor_and_begins_no_line(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        hostile = "out\x1b[2J\r::error::forged\x9b31m\u202egnol"
+        zero, one = job.start(script, module=module, FAILS=json.dumps([hostile]), OTHERS="0")
+        one.end()
+        shown = zero.end().stderr
+        assert "ValueError: out\\u{1b}[2J\\r::error::forged\\u{9b}31m\\u{202e}gnol" in shown, shown
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown), shown
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from elastic_jobs import (
     NODE_LOST,
+    NOT_MET,
     NOTES_SIGTERM,
     PADDLE,
     STORE_LOST,
@@ -84,11 +85,33 @@ def test_without_the_serving_node_the_others_end_within_the_lease(
         zero, one = both(job, module)
         killed = zero.kill(whole)
         end = one.end()
-        assert end.status == (STORE_LOST if whole else NODE_LOST), end.stderr
+        assert end.status == STORE_LOST, end.stderr
         assert ended_after(one, killed) < LEASE + 1
-        assert "the master at" in end.stderr or "is lost" in end.stderr
+        assert "the master at" in end.stderr
         assert not one.ranks()
         job.check_one_world()
+
+
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [(PADDLE, ["--elastic_level=1", "--elastic_timeout=1"]), (TORCH, ["--max-restarts=3"])],
+    ids=["rlaunch", "rlaunch.run"],
+)
+def test_a_killed_launcher_leaves_no_master_that_others_can_join(
+    tmp_path: Path, two: list[Host], module: str, options: list[str]
+) -> None:
+    with Job(tmp_path, two, AtMaster, "1:2") as job:
+        # The rank of the killed launcher is still there when another starts.
+        zero, one = both(job, module, *options, body=f"signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{RUN}")
+        zero.kill(both=False)
+        again = job.node(0, *joining(module, 20, LEASE), *options, "train.py", module=module)
+        end = one.end()
+        assert end.status in (STORE_LOST, NOT_MET), end.stderr
+        assert len(one.events("round_started")) == 1
+        # The new launcher's job is another one, and has no other node.
+        again.await_round(1, 1)
+        job.finish()
+        job.end_successfully(again)
 
 
 def test_a_job_goes_on_after_a_short_cut(tmp_path: Path, two: list[Host], backend: Backend) -> None:

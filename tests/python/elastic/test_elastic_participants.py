@@ -147,7 +147,7 @@ def test_a_node_that_cannot_take_part_gets_the_reason_and_harms_no_other(
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
-@pytest.mark.parametrize(("own", "other"), [("a", "b"), ("a", ""), ("", "b")])
+@pytest.mark.parametrize(("own", "other"), [("a" * 16, "b" * 16), ("a" * 16, ""), ("", "b" * 16)])
 def test_only_nodes_with_the_jobs_key_are_admitted(
     tmp_path: Path, three: list[Host], module: str, own: str, other: str
 ) -> None:
@@ -217,7 +217,12 @@ def test_the_command_that_is_printed_starts_the_other_node(tmp_path: Path, three
         zero = job.run(0, [sys.executable, "-m", "rlaunch", *args])
         until(lambda: (tmp_path / "out.0").read_text().count("-" * 80) == 2, "the command")
         line = (tmp_path / "out.0").read_text().split("-" * 80)[1].strip()
-        assert line.startswith("python -m rlaunch --master ")
+        assert re.match(r"RLAUNCH_JOB_SECRET=[0-9A-Za-z]{32} python -m rlaunch --master ", line), line
+        # Without the secret, the command does not lead into the job.
+        stranger = job.run(
+            2, ["sh", "-c", line.split(" ", 1)[1].replace("python", shlex.quote(sys.executable), 1)]
+        )
+        assert stranger.end().status == NOT_MET
         shell = ["sh", "-c", line.replace("python", shlex.quote(sys.executable), 1)]
         job.end_successfully(zero, job.run(1, shell))
 

@@ -207,7 +207,7 @@ def test_a_plan_marks_values_that_are_known_only_after_the_rendezvous(place: Pla
 
 
 def test_secrets_are_never_shown(place: Place) -> None:
-    env = environment(RLAUNCH_JOB_SECRET="s3cret", RLAUNCH_ETCD_USER="me:s3cret")
+    env = environment(RLAUNCH_JOB_SECRET="s3cret-of-the-job", RLAUNCH_ETCD_USER="me:s3cret")
     args = ["--nnodes=2", "--join_timeout=1", "--log_level=DEBUG", "train.py"]
     for master in ("127.0.0.1:1", "etcd://127.0.0.1:1"):
         ended = place.run(f"--master={master}", *args, env=env)

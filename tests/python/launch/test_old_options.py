@@ -24,9 +24,13 @@ OLD = [
     ("notify_signals", "forward_signals", "KILL", "'KILL' cannot be"),
     ("lease", "heartbeat_timeout", "1", "give 2 or more"),
     ("lost_timeout", "etcd_loss_timeout", "x", "seconds"),
-    ("job_key", "job_secret", "k", "--etcd_user or certificates"),
+    ("job_key", "job_secret", "0123456789abcdef", "--etcd_user or certificates"),
 ]
-TORCHS = [("dialect", "frameworks", "mpi"), ("zygote", "preload", "a-b"), ("job-key", "job-secret", "k")]
+TORCHS = [
+    ("dialect", "frameworks", "mpi"),
+    ("zygote", "preload", "a-b"),
+    ("job-key", "job-secret", "0123456789abcdef"),
+]
 
 
 def variable(name: str) -> str:

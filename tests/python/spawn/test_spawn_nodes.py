@@ -185,7 +185,7 @@ CLOUD = {
 CLOUD_OF_TWO = {**CLOUD, "PADDLE_TRAINERS_NUM": "2"}
 
 many = settings(
-    max_examples=cases(300, 1200),
+    max_examples=cases(150, 1200),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

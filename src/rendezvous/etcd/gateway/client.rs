@@ -1,12 +1,12 @@
 //! Requests to etcd's JSON gateway. The endpoint that answered last is asked first, and others if it fails.
 
+use super::codec;
+use super::tls::{TlsFiles, permanent_reason};
 use super::wire::{WireConnector, WireHandle};
-use super::{codec, tls};
 use crate::net::traffic::Traffic;
 use crate::rendezvous::etcd::config::EtcdConfig;
 use crate::sys::clock;
 use crate::sys::random;
-use rustls::ClientConfig;
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io;
@@ -36,6 +36,10 @@ pub enum EtcdError {
         /// Etcd's message.
         message: String,
     },
+    /// An endpoint does not accept this node's certificate, user or requests, or this node not the endpoint. Only inside the
+    /// client: to its callers it is `Refused` before the node has joined and `Unreachable` afterwards.
+    #[error("{0}")]
+    Denied(String),
     /// Every attempt would fail; the text says what to do.
     #[error("{0}")]
     Refused(String),
@@ -53,7 +57,7 @@ pub const NOT_FOUND: i64 = 5;
 /// The etcd cluster of one backend, as all its threads see it.
 pub struct EtcdClient {
     endpoints: Vec<String>,
-    tls: Option<Arc<ClientConfig>>,
+    tls: Option<Arc<TlsFiles>>,
     user: Option<(String, String)>,
     pub timeout: Duration,
     /// When the node reports at the latest that contact is lost, in ms: no request may delay that.
@@ -64,6 +68,8 @@ pub struct EtcdClient {
     preferred: AtomicUsize,
     /// Whether etcd has ever answered.
     met: AtomicBool,
+    /// Whether this node has joined its job.
+    has_joined: AtomicBool,
     token: Mutex<Option<String>>,
     pub traffic: Traffic,
     streams: Mutex<Vec<Weak<WireHandle>>>,
@@ -81,7 +87,7 @@ impl EtcdClient {
         let first = random::rng().usize(..endpoints.len());
         Ok(Arc::new(Self {
             endpoints,
-            tls: if needs_tls { Some(tls::config(config.tls.as_ref())?) } else { None },
+            tls: if needs_tls { Some(Arc::new(TlsFiles::read(config.tls.as_ref())?)) } else { None },
             user: config.user.clone(),
             timeout: config.timeout.min(config.lease / 3),
             contact_until_ms: AtomicU64::new(0),
@@ -89,6 +95,7 @@ impl EtcdClient {
             // Random, so that not all nodes ask the same member.
             preferred: AtomicUsize::new(first),
             met: AtomicBool::new(false),
+            has_joined: AtomicBool::new(false),
             token: Mutex::new(None),
             traffic: Traffic::default(),
             streams: Mutex::new(Vec::new()),
@@ -115,6 +122,11 @@ impl EtcdClient {
             u64::MAX => Duration::from_millis(self.contact_until_ms.load(Ordering::Relaxed)),
             _ => self.now() + self.timeout,
         }
+    }
+
+    /// The node has joined: etcd accepted it, so a certificate or user that it does not accept later may be mended.
+    pub fn note_joined(&self) {
+        self.has_joined.store(true, Ordering::Relaxed);
     }
 
     fn left_by(&self) -> Duration {
@@ -213,6 +225,7 @@ impl EtcdCaller {
     ) -> Result<T, EtcdError> {
         let (count, first) = (self.client.endpoints.len(), self.client.preferred());
         let mut last = "no time is left to ask it".to_owned();
+        let mut denied = None;
         for (step, waiting) in (1..=u32::try_from(count).unwrap_or(u32::MAX)).rev().enumerate() {
             let (at, now) = ((first + step) % count, self.client.now());
             let left = until.min(self.client.left_by()).saturating_sub(now);
@@ -225,6 +238,7 @@ impl EtcdCaller {
             match self.with_token(EndpointAttempt { at, share, until: now + share }, &ask) {
                 Err(_) if self.wire.is_closed() => return Err(EtcdError::Closed),
                 Err(EtcdError::Unreachable(why)) => last = why,
+                Err(EtcdError::Denied(why)) => denied = Some(why),
                 Ok(response) => {
                     self.client.prefer(at);
                     return Ok(response);
@@ -232,7 +246,10 @@ impl EtcdCaller {
                 Err(other) => return Err(other),
             }
         }
-        Err(EtcdError::Unreachable(last))
+        match denied {
+            Some(why) if !self.client.has_joined.load(Ordering::Relaxed) => Err(EtcdError::Refused(why)),
+            denied => Err(EtcdError::Unreachable(denied.unwrap_or(last))),
+        }
     }
 
     /// Adds a token if there is a user; gets another one if etcd does not accept it any more.
@@ -335,15 +352,16 @@ impl EtcdCaller {
     fn classify(&self, at: usize, error: EtcdError) -> EtcdError {
         let EtcdError::Status { code, message } = error else { return error };
         let endpoint = &self.client.endpoints[at];
-        let refused = |way_out: &str| EtcdError::Refused(format!("etcd at {endpoint} says: {message}; {way_out}"));
+        let says = |way_out: &str| format!("etcd at {endpoint} says: {message}; {way_out}");
         match code {
-            _ if message.contains("user name is empty") => refused("name a user, and the password"),
-            _ if message.contains("authentication failed") => refused("check the user's name and the password"),
+            _ if message.contains("user name is empty") => EtcdError::Denied(says("name a user, and the password")),
             _ if message.contains("request is too large") || message.contains("message larger than max") => {
-                refused("start etcd with a larger --max-request-bytes")
+                EtcdError::Refused(says("start etcd with a larger --max-request-bytes"))
             }
-            7 => refused("this user, or the certificate's, needs a role that may read and write this prefix"),
-            16 => refused("check the user's name and the password"),
+            7 => EtcdError::Denied(says("this user needs a role that may read and write this prefix")),
+            _ if code == 16 || message.contains("authentication failed") => {
+                EtcdError::Denied(says("check the user's name and the password"))
+            }
             // Too slow, overloaded, partitioned, without a leader.
             1 | 4 | 8 | 13 | 14 => EtcdError::Unreachable(format!("{endpoint}: {message}")),
             _ => EtcdError::Status { code, message },
@@ -357,9 +375,9 @@ impl EtcdCaller {
         }
         if let ureq::Error::Io(error) = error
             && let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>())
-            && let Some(reason) = tls::permanent_reason(tls)
+            && let Some(reason) = permanent_reason(tls)
         {
-            return EtcdError::Refused(format!("etcd at {endpoint}: {reason}"));
+            return EtcdError::Denied(format!("etcd at {endpoint}: {reason}"));
         }
         let why = match error {
             ureq::Error::Timeout(_) => {
@@ -392,7 +410,7 @@ impl EtcdCaller {
             Some(serde_json::from_str::<Value>(&text).ok()?["etcdserver"].as_str()?.to_owned())
         });
         let is_v2 = || get("/v2/keys/").is_some_and(|response| response.status().is_success());
-        EtcdError::Refused(match version {
+        EtcdError::Denied(match version {
             Some(version) => format!(
                 "etcd {version} at {endpoint} serves etcd's v2 API only, or an early v3; rlaunch speaks v3, from etcd 3.4 on"
             ),

@@ -5,13 +5,57 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{AlertDescription, ClientConfig, Error, RootCertStore};
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The configuration of connections.
-pub fn config(tls: Option<&EtcdTls>) -> io::Result<Arc<ClientConfig>> {
-    let no_files = EtcdTls::default();
-    let EtcdTls { ca, cert, key } = tls.unwrap_or(&no_files);
+/// The files of TLS, and the configuration that was read from them last. They are read again when they have changed, because
+/// short-lived certificates are renewed while a job runs.
+#[derive(Debug)]
+pub struct TlsFiles {
+    files: EtcdTls,
+    /// With the state of the files before they were read.
+    latest: Mutex<(Vec<Option<FileStamp>>, Arc<ClientConfig>)>,
+}
+
+/// What tells a file from the one that was there before: device, inode, size, and the time of its last change (s, ns).
+type FileStamp = (u64, u64, u64, i64, i64);
+
+impl TlsFiles {
+    /// Reads the files. Without one of authorities, the machine's are trusted.
+    pub fn read(files: Option<&EtcdTls>) -> io::Result<Self> {
+        let files = files.cloned().unwrap_or_default();
+        let stamps = stamps(&files);
+        let config = config(&files)?;
+        Ok(Self { files, latest: Mutex::new((stamps, config)) })
+    }
+
+    /// The configuration of the next connection. Files that cannot be used are reported once for each change, and those before
+    /// them are used: a certificate may have been replaced, and its key not yet.
+    pub fn latest(&self) -> Arc<ClientConfig> {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamps = stamps(&self.files);
+        if stamps != latest.0 {
+            latest.0 = stamps;
+            match config(&self.files) {
+                Ok(config) => latest.1 = config,
+                Err(error) => tracing::warn!("{error}; the certificates that were read before are used"),
+            }
+        }
+        Arc::clone(&latest.1)
+    }
+}
+
+fn stamps(files: &EtcdTls) -> Vec<Option<FileStamp>> {
+    let stamp = |path: &PathBuf| {
+        let file = std::fs::metadata(path).ok()?;
+        Some((file.dev(), file.ino(), file.size(), file.ctime(), file.ctime_nsec()))
+    };
+    [&files.ca, &files.cert, &files.key].into_iter().flatten().map(stamp).collect()
+}
+
+fn config(files: &EtcdTls) -> io::Result<Arc<ClientConfig>> {
+    let EtcdTls { ca, cert, key } = files;
     let mut roots = RootCertStore::empty();
     if let Some(ca) = ca {
         for one in certificates(ca)? {
@@ -50,7 +94,7 @@ fn unfit(file: &Path, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, format!("etcd: {}: {why}", file.display()))
 }
 
-/// What a TLS error means, if another attempt is useless.
+/// What a TLS error means, if another attempt with the same files is useless.
 pub fn permanent_reason(error: &Error) -> Option<String> {
     let text = match error {
         Error::InvalidCertificate(_) => {

@@ -1,11 +1,12 @@
 //! The transport below HTTP: a connection that another thread can close, with or without TLS. It counts bytes, and ignores proxies
 //! that the environment names.
 
+use super::tls::TlsFiles;
 use crate::net::tcp;
 use crate::net::traffic::Traffic;
 use crate::sys::clock;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, Stream, StreamOwned};
+use rustls::{ClientConnection, Stream, StreamOwned};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -77,7 +78,7 @@ impl WireHandle {
 #[derive(Debug)]
 pub struct WireConnector {
     pub wire: Arc<WireHandle>,
-    pub tls: Option<Arc<ClientConfig>>,
+    pub tls: Option<Arc<TlsFiles>>,
 }
 
 impl Connector<()> for WireConnector {
@@ -105,11 +106,11 @@ impl Connector<()> for WireConnector {
         }
         let mut socket = CountedSocket { stream, wire: Arc::clone(&self.wire), until: Some(until) };
         let way = match &self.tls {
-            Some(config) if details.needs_tls() => {
+            Some(files) if details.needs_tls() => {
                 let host = details.uri.host().unwrap_or_default();
                 let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
                 let name = ServerName::try_from(host).map_err(io::Error::other)?;
-                let mut session = ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
+                let mut session = ClientConnection::new(files.latest(), name).map_err(io::Error::other)?;
                 while session.is_handshaking() {
                     let done = session.complete_io(&mut socket);
                     let add_alert = |error| find_alert(&mut session, &mut socket, error);

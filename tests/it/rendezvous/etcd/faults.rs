@@ -130,7 +130,8 @@ fn compacted_revisions_are_read_anew() {
 fn a_cluster_may_change_its_leader_and_lose_a_member() {
     let mut cluster = Etcd::cluster();
     let endpoints: Vec<String> = cluster.iter().map(Etcd::endpoint).collect();
-    let config = etcd::EtcdConfig { lease: Duration::from_secs(9), ..config(&endpoints, "job") };
+    // On a busy machine the cluster may need seconds to elect a leader.
+    let config = etcd::EtcdConfig { lease: Duration::from_secs(30), ..config(&endpoints, "job") };
     let (mut a, mut b) = super::two(&config);
     for round in 0..3 {
         Etcd::move_leader(&cluster);
@@ -188,7 +189,9 @@ fn lost_contact_is_reported_after_two_thirds_of_a_lease_with_any_number_of_endpo
     etcd.go_on();
     for node in [&mut a, &mut b] {
         node.until_back();
-        node.until_state("a=busy");
+        if node.heard_state("a=busy").is_none() {
+            node.until_state("a=busy");
+        }
     }
     b.close();
     a.close();

@@ -1,10 +1,12 @@
 //! Rendezvous of nodes at a real etcd.
 #![allow(clippy::disallowed_methods)] // It has processes and a clock of its own.
 
+mod authority;
 mod faults;
 mod node;
 mod proxy;
 mod refusals;
+mod renewals;
 mod server;
 
 use node::{Node, Roster, config, serial_and_leader};

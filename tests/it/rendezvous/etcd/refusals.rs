@@ -1,8 +1,8 @@
 //! Refused connections: certificates, users, and servers that are no etcd, or an old one.
 
+use crate::rendezvous::etcd::authority::Authority;
 use crate::rendezvous::etcd::node::{Node, config};
-use crate::rendezvous::etcd::server::{Etcd, Folder, answering, wait_for};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use crate::rendezvous::etcd::server::{Etcd, answering, wait_for};
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd;
 use rlaunch::rendezvous::etcd::{EtcdTls, join};
@@ -11,40 +11,9 @@ use std::env;
 use std::fs;
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
-
-/// An authority, a server's certificate and a client's, in files.
-struct Authority(Folder);
-
-impl Authority {
-    fn new() -> Self {
-        let folder = Folder::new();
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        fs::write(folder.0.join("ca.pem"), issuer.pem()).unwrap();
-        for name in ["server", "client"] {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-            let cert = params.signed_by(&key, &issuer).unwrap();
-            fs::write(folder.0.join(format!("{name}.pem")), cert.pem()).unwrap();
-            fs::write(folder.0.join(format!("{name}.key")), key.serialize_pem()).unwrap();
-        }
-        Self(folder)
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.0.0.join(name)
-    }
-
-    fn tls(&self, with_client: bool) -> EtcdTls {
-        let client = |name: &str| with_client.then(|| self.file(name));
-        EtcdTls { ca: Some(self.file("ca.pem")), cert: client("client.pem"), key: client("client.key") }
-    }
-}
 
 fn with(endpoint: &str, tls: Option<EtcdTls>) -> etcd::EtcdConfig {
     etcd::EtcdConfig { tls, ..config(&[endpoint.to_owned()], "job") }
@@ -63,10 +32,7 @@ fn refused(config: &etcd::EtcdConfig) -> String {
 #[test]
 fn certificates_are_shown_and_checked() {
     let (own, other) = (Authority::new(), Authority::new());
-    let file = |name: &str| own.file(name).to_string_lossy().into_owned();
-    let (ca, cert, key) = (file("ca.pem"), file("server.pem"), file("server.key"));
-    let options = ["--cert-file", &cert, "--key-file", &key, "--client-cert-auth", "--trusted-ca-file", &ca];
-    let etcd = Etcd::start_with("https", &options);
+    let etcd = own.etcd();
     let mut node = Node::start(&with(&etcd.endpoint(), Some(own.tls(true))), "a");
     node.until_state("[a=new]");
     node.close();

@@ -1,0 +1,115 @@
+//! Certificates, users and rights that change while a job runs: contact is lost for as long as etcd does not accept the node.
+
+use crate::rendezvous::etcd::authority::Authority;
+use crate::rendezvous::etcd::node::{Node, config};
+use crate::rendezvous::etcd::server::{Etcd, answering};
+use rlaunch::rendezvous::backend::RendezvousBackend;
+use rlaunch::rendezvous::etcd::EtcdConfig;
+
+fn start(etcd: &Etcd, authority: &Authority) -> Node {
+    let tls = Some(authority.tls(true));
+    let mut node = Node::start(&EtcdConfig { tls, ..config(&[etcd.endpoint()], "job") }, "a");
+    node.until_state("[a=new]");
+    node
+}
+
+/// The node takes part as before.
+fn takes_part(mut node: Node) {
+    node.backend.put("later");
+    node.until_state("[a=later]");
+    node.close();
+}
+
+#[test]
+fn renewed_certificates_are_read_when_the_node_connects_again() {
+    let (own, next) = (Authority::new(), Authority::new());
+    let mut etcd = own.etcd();
+    let mut node = start(&etcd, &own);
+    own.replace(&next, &["ca.pem", "server.pem", "server.key", "client.pem", "client.key"]);
+    etcd.restart();
+    node.until_lost();
+    node.until_back();
+    takes_part(node);
+}
+
+#[test]
+fn a_certificate_that_is_refused_in_mid_job_is_lost_contact_until_it_is_renewed() {
+    let (own, next) = (Authority::new(), Authority::new());
+    let mut etcd = own.etcd();
+    let mut node = start(&etcd, &own);
+    // The server's is renewed first, and a node's key after its certificate.
+    own.replace(&next, &["ca.pem", "server.pem", "server.key", "client.pem"]);
+    etcd.restart();
+    let mut why = node.until_lost();
+    while !why.contains("its certificate is not accepted") {
+        why = node.until_lost();
+    }
+    assert!(why.contains(&etcd.endpoint()), "{why}");
+    own.replace(&next, &["client.key"]);
+    node.until_back();
+    takes_part(node);
+}
+
+/// An etcd whose user `some`, with the password `word`, may write the job's keys.
+fn with_users() -> Etcd {
+    let etcd = Etcd::start();
+    for words in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["role", "add", "job"],
+        &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/job/"],
+        &["user", "add", "some:word"],
+        &["user", "grant-role", "some", "job"],
+        &["auth", "enable"],
+    ] {
+        etcd.control(words);
+    }
+    etcd
+}
+
+fn start_as_user(etcd: &Etcd) -> Node {
+    let user = Some(("some".to_owned(), "word".to_owned()));
+    let mut node = Node::start(&EtcdConfig { user, ..config(&[etcd.endpoint()], "job") }, "a");
+    node.until_state("[a=new]");
+    node
+}
+
+#[test]
+fn a_user_that_is_gone_in_mid_job_is_lost_contact_until_there_is_one_again() {
+    let etcd = with_users();
+    let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
+    let mut node = start_as_user(&etcd);
+    control(&["user", "delete", "some"]);
+    node.backend.put("unwritten");
+    let why = node.until_lost();
+    assert!(why.contains("check the user's name and the password"), "{why}");
+    control(&["user", "add", "some:word"]);
+    control(&["user", "grant-role", "some", "job"]);
+    node.until_back();
+    takes_part(node);
+}
+
+#[test]
+fn a_role_that_is_gone_in_mid_job_is_reported_although_the_lease_is_renewed() {
+    let etcd = with_users();
+    let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
+    let mut node = start_as_user(&etcd);
+    control(&["user", "revoke-role", "some", "job"]);
+    node.backend.put("unwritten");
+    let why = node.until_lost();
+    assert!(why.contains("needs a role that may read and write this prefix"), "{why}");
+    control(&["user", "grant-role", "some", "job"]);
+    node.until_back();
+    takes_part(node);
+}
+
+#[test]
+fn other_members_are_tried_when_one_does_not_accept_the_node() {
+    let etcd = Etcd::start();
+    // The first that is asked is drawn at random.
+    for _ in 0..8 {
+        let mut node = Node::start(&config(&[answering(&[]), etcd.endpoint()], "job"), "a");
+        node.until_state("[a=new]");
+        node.close();
+    }
+}
