@@ -28,10 +28,15 @@ fn program(name: &str) -> PathBuf {
     )
 }
 
-/// Ports without a listener, below those that the system gives to outgoing connections.
+/// Ports without a listener, below those that the system gives to outgoing connections. No two tests of this process get the same.
 pub fn ports(count: usize) -> Vec<u16> {
+    const FIRST: usize = 15000;
+    const COUNT: usize = 17000;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // Another process of tests has begun elsewhere.
+    let offset = std::process::id() as usize * 1009;
     let free = || loop {
-        let port = fastrand::u16(15000..32000);
+        let port = (FIRST + (offset + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT) as u16;
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)) {
             return listener;
         }
@@ -120,7 +125,11 @@ impl Etcd {
         let log = fs::File::create(self.folder.0.join("log")).unwrap();
         let started = Command::new(program("etcd")).args(&self.options).stderr(log).stdout(Stdio::null()).spawn();
         self.child = Some(started.unwrap());
+        let (child, folder) = (&mut self.child, &self.folder);
         wait_for("etcd listens", || {
+            if let Some(status) = child.as_mut().and_then(|child| child.try_wait().unwrap()) {
+                panic!("etcd has ended with {status}: {}", fs::read_to_string(folder.0.join("log")).unwrap());
+            }
             let Ok(mut socket) = TcpStream::connect(("127.0.0.1", self.client_port)) else { return false };
             if self.scheme == "https" || self.is_member {
                 return true;
