@@ -84,7 +84,7 @@ test:
 # More random cases (Hypothesis, the differential tests, the property tests and the histories in Rust), then the soak.
 test-full: export RLAUNCH_TEST_FULL := 1
 test-full: export PROPTEST_CASES := 20000
-test-full: export PROTOCOL_CASES := 20000
+test-full: export PROTOCOL_CASES := 100000
 test-full: test
 	$(BIN)/python tests/faults/soak.py --minutes 30
 

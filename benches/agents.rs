@@ -1,13 +1,16 @@
 //! Rendezvous of many nodes: so many backends in one process, at a real etcd or a real embedded master, until each
-//! node has received the first round and its members. Prints one line of JSON; `agents.py` runs it and draws the table.
+//! node has received a round and its members. Prints one line of JSON; `agents.py` runs it and draws the tables.
 //!
-//! `cargo bench --bench agents -- master 1000`, `cargo bench --bench agents -- etcd 1000 http://127.0.0.1:2379`.
+//! `cargo bench --bench agents -- master first 1000`, `cargo bench --bench agents -- etcd leader 1000 http://127.0.0.1:2379`.
+//! `first`: the first round. `leader`: the node that leads at etcd (at the master: one node) ends without a word; until the next
+//! round. `churn`: a tenth of the nodes do so, and as many new ones join.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench fails by panicking.
 
 use rlaunch::net::listen;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, RoundMember, next_step,
+    Coordinator, CoordinatorLogic, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep,
+    OnNodeLoss, RoundMember, member_list, next_step,
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd::{self, EtcdBackend, EtcdConfig};
@@ -18,11 +21,15 @@ use rlaunch::sys::io::poll::Poller;
 use rlaunch::sys::process::limits;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const JOB: &str = "agents";
-const LEASE: Duration = Duration::from_secs(60);
+/// All nodes share the cores of one machine: with a lease of the default 10 s a node may seem to be lost that only waits for them.
+const LEASE: Duration = Duration::from_secs(30);
 const LIMIT: Duration = Duration::from_secs(240);
+/// How long a round that lacks nodes waits for more.
+const LAST_CALL: Duration = Duration::from_secs(1);
 
 enum AnyBackend {
     Etcd(EtcdBackend),
@@ -46,23 +53,36 @@ impl AnyBackend {
 }
 
 struct Agent {
-    backend: AnyBackend,
+    /// `None`: it has ended without a word.
+    backend: Option<AnyBackend>,
     node_state: NodeState,
     state: Option<JobState>,
+    offer: NodeInfo,
     members: usize,
+    /// The last round that it could begin.
+    round: u64,
 }
 
-/// A node of 8 ranks in Paddle's form: the longest records that there are.
+/// A node of 8 ranks on free ports in Paddle's form: the longest records that there are.
 fn offer(number: usize, nodes: usize) -> NodeInfo {
-    let rules = JobRules { frontend: "paddle".into(), min: nodes, max: nodes, join_ms: 600_000, ..JobRules::default() };
+    let rules = JobRules {
+        frontend: "paddle".into(),
+        min: nodes - nodes / 5,
+        max: nodes,
+        join_ms: 600_000,
+        last_call_ms: LAST_CALL.as_millis() as u64,
+        lease_ms: LEASE.as_millis() as u64,
+        on_loss: OnNodeLoss::Regroup,
+        ..JobRules::default()
+    };
     let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
     NodeInfo {
         name: format!("node{number:05}"),
         host: format!("host-{number}"),
         ranks: 8,
         device: "gpu".into(),
-        master: format!("{address}:40000"),
-        endpoints: (1..=8).map(|port| format!("{address}:{}", 40_000 + port)).collect(),
+        master: format!("{address}:{}", fastrand::u16(32768..61000)),
+        endpoints: (1..=8).map(|_| format!("{address}:{}", fastrand::u16(32768..61000))).collect(),
         address,
         rules,
         version: env!("CARGO_PKG_VERSION").into(),
@@ -70,119 +90,184 @@ fn offer(number: usize, nodes: usize) -> NodeInfo {
     }
 }
 
-/// The message that was parsed last: all nodes receive the same one, and real nodes parse it on a machine each.
+/// The documents that were parsed last: all nodes receive the same ones, and real nodes parse them on a machine each.
 #[derive(Default)]
 struct Reader {
     state: Option<(String, JobState)>,
     members: Option<(String, Vec<RoundMember>)>,
 }
 
-impl Reader {
-    fn read<'a, T: serde::de::DeserializeOwned>(last: &'a mut Option<(String, T)>, text: &str) -> &'a T {
-        if last.as_ref().is_none_or(|(known, _)| known != text) {
-            *last = Some((text.to_owned(), serde_json::from_str(text).unwrap()));
-        }
-        &last.as_ref().unwrap().1
+/// Reads a document, unless it is that which was read last.
+fn read<'a, T>(last: &'a mut Option<(String, T)>, text: &str, parse: impl Fn(&str) -> Option<T>) -> &'a T {
+    if last.as_ref().is_none_or(|(known, _)| known != text) {
+        *last = Some((text.to_owned(), parse(text).unwrap()));
     }
+    &last.as_ref().unwrap().1
 }
 
 impl Agent {
-    fn hear(&mut self, name: &NodeInfo, reader: &mut Reader) {
-        for news in self.backend.backend().take_events() {
-            let (text, members) = match news {
+    /// Takes in what has come, and reports what follows.
+    fn act(&mut self, reader: &mut Reader) {
+        let Some(backend) = &mut self.backend else { return };
+        for event in backend.backend().take_events() {
+            let (text, list) = match event {
                 BackendEvent::State { state, members } => (state, members),
                 BackendEvent::Refused { why } | BackendEvent::Superseded { why } => panic!("refused: {why}"),
+                BackendEvent::Hindered { why } => panic!("hindered: {why}"),
                 BackendEvent::Joined { .. } | BackendEvent::Lost { .. } | BackendEvent::Back => continue,
             };
-            let state = Reader::read(&mut reader.state, &text);
-            let members = members.map(|text| Reader::read(&mut reader.members, &text));
-            let is_newest = self.node_state.note_state(state, members.map(Vec::as_slice));
+            let state = read(&mut reader.state, &text, |text| serde_json::from_str(text).ok()).clone();
+            let members = list.map(|list| read(&mut reader.members, &list, member_list::read));
+            let is_newest = self.node_state.note_state(&state, members.map(Vec::as_slice));
             self.members = members.map_or(self.members, Vec::len);
             if is_newest {
-                self.state = Some(state.clone());
+                self.state = Some(state);
             }
         }
-        if let Some(NodeStep::ReportReady { seen }) =
-            self.state.as_ref().map(|state| next_step(&self.node_state, state))
-        {
-            self.node_state.status = NodeStatus::Ready { seen };
-            self.backend.backend().put(&record(name, &self.node_state.status));
-        }
-    }
-
-    fn runs(&self) -> bool {
-        self.state.as_ref().is_some_and(|state| matches!(next_step(&self.node_state, state), NodeStep::Start { .. }))
+        let Some(state) = &self.state else { return };
+        let status = match next_step(&self.node_state, state) {
+            NodeStep::ReportReady { seen } => NodeStatus::Ready { seen },
+            NodeStep::Start { round } => {
+                self.round = round;
+                NodeStatus::Runs { round }
+            }
+            // Its ranks end at once.
+            NodeStep::Stop { .. } | NodeStep::Kill { .. } => NodeStatus::Ready { seen: self.round },
+            _ => return,
+        };
+        self.node_state.status = status;
+        backend.backend().put(&record(&self.offer, &self.node_state.status));
     }
 }
 
-fn record(offer: &NodeInfo, standing: &NodeStatus) -> String {
-    let record = NodeRecord { format: FORMAT, info: offer.clone(), status: standing.clone() };
+fn record(offer: &NodeInfo, status: &NodeStatus) -> String {
+    let record = NodeRecord { format: FORMAT, info: offer.clone(), status: status.clone() };
     serde_json::to_string(&record).unwrap()
+}
+
+struct Job {
+    etcd: Option<String>,
+    port: u16,
+    nodes: usize,
+    lease: Arc<NodeLease>,
+    /// The number of the node that leads at etcd.
+    leader: Arc<AtomicUsize>,
+    poll: Poller,
+    agents: Vec<Agent>,
+    reader: Reader,
+}
+
+impl Job {
+    fn join(&mut self) {
+        let number = self.agents.len();
+        let offer = offer(number, self.nodes);
+        let status = NodeStatus::Ready { seen: 0 };
+        let (id, record, node_lease) = (format!("id-{}", offer.name), record(&offer, &status), Arc::clone(&self.lease));
+        let mut backend = match &self.etcd {
+            Some(at) => {
+                let config = EtcdConfig {
+                    lease: LEASE,
+                    timeout: LEASE / 4,
+                    nodes: self.nodes,
+                    ..EtcdConfig::new(vec![at.clone()], JOB)
+                };
+                let leader = Arc::clone(&self.leader);
+                let decide = move || -> Box<dyn CoordinatorLogic> {
+                    leader.store(number, Ordering::Relaxed);
+                    Box::new(Coordinator::new(clock::now()))
+                };
+                AnyBackend::Etcd(etcd::join(&config, &id, &record, node_lease, decide).unwrap())
+            }
+            None => {
+                let (host, job, port) = ("127.0.0.1".to_owned(), JOB.to_owned(), self.port);
+                let address = MasterAddress { host, port, job, key: None, lease: LEASE, clock: clock::now, node_lease };
+                AnyBackend::Master(master::join(address, &id, &record).unwrap())
+            }
+        };
+        self.poll.readable(backend.backend().as_fd(), number as u64).unwrap();
+        let node_state = NodeState::new(&id);
+        self.agents.push(Agent { backend: Some(backend), node_state, state: None, offer, members: 0, round: 0 });
+    }
+
+    /// Waits until all nodes that are here run a round after `round` with so many members.
+    fn wait(&mut self, round: u64, members: usize) -> Duration {
+        let begun = clock::now();
+        loop {
+            let has_begun = |agent: &Agent| agent.round > round && agent.members == members;
+            let here = self.agents.iter().filter(|agent| agent.backend.is_some());
+            let waiting = here.filter(|agent| !has_begun(agent)).count();
+            if waiting == 0 {
+                return clock::now() - begun;
+            }
+            assert!(clock::now() - begun < LIMIT, "{waiting} nodes have not received the round within {LIMIT:?}");
+            for token in self.poll.wait(Some(Duration::from_secs(1))).unwrap() {
+                self.agents[token as usize].act(&mut self.reader);
+            }
+        }
+    }
+
+    /// Ends a node without a word, as the end of its machine would.
+    fn end(&mut self, number: usize) {
+        let mut backend = self.agents[number].backend.take().unwrap();
+        self.poll.forget(backend.backend().as_fd()).unwrap();
+        drop(backend);
+    }
+
+    /// Bytes sent and received by the nodes that are here.
+    fn traffic(&self) -> u64 {
+        let here = self.agents.iter().filter_map(|agent| agent.backend.as_ref());
+        here.map(|backend| backend.traffic()).map(|(sent, received)| sent + received).sum()
+    }
 }
 
 fn main() {
     // Cargo adds an option of its own.
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    let (Some(kind), Some(nodes)) = (args.first(), args.get(1).and_then(|count| count.parse::<usize>().ok())) else {
-        println!("agents master|etcd NODES [http://HOST:PORT of the etcd]");
+    let (Some(kind), Some(what), Some(nodes)) = (args.first(), args.get(1), args.get(2)) else {
+        println!("agents master|etcd first|leader|churn NODES [http://HOST:PORT of the etcd]");
         return;
     };
-    limits::raise_open_files(nodes as u64 * 16 + 1024);
-    let mut server = None;
-    let mut port = 0;
+    let mut nodes: usize = nodes.parse().unwrap();
+    limits::raise_open_files(nodes as u64 * 20 + 1024);
+    let (mut server, mut port) = (None, 0);
     if kind == "master" {
         let listeners = listen::loopback(0).unwrap();
         port = listeners[0].local_addr().unwrap().port();
         let config = MasterConfig { connections: 2 * nodes + 256, ..MasterConfig::new(JOB, LEASE, clock::now) };
         server = Some(master::serve(listeners, config, Box::new(Coordinator::new(clock::now()))).unwrap());
     }
-    let offers: Vec<NodeInfo> = (0..nodes).map(|number| offer(number, nodes)).collect();
-    let lease = Arc::new(NodeLease::new().unwrap());
-    let begun = clock::now();
-    let join = |offer: &NodeInfo| {
-        let (id, record) = (format!("id-{}", offer.name), record(offer, &NodeStatus::Ready { seen: 0 }));
-        match &args.get(2) {
-            Some(at) => {
-                let config =
-                    EtcdConfig { lease: LEASE, timeout: LEASE / 4, ..EtcdConfig::new(vec![(*at).clone()], JOB) };
-                let decide = || Box::new(Coordinator::new(clock::now())) as Box<_>;
-                AnyBackend::Etcd(etcd::join(&config, &id, &record, Arc::clone(&lease), decide).unwrap())
-            }
-            None => {
-                let (host, job) = ("127.0.0.1".to_owned(), JOB.to_owned());
-                let node_lease = Arc::clone(&lease);
-                let config = MasterAddress { host, port, job, key: None, lease: LEASE, clock: clock::now, node_lease };
-                AnyBackend::Master(master::join(config, &id, &record).unwrap())
-            }
-        }
+    let mut job = Job {
+        etcd: args.get(3).cloned(),
+        port,
+        nodes,
+        lease: Arc::new(NodeLease::new().unwrap()),
+        leader: Arc::default(),
+        poll: Poller::new().unwrap(),
+        agents: Vec::with_capacity(nodes),
+        reader: Reader::default(),
     };
-    let poll = Poller::new().unwrap();
-    let mut agents: Vec<Agent> = Vec::with_capacity(nodes);
-    for (number, offer) in offers.iter().enumerate() {
-        let mut backend = join(offer);
-        poll.readable(backend.backend().as_fd(), number as u64).unwrap();
-        let node_state = NodeState::new(&format!("id-{}", offer.name));
-        agents.push(Agent { backend, node_state, state: None, members: 0 });
+    let begun = clock::now();
+    (0..nodes).for_each(|_| job.join());
+    job.wait(0, nodes);
+    let mut seconds = (clock::now() - begun).as_secs_f64();
+    let mut bytes = 0;
+    if what != "first" {
+        let round = job.agents[0].round;
+        let (ended, new) = match what.as_str() {
+            "leader" => (vec![job.leader.load(Ordering::Relaxed)], 0),
+            _ => ((0..nodes / 10).collect(), nodes / 10),
+        };
+        let begun = clock::now();
+        ended.iter().for_each(|number| job.end(*number));
+        bytes = job.traffic();
+        (0..new).for_each(|_| job.join());
+        job.wait(round, nodes - ended.len() + new);
+        // No round begins beside ranks of a lost node, whose lease has to lapse first.
+        seconds = (clock::now() - begun).as_secs_f64() - LEASE.as_secs_f64();
+        nodes -= ended.len() - new;
     }
-    let (mut waiting, mut reader) = (nodes, Reader::default());
-    let mut runs = vec![false; nodes];
-    while waiting > 0 {
-        assert!(clock::now() - begun < LIMIT, "{waiting} of {nodes} have not received the round within {LIMIT:?}");
-        for token in poll.wait(Some(Duration::from_secs(1))).unwrap() {
-            let number = token as usize;
-            agents[number].hear(&offers[number], &mut reader);
-            if !runs[number] && agents[number].runs() {
-                assert_eq!(agents[number].members, nodes);
-                runs[number] = true;
-                waiting -= 1;
-            }
-        }
-    }
-    let seconds = (clock::now() - begun).as_secs_f64();
-    let total =
-        agents.iter().map(|agent| agent.backend.traffic()).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    let each = (total.0 + total.1) as f64 / nodes as f64;
-    println!("{}", serde_json::json!({"backend": kind, "nodes": nodes, "seconds": seconds, "bytes_per_node": each}));
+    let bytes = job.traffic() - bytes;
+    println!("{}", serde_json::json!({ "seconds": seconds, "bytes_per_node": bytes as f64 / nodes as f64 }));
     // All are to leave; closing each backend would take time.
     drop(server);
     std::process::exit(0);

@@ -2,9 +2,12 @@
 
 use serde_json::Value;
 
-/// Escapes control characters and those that change the direction of text (Unicode's bidirectional algorithm, UAX 9).
+/// Escapes control characters, ends of lines, and characters that change the direction of text (Unicode's bidirectional algorithm,
+/// UAX 9).
 pub fn escape(text: &str) -> String {
-    let is_odd = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_directional =
+        |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_odd = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') || is_directional(c);
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
         if is_odd(c) { plain.extend(c.escape_default()) } else { plain.push(c) }

@@ -4,6 +4,9 @@ use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord};
 use crate::protocol::state::RoundMember;
 use std::collections::BTreeMap;
 
+/// The most ranks of a job: the list of the members of such a round fits in a message, on `MAX_NODES` nodes too.
+pub const MAX_RANKS: usize = 1 << 18;
+
 /// Whether a node could take part if all others were like it.
 pub fn could_be_fit(NodeRecord { format, info, .. }: &NodeRecord) -> bool {
     *format == FORMAT && info.rank.is_none_or(|rank| rank < info.rules.max)
@@ -16,6 +19,7 @@ pub fn find_unfit<'a>(
 ) -> BTreeMap<String, String> {
     let rules = &first.rules;
     let mut numbered: BTreeMap<usize, &str> = BTreeMap::new();
+    let mut ranks = 0_usize;
     let mut unfit = BTreeMap::new();
     for (id, record) in nodes {
         let info = &record.info;
@@ -43,6 +47,13 @@ pub fn find_unfit<'a>(
             },
             None => None,
         });
+        let sum = ranks.saturating_add(info.ranks.max(info.endpoints.len()));
+        let why = why.or_else(|| {
+            (sum > MAX_RANKS).then(|| format!("its {} ranks are too many: a job has {MAX_RANKS} at most", info.ranks))
+        });
+        if why.is_none() {
+            ranks = sum;
+        }
         unfit.extend(why.map(|why| (id.to_owned(), why)));
     }
     unfit
@@ -81,5 +92,23 @@ impl JobRules {
         ];
         let (name, own, others) = pairs.into_iter().find(|(_, own, others)| own != others)?;
         Some(format!("{name}: it was started with {own}, the job with {others}; start all nodes alike"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::record::NodeStatus;
+
+    #[test]
+    fn nodes_beyond_the_most_ranks_are_refused_and_smaller_ones_taken() {
+        let node = |ranks: usize| {
+            let info = NodeInfo { ranks, rules: JobRules { max: 9, ..JobRules::default() }, ..NodeInfo::default() };
+            NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } }
+        };
+        let nodes = [("a", node(8)), ("b", node(MAX_RANKS)), ("c", node(MAX_RANKS - 8)), ("d", node(1))];
+        let unfit = find_unfit(nodes.iter().map(|(id, node)| (*id, node)), &nodes[0].1.info);
+        let why = |ranks: usize| format!("its {ranks} ranks are too many: a job has {MAX_RANKS} at most");
+        assert_eq!(unfit, BTreeMap::from([("b".to_owned(), why(MAX_RANKS)), ("d".to_owned(), why(1))]));
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::protocol::coordinator::Coordinator;
 use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Publication};
+use crate::protocol::member_list;
 use crate::protocol::record::{NodeInfo, NodeRecord, NodeStatus};
-use crate::protocol::state::{JobState, RoundMember};
+use crate::protocol::state::JobState;
 use serde_json::json;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ const MAX_TEXT: usize = 256;
 impl CoordinatorLogic for Coordinator {
     fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration) {
         let state = state.and_then(|text| serde_json::from_str::<JobState>(text).ok());
-        let members = members.and_then(|text| serde_json::from_str::<Vec<RoundMember>>(text).ok());
+        let members = members.and_then(member_list::read);
         *self = match state {
             Some(state) => Coordinator::resume(state, members.unwrap_or_default(), now),
             None => Coordinator::new(now),
@@ -33,12 +34,11 @@ impl CoordinatorLogic for Coordinator {
     }
 
     fn turn(&mut self, now: Duration) -> Option<Publication> {
-        let before = self.state().round;
+        let (round, had_members) = (self.state().round, !self.members().is_empty());
         let (state, members) = self.turn(now)?;
-        let begins_round = state.round > before;
-        let text = |value: serde_json::Result<String>| value.unwrap_or_default();
-        let members = members.map(|members| text(serde_json::to_string(&members)));
-        Some(Publication { state: text(serde_json::to_string(&state)), members, begins_round })
+        let requires_all_nodes = state.round > round || had_members && self.members().is_empty();
+        let members = members.map(|members| member_list::encode(&members));
+        Some(Publication { state: serde_json::to_string(&state).unwrap_or_default(), members, requires_all_nodes })
     }
 
     fn next_deadline(&self) -> Option<Duration> {
@@ -83,15 +83,35 @@ pub fn paddle_entry(info: &NodeInfo) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::record::{FORMAT, JobRules};
+    use crate::protocol::state::{JobPhase, RoundMember};
+
+    #[test]
+    fn a_state_that_gives_up_the_members_requires_that_all_nodes_are_known() {
+        let now = Duration::from_secs(1);
+        let rules = JobRules { min: 2, max: 2, join_ms: 60_000, ..JobRules::default() };
+        let info = NodeInfo { rules, ranks: 1, ..NodeInfo::default() };
+        let record = |status| serde_json::to_string(&NodeRecord { format: FORMAT, info: info.clone(), status });
+        let mut coordinator = Coordinator::new(now);
+        let state = JobState { round: 2, phase: JobPhase::Running, ..coordinator.state().clone() };
+        let members = [RoundMember { id: "a".into(), info: info.clone() }];
+        let (state, list) = (serde_json::to_string(&state).unwrap_or_default(), member_list::encode(&members));
+        CoordinatorLogic::resume(&mut coordinator, Some(&state), Some(&list), now);
+        // Another node, which begins a job anew; but `a` may be back, and about to run its round.
+        let spare = record(NodeStatus::Ready { seen: 2 }).unwrap_or_default();
+        CoordinatorLogic::record(&mut coordinator, "b", &spare, now);
+        let requires = CoordinatorLogic::turn(&mut coordinator, now).map(|publication| publication.requires_all_nodes);
+        assert_eq!((coordinator.members().len(), coordinator.state().round, requires), (0, 2, Some(true)));
+    }
 
     #[test]
     fn a_state_with_the_largest_numbers_is_resumed() {
         let state = json!({
-            "format": 2, "serial": u64::MAX, "round": u64::MAX, "failures": u32::MAX, "phase": {"is": "Gathering"},
+            "format": FORMAT, "serial": u64::MAX, "round": u64::MAX, "failures": u32::MAX, "phase": {"is": "Gathering"},
             "refused": {}, "participants": null,
         });
         let node = json!({
-            "format": 2, "info": {"ranks": 1, "rules": {"min": 1, "max": 1}}, "status": {"is": "Ready", "seen": u64::MAX},
+            "format": FORMAT, "info": {"ranks": 1, "rules": {"min": 1, "max": 1}}, "status": {"is": "Ready", "seen": u64::MAX},
         });
         let now = Duration::from_secs(1);
         let mut coordinator = Coordinator::new(now);

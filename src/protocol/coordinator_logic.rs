@@ -47,7 +47,7 @@ impl Departure {
 
 /// Decides for a job. [`Coordinator`](crate::protocol::Coordinator) implements it.
 pub trait CoordinatorLogic: Send {
-    /// Continues where another coordinator stopped: the last state and the members of its round, if there are any.
+    /// Continues where another coordinator stopped: the last state and the list of its round's members, as published.
     fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration);
     /// A node has a new record.
     fn record(&mut self, id: &str, record: &str, now: Duration);
@@ -68,8 +68,9 @@ pub trait CoordinatorLogic: Send {
 pub struct Publication {
     /// `JobState`.
     pub state: String,
-    /// `Vec<RoundMember>`, with the state that begins a round, and with a coordinator's first one.
+    /// The list of members (`member_list`), with the state that begins a round, and with a coordinator's first one.
     pub members: Option<String>,
-    /// Whether a round begins with this state.
-    pub begins_round: bool,
+    /// Whether a round begins with this state, or the members of the last one are given up. Then the leader has to know all nodes
+    /// whose records are there: one that had been lost may be back, and may have read the state before.
+    pub requires_all_nodes: bool,
 }

@@ -31,6 +31,12 @@ impl LeaseTerms {
         self.heartbeat_timeout * 8 / 10 + self.loss_timeout
     }
 
+    /// How long after the last renewal ranks may begin. A node that was stopped for longer may have been given up, and reads what it
+    /// has received before it hears of that.
+    pub fn ranks_begin_within(&self) -> Duration {
+        self.heartbeat_timeout * 8 / 10
+    }
+
     /// How much later the launcher process kills the ranks, if the supervisor process has not.
     pub fn enforced_after(&self) -> Duration {
         self.heartbeat_timeout / 10

@@ -37,20 +37,22 @@
 //! # Requirements
 //!
 //! - There is one coordinator at a time, or a fence: only the leader publishes a state, and only as the successor of the last one
-//!   that it knows (`JobState::serial`). A state that begins a round is published only if the leader knows of all nodes whose
-//!   records are there: a node whose record had expired may be back, and may have read the state before.
+//!   that it knows (`JobState::serial`). A state that begins a round, or gives up the members of the last one, is published only if
+//!   the leader knows of all nodes whose records are there: a node whose record had expired may be back, and may have read the
+//!   state before.
 //! - The coordinator receives the records of each node in order. Some may be left out, but not the last.
 //! - A node may receive states in any order (`NodeState::note_state`), but always the last one, and with it the members of its round
 //!   if it does not have them. A node that has lost contact reads the newest state before it reports its status again.
 //! - A node keeps its record until it has received an end, is refused, or its patience is over.
 
-mod admission;
+pub mod admission;
 mod cause;
 mod clocks;
 pub mod codec;
 pub mod coordinator;
 pub mod coordinator_logic;
 mod lease;
+pub mod member_list;
 pub mod node;
 pub mod order;
 pub mod record;

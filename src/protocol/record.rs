@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The version of records and states. Nodes with another version are refused.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Whole milliseconds, as documents have times.
 pub fn millis(time: Duration) -> u64 {

@@ -12,7 +12,7 @@ pub enum BackendEvent {
     State {
         /// `JobState`.
         state: String,
-        /// The members of the state's round (`Vec<RoundMember>`), unless this node has received them before.
+        /// The list of members of the state's round (`protocol::member_list`), unless this node has received them before.
         members: Option<String>,
     },
     /// This node has joined under this lease. The state that it found has come before.
@@ -25,7 +25,12 @@ pub enum BackendEvent {
         /// The last failure, for people.
         why: String,
     },
-    /// There is contact again.
+    /// There is contact, and this node keeps its lease, but the backend does not do what else the node asks for.
+    Hindered {
+        /// The last failure, for people.
+        why: String,
+    },
+    /// There is contact again, and nothing hinders this node.
     Back,
     /// This node is refused, and another attempt is useless: a wrong key, a bad certificate, a server that is too old.
     Refused {

@@ -122,9 +122,10 @@ pub struct OptValue {
 /// Options whose values are never printed.
 const SECRET: [&str; 4] = ["job_secret", "job-secret", "etcd_user", "etcd-user"];
 
-/// The value of an option in a form that may be printed: a secret becomes `***`.
+/// The value of an option in a form that may be printed: a secret becomes `***`, and so do settings with a password.
 pub fn printable<'a>(name: &str, text: &'a str) -> &'a str {
-    if SECRET.contains(&name) { "***" } else { text }
+    let has_password = name == "rdzv-conf" && text.contains("password");
+    if SECRET.contains(&name) || has_password { "***" } else { text }
 }
 
 /// An option that a scheduler sets: its name, its value and the scheduler's variable.

@@ -18,6 +18,8 @@ pub enum BackendSpec {
     Here,
 }
 
+/// The most nodes of a job.
+pub const MAX_NODES: usize = 1 << 16;
 /// The fewest characters of a job's secret: secrets can be tried offline against a recorded connection.
 const MIN_SECRET: usize = 16;
 
@@ -108,7 +110,7 @@ pub struct RendezvousSpec {
 pub fn nnodes(values: &OptValues) -> Result<(usize, usize), SpecError> {
     let text = values.text("nnodes").unwrap_or("1").trim();
     let (low, high) = text.split_once(':').unwrap_or((text, text));
-    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| (1..=1 << 16).contains(n));
+    let number = |text: &str| text.trim().parse::<usize>().ok().filter(|n| (1..=MAX_NODES).contains(n));
     match (number(low), number(high)) {
         (Some(low), Some(high)) if low <= high => Ok((low, high)),
         _ => Err(values.error("nnodes", "is not a number of nodes", "give a number, 1 or more, or MIN:MAX")),

@@ -15,6 +15,7 @@ use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::client::paddle_kv;
 use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
 use crate::run::multi_node::membership::{BackendKind, Membership};
+use crate::run::output::log_files::plain;
 use crate::run::prepare::preflight;
 use crate::spec::rendezvous::{BackendSpec, EtcdSpec, RendezvousSpec, Secret};
 use crate::sys::clock;
@@ -227,6 +228,7 @@ fn join_etcd(
         prefix: prefix.clone(),
         lease: rendezvous.heartbeat_timeout,
         extra_time_to_live: terms.time_to_live() - terms.heartbeat_timeout,
+        nodes: rendezvous.nodes.1,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
     };
     let (id, record) = (random::alphanumeric(ID_LENGTH), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
@@ -388,6 +390,9 @@ fn find_master(
                     if option == "--master" { "an rlaunch or Paddle launcher's master" } else { "an rlaunch master" };
                 return Err(RendezvousError::ForeignService { option, at: endpoint.clone(), reply, expected }.into());
             }
+            ProbeResult::Paddle if rendezvous.secret.is_some() => {
+                return Err(RendezvousError::PaddleMasterWithoutSecret { at: endpoint.clone() }.into());
+            }
             ProbeResult::Paddle => return Ok(FoundMaster::Paddles),
             ProbeResult::Rlaunch => return Ok(FoundMaster::Others),
         };
@@ -459,7 +464,10 @@ fn join_paddle_master(
             Ok(JoinedBackend::FixedList(members?, peers.own))
         }
         Err(_) if stopped => Ok(JoinedBackend::Stopped(libc::SIGTERM)),
-        Err(source) => Err(RendezvousError::PaddleRendezvous { at: endpoint.clone(), source }.into()),
+        Err(source) => {
+            let source = io::Error::new(source.kind(), escape(&plain(&source)));
+            Err(RendezvousError::PaddleRendezvous { at: endpoint.clone(), source }.into())
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! `RendezvousError`: why this node cannot take part in a job of several nodes.
 
 use crate::model::Endpoint;
+use crate::model::plain_text::escape;
 use crate::run::output::log_files::plain;
 use std::io;
 
@@ -101,6 +102,15 @@ pub enum RendezvousError {
         /// The master.
         at: Endpoint,
     },
+    /// The master is Paddle's, and this job has a secret.
+    #[error(
+        "{at}: what serves there speaks Paddle's protocol, which cannot prove the job's secret; start that node with rlaunch, \
+         or unset RLAUNCH_JOB_SECRET on all nodes"
+    )]
+    PaddleMasterWithoutSecret {
+        /// The master.
+        at: Endpoint,
+    },
     /// The rendezvous at Paddle's master failed.
     #[error("the master at {at}: {}", plain(.source))]
     PaddleRendezvous {
@@ -154,7 +164,7 @@ pub enum RendezvousError {
         seconds: u64,
     },
     /// Node 0 gave up.
-    #[error("node 0 has given up: {why}")]
+    #[error("node 0 has given up: {}", escape(.why))]
     CalledOff {
         /// Its reason.
         why: String,

@@ -10,6 +10,7 @@ use crate::cli::node::build_failure_report::build_failure_report;
 use crate::cli::node::frontend::{EngineListener, Frontend};
 use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
+use crate::model::plain_text::escape;
 use crate::plan::Plan;
 use crate::protocol::{JobEnd, JobRules, NodeStatus, OnNodeLoss, RankFailure, millis};
 use crate::rendezvous::lease::NodeLease;
@@ -216,7 +217,8 @@ impl Job<'_> {
         }
         let own = membership.round().map(|(_, own)| own);
         if let Err(error) = membership.close(LEAVE_TIMEOUT) {
-            warn!("{}: this node could not leave in order: {}", membership.address(), log_files::plain(&error));
+            let why = escape(&log_files::plain(&error));
+            warn!("{}: this node could not leave in order: {why}", membership.address());
         }
         own
     }

@@ -196,7 +196,7 @@ fn unreachable_outcome(membership: &mut Membership) -> Option<JobOutcome> {
 /// What this node waits for.
 fn describe_state(membership: &Membership) -> String {
     let at = membership.address();
-    if let Some(why) = membership.contact_error() {
+    if let Some(why) = membership.contact_error().or(membership.hindrance()) {
         return format!("waiting for {at}: {why}");
     }
     match membership.state() {

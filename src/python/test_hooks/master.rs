@@ -2,7 +2,7 @@
 
 use crate::net::listen;
 use crate::net::tcp::wait;
-use crate::protocol::Coordinator;
+use crate::protocol::{Coordinator, member_list};
 use crate::python::errors::os_error;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
@@ -106,8 +106,11 @@ impl MasterClient {
             }
         });
         let shown = |news| match news {
-            BackendEvent::State { state, members } => ("state", state, members),
+            BackendEvent::State { state, members } => {
+                ("state", state, members.and_then(|list| member_list::decode(&list)))
+            }
             BackendEvent::Lost { why } => ("lost", why, None),
+            BackendEvent::Hindered { why } => ("hindered", why, None),
             BackendEvent::Joined { lease } => ("joined", lease.to_string(), None),
             BackendEvent::Back => ("back", String::new(), None),
             BackendEvent::Refused { why } | BackendEvent::Superseded { why } => ("refused", why, None),

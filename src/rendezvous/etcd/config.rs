@@ -22,6 +22,8 @@ pub struct EtcdConfig {
     pub lease: Duration,
     /// How much longer etcd keeps the node's record without a heartbeat.
     pub extra_time_to_live: Duration,
+    /// The most nodes of the job.
+    pub nodes: usize,
     /// How long an endpoint may take to answer; never longer than a third of the lease, which all endpoints share.
     pub timeout: Duration,
 }
@@ -38,7 +40,7 @@ pub struct EtcdTls {
 }
 
 impl EtcdConfig {
-    /// This job on these servers. Defaults: no TLS files, no user, prefix `/rlaunch`, lease 10 s, timeout 3 s.
+    /// This job on these servers. Defaults: no TLS files, no user, prefix `/rlaunch`, lease 10 s, one node, timeout 3 s.
     pub fn new(endpoints: Vec<String>, job: &str) -> Self {
         Self {
             endpoints,
@@ -48,6 +50,7 @@ impl EtcdConfig {
             job: job.to_owned(),
             lease: Duration::from_secs(10),
             extra_time_to_live: Duration::ZERO,
+            nodes: 1,
             timeout: Duration::from_secs(3),
         }
     }
@@ -56,11 +59,11 @@ impl EtcdConfig {
 /// Without the password.
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, tls, user, prefix, job, lease, extra_time_to_live, timeout } = self;
+        let Self { endpoints, tls, user, prefix, job, lease, extra_time_to_live, nodes, timeout } = self;
         let user = user.as_ref().map(|(name, _)| name);
         let mut shown = f.debug_struct("EtcdConfig");
         shown.field("endpoints", endpoints).field("tls", tls).field("user", &user).field("prefix", prefix);
         shown.field("job", job).field("lease", lease).field("extra_time_to_live", extra_time_to_live);
-        shown.field("timeout", timeout).finish()
+        shown.field("nodes", nodes).field("timeout", timeout).finish()
     }
 }

@@ -95,14 +95,13 @@ impl Leader {
         coordinator.resume(stored.as_ref().map(|stored| stored.state.as_str()), members.as_deref(), now);
         let events = session.events.clone();
         let on_event = move |event| drop(events.send(SessionEvent::Nodes(term, event)));
-        let watch = WatchHandle::start(&session.caller.client, keys.nodes(), codec::revision(&response), on_event);
-        let watch = watch.map_err(|error| EtcdError::Unreachable(error.to_string()))?;
+        let watch = session.watch(keys.nodes(), codec::revision(&response), on_event)?;
         session.job_lease.store(lease, Ordering::Relaxed);
         let predecessor = stored.as_ref().map(|stored| stored.by.clone());
         let inherited = stored.filter(|stored| stored.term != term).map(|stored| Publication {
             state: stored.state,
             members: None,
-            begins_round: false,
+            requires_all_nodes: false,
         });
         let mut leader = Self {
             term,
@@ -152,7 +151,7 @@ impl Leader {
                 kvs.into_iter().for_each(|kv| self.note_change(session, WatchChange::Put(kv), now));
             }
             WatchEvent::Behind => (self.is_behind, self.has_changed) = (true, true),
-            WatchEvent::Refused(_) => {}
+            WatchEvent::Refused(_) | WatchEvent::Failing(_) | WatchEvent::Works => {}
         }
     }
 
@@ -275,7 +274,7 @@ impl Leader {
         let text = serde_json::to_string(&state).map_err(|error| EtcdError::Unreachable(error.to_string()))?;
         requests.push(json!({ "request_put": codec::put(&keys.state(), &text, self.lease) }));
         let mut fence = vec![leads, codec::is_written_by(&keys.state(), self.written)];
-        if publication.begins_round {
+        if publication.requires_all_nodes {
             // A node whose lease had lapsed may have come back, and may be starting its ranks of the round before.
             fence.push(codec::has_no_key_after(&keys.nodes(), self.known));
         }
@@ -365,6 +364,7 @@ mod tests {
             id: "a".into(),
             heartbeat: Duration::from_secs(10),
             ttl: Duration::from_secs(10),
+            campaign_spread: Duration::ZERO,
             job_lease: Arc::default(),
             events,
         };

@@ -18,6 +18,7 @@
 
 mod backend;
 mod config;
+mod contact;
 mod event;
 #[cfg_attr(fuzzing, allow(missing_docs))]
 mod gateway;

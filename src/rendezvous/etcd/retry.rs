@@ -4,7 +4,8 @@ use crate::sys::random;
 use std::time::Duration;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The longest pause.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The pause before the next attempt. It doubles, and is random, so that not all nodes try at once.
 #[derive(Clone, Debug)]
@@ -33,9 +34,9 @@ pub struct RetryTimer {
 }
 
 impl RetryTimer {
-    /// When it is tried again, if that is later than `now`.
-    pub fn at(&self, now: Duration) -> Option<Duration> {
-        (self.at > now).then_some(self.at)
+    /// When it is tried again, if it has failed.
+    pub fn next(&self) -> Option<Duration> {
+        (!self.at.is_zero()).then_some(self.at)
     }
 
     /// It is tried again at once.
@@ -47,6 +48,11 @@ impl RetryTimer {
     pub fn note_failure(&mut self, now: Duration) -> Duration {
         self.at = now + self.delay.next();
         now.saturating_sub(*self.failing_since.get_or_insert(now))
+    }
+
+    /// It works for now; the next pause is as long as if it had not.
+    pub fn note_contact(&mut self) {
+        self.failing_since = None;
     }
 
     /// It has succeeded.

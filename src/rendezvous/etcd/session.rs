@@ -3,6 +3,7 @@
 use super::event::SessionEvent;
 use super::gateway::client::{EtcdCaller, EtcdError, NOT_FOUND};
 use super::gateway::codec::{self, JobKeys, MemberList};
+use super::watch::{WatchEvent, WatchHandle};
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -17,6 +18,8 @@ pub struct EtcdSession {
     pub heartbeat: Duration,
     /// The time to live of a node's lease: not shorter.
     pub ttl: Duration,
+    /// Nodes campaign at random times within this span when there is no leader.
+    pub campaign_spread: Duration,
     /// The job's lease, for the keep-alive thread; 0: another node keeps it.
     pub job_lease: Arc<AtomicI64>,
     /// Receives what watches see.
@@ -30,6 +33,17 @@ impl EtcdSession {
 
     pub fn call(&self, method: &str, request: &Value) -> Result<Value, EtcdError> {
         self.caller.call(&format!("/v3/kv/{method}"), request)
+    }
+
+    /// Watches keys with this prefix for changes after that revision. One that fails for a heartbeat timeout reports that.
+    pub fn watch(
+        &self,
+        prefix: String,
+        revision: i64,
+        on_event: impl Fn(WatchEvent) + Send + 'static,
+    ) -> Result<WatchHandle, EtcdError> {
+        let started = WatchHandle::start(&self.caller.client, prefix, (revision, self.heartbeat), on_event);
+        started.map_err(|error| EtcdError::Unreachable(error.to_string()))
     }
 
     /// Reads a members' list; `None`: it has been replaced.

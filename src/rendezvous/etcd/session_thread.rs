@@ -1,6 +1,7 @@
 //! The session thread, which alone writes. Its events come from the node, the lease keep-alive thread and the watches. After each it
 //! does what is left to do; if that fails, it tries again after a pause.
 
+use super::contact::ContactReports;
 use super::event::{Closing, EventQueue, SessionEvent};
 use super::gateway::client::{EtcdCaller, EtcdError};
 use super::gateway::codec::{self, JobKeys, KeyValue, StoredState, WatchChange};
@@ -21,9 +22,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-/// Nodes campaign at random times within this span when there is no leader.
-const CAMPAIGN_SPREAD_MS: u64 = 50;
-
 pub struct SessionThread {
     session: EtcdSession,
     received: Receiver<SessionEvent>,
@@ -38,9 +36,7 @@ pub struct SessionThread {
     /// Whether the record exists under this lease, and whether it is the latest.
     has_joined: bool,
     is_record_written: bool,
-    /// Why contact is lost, as the node has last received it, and whether the keep-alive thread has contact.
-    lost: Option<String>,
-    has_contact: bool,
+    contact: ContactReports,
     board: JobStateReader,
     watch: Option<WatchHandle>,
     leader: Option<Leader>,
@@ -67,14 +63,24 @@ impl SessionThread {
     pub fn new(
         (caller, keep_alive_wire): (EtcdCaller, Arc<WireHandle>),
         (keys, id, record): (JobKeys, &str, &str),
-        (heartbeat, ttl): (Duration, Duration),
+        (heartbeat, ttl, campaign_spread): (Duration, Duration, Duration),
         (sender, received): (Sender<SessionEvent>, Receiver<SessionEvent>),
         (events, job_lease): (Arc<EventQueue>, Arc<AtomicI64>),
         make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
     ) -> Self {
         Self {
-            session: EtcdSession { caller, keys, id: id.to_owned(), heartbeat, ttl, job_lease, events: sender },
+            session: EtcdSession {
+                caller,
+                keys,
+                id: id.to_owned(),
+                heartbeat,
+                ttl,
+                campaign_spread,
+                job_lease,
+                events: sender,
+            },
             received,
+            contact: ContactReports::new(Arc::clone(&events)),
             events,
             make_coordinator,
             keep_alive_wire,
@@ -83,8 +89,6 @@ impl SessionThread {
             unannounced: None,
             has_joined: false,
             is_record_written: false,
-            lost: None,
-            has_contact: false,
             board: JobStateReader::default(),
             watch: None,
             leader: None,
@@ -132,7 +136,7 @@ impl SessionThread {
         }
         let campaigns = (self.may_campaign() && self.board.leader.is_none()).then_some(self.campaign_at);
         let decides = self.leader.as_ref().and_then(Leader::next_deadline);
-        let retries = self.retry.at(clock::now());
+        let retries = self.retry.next().filter(|_| self.lease != 0);
         // What is due before a pause is over waits for its end.
         let due = campaigns.into_iter().chain(decides).min().map(|at| retries.map_or(at, |retry| at.max(retry)));
         due.into_iter().chain(retries).chain(closes).min()
@@ -151,25 +155,29 @@ impl SessionThread {
             SessionEvent::Stop => self.is_over = true,
             SessionEvent::Lease(lease, number) => {
                 self.tolerate_missing_nodes();
-                (self.lease, self.unannounced, self.has_contact) = (lease, Some(number), true);
+                (self.lease, self.unannounced, self.contact.has_contact) = (lease, Some(number), true);
                 (self.has_joined, self.is_record_written) = (false, false);
                 self.retry.expedite();
             }
             SessionEvent::Contact => {
                 self.tolerate_missing_nodes();
-                self.has_contact = true;
+                self.contact.has_contact = true;
                 self.retry.expedite();
             }
             SessionEvent::Expired => {
                 (self.lease, self.has_joined) = (0, false);
                 self.step_down();
                 let silent = self.session.ttl.as_secs_f64();
-                self.lose_contact(format!("etcd received nothing for {silent} s: this node's lease has lapsed"));
+                self.contact.lose(format!("etcd received nothing for {silent} s: this node's lease has lapsed"));
             }
-            SessionEvent::Lost(why) => self.lose_contact(format!("etcd: {why}")),
+            SessionEvent::Lost(why) => self.contact.lose(format!("etcd: {why}")),
             SessionEvent::Refused(why)
             | SessionEvent::Board(WatchEvent::Refused(why))
             | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.end(BackendEvent::Refused { why }),
+            SessionEvent::Board(WatchEvent::Failing(why)) => self.contact.note_failing_watch(0, why),
+            SessionEvent::Board(WatchEvent::Works) => self.contact.note_watch(0),
+            SessionEvent::Nodes(term, WatchEvent::Failing(why)) => self.contact.note_failing_watch(term, why),
+            SessionEvent::Nodes(term, WatchEvent::Works) => self.contact.note_watch(term),
             SessionEvent::Board(WatchEvent::Behind) => self.is_behind = true,
             SessionEvent::Board(WatchEvent::All(kvs, revision)) => {
                 self.note_board(&kvs, revision).unwrap_or_else(|error| self.handle_error(error));
@@ -180,7 +188,7 @@ impl SessionThread {
             }
             SessionEvent::Nodes(term, event) => {
                 let now = clock::now();
-                let is_cut_off = self.lost.is_some() && !self.has_contact;
+                let is_cut_off = self.contact.is_lost() && !self.contact.has_contact;
                 let tolerant_until = if is_cut_off { now + self.session.heartbeat } else { self.tolerant_until };
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
                     leader.tolerant_until = tolerant_until;
@@ -190,30 +198,17 @@ impl SessionThread {
         }
     }
 
-    fn lose_contact(&mut self, why: String) {
-        self.has_contact = false;
-        self.report_loss(why);
-    }
-
-    /// Reports that contact is lost, and again with each new reason.
-    fn report_loss(&mut self, why: String) {
-        if self.lost.as_ref() != Some(&why) {
-            self.lost = Some(why.clone());
-            self.events.push(BackendEvent::Lost { why });
-        }
-    }
-
     /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
     /// lost for that.
     fn tolerate_missing_nodes(&mut self) {
-        if self.lost.is_some() && self.watch.is_some() {
+        if self.contact.is_lost() && self.watch.is_some() {
             self.tolerant_until = clock::now() + self.session.heartbeat;
             self.campaign_soon(self.tolerant_until);
         }
     }
 
     fn campaign_soon(&mut self, from: Duration) {
-        self.campaign_at = from + Duration::from_millis(random::rng().u64(0..CAMPAIGN_SPREAD_MS));
+        self.campaign_at = from + self.session.campaign_spread.mul_f64(random::rng().f64());
     }
 
     /// This node may not take part any more.
@@ -289,7 +284,7 @@ impl SessionThread {
             }
             return Ok(());
         }
-        if self.is_refused || self.lease == 0 || self.retry.at(clock::now()).is_some() {
+        if self.is_refused || self.lease == 0 || self.retry.next().is_some_and(|at| at > clock::now()) {
             return Ok(());
         }
         if !self.has_joined {
@@ -312,9 +307,7 @@ impl SessionThread {
             self.events.push(BackendEvent::Joined { lease });
         }
         self.retry.note_success();
-        if self.has_contact && self.lost.take().is_some() {
-            self.events.push(BackendEvent::Back);
-        }
+        self.contact.restore(self.leader.as_ref().map_or(0, |leader| leader.term));
         Ok(())
     }
 
@@ -357,9 +350,8 @@ impl SessionThread {
         if self.watch.is_none() {
             let events = self.session.events.clone();
             let on_event = move |event| drop(events.send(SessionEvent::Board(event)));
-            let client = &self.session.caller.client;
-            let started = WatchHandle::start(client, self.session.keys.board(), revision, on_event);
-            self.watch = Some(started.map_err(|error| EtcdError::Unreachable(error.to_string()))?);
+            self.contact.note_watch(0);
+            self.watch = Some(self.session.watch(self.session.keys.board(), revision, on_event)?);
         }
         let is_own = |leader: &&KeyValue| leader.lease == self.lease && leader.value == self.session.id;
         if let Some(term) = self.board.leader.as_ref().filter(is_own).map(|leader| leader.created)
@@ -436,8 +428,8 @@ impl SessionThread {
             EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. } => {
                 tracing::debug!("etcd: {error}");
                 // Etcd may renew the lease, and not take what this node writes.
-                if self.retry.note_failure(clock::now()) >= self.session.heartbeat && self.has_contact {
-                    self.report_loss(format!("etcd: {error}"));
+                if self.retry.note_failure(clock::now()) >= self.session.heartbeat {
+                    self.contact.hinder(error.to_string());
                 }
             }
         }

@@ -5,11 +5,13 @@ use super::gateway::wire::WireHandle;
 use crate::net::thread;
 use crate::rendezvous::etcd::gateway::codec;
 use crate::rendezvous::etcd::gateway::codec::{KeyValue, WatchChange, changes, number};
-use crate::rendezvous::etcd::retry::RetryDelay;
+use crate::rendezvous::etcd::retry::{LONGEST_PAUSE, RetryTimer};
+use crate::sys::clock;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Longer messages are not etcd's: it sends fragments of about 1.5 MiB, which base64 makes a third longer.
 const MAX_MESSAGE: u64 = 16 << 20;
@@ -25,6 +27,10 @@ pub enum WatchEvent {
     Behind,
     /// The keys cannot be watched.
     Refused(String),
+    /// They could not be watched for longer than the patience, with the last reason. Reported again with each attempt.
+    Failing(String),
+    /// They can be watched again.
+    Works,
 }
 
 /// A watch. Dropping it ends it.
@@ -37,17 +43,29 @@ impl Drop for WatchHandle {
 }
 
 impl WatchHandle {
-    /// Watches keys with this prefix for changes after that revision.
+    /// Watches keys with this prefix for changes after that revision; reports failures that last longer than `patience`.
     pub fn start(
         client: &Arc<EtcdClient>,
         prefix: String,
-        revision: i64,
+        (revision, patience): (i64, Duration),
         on_event: impl Fn(WatchEvent) + Send + 'static,
     ) -> std::io::Result<Self> {
         let caller = EtcdCaller::streaming(client);
         let line = Arc::clone(&caller.wire);
         thread::spawn("etcd-watch", move || {
-            WatchThread { caller, prefix, revision, has_begun: false, on_event }.run()
+            let retry = RetryTimer::default();
+            WatchThread {
+                caller,
+                prefix,
+                revision,
+                patience,
+                has_begun: false,
+                retry,
+                opened: None,
+                is_failing: false,
+                on_event,
+            }
+            .run()
         })?;
         Ok(Self(line))
     }
@@ -57,8 +75,14 @@ struct WatchThread<T> {
     caller: EtcdCaller,
     prefix: String,
     revision: i64,
+    patience: Duration,
     /// Whether there was a stream before.
     has_begun: bool,
+    retry: RetryTimer,
+    /// When the stream that there is was opened.
+    opened: Option<Duration>,
+    /// Whether it has reported that it fails.
+    is_failing: bool,
     on_event: T,
 }
 
@@ -72,9 +96,7 @@ enum WatchEnd {
 
 impl<T: Fn(WatchEvent)> WatchThread<T> {
     fn run(mut self) {
-        let mut retry = RetryDelay::default();
         while !self.caller.wire.is_closed() {
-            let before = self.revision;
             let ended = match self.stream() {
                 WatchEnd::Broken(error) => error,
                 WatchEnd::Compacted => match self.caller.range(&self.prefix) {
@@ -86,17 +108,25 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
                     Err(error) => error,
                 },
             };
-            match ended {
+            let why = match ended {
                 EtcdError::Closed => return,
                 EtcdError::Refused(why) | EtcdError::Superseded(why) => {
                     return (self.on_event)(WatchEvent::Refused(why));
                 }
-                EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. } => {}
+                error @ (EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. }) => {
+                    error.to_string()
+                }
+            };
+            let now = clock::now();
+            // One that ends as soon as it is open is not opened again at once for ever.
+            if self.opened.take().is_some_and(|opened| now - opened >= LONGEST_PAUSE) {
+                self.retry.note_success();
             }
-            if self.revision > before {
-                retry = RetryDelay::default();
+            if self.retry.note_failure(now) >= self.patience {
+                self.is_failing = true;
+                (self.on_event)(WatchEvent::Failing(why));
             }
-            if self.caller.wire.pause(retry.next()) {
+            if self.caller.wire.pause(self.retry.next().unwrap_or_default().saturating_sub(now)) {
                 return;
             }
         }
@@ -132,6 +162,11 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
             if let Some(end) = self.handle_message(&message["result"]) {
                 return end;
             }
+            self.opened.get_or_insert_with(clock::now);
+            self.retry.note_contact();
+            if std::mem::take(&mut self.is_failing) {
+                (self.on_event)(WatchEvent::Works);
+            }
             // From here on silence means that nothing changes. The keep-alive thread notices a server that hangs.
             self.caller.wire.streams.store(true, Ordering::Relaxed);
         }
@@ -143,6 +178,8 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
         }
         if result["canceled"].as_bool().unwrap_or(false) {
             let why = result["cancel_reason"].as_str().unwrap_or("the watch was canceled");
+            // A token that is not valid any more looks like a user without the right (etcd issue 12385).
+            self.caller.client.forget_token();
             return Some(WatchEnd::Broken(EtcdError::Unreachable(why.to_owned())));
         }
         if !std::mem::replace(&mut self.has_begun, true) && codec::revision(result) > self.revision {

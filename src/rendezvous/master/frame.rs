@@ -5,9 +5,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// The longest line, bytes.
+/// The longest line, bytes: the list of members of the largest job fits (`admission::MAX_RANKS`).
 pub const MAX_LINE: usize = 4 * 1024 * 1024;
-/// The longest record of one node, bytes: the members' list of a whole job fits in a line.
+/// The longest record of one node, bytes.
 pub const MAX_RECORD: usize = 256 * 1024;
 /// The longest id, bytes.
 const MAX_ID: usize = 64;
@@ -72,7 +72,7 @@ pub enum FromMaster {
     State {
         /// `JobState`.
         state: String,
-        /// `Vec<RoundMember>`.
+        /// The list of members (`protocol::member_list`).
         members: Option<String>,
     },
     /// The answer to `Ping`, and to `Hello`.

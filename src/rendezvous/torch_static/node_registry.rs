@@ -1,5 +1,6 @@
 //! The registry of nodes, as node 0 sees them in its store: which have joined, finished and left. Pure.
 
+use crate::model::plain_text::escape;
 use crate::net::server::ConnectionId;
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::codec::StaticNodeInfo;
@@ -106,7 +107,7 @@ impl NodeRegistry {
             return Some(RegistryChange::Finished(number));
         }
         if key == format!("{}{number}", codec::FAILED) {
-            node.failure = Some(String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).collect());
+            node.failure = Some(escape(&String::from_utf8_lossy(value)));
         }
         None
     }
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(registry.note_event(&touch(13, "torchelastic/rlaunch/failed/3", b"rank 3\nfailed")), None);
         assert_eq!(
             registry.note_event(&StoreEvent::Left(13)),
-            Some(RegistryChange::Lost(3, Some("rank 3failed".into())))
+            Some(RegistryChange::Lost(3, Some("rank 3\\nfailed".into())))
         );
         assert_eq!(registry.unfinished(), [0]);
         assert_eq!(registry.note_event(&joins(14, 2)), None, "too late");

@@ -1,5 +1,6 @@
 //! A node's connection with the others: a client of node 0's store, and on node 0 the store itself.
 
+use crate::model::plain_text::escape;
 use crate::net::deadline::TimeLeft;
 use crate::net::tcp::{SLICE, wait};
 use crate::rendezvous::torch_static::codec;
@@ -146,7 +147,7 @@ impl StaticPeers {
             return Ok(None);
         }
         let text = self.client.get(&key, left)?;
-        Ok(Some(String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).take(500).collect()))
+        Ok(Some(escape(&String::from_utf8_lossy(&text)).chars().take(500).collect()))
     }
 
     /// On node 0: waits for changes, for `time` at most.

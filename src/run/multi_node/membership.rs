@@ -1,6 +1,7 @@
 //! Membership of this node in an elastic job: its record, the job's state as received, and what follows for its ranks.
 
 use crate::model::plain_text::{escape, escape_document};
+use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
     JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
@@ -54,6 +55,8 @@ struct LostContact {
     why: String,
 }
 
+/// The pause before the next look at whether a round may begin.
+const BEGIN_RETRY: Duration = Duration::from_millis(100);
 /// How long leaving may take before the first round.
 const LEAVE_EARLY_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -72,6 +75,7 @@ pub struct Membership {
     /// Why this node may not take part any more, and how its ranks stop.
     refused: Option<(String, RankStop)>,
     lost: Option<LostContact>,
+    hindered: Option<String>,
     kind: BackendKind,
     terms: LeaseTerms,
     lease: Arc<NodeLease>,
@@ -106,6 +110,7 @@ impl Membership {
             members: Vec::new(),
             refused: None,
             lost: None,
+            hindered: None,
             kind,
             terms,
             lease,
@@ -125,6 +130,8 @@ impl Membership {
 
     /// Publishes the status of this node. If its ranks run from now on, they do under its lease where others may go on without them.
     pub fn publish(&mut self, status: NodeStatus) {
+        // A node recognizes its own failure in the state by its texts.
+        let status = escaped(status);
         match (&status, self.terms.on_loss) {
             (NodeStatus::Runs { round }, OnNodeLoss::Regroup) => self.lease.hold(*round, self.joined, &self.terms),
             (NodeStatus::Runs { .. } | NodeStatus::Stops { .. }, _) => {}
@@ -154,10 +161,14 @@ impl Membership {
                     (Some(lost), why) => lost.why = why,
                     (None, why) => self.note_loss(why),
                 },
+                BackendEvent::Hindered { why } => self.note_hindrance(escape(&why)),
                 BackendEvent::Back => {
                     if let Some(lost) = self.lost.take() {
                         let gone = (clock::now() - lost.since).as_secs_f64();
                         info!("contact with {} restored after {gone:.1} s", self.address);
+                    }
+                    if self.hindered.take().is_some() {
+                        info!("{} accepts this node again", self.address);
                     }
                 }
                 BackendEvent::Refused { why } => self.refused = Some((escape(&why), RankStop::WithGrace)),
@@ -175,14 +186,26 @@ impl Membership {
         self.lost = Some(LostContact { since: clock::now(), why });
     }
 
+    fn note_hindrance(&mut self, why: String) {
+        if self.hindered.is_none() {
+            warn!(
+                "{} renews this node's lease, but serves it no further: {why}; ranks keep running, and no round ends or begins \
+                 here before that is mended",
+                self.address
+            );
+        }
+        self.hindered = Some(why);
+    }
+
     /// The time for which ranks may run if the lease is not renewed; `None`: none run under it.
     fn time_to_lapse(&self) -> Option<Duration> {
         self.lease.ranks_end_at().map(|at| at.saturating_sub(clock::boot()))
     }
 
-    /// Whether all that was to be known when this node got its present lease has been received.
-    fn has_joined(&self) -> bool {
-        self.joined != 0 && self.joined == self.lease.number()
+    /// Whether ranks may begin: all that was to be known when this node got its present lease has been received, and that lease has
+    /// been renewed lately.
+    fn may_begin(&self) -> bool {
+        self.joined != 0 && self.joined == self.lease.number() && self.lease.age() < self.terms.ranks_begin_within()
     }
 
     /// Where its ranks find the lease that they run under, if they do.
@@ -212,7 +235,8 @@ impl Membership {
             self.refused = Some((format!("{}: {why}", self.address), RankStop::AtOnce));
             return None;
         }
-        let members: Option<Vec<RoundMember>> = members.and_then(|text| read_document(text).ok());
+        let members: Option<Vec<RoundMember>> =
+            members.and_then(|list| read_document(&member_list::decode(list)?).ok());
         let seen = self.node_state.known_round;
         let is_newest = self.node_state.note_state(&state, members.as_deref());
         if let Some(members) = members.filter(|_| self.node_state.known_round > seen) {
@@ -233,7 +257,7 @@ impl Membership {
             (Some((why, _)), _) => NodeStep::Refused(why.clone()),
             (None, Some(state)) => match next_step(&self.node_state, state) {
                 // The round may be one that the others have given up, because this node's lease had lapsed.
-                NodeStep::Start { .. } if !self.has_joined() => NodeStep::Wait,
+                NodeStep::Start { .. } if !self.may_begin() => NodeStep::Wait,
                 step => step,
             },
             (None, None) => NodeStep::Wait,
@@ -299,8 +323,21 @@ impl Membership {
         self.lost.as_ref().map(|lost| lost.why.as_str())
     }
 
-    /// When `round_stop` and `given_up` have to be called even without an event (`clock::now`).
+    /// Why the backend serves this node no further than that it renews its lease, if that is so.
+    pub fn hindrance(&self) -> Option<&str> {
+        self.hindered.as_deref()
+    }
+
+    /// When `step`, `round_stop` and `given_up` have to be called even without an event (`clock::now`).
     pub fn due(&self) -> Option<Duration> {
+        let begins = self
+            .state
+            .as_ref()
+            .is_some_and(|state| matches!(next_step(&self.node_state, state), NodeStep::Start { .. }));
+        if begins && self.refused.is_none() {
+            // It may begin with the next renewal, which is no event.
+            return Some(clock::now() + BEGIN_RETRY);
+        }
         let lapses = self.time_to_lapse().map(|left| clock::now() + left);
         let gives_up = self.lost.as_ref().map(|lost| lost.since + self.patience());
         lapses.or(gives_up)
@@ -354,6 +391,12 @@ impl Membership {
         }
         left
     }
+}
+
+/// The same with all texts as nodes read them.
+fn escaped(status: NodeStatus) -> NodeStatus {
+    let document = serde_json::to_value(&status).map(escape_document);
+    document.and_then(serde_json::from_value).unwrap_or(status)
 }
 
 /// Reads a document whose texts other nodes have written.

@@ -128,6 +128,7 @@ pub fn check(
         return Err(SpecError::new(server.0, server.1, "is not an address of etcd", "give host:port"));
     }
     let etcd = etcd(values, servers, false, warnings)?;
+    rendezvous::check_is_closed(values, "require_secret", &BackendSpec::Etcd(etcd.clone()), None)?;
     let (hosts, own) = (listed(values, vars)?, own(values));
     let np = number_of_nodes(&np)?;
     let level = set(vars, LEVEL).map_or(Ok(1), level)?;

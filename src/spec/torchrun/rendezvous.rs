@@ -5,7 +5,7 @@ use crate::spec::endpoints;
 use crate::spec::error::{SpecError, shown};
 use crate::spec::options::{Deprecation, OptValues};
 use crate::spec::rendezvous;
-use crate::spec::rendezvous::{BackendSpec, ElasticLevel, EtcdSpec, OptionNames, Secret};
+use crate::spec::rendezvous::{BackendSpec, ElasticLevel, EtcdSpec, MAX_NODES, OptionNames, Secret};
 use crate::spec::torchrun::values;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -114,7 +114,13 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<TorchrunN
         return Err(values.error("rdzv-id", "cannot be part of a file name", "leave out the /"));
     }
     let rendezvous = match backend {
-        "static" => fixed(values, (min, max), node_rank, &conf)?,
+        "static" => {
+            if max > 1 && values.given("job-secret").is_some_and(|secret| !secret.is_empty()) {
+                let field = values.field("job-secret");
+                warnings.push(format!("{field} has no effect on a static rendezvous, whose store has no password"));
+            }
+            fixed(values, (min, max), node_rank, &conf)?
+        }
         known if DYNAMIC.contains(&known) && max > 1 && !standalone => {
             dynamic(values, (min, max), known, &conf, warnings)?
         }
@@ -144,7 +150,7 @@ fn nodes(values: &OptValues) -> Result<(usize, usize), SpecError> {
         let why = format!("min_nodes must be > 0 and <= max_nodes, got min_nodes={min}, max_nodes={max}");
         return Err(values.error("nnodes", &why, "give a number of nodes, 1 or more"));
     }
-    let count = |n: i64| usize::try_from(n).ok().filter(|n| *n <= 1 << 20);
+    let count = |n: i64| usize::try_from(n).ok().filter(|n| *n <= MAX_NODES);
     let (Some(min), Some(max)) = (count(min), count(max)) else {
         return Err(values.error("nnodes", "is more nodes than there can be", "give a smaller number"));
     };

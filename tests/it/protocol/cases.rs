@@ -1,5 +1,6 @@
 //! Single cases: each rule for failures and losses, growing and shrinking, and the ends of leaders.
 
+use super::lease::Way;
 use super::node::Exit;
 use super::scenario::{Happening, Life, Story};
 use super::states::state;
@@ -241,11 +242,12 @@ fn a_leader_s_end_changes_nothing_but_the_leader() {
 }
 
 #[test]
-fn a_node_cut_off_for_less_than_four_fifths_of_its_lease_is_not_lost() {
+fn a_node_that_renews_its_lease_within_four_fifths_of_it_is_not_lost() {
     let mut calm = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
     calm.plans.iter_mut().for_each(|plan| plan.feels = false);
-    let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts });
-    let (short, longer, long, for_good) = (cut(Some(3_900)), cut(Some(4_900)), cut(Some(10_000)), cut(None));
+    // It has renewed its lease after 1.25 s, so its ranks end after 5.25 s.
+    let cut = |lasts| calm.clone().with(2_000, Happening::Cut { node: 1, lasts, way: Way::Both });
+    let (short, longer, long, for_good) = (cut(Some(2_900)), cut(Some(3_700)), cut(Some(10_000)), cut(None));
     let world = World::live(&short);
     assert_eq!(rounds(&world), [[0, 1]]);
     // It is back before it is lost, and its ranks have ended.
@@ -445,10 +447,9 @@ fn a_node_that_has_not_seen_the_round_is_not_ready_for_the_next() {
 fn a_node_that_is_back_and_still_runs_stops_before_the_next_round() {
     let mut story = Story::calm(level_1(1, 2, 0), &[&[Well(20_000)][..]; 2]);
     story.plans.iter_mut().for_each(|plan| plan.feels = false);
-    // It is given up at 7 s, its peer has stopped at 15 s and would go on alone at 17 s; it is back at 15.9 s, and its ranks
-    // need 8 s.
+    // It is given up at 6.25 s, its peer has stopped at 14.25 s and would go on alone at 16.25 s; it is back at 15 s.
     (story.grace, story.plans[1].patience) = (8_000, 60_000);
-    let story = story.with(2_000, Happening::Cut { node: 1, lasts: Some(13_900) });
+    let story = story.with(2_000, Happening::Cut { node: 1, lasts: Some(13_000), way: Way::Both });
     let world = World::live(&story);
     assert_eq!(rounds(&world), [[0, 1], [0, 1]]);
     assert_eq!(ends(&world), [JobEnd::Completed, JobEnd::Completed]);

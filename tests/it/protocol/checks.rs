@@ -173,14 +173,16 @@ impl Judge {
     }
 
     /// A node's ranks begin.
-    pub fn started(&mut self, nodes: &[Sim], node: usize, round: u64) {
+    pub fn started(&mut self, nodes: &[Sim], excused: &[bool], node: usize, round: u64) {
         let own = &nodes[node];
         let list = own.lists.get(&round).expect("it knows its peers");
         assert_eq!(Some(list), self.lists.get(&round), "round {round} is another for node {node}");
         assert!(list.iter().any(|member| member.id == own.state.id));
         assert!(!self.starts.contains(&(node, round)), "a round begins once");
         for other in nodes {
-            let Some(ranks) = &other.ranks else { continue };
+            let Some(ranks) = other.ranks.as_ref().filter(|ranks| !ranks.dead && !excused[other.number]) else {
+                continue;
+            };
             assert!(
                 ranks.round == round,
                 "round {round} begins on node {node} while node {} runs round {}",
@@ -195,7 +197,12 @@ impl Judge {
 /// No job gathers for longer than it may.
 fn gathers(story: &Story, leader: &mut Leader, now: u64) {
     let machine = &leader.machine;
-    let runs = machine.nodes().any(|(_, record)| matches!(record.status, NodeStatus::Runs { .. }));
+    // A member that is back may be about to begin the last round.
+    let is_member = |id: &str| machine.members().iter().any(|member| member.id == id);
+    let runs = machine.nodes().any(|(id, record)| {
+        matches!(record.status, NodeStatus::Runs { .. })
+            || is_member(id) && record.status.stopped_in() < Some(machine.state().round)
+    });
     let waits = machine.state().phase == JobPhase::Gathering && machine.nodes().next().is_some() && !runs;
     let round = machine.state().round;
     let before = leader.gathers.filter(|(after, _)| *after == round);

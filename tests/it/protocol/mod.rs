@@ -2,6 +2,7 @@
 
 mod cases;
 mod checks;
+mod lease;
 mod lost_ranks;
 mod node;
 mod scenario;
@@ -43,7 +44,7 @@ fn every_history_obeys() {
 #[test]
 fn the_histories_cover_all_cases() {
     let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
-    for seed in 0..500 {
+    for seed in 0..800 {
         let story = Story::random(seed);
         let world = World::live(&story);
         let mut note = |what, so: bool| *seen.entry(what).or_default() += usize::from(so);
@@ -63,6 +64,8 @@ fn the_histories_cover_all_cases() {
         note("several leaders", world.leaders.len() > 1);
         note("a job after another", world.judge.anew > 0);
         note("compared", world.judge.compared > 0);
+        note("killed by the launcher process", world.enforcements > 0);
+        note("a lease that lapsed and another", world.nodes.iter().any(|sim| sim.joined > 1));
     }
     for (what, times) in seen {
         assert!(times >= 5, "{what}: {times}");

@@ -1,11 +1,13 @@
 //! A simulated node: it follows `next_step`, and its ranks follow the story.
 
+use super::lease::Faults;
 use super::scenario::Life;
-use super::world::{Event, World};
+use super::world::{Event, World, time};
 use rlaunch::protocol::{
     JobEnd, JobState, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop, OnNodeLoss, RankFailure, RoundMember,
     RoundStopCause, next_step,
 };
+use rlaunch::rendezvous::lease::NodeLease;
 use std::collections::BTreeMap;
 
 /// How long a node that was stopped waits for the end of the job.
@@ -27,8 +29,10 @@ pub enum Exit {
 #[derive(Clone, Debug)]
 pub struct Ranks {
     pub round: u64,
-    stopping: bool,
+    pub stopping: bool,
     failed: Option<RankFailure>,
+    /// The launcher process has killed them.
+    pub dead: bool,
 }
 
 #[derive(Debug)]
@@ -40,10 +44,21 @@ pub struct Sim {
     pub here: bool,
     pub exit: Option<Exit>,
     pub ranks: Option<Ranks>,
-    run: u32,
+    pub run: u32,
     /// Counts the times that contact was lost; and whether there is none.
-    contact: u32,
-    cut: bool,
+    pub contact: u32,
+    pub lost: bool,
+    /// The lease, the number that it has or asks for, and the one under which all that was to be known has been received.
+    pub lease: NodeLease,
+    pub number_of_lease: u16,
+    pub joined: u16,
+    /// When the last renewal was sent that the backend has confirmed, and whether a timer waits for the silence after it.
+    pub renewed: u64,
+    pub is_timed: bool,
+    /// Whether something was lost that it has to read or write again.
+    pub is_behind: bool,
+    pub faults: Faults,
+    pub has_slept: bool,
     signalled: bool,
     last_write: u64,
     /// The rounds in which its ranks exited successfully, and its failures.
@@ -64,7 +79,15 @@ impl Sim {
             ranks: None,
             run: 0,
             contact: 0,
-            cut: false,
+            lost: false,
+            lease: NodeLease::new().unwrap(),
+            number_of_lease: 1,
+            joined: 0,
+            renewed: 0,
+            is_timed: false,
+            is_behind: false,
+            faults: Faults::default(),
+            has_slept: false,
             signalled: false,
             last_write: 0,
             well: Vec::new(),
@@ -73,55 +96,74 @@ impl Sim {
         }
     }
 
-    pub fn is_connected(&self) -> bool {
-        !self.cut
-    }
-
     pub fn is_signalled(&self) -> bool {
         self.signalled
     }
 
     /// Whether it has ever been without contact, or was killed.
     pub fn was_away(&self) -> bool {
-        self.contact > 0 || self.exit == Some(Exit::Killed)
+        self.contact > 0 || self.has_slept || self.exit == Some(Exit::Killed)
     }
 }
 
 impl World<'_> {
+    /// An event of the node's supervisor process, which hears of it when it runs again.
     pub fn node_event(&mut self, event: Event) {
+        let (Event::Comes(node)
+        | Event::Hears { node, .. }
+        | Event::Renews { node }
+        | Event::RenewsAtOnce { node }
+        | Event::RenewalAnswered { node, .. }
+        | Event::JoinAnswered { node, .. }
+        | Event::Silent { node }
+        | Event::Overdue { node, .. }
+        | Event::GivesUp { node, .. }
+        | Event::RanksEnd { node, .. }
+        | Event::PeerGone { node, .. }
+        | Event::RanksStopped { node, .. }
+        | Event::Signalled { node, .. }
+        | Event::LosesPatience { node }) = &event
+        else {
+            panic!("no event of a node: {event:?}");
+        };
+        if let Some(until) = self.sleeps_until(*node) {
+            return self.at(until, event);
+        }
         match event {
             Event::Comes(node) if self.nodes[node].exit.is_none() => {
-                self.nodes[node].here = true;
-                // A node that comes reads the board, and then says that it is here.
-                self.read(node);
-                self.put(node);
-                self.act(node);
+                let sim = &mut self.nodes[node];
+                (sim.here, sim.renewed, sim.is_timed) = (true, self.now, true);
+                self.at(self.now + self.silence(), Event::Silent { node });
+                self.renews(node);
             }
-            Event::Hears { node, message } if self.nodes[node].here && !self.nodes[node].cut => {
+            Event::Renews { node } => self.renews(node),
+            Event::RenewsAtOnce { node } if self.nodes[node].here => self.send_renewal(node),
+            Event::RenewalAnswered { node, number, sent, is_granted } if self.nodes[node].here => {
+                self.renewal_answered(node, number, sent, is_granted);
+            }
+            Event::JoinAnswered { node, number, board } if self.nodes[node].here => {
+                self.join_answered(node, number, board);
+            }
+            Event::Silent { node } => self.silent(node),
+            Event::Overdue { node, run } => self.overdue(node, run),
+            Event::Signalled { node, early } => self.signal(node, early),
+            // A node that has not joined yet reads the board again after that.
+            Event::Hears { node, .. } if !self.is_reached(node) || self.nodes[node].joined == 0 => {
+                self.nodes[node].is_behind = true;
+            }
+            Event::Hears { node, message } if self.nodes[node].here => {
                 match message {
                     Some((state, members)) => self.hear(node, state, members),
                     None => self.read(node),
                 }
                 self.act(node);
             }
-            Event::Lapses { node, contact } => {
-                let sim = &mut self.nodes[node];
-                if !sim.here || sim.cut && sim.contact == contact {
-                    self.write(node, None, self.story.lease);
-                }
-            }
-            Event::Returns { node, contact } if self.nodes[node].here && self.nodes[node].contact == contact => {
-                let sim = &mut self.nodes[node];
-                sim.cut = false;
-                // First it hears how things stand, then it says how it does.
-                self.read(node);
-                self.put(node);
-                self.act(node);
-            }
             Event::GivesUp { node, contact } => {
                 let sim = &self.nodes[node];
-                if sim.here && sim.cut && sim.contact == contact {
-                    self.stop_within(node, 0);
+                if sim.here && sim.lost && sim.contact == contact {
+                    if self.story.plans[node].offer.rules.on_loss == OnNodeLoss::End {
+                        self.stop_within(node, 0);
+                    }
                     if self.nodes[node].ranks.is_none() {
                         self.at(self.now + MOST_ALONE, Event::LosesPatience { node });
                     }
@@ -130,11 +172,11 @@ impl World<'_> {
             Event::RanksEnd { node, run } => self.ranks_end(node, run),
             Event::PeerGone { node, run } => self.fails(node, run, true),
             Event::RanksStopped { node, run } => self.ranks_stopped(node, run),
-            Event::LosesPatience { node } if self.nodes[node].here => {
+            Event::LosesPatience { node } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
                 let sim = &self.nodes[node];
                 if sim.signalled {
                     self.leave(node, Exit::Stopped);
-                } else if sim.cut {
+                } else if sim.lost {
                     self.leave(node, Exit::Alone);
                 }
             }
@@ -143,14 +185,14 @@ impl World<'_> {
     }
 
     /// The contents of the board now.
-    fn read(&mut self, node: usize) {
+    pub fn read(&mut self, node: usize) {
         if let Some(state) = self.board.state.clone() {
             let members = self.board.members.clone();
             self.hear(node, state, Some(members));
         }
     }
 
-    fn hear(&mut self, node: usize, state: JobState, members: Option<Vec<RoundMember>>) {
+    pub fn hear(&mut self, node: usize, state: JobState, members: Option<Vec<RoundMember>>) {
         let sim = &mut self.nodes[node];
         if sim.state.note_state(&state, members.as_deref()) {
             sim.latest = Some(state.clone());
@@ -160,26 +202,38 @@ impl World<'_> {
         }
     }
 
-    pub fn put(&mut self, node: usize) {
+    pub fn record_of(&self, node: usize) -> NodeRecord {
         let plan = &self.story.plans[node];
         let standing = self.nodes[node].state.status.clone();
-        let record = NodeRecord { format: plan.format, info: plan.offer.clone(), status: standing };
+        NodeRecord { format: plan.format, info: plan.offer.clone(), status: standing }
+    }
+
+    pub fn put(&mut self, node: usize) {
+        let record = self.record_of(node);
         self.send(node, Some(record));
     }
 
     /// The writes of a node arrive in order.
-    fn send(&mut self, node: usize, record: Option<NodeRecord>) {
+    pub fn next_write(&mut self, node: usize) -> u64 {
         let at = (self.now + self.delay()).max(self.nodes[node].last_write);
         self.nodes[node].last_write = at;
-        self.at(at, Event::Writes { node, record });
+        at
+    }
+
+    fn send(&mut self, node: usize, record: Option<NodeRecord>) {
+        let (at, number) = (self.next_write(node), self.nodes[node].joined);
+        self.at(at, Event::Writes { node, number, record });
     }
 
     fn stand(&mut self, node: usize, standing: NodeStatus) {
+        if !matches!(standing, NodeStatus::Runs { .. } | NodeStatus::Stops { .. }) {
+            self.nodes[node].lease.release();
+        }
         self.nodes[node].state.status = standing;
         self.put(node);
     }
 
-    fn act(&mut self, node: usize) {
+    pub fn act(&mut self, node: usize) {
         for _ in 0..4 {
             let sim = &self.nodes[node];
             let Some(state) = sim.latest.as_ref().filter(|_| sim.here) else { return };
@@ -189,6 +243,8 @@ impl World<'_> {
                     assert!(sim.ranks.is_none(), "ready, and its ranks run");
                     self.stand(node, NodeStatus::Ready { seen });
                 }
+                // The round may be one that the others have given up.
+                NodeStep::Start { .. } if sim.joined != sim.number_of_lease || self.may_not_run(node) => return,
                 NodeStep::Start { round } => self.start(node, round),
                 NodeStep::Stop { why, .. } => {
                     self.nodes[node].whys.extend(why);
@@ -203,14 +259,21 @@ impl World<'_> {
         panic!("node {node} knows no end: {:?}", self.nodes[node].state);
     }
 
+    /// Its lease has not been renewed lately.
+    fn may_not_run(&self, node: usize) -> bool {
+        time(self.now) >= time(self.nodes[node].renewed) + self.terms(node).ranks_begin_within()
+    }
+
     fn start(&mut self, node: usize, round: u64) {
-        self.judge.started(&self.nodes, node, round);
+        let excused: Vec<bool> = self.nodes.iter().map(|sim| self.is_excused(sim)).collect();
+        self.judge.started(&self.nodes, &excused, node, round);
         let lives = &self.story.plans[node].lives;
         let sim = &mut self.nodes[node];
         let (Life::Well(lasts) | Life::Fails(lasts)) = lives[(sim.run as usize).min(lives.len() - 1)];
         sim.run += 1;
-        sim.ranks = Some(Ranks { round, stopping: false, failed: None });
+        sim.ranks = Some(Ranks { round, stopping: false, failed: None, dead: false });
         let run = sim.run;
+        self.hold(node, round);
         self.stand(node, NodeStatus::Runs { round });
         self.at(self.now + lasts, Event::RanksEnd { node, run });
     }
@@ -226,6 +289,9 @@ impl World<'_> {
         }
         if let Some(Ranks { round, .. }) = sim.ranks.take() {
             sim.well.push(round);
+            if sim.lost {
+                self.at(self.now + MOST_ALONE, Event::LosesPatience { node });
+            }
             self.stand(node, NodeStatus::Done { round });
             self.act(node);
         }
@@ -248,7 +314,7 @@ impl World<'_> {
         self.stop_within(node, grace);
     }
 
-    fn stop_within(&mut self, node: usize, grace: u64) {
+    pub fn stop_within(&mut self, node: usize, grace: u64) {
         let sim = &mut self.nodes[node];
         let run = sim.run;
         if let Some(ranks) = sim.ranks.as_mut().filter(|ranks| !ranks.stopping || grace == 0) {
@@ -268,8 +334,8 @@ impl World<'_> {
             Some(failure) => NodeStatus::Failed { round, failure },
             None => NodeStatus::Ready { seen: round },
         };
-        if sim.signalled || sim.cut {
-            let patience = if sim.cut { MOST_ALONE } else { PATIENCE };
+        if sim.signalled || sim.lost {
+            let patience = if sim.lost { MOST_ALONE } else { PATIENCE };
             self.at(self.now + patience, Event::LosesPatience { node });
         }
         self.stand(node, standing);
@@ -277,7 +343,7 @@ impl World<'_> {
     }
 
     /// The ranks of the same round, where theirs notice.
-    fn peers_feel(&mut self, node: usize) {
+    pub fn peers_feel(&mut self, node: usize) {
         let Some(round) = self.nodes[node].ranks.as_ref().map(|ranks| ranks.round) else { return };
         for peer in 0..self.nodes.len() {
             let runs = self.nodes[peer].ranks.as_ref().is_some_and(|ranks| ranks.round == round);
@@ -304,35 +370,9 @@ impl World<'_> {
         let sim = &mut self.nodes[node];
         let came = sim.here;
         (sim.here, sim.exit, sim.ranks) = (false, Some(Exit::Killed), None);
-        if came && seen && !sim.cut {
+        // Else it goes when its lease lapses.
+        if came && seen {
             self.send(node, None);
-        } else if came {
-            sim.cut = true;
-            let contact = sim.contact;
-            self.at(self.now + self.story.lease, Event::Lapses { node, contact });
-        }
-    }
-
-    pub fn cut(&mut self, node: usize, lasts: Option<u64>) {
-        if !self.nodes[node].here || self.nodes[node].cut {
-            return;
-        }
-        self.peers_feel(node);
-        let plan = &self.story.plans[node];
-        let lapse = self.now + self.story.lease;
-        // Where the job goes on without the node, its ranks end before its lease lapses (`LeaseTerms`).
-        let gives_up = match plan.offer.rules.on_loss {
-            OnNodeLoss::Regroup => self.now + self.story.lease * 8 / 10,
-            OnNodeLoss::End => lapse + plan.patience.min(plan.offer.rules.loss_ms),
-        };
-        let sim = &mut self.nodes[node];
-        sim.cut = true;
-        sim.contact += 1;
-        let contact = sim.contact;
-        self.at(lapse, Event::Lapses { node, contact });
-        self.at(gives_up, Event::GivesUp { node, contact });
-        if let Some(lasts) = lasts {
-            self.at(self.now + lasts, Event::Returns { node, contact });
         }
     }
 

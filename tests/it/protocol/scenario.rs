@@ -1,5 +1,6 @@
 //! The parts of a history: nodes, the lives of their ranks, happenings; and stories drawn at random.
 
+use super::lease::{Sleeper, Way};
 use fastrand::Rng;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{JobRules, JobState, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
@@ -30,7 +31,9 @@ pub enum Happening {
     /// Its launcher and its ranks are killed. `seen`: its record goes with it, instead of when its lease runs out.
     Kill { node: usize, seen: bool },
     /// No contact for so long; `None`: never again.
-    Cut { node: usize, lasts: Option<u64> },
+    Cut { node: usize, lasts: Option<u64>, way: Way },
+    /// It does nothing for so long.
+    Sleep { node: usize, who: Sleeper, lasts: u64 },
     /// It is stopped from outside. `early`: it says so at once, not when its ranks have ended.
     Signal { node: usize, early: bool },
     /// Another coordinator takes the place of the one there is. `late`: which does not know, and goes on.
@@ -45,9 +48,11 @@ pub struct Net {
     pub lost: u32,
     pub doubled: u32,
     pub again: u64,
+    /// How long a renewal of a lease, or its confirmation, takes at most.
+    pub renewal: u64,
 }
 
-pub const CALM: Net = Net { delay: 0, lost: 0, doubled: 0, again: 1 };
+pub const CALM: Net = Net { delay: 0, lost: 0, doubled: 0, again: 1, renewal: 0 };
 
 #[derive(Clone, Debug)]
 pub struct Story {
@@ -97,25 +102,29 @@ impl Story {
         let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
         let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
         let JobRules { join_ms, restarts, loss_ms, .. } = self.rules;
-        let round = join_ms + loss_ms + lives + self.grace + self.lease + 10 * (self.net.delay + self.net.again);
-        let patience = 60_000 + 2 * self.lease + 30_000;
+        let net = 10 * (self.net.delay + self.net.again + self.net.renewal);
+        let round = join_ms + 2 * loss_ms + lives + self.grace + 2 * self.lease + net;
+        let patience = 60_000 + 6 * self.lease + 30_000;
         last.unwrap_or_default() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
     }
 
     pub fn random(seed: u64) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let rules = rules(&mut rng);
-        let delay = pick(&mut rng, &[0, 20, 50, 400, 3_000]);
-        let lost = pick(&mut rng, &[0, 0, 10, 40]);
-        let net = Net { delay, lost, doubled: pick(&mut rng, &[0, 20]), again: rng.u64(1..4_000) };
-        let (lease, grace) = (pick(&mut rng, &[1_000, 5_000, 10_000]), pick(&mut rng, &[0, 1_000, 8_000]));
+        // In a third of them nothing leaves time between the loss of a node and the next round, and nodes are away for about a lease.
+        let is_tight = rng.u8(0..3) == 0;
+        let rules = if is_tight { tight_rules(&mut rng) } else { rules(&mut rng) };
+        let lease = pick(&mut rng, &[2_000, 5_000, 10_000]);
+        let grace = if is_tight { 0 } else { pick(&mut rng, &[0, 1_000, 8_000]) };
+        let net = net(&mut rng, lease);
         let count = (rules.max + rng.usize(0..3)).saturating_sub(usize::from(rng.u8(0..8) == 0)).max(1);
         let numbering = rng.u8(0..5);
         let mut plans: Vec<Plan> = (0..count).map(|number| random_plan(&mut rng, number, &rules, numbering)).collect();
         let mut happenings = Vec::new();
-        for _ in 0..pick(&mut rng, &[0, 1, 1, 2, 3, 5]) {
+        let most = if is_tight { &[2, 4, 8][..] } else { &[0, 1, 1, 2, 3, 5] };
+        for _ in 0..pick(&mut rng, most) {
             let (at, node) = (rng.u64(0..40_000), rng.usize(0..count));
-            let what = match rng.u8(0..10) {
+            let about_a_lease = lease / 2 + rng.u64(0..lease * 3 / 2);
+            let what = match rng.u8(if is_tight { 3 } else { 0 }..13) {
                 0..3 => {
                     if rng.bool() {
                         let mut again = random_plan(&mut rng, plans.len(), &rules, numbering);
@@ -125,14 +134,38 @@ impl Story {
                     }
                     Happening::Kill { node, seen: rng.bool() }
                 }
-                3..6 => Happening::Cut { node, lasts: pick(&mut rng, &[Some(5_000), Some(500), Some(20_000), None]) },
-                6 => Happening::Signal { node, early: rng.bool() },
+                3..6 => {
+                    let lasts = pick(&mut rng, &[Some(about_a_lease), Some(500), Some(20_000), None]);
+                    let lasts = if is_tight { Some(about_a_lease) } else { lasts };
+                    let way = pick(&mut rng, &[Way::Both, Way::Both, Way::ToBackend, Way::FromBackend]);
+                    Happening::Cut { node, lasts, way }
+                }
+                10..13 => {
+                    let who = pick(&mut rng, &[Sleeper::Supervisor, Sleeper::Node]);
+                    let lasts = if is_tight { about_a_lease } else { rng.u64(0..4 * lease) };
+                    Happening::Sleep { node, who, lasts }
+                }
+                6 if !is_tight => Happening::Signal { node, early: rng.bool() },
                 _ => Happening::NewLeader { after: pick(&mut rng, &[0, 10, 2_000, 9_000]), late: rng.bool() },
             };
             happenings.push((at, what));
         }
         Self { seed, rules, net, lease, grace, plans, happenings, left: None }
     }
+}
+
+fn net(rng: &mut Rng, lease: u64) -> Net {
+    let delay = pick(rng, &[0, 20, 50, 400, 3_000, lease / 2]);
+    let (lost, doubled) = (pick(rng, &[0, 0, 10, 40]), pick(rng, &[0, 20]));
+    let renewal = pick(rng, &[0, lease / 20, lease / 4, lease / 2]);
+    Net { delay, lost, doubled, again: rng.u64(1..4_000), renewal }
+}
+
+/// Of a job that goes on at once.
+fn tight_rules(rng: &mut Rng) -> JobRules {
+    let (on_failure, on_loss) = (OnFailure::Restart, OnNodeLoss::Regroup);
+    let (min, max) = pick(rng, &[(1, 1), (1, 2), (1, 3), (2, 3)]);
+    JobRules { min, max, last_call_ms: 0, loss_ms: 0, restarts: 9, on_failure, on_loss, ..rules(rng) }
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {

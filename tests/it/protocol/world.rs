@@ -2,6 +2,7 @@
 //! delays, doubles and reorders messages. `checks.rs` checks each publication and each start of a round as it comes.
 
 use super::checks::Judge;
+use super::lease::KeptLease;
 use super::node::{Exit, Sim};
 use super::scenario::{Happening, Story};
 use fastrand::Rng;
@@ -24,15 +25,51 @@ pub enum Event {
     /// A record reaches the board; `None`: it is taken away.
     Writes {
         node: usize,
+        number: u16,
         record: Option<NodeRecord>,
+    },
+    /// Of the node's lease: see `lease.rs`.
+    Renews {
+        node: usize,
+    },
+    RenewsAtOnce {
+        node: usize,
+    },
+    RenewalArrives {
+        node: usize,
+        number: u16,
+        sent: u64,
+    },
+    RenewalAnswered {
+        node: usize,
+        number: u16,
+        sent: u64,
+        is_granted: bool,
+    },
+    JoinArrives {
+        node: usize,
+        number: u16,
+        record: NodeRecord,
+    },
+    JoinAnswered {
+        node: usize,
+        number: u16,
+        board: Option<(JobState, Vec<RoundMember>)>,
     },
     Lapses {
         node: usize,
-        contact: u32,
+        number: u16,
     },
-    Returns {
+    Silent {
         node: usize,
-        contact: u32,
+    },
+    Overdue {
+        node: usize,
+        run: u32,
+    },
+    Enforced {
+        node: usize,
+        run: u32,
     },
     GivesUp {
         node: usize,
@@ -53,6 +90,10 @@ pub enum Event {
     LosesPatience {
         node: usize,
     },
+    Signalled {
+        node: usize,
+        early: bool,
+    },
     /// A node's record on the board reaches a coordinator; `what`: the record when it was sent.
     Feeds {
         leader: usize,
@@ -65,10 +106,12 @@ pub enum Event {
         leader: usize,
         id: String,
     },
+    /// `known`: the records that the leader knew when it decided.
     Publishes {
         leader: usize,
         state: JobState,
         members: Option<Vec<RoundMember>>,
+        known: BTreeMap<String, u64>,
     },
     Wakes {
         leader: usize,
@@ -109,6 +152,9 @@ pub struct World<'a> {
     pub over: u64,
     pub board: Board,
     pub nodes: Vec<Sim>,
+    /// The node's leases at the backend, and how often a launcher process had to kill ranks.
+    pub leases: Vec<KeptLease>,
+    pub enforcements: u32,
     pub leaders: Vec<Leader>,
     pub judge: Judge,
     pub rng: Rng,
@@ -130,6 +176,8 @@ impl<'a> World<'a> {
             over: 0,
             board: Board::default(),
             nodes: story.plans.iter().enumerate().map(|(number, _)| Sim::new(number)).collect(),
+            leases: vec![KeptLease::default(); story.plans.len()],
+            enforcements: 0,
             leaders: Vec::new(),
             judge: Judge::default(),
             rng: Rng::with_seed(story.seed),
@@ -182,6 +230,11 @@ impl<'a> World<'a> {
         if self.story.net.delay == 0 { most } else { self.rng.u64(0..=most) }
     }
 
+    pub fn is_lost_message(&mut self) -> bool {
+        let lost = self.story.net.lost;
+        self.chance(lost)
+    }
+
     fn chance(&mut self, of_100: u32) -> bool {
         self.rng.u32(0..100) < of_100
     }
@@ -211,12 +264,18 @@ impl<'a> World<'a> {
                 let what = self.board.records.get(&id).map(|(record, _)| record.clone());
                 self.feeds(leader, &id, revision, what, age);
             }
-            Event::Publishes { leader, state, members } => self.publishes(leader, state, members),
-            Event::Writes { node, record } => {
-                if self.nodes[node].is_connected() {
+            Event::Publishes { leader, state, members, known } => self.publishes(leader, (state, members), &known),
+            Event::Writes { node, number, record } => {
+                if self.reaches(node) && self.keeps(node, number) {
                     self.write(node, record, 0);
+                } else {
+                    self.nodes[node].is_behind = true;
                 }
             }
+            Event::RenewalArrives { node, number, sent } => self.renewal_arrives(node, number, sent),
+            Event::JoinArrives { node, number, record } => self.join_arrives(node, number, record),
+            Event::Lapses { node, number } => self.lapses(node, number),
+            Event::Enforced { node, run } => self.enforced(node, run),
             other => self.node_event(other),
         }
     }
@@ -224,8 +283,12 @@ impl<'a> World<'a> {
     fn happens(&mut self, what: Happening) {
         match what {
             Happening::Kill { node, seen } => self.kill(node, seen),
-            Happening::Cut { node, lasts } => self.cut(node, lasts),
-            Happening::Signal { node, early } => self.signal(node, early),
+            Happening::Cut { node, lasts, way } => self.cut(node, lasts, way),
+            Happening::Sleep { node, who, lasts } => self.sleep(node, who, lasts),
+            Happening::Signal { node, early } => match self.sleeps_until(node) {
+                Some(until) => self.at(until, Event::Signalled { node, early }),
+                None => self.signal(node, early),
+            },
             Happening::NewLeader { after, late } => {
                 let term = self.board.term;
                 for leader in self.leaders.iter_mut().filter(|leader| leader.term == term) {
@@ -348,7 +411,8 @@ impl<'a> World<'a> {
             leader.last_arrival = leader.last_arrival.max(arrives);
             leader.under_way += 1;
             let at = leader.last_arrival;
-            self.at(at, Event::Publishes { leader: number, state, members });
+            let known = leader.seen.clone();
+            self.at(at, Event::Publishes { leader: number, state, members, known });
         }
         if let Some(next) = self.leaders[number].machine.next_deadline() {
             let at = u64::try_from(next.as_millis()).unwrap();
@@ -367,14 +431,20 @@ impl<'a> World<'a> {
         }
     }
 
-    fn publishes(&mut self, number: usize, state: JobState, members: Option<Vec<RoundMember>>) {
+    fn publishes(
+        &mut self,
+        number: usize,
+        (state, members): (JobState, Option<Vec<RoundMember>>),
+        known: &BTreeMap<String, u64>,
+    ) {
         let leader = &mut self.leaders[number];
         leader.under_way -= 1;
         let follows = self.board.state.as_ref().is_none_or(|old| old.serial + 1 == state.serial);
-        // The fence. A round does not begin while there is a node that the leader does not know.
-        let knows = |(id, (_, created)): (&String, &(NodeRecord, u64))| leader.seen.get(id) >= Some(created);
+        // The fence. A round does not begin, and no members are given up, while there is a node that the leader does not know.
+        let knows = |(id, (_, created)): (&String, &(NodeRecord, u64))| known.get(id) >= Some(created);
         let begins = self.board.state.as_ref().map_or(0, |old| old.round) < state.round;
-        let knows_all = !begins || self.board.records.iter().all(knows);
+        let gives_up = !self.board.members.is_empty() && members.as_ref().is_some_and(Vec::is_empty);
+        let knows_all = !(begins || gives_up) || self.board.records.iter().all(knows);
         if leader.term != self.board.term || !follows || !knows_all {
             leader.alive = false;
             if !self.leaders.iter().any(|other| other.alive && other.term == self.board.term) {

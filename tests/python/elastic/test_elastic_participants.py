@@ -11,7 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from elastic_jobs import NOT_MET, PADDLE, TORCH, USAGE, AtMaster, Backend, Job, joining, start_at_once
+from elastic_jobs import (
+    NOT_MET,
+    PADDLE,
+    PADDLES,
+    TORCH,
+    USAGE,
+    AtMaster,
+    Backend,
+    Job,
+    joining,
+    start_at_once,
+)
 from hosts import Host, hosts
 from launching import until
 
@@ -160,6 +171,18 @@ def test_only_nodes_with_the_jobs_key_are_admitted(
         (line,) = end.error_lines()
         assert "key" in line
         job.end_successfully(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
+
+
+def test_a_job_with_a_secret_does_not_join_a_master_that_cannot_prove_it(
+    tmp_path: Path, three: list[Host]
+) -> None:
+    with Job(tmp_path, three, AtMaster) as job:
+        script = job.script(RUN)
+        job.node(0, script, module=PADDLES, POD_IP=three[0].ip)
+        end = job.node(1, script, RLAUNCH_JOB_SECRET="0123456789abcdef").end()
+        assert end.status == NOT_MET, end.stderr
+        (line,) = end.error_lines()
+        assert "speaks Paddle's protocol, which cannot prove the job's secret" in line
 
 
 @pytest.mark.parametrize("rank", ["2", "-7", "x"])

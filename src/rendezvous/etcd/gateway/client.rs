@@ -129,6 +129,11 @@ impl EtcdClient {
         self.has_joined.store(true, Ordering::Relaxed);
     }
 
+    /// The next request gets another token.
+    pub fn forget_token(&self) {
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     fn left_by(&self) -> Duration {
         Duration::from_millis(self.left_by_ms.load(Ordering::Relaxed))
     }
@@ -225,7 +230,7 @@ impl EtcdCaller {
     ) -> Result<T, EtcdError> {
         let (count, first) = (self.client.endpoints.len(), self.client.preferred());
         let mut last = "no time is left to ask it".to_owned();
-        let mut denied = None;
+        let (mut denied, mut asked) = (None, 0);
         for (step, waiting) in (1..=u32::try_from(count).unwrap_or(u32::MAX)).rev().enumerate() {
             let (at, now) = ((first + step) % count, self.client.now());
             let left = until.min(self.client.left_by()).saturating_sub(now);
@@ -234,6 +239,7 @@ impl EtcdCaller {
                 self.client.preferred.store(at, Ordering::Relaxed);
                 break;
             }
+            asked += 1;
             let share = (left / waiting).max(MIN_SHARE).min(left).min(self.client.timeout);
             match self.with_token(EndpointAttempt { at, share, until: now + share }, &ask) {
                 Err(_) if self.wire.is_closed() => return Err(EtcdError::Closed),
@@ -247,7 +253,9 @@ impl EtcdCaller {
             }
         }
         match denied {
-            Some(why) if !self.client.has_joined.load(Ordering::Relaxed) => Err(EtcdError::Refused(why)),
+            Some(why) if asked == count && !self.client.has_joined.load(Ordering::Relaxed) => {
+                Err(EtcdError::Refused(why))
+            }
             denied => Err(EtcdError::Unreachable(denied.unwrap_or(last))),
         }
     }
@@ -282,6 +290,8 @@ impl EtcdCaller {
             Ok(response) => response["token"].as_str().map(str::to_owned),
             // Etcd without authentication accepts every client.
             Err(EtcdError::Status { message, .. }) if message.contains("authentication is not enabled") => {
+                let endpoint = &self.client.endpoints[to.at];
+                tracing::warn!("etcd at {endpoint} checks no users: every client that reaches it can join this job");
                 Some(String::new())
             }
             Err(error) => return Err(self.classify(to.at, error)),

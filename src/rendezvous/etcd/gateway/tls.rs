@@ -14,8 +14,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug)]
 pub struct TlsFiles {
     files: EtcdTls,
-    /// With the state of the files before they were read.
-    latest: Mutex<(Vec<Option<FileStamp>>, Arc<ClientConfig>)>,
+    latest: Mutex<Latest>,
+}
+
+#[derive(Debug)]
+struct Latest {
+    config: Arc<ClientConfig>,
+    /// The state of the files before they were read.
+    read: Vec<Option<FileStamp>>,
+    /// The same of those that could not be used, and were reported.
+    reported: Vec<Option<FileStamp>>,
 }
 
 /// What tells a file from the one that was there before: device, inode, size, and the time of its last change (s, ns).
@@ -27,7 +35,7 @@ impl TlsFiles {
         let files = files.cloned().unwrap_or_default();
         let stamps = stamps(&files);
         let config = config(&files)?;
-        Ok(Self { files, latest: Mutex::new((stamps, config)) })
+        Ok(Self { files, latest: Mutex::new(Latest { config, read: stamps, reported: Vec::new() }) })
     }
 
     /// The configuration of the next connection. Files that cannot be used are reported once for each change, and those before
@@ -35,14 +43,17 @@ impl TlsFiles {
     pub fn latest(&self) -> Arc<ClientConfig> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = stamps(&self.files);
-        if stamps != latest.0 {
-            latest.0 = stamps;
+        if stamps != latest.read {
             match config(&self.files) {
-                Ok(config) => latest.1 = config,
-                Err(error) => tracing::warn!("{error}; the certificates that were read before are used"),
+                Ok(config) => (latest.config, latest.read) = (config, stamps),
+                Err(error) if stamps != latest.reported => {
+                    tracing::warn!("{error}; the certificates that were read before are used");
+                    latest.reported = stamps;
+                }
+                Err(_) => {}
             }
         }
-        Arc::clone(&latest.1)
+        Arc::clone(&latest.config)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Finds out what listens at a master's address, and asks for a link.
 
 use super::connect::{MasterLink, request};
+use crate::model::plain_text::escape;
 use crate::net::deadline::{Clock, TimeLeft, until};
 use crate::net::tcp;
 use crate::net::traffic::Traffic;
@@ -47,7 +48,7 @@ pub(super) fn identify_other(host: &str, port: u16, traffic: &Traffic, left: Tim
 }
 
 fn first_line(message: &HttpMessage) -> String {
-    message.first.join(" ").chars().filter(|char| !char.is_control()).take(80).collect()
+    escape(&message.first.join(" ")).chars().take(80).collect()
 }
 
 /// A link on which no line has been read yet.

@@ -6,8 +6,9 @@
 
 use crate::net::server::OVERHEAD;
 use crate::protocol::Publication;
+use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
-use crate::protocol::{JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus, RoundMember};
+use crate::protocol::{JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus};
 use crate::rendezvous::master::frame::{MAX_RECORD, is_id};
 use crate::rendezvous::master::http;
 use serde_json::Value;
@@ -195,9 +196,7 @@ impl KvStore {
         let Ok(state) = serde_json::from_str::<JobState>(&publication.state) else { return };
         self.refused = state.refused;
         self.is_running = matches!(state.phase, JobPhase::Running | JobPhase::Stopping { .. });
-        if let Some(members) =
-            publication.members.as_deref().and_then(|text| serde_json::from_str::<Vec<RoundMember>>(text).ok())
-        {
+        if let Some(members) = publication.members.as_deref().and_then(member_list::read) {
             self.members = members.iter().map(|member| member.id.clone()).collect();
             let key = |info: &NodeInfo| format!("{}/{}", info.name, info.rank.map_or(-1, |rank| rank as i64));
             let keys: BTreeSet<String> = members.iter().map(|member| key(&member.info)).collect();
@@ -353,8 +352,7 @@ mod tests {
             let publication = CoordinatorLogic::turn(&mut self.coordinator, now);
             let Some(publication) = publication else { return };
             self.kv.note_publication(&publication, &self.coordinator.shown_to_paddle());
-            let members: Vec<RoundMember> =
-                publication.members.map_or(Vec::new(), |members| serde_json::from_str(&members).unwrap());
+            let members = publication.members.map_or(Vec::new(), |list| member_list::read(&list).unwrap());
             if !members.is_empty() {
                 self.round = members.into_iter().map(|member| member.id).collect();
             }

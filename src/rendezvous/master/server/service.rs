@@ -4,6 +4,7 @@ use super::config::MasterConfig;
 use super::connection::MasterConnection;
 use super::kv::{KvChange, KvStore};
 use super::links::{JobLinks, refuse};
+use crate::model::plain_text::escape;
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
@@ -162,7 +163,7 @@ impl MasterService {
     /// Paddle's launcher repeats a refused request ten times a second.
     fn warn_once(&mut self, text: String) {
         if self.warned.len() < MAX_WARNINGS && !self.warned.contains(&text) {
-            warn!("{text}");
+            warn!("{}", escape(&text));
             self.warned.insert(text);
         }
     }

@@ -10,9 +10,9 @@ mod renewals;
 mod server;
 
 use node::{Node, Roster, config, serial_and_leader};
-use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus, RoundMember,
-};
+use rlaunch::protocol::member_list;
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeStatus};
 use rlaunch::protocol::{CoordinatorLogic, Departure, Publication};
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use server::{Etcd, LIMIT};
@@ -243,7 +243,7 @@ fn keys_that_no_node_can_remove_expire_with_a_lease() {
 fn ready(seen: u64) -> NodeRecord {
     let rules = JobRules { frontend: "paddle".into(), min: 2, max: 2, join_ms: 60_000, ..JobRules::default() };
     let offer = NodeInfo { rules, ranks: 1, ..NodeInfo::default() };
-    NodeRecord { format: 2, info: offer, status: NodeStatus::Ready { seen } }
+    NodeRecord { format: FORMAT, info: offer, status: NodeStatus::Ready { seen } }
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn a_job_by_the_real_rules_runs_and_ends() {
             node.backend.put(&serde_json::to_string(&record).unwrap());
             let state_of = |news: &BackendEvent| match news {
                 BackendEvent::State { state, members } => {
-                    let members = members.as_ref().map(|list| serde_json::from_str::<Vec<RoundMember>>(list).unwrap());
+                    let members = members.as_ref().map(|list| member_list::read(list).unwrap());
                     Some((serde_json::from_str::<JobState>(state).unwrap(), members))
                 }
                 _ => None,

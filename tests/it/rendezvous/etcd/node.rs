@@ -62,7 +62,7 @@ impl CoordinatorLogic for Roster {
         let (by, said, gone) = (&self.by, said.join(","), self.gone.join(","));
         let state = format!("{} {by} [{said}] [{gone}]", self.serial);
         let members = format!("{} {}", self.serial, "m".repeat(self.padding));
-        Some(Publication { state, members: Some(members), begins_round: true })
+        Some(Publication { state, members: Some(members), requires_all_nodes: true })
     }
 
     fn next_deadline(&self) -> Option<Duration> {
@@ -81,6 +81,7 @@ impl CoordinatorLogic for Roster {
 /// A node that remembers what it has heard.
 pub struct Node {
     pub backend: EtcdBackend,
+    pub config: etcd::EtcdConfig,
     pub heard: Vec<BackendEvent>,
     fresh: VecDeque<BackendEvent>,
 }
@@ -102,6 +103,7 @@ impl Node {
     ) -> Self {
         Self {
             backend: join(config, id, "new", Arc::new(NodeLease::new().unwrap()), decide).unwrap(),
+            config: config.clone(),
             heard: Vec::new(),
             fresh: VecDeque::new(),
         }
@@ -176,6 +178,10 @@ impl Node {
 
     pub fn until_lost(&mut self) -> String {
         self.until("lost", |news| if let BackendEvent::Lost { why } = news { Some(why.clone()) } else { None })
+    }
+
+    pub fn until_hindered(&mut self) -> String {
+        self.until("hindered", |news| if let BackendEvent::Hindered { why } = news { Some(why.clone()) } else { None })
     }
 
     pub fn until_back(&mut self) {

@@ -26,8 +26,9 @@ fn renewed_certificates_are_read_when_the_node_connects_again() {
     let mut etcd = own.etcd();
     let mut node = start(&etcd, &own);
     own.replace(&next, &["ca.pem", "server.pem", "server.key", "client.pem", "client.key"]);
-    etcd.restart();
+    etcd.stop();
     node.until_lost();
+    etcd.restart();
     node.until_back();
     takes_part(node);
 }
@@ -75,13 +76,13 @@ fn start_as_user(etcd: &Etcd) -> Node {
 }
 
 #[test]
-fn a_user_that_is_gone_in_mid_job_is_lost_contact_until_there_is_one_again() {
+fn a_user_that_is_gone_in_mid_job_hinders_the_node_until_there_is_one_again() {
     let etcd = with_users();
     let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
     let mut node = start_as_user(&etcd);
     control(&["user", "delete", "some"]);
     node.backend.put("unwritten");
-    let why = node.until_lost();
+    let why = node.until_hindered();
     assert!(why.contains("check the user's name and the password"), "{why}");
     control(&["user", "add", "some:word"]);
     control(&["user", "grant-role", "some", "job"]);
@@ -90,17 +91,41 @@ fn a_user_that_is_gone_in_mid_job_is_lost_contact_until_there_is_one_again() {
 }
 
 #[test]
-fn a_role_that_is_gone_in_mid_job_is_reported_although_the_lease_is_renewed() {
+fn a_role_that_is_gone_in_mid_job_hinders_the_node_although_the_lease_is_renewed() {
     let etcd = with_users();
     let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
     let mut node = start_as_user(&etcd);
     control(&["user", "revoke-role", "some", "job"]);
     node.backend.put("unwritten");
-    let why = node.until_lost();
+    let why = node.until_hindered();
     assert!(why.contains("needs a role that may read and write this prefix"), "{why}");
     control(&["user", "grant-role", "some", "job"]);
     node.until_back();
     takes_part(node);
+}
+
+#[test]
+fn a_watch_that_etcd_refuses_is_reported_and_continues_with_another_token() {
+    let mut etcd = with_users();
+    let control = |etcd: &Etcd, words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
+    let mut node = start_as_user(&etcd);
+    let mut other = Node::start(&node.config, "b");
+    node.until_state("[a=new,b=new]");
+    other.until_state("[a=new,b=new]");
+    // Etcd's tokens are gone with it, and nodes that have nothing to write ask for none.
+    etcd.restart();
+    control(&etcd, &["put", "/rlaunch/job/nodes/b", "later"]);
+    node.until_state("b=later");
+    other.until_state("b=later");
+    // Without a role the watches end with etcd, although the lease lives on.
+    control(&etcd, &["user", "revoke-role", "some", "job"]);
+    etcd.restart();
+    let why = node.until_hindered();
+    assert!(why.contains("permission denied"), "{why}");
+    control(&etcd, &["user", "grant-role", "some", "job"]);
+    node.until_back();
+    node.backend.put("again");
+    other.until_state("a=again");
 }
 
 #[test]

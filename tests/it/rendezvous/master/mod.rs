@@ -7,6 +7,7 @@ mod paddle;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rlaunch::net::listen;
+use rlaunch::protocol::member_list;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
     Coordinator, JobEnd, JobPhase, JobRules, JobState, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep,
@@ -79,8 +80,7 @@ impl Node {
         for news in self.backend.take_events() {
             if let BackendEvent::State { state, members } = &news {
                 let state: JobState = serde_json::from_str(state).unwrap();
-                let members: Option<Vec<RoundMember>> =
-                    members.as_deref().map(|text| serde_json::from_str(text).unwrap());
+                let members = members.as_deref().map(|list| member_list::read(list).unwrap());
                 self.node_state.note_state(&state, members.as_deref());
                 self.members = members.unwrap_or(std::mem::take(&mut self.members));
                 self.state = Some(state);

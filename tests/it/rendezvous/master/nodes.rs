@@ -1,9 +1,11 @@
 //! Nodes rendezvous, end and are considered lost.
 
 use super::*;
+use rlaunch::protocol::admission::MAX_RANKS;
 use rlaunch::rendezvous::master::auth::{LinkAuth, LinkSide};
-use rlaunch::rendezvous::master::frame::{FrameReader, FromMaster, FromNode, KEYED, NONCE, SharedBody};
+use rlaunch::rendezvous::master::frame::{FrameReader, FromMaster, FromNode, KEYED, MAX_LINE, NONCE, SharedBody};
 use rlaunch::rendezvous::master::http::{self, HttpParser};
+use rlaunch::spec::rendezvous::MAX_NODES;
 use std::io::{ErrorKind, Read, Write};
 
 /// A node's end of a link, by hand.
@@ -217,4 +219,21 @@ fn a_node_without_a_state_from_the_first_master_joins_the_second() {
     let _second = again(port, None);
     until(&mut [&mut a], "it runs", |nodes| nodes[0].runs());
     assert_eq!(a.refused(), None);
+}
+
+#[test]
+fn the_list_of_members_of_the_largest_job_fits_in_a_message() {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut member = |number: usize| {
+        let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
+        let endpoints =
+            [(); MAX_RANKS / MAX_NODES].map(|()| format!("{address}:{}", random.u16(32768..61000))).to_vec();
+        let info = NodeInfo { host: format!("node-{number}"), address, endpoints, ..NodeInfo::default() };
+        RoundMember { id: std::iter::repeat_with(|| random.alphanumeric()).take(16).collect(), info }
+    };
+    let members: Vec<RoundMember> = (0..MAX_NODES).map(&mut member).collect();
+    let state = FromMaster::State { state: String::new(), members: Some(member_list::encode(&members)) };
+    let length = SharedBody::of(&state).text.len();
+    // Beside it there is the state, with 64 refusals and 32 names at most.
+    assert!(length < MAX_LINE - 200_000, "{length}");
 }

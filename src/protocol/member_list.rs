@@ -1,0 +1,101 @@
+//! The list of a round's members as text: JSON, compressed. Every node reads the whole list, because frameworks want the endpoints of
+//! all ranks, so its length decides what a round costs (docs/agents.md).
+
+use crate::protocol::state::RoundMember;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
+
+/// The longest list, bytes of JSON.
+const MAX_JSON: usize = 128 << 20;
+/// By how much the output grows at a time, bytes.
+const STEP: usize = 64 << 10;
+
+/// Encodes a list.
+pub fn encode(members: &[RoundMember]) -> String {
+    // It does not fail: a list has no maps with other keys than text.
+    let json = serde_json::to_vec(members).unwrap_or_default();
+    STANDARD_NO_PAD.encode(compress(&json))
+}
+
+/// The members of an encoded list; `None`: it is none.
+pub fn read(text: &str) -> Option<Vec<RoundMember>> {
+    serde_json::from_str(&decode(text)?).ok()
+}
+
+/// The JSON of an encoded list; `None`: it is none, or is too long.
+pub fn decode(text: &str) -> Option<String> {
+    let compressed = STANDARD_NO_PAD.decode(text).ok()?;
+    String::from_utf8(decompress(&compressed)?).ok()
+}
+
+fn compress(bytes: &[u8]) -> Vec<u8> {
+    let (mut encoder, mut output) = (Compress::new(Compression::default(), false), Vec::new());
+    loop {
+        output.reserve(STEP);
+        let rest = bytes.get(encoder.total_in() as usize..).unwrap_or_default();
+        match encoder.compress_vec(rest, &mut output, FlushCompress::Finish) {
+            Ok(Status::Ok | Status::BufError) => {}
+            // An error says that a call before had finished.
+            Ok(Status::StreamEnd) | Err(_) => return output,
+        }
+    }
+}
+
+/// `None`: these are no compressed bytes, or too many.
+fn decompress(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (mut decoder, mut output) = (Decompress::new(false), Vec::new());
+    while output.len() <= MAX_JSON {
+        output.reserve(STEP);
+        let (read, written) = (decoder.total_in(), decoder.total_out());
+        let rest = bytes.get(read as usize..)?;
+        match decoder.decompress_vec(rest, &mut output, FlushDecompress::None).ok()? {
+            Status::StreamEnd => return (output.len() <= MAX_JSON).then_some(output),
+            // The rest is missing.
+            _ if (decoder.total_in(), decoder.total_out()) == (read, written) => return None,
+            Status::Ok | Status::BufError => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::record::NodeInfo;
+
+    fn members(nodes: usize, ranks: usize) -> Vec<RoundMember> {
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut member = |number: usize| {
+            let id = std::iter::repeat_with(|| random.alphanumeric()).take(16).collect();
+            let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
+            let endpoints = (0..ranks).map(|_| format!("{address}:{}", random.u16(32768..61000))).collect();
+            let info = NodeInfo { host: format!("node-{number}"), address, ranks, endpoints, ..NodeInfo::default() };
+            RoundMember { id, info }
+        };
+        (0..nodes).map(&mut member).collect()
+    }
+
+    #[test]
+    fn a_list_is_read_as_it_was_written() {
+        for nodes in [0, 1, 100] {
+            let list = members(nodes, 8);
+            assert_eq!(read(&encode(&list)), Some(list));
+        }
+    }
+
+    #[test]
+    fn a_node_adds_less_than_a_hundred_bytes_to_the_list() {
+        let list = encode(&members(1000, 8));
+        assert!(list.len() < 100_000, "{}", list.len());
+    }
+
+    #[test]
+    fn what_is_no_list_or_grows_too_long_is_none() {
+        let bomb = STANDARD_NO_PAD.encode(compress(&vec![b' '; MAX_JSON + STEP]));
+        assert!(bomb.len() < 1 << 20);
+        for text in ["", "[]", "!", "AAAA", &bomb, &encode(&members(9, 8))[..40]] {
+            assert!(decode(text).is_none(), "{text:.40}");
+        }
+    }
+}
