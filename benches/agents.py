@@ -170,10 +170,10 @@ sends do not depend on the number of nodes.
 
 ## After a loss
 
-Time from the end of nodes, without a word, until all others have received the next round with its
-members, **less the lease** (30 s here): no round begins before the lease of a lost node has lapsed. Where
-a node is missing, 1 s of it is the last call. Bytes sent and read meanwhile, the renewals of the leases
-included.
+Nodes end without a word. Time from the lapse of the last one's lease (of 30 s here) until all others have
+received the next round with its members: no round begins earlier. At etcd, where a node is missing, 1 s of
+it is the last call; the tenth that is replaced has the leader in it. Bytes sent and read from the end of the
+nodes on, with all renewals of leases.
 
 """
 

@@ -55,6 +55,7 @@ impl AnyBackend {
 struct Agent {
     /// `None`: it has ended without a word.
     backend: Option<AnyBackend>,
+    lease: Arc<NodeLease>,
     node_state: NodeState,
     state: Option<JobState>,
     offer: NodeInfo,
@@ -77,7 +78,7 @@ fn offer(number: usize, nodes: usize) -> NodeInfo {
     };
     let address = format!("10.{}.{}.{}", number >> 16, number >> 8 & 255, number & 255);
     NodeInfo {
-        name: format!("node{number:05}"),
+        name: std::iter::repeat_with(fastrand::alphanumeric).take(6).collect(),
         host: format!("host-{number}"),
         ranks: 8,
         device: "gpu".into(),
@@ -86,6 +87,7 @@ fn offer(number: usize, nodes: usize) -> NodeInfo {
         address,
         rules,
         version: env!("CARGO_PKG_VERSION").into(),
+        clock_ms: clock::wall().as_millis() as u64,
         ..NodeInfo::default()
     }
 }
@@ -149,7 +151,6 @@ struct Job {
     etcd: Option<String>,
     port: u16,
     nodes: usize,
-    lease: Arc<NodeLease>,
     /// The number of the node that leads at etcd.
     leader: Arc<AtomicUsize>,
     poll: Poller,
@@ -162,7 +163,9 @@ impl Job {
         let number = self.agents.len();
         let offer = offer(number, self.nodes);
         let status = NodeStatus::Ready { seen: 0 };
-        let (id, record, node_lease) = (format!("id-{}", offer.name), record(&offer, &status), Arc::clone(&self.lease));
+        let id: String = std::iter::repeat_with(fastrand::alphanumeric).take(16).collect();
+        let (record, lease) = (record(&offer, &status), Arc::new(NodeLease::new().unwrap()));
+        let node_lease = Arc::clone(&lease);
         let mut backend = match &self.etcd {
             Some(at) => {
                 let config = EtcdConfig {
@@ -186,7 +189,7 @@ impl Job {
         };
         self.poll.readable(backend.backend().as_fd(), number as u64).unwrap();
         let node_state = NodeState::new(&id);
-        self.agents.push(Agent { backend: Some(backend), node_state, state: None, offer, members: 0, round: 0 });
+        self.agents.push(Agent { backend: Some(backend), lease, node_state, state: None, offer, members: 0, round: 0 });
     }
 
     /// Waits until all nodes that are here run a round after `round` with so many members.
@@ -206,11 +209,13 @@ impl Job {
         }
     }
 
-    /// Ends a node without a word, as the end of its machine would.
-    fn end(&mut self, number: usize) {
+    /// Ends a node without a word: its connections are closed. Returns when its lease lapses.
+    fn end(&mut self, number: usize) -> Duration {
+        let lapses = clock::now() + LEASE.saturating_sub(self.agents[number].lease.age());
         let mut backend = self.agents[number].backend.take().unwrap();
         self.poll.forget(backend.backend().as_fd()).unwrap();
         drop(backend);
+        lapses
     }
 
     /// Bytes sent and received by the nodes that are here.
@@ -240,7 +245,6 @@ fn main() {
         etcd: args.get(3).cloned(),
         port,
         nodes,
-        lease: Arc::new(NodeLease::new().unwrap()),
         leader: Arc::default(),
         poll: Poller::new().unwrap(),
         agents: Vec::with_capacity(nodes),
@@ -257,13 +261,12 @@ fn main() {
             "leader" => (vec![job.leader.load(Ordering::Relaxed)], 0),
             _ => ((0..nodes / 10).collect(), nodes / 10),
         };
-        let begun = clock::now();
-        ended.iter().for_each(|number| job.end(*number));
+        // No round begins beside ranks of a lost node, whose lease has to lapse first.
+        let lapsed = ended.iter().map(|number| job.end(*number)).max().unwrap();
         bytes = job.traffic();
         (0..new).for_each(|_| job.join());
         job.wait(round, nodes - ended.len() + new);
-        // No round begins beside ranks of a lost node, whose lease has to lapse first.
-        seconds = (clock::now() - begun).as_secs_f64() - LEASE.as_secs_f64();
+        seconds = clock::now().as_secs_f64() - lapsed.as_secs_f64();
         nodes -= ended.len() - new;
     }
     let bytes = job.traffic() - bytes;

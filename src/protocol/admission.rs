@@ -1,7 +1,6 @@
 //! Which nodes cannot take part, and why.
 
 use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord};
-use crate::protocol::state::RoundMember;
 use std::collections::BTreeMap;
 
 /// The most ranks of a job: the list of the members of such a round fits in a message, on `MAX_NODES` nodes too.
@@ -60,9 +59,9 @@ pub fn find_unfit<'a>(
 }
 
 /// A warning if launchers have different versions, though their protocol is the same.
-pub fn version_warning(members: &[RoundMember]) -> Option<String> {
+pub fn version_warning<'a>(members: impl Iterator<Item = &'a NodeInfo>) -> Option<String> {
     let mut found: BTreeMap<&str, &str> = BTreeMap::new();
-    for RoundMember { info, .. } in members.iter().filter(|member| !member.info.is_paddle_launcher) {
+    for info in members.filter(|info| !info.is_paddle_launcher) {
         found.entry(&info.version).or_insert(&info.host);
     }
     let all: Vec<String> = found.iter().map(|(version, host)| format!("{version} (on {host})")).collect();

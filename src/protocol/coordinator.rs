@@ -353,12 +353,9 @@ impl Coordinator {
         if enough && !runs && now >= ranks_gone_at {
             let before: Vec<String> = self.members.iter().map(|member| member.id.clone()).collect();
             let ids = order::order_round(&ready, rules.max, &before);
-            let member = |id: &str| {
-                let info = NodeInfo { rules: JobRules::default(), ..self.nodes[id].record.info.clone() };
-                RoundMember { id: id.to_owned(), info }
-            };
-            let members: Vec<RoundMember> = ids.into_iter().map(member).collect();
-            self.members = members;
+            let versions = ids.iter().map(|id| &self.nodes[*id].record.info);
+            let warning = admission::version_warning(versions);
+            self.members = RoundMember::list(ids.into_iter().map(|id| (id, &self.nodes[id].record.info)));
             (self.may_run, self.ages, self.left) = Default::default();
             self.state.round = self.state.round.saturating_add(1);
             self.state.phase = JobPhase::Running;
@@ -366,7 +363,7 @@ impl Coordinator {
             let readings: Vec<(&str, ClockReading)> =
                 self.of_members().filter_map(|node| Some((node.record.info.host.as_str(), node.clock?))).collect();
             self.state.warnings = clocks::offset_warnings(&readings);
-            self.state.warnings.extend(admission::version_warning(&self.members));
+            self.state.warnings.extend(warning);
             self.sends_members = true;
             return true;
         }

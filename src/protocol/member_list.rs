@@ -13,18 +13,44 @@ const STEP: usize = 64 << 10;
 
 /// Encodes a list.
 pub fn encode(members: &[RoundMember]) -> String {
+    let mut members = members.to_vec();
+    members.iter_mut().for_each(|member| member.info.endpoints = joined(&member.info.endpoints));
     // It does not fail: a list has no maps with other keys than text.
-    let json = serde_json::to_vec(members).unwrap_or_default();
+    let json = serde_json::to_vec(&members).unwrap_or_default();
     STANDARD_NO_PAD.encode(compress(&json))
 }
 
 /// The members of an encoded list; `None`: it is none.
 pub fn read(text: &str) -> Option<Vec<RoundMember>> {
-    serde_json::from_str(&decode(text)?).ok()
+    let mut members: Vec<RoundMember> = serde_json::from_str(&decode(text)?).ok()?;
+    members.iter_mut().for_each(|member| member.info.endpoints = split(&member.info.endpoints));
+    Some(members)
+}
+
+/// Endpoints of one host as one text: `10.0.0.1:6070,6071`. Others stay as they are.
+fn joined(endpoints: &[String]) -> Vec<String> {
+    let parts: Option<Vec<(&str, &str)>> = endpoints.iter().map(|endpoint| endpoint.rsplit_once(':')).collect();
+    match parts.as_deref() {
+        Some([(host, _), _, ..]) if parts.iter().flatten().all(|(other, _)| other == host) => {
+            let ports: Vec<&str> = parts.iter().flatten().map(|(_, port)| *port).collect();
+            vec![format!("{host}:{}", ports.join(","))]
+        }
+        _ => endpoints.to_vec(),
+    }
+}
+
+fn split(endpoints: &[String]) -> Vec<String> {
+    match endpoints {
+        [one] => match one.rsplit_once(':') {
+            Some((host, ports)) => ports.split(',').map(|port| format!("{host}:{port}")).collect(),
+            None => endpoints.to_vec(),
+        },
+        _ => endpoints.to_vec(),
+    }
 }
 
 /// The JSON of an encoded list; `None`: it is none, or is too long.
-pub fn decode(text: &str) -> Option<String> {
+fn decode(text: &str) -> Option<String> {
     let compressed = STANDARD_NO_PAD.decode(text).ok()?;
     String::from_utf8(decompress(&compressed)?).ok()
 }
@@ -85,9 +111,25 @@ mod tests {
     }
 
     #[test]
-    fn a_node_adds_less_than_a_hundred_bytes_to_the_list() {
+    fn endpoints_of_one_host_are_one_text_and_others_stay() {
+        for (endpoints, text) in [
+            (vec!["10.0.0.1:1", "10.0.0.1:2"], vec!["10.0.0.1:1,2"]),
+            (vec!["[fd77::1]:1", "[fd77::1]:2"], vec!["[fd77::1]:1,2"]),
+            (vec!["a:1"], vec!["a:1"]),
+            (vec!["a:1", "b:2"], vec!["a:1", "b:2"]),
+            (vec!["none", "none"], vec!["none", "none"]),
+            (vec![], vec![]),
+        ] {
+            let endpoints: Vec<String> = endpoints.into_iter().map(str::to_owned).collect();
+            assert_eq!(joined(&endpoints), text);
+            assert_eq!(split(&joined(&endpoints)), endpoints);
+        }
+    }
+
+    #[test]
+    fn a_node_adds_less_than_75_bytes_to_the_list() {
         let list = encode(&members(1000, 8));
-        assert!(list.len() < 100_000, "{}", list.len());
+        assert!(list.len() < 75_000, "{}", list.len());
     }
 
     #[test]

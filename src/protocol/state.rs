@@ -154,6 +154,32 @@ pub struct Participants {
 pub struct RoundMember {
     /// Its id.
     pub id: String,
-    /// What it offers. The rules are left out: they are the job's.
+    /// What it offers, as far as the others need it (`list`).
     pub info: NodeInfo,
+}
+
+impl RoundMember {
+    /// The list of these nodes, with what others need to know of each: the rules are the job's, and only the first node's store counts.
+    /// Names are for the master that shows the nodes to Paddle's launchers.
+    pub fn list<'a>(nodes: impl Iterator<Item = (&'a str, &'a NodeInfo)> + Clone) -> Vec<Self> {
+        let has_paddle_launcher = nodes.clone().any(|(_, info)| info.is_paddle_launcher);
+        let member = |(number, (id, info)): (usize, (&str, &NodeInfo))| {
+            let is_first = number == 0;
+            let info = NodeInfo {
+                name: if has_paddle_launcher { info.name.clone() } else { String::new() },
+                rank: info.rank,
+                host: info.host.clone(),
+                address: info.address.clone(),
+                ranks: info.ranks,
+                master: if is_first { info.master.clone() } else { String::new() },
+                endpoints: info.endpoints.clone(),
+                is_paddle_launcher: info.is_paddle_launcher,
+                role: info.role.clone(),
+                more: if is_first { info.more.clone() } else { BTreeMap::new() },
+                ..NodeInfo::default()
+            };
+            Self { id: id.to_owned(), info }
+        };
+        nodes.enumerate().map(member).collect()
+    }
 }

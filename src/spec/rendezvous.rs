@@ -180,7 +180,9 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
             "give etcd's --etcd_user or certificates",
         ));
     }
-    check_is_closed(values, "require_secret", &at, key.as_ref())?;
+    if max > 1 {
+        check_is_closed(values, "require_secret", &at, key.as_ref())?;
+    }
     let host = values.text("host").filter(|host| host.contains(['.', ':']));
     let join_timeout = join_timeout(values)?.unwrap_or(timeout * 10);
     Ok(Some(RendezvousSpec {

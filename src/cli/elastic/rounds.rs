@@ -12,7 +12,7 @@ use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::model::plain_text::escape;
 use crate::plan::Plan;
-use crate::protocol::{JobEnd, JobRules, NodeStatus, OnNodeLoss, RankFailure, millis};
+use crate::protocol::{JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, millis};
 use crate::rendezvous::lease::NodeLease;
 use crate::report::failure_report::FailureCause;
 use crate::run;
@@ -127,6 +127,11 @@ impl Job<'_> {
                     return Err(error);
                 }
             };
+            // The job may have gone on meanwhile, or the lease may be old: then it waits for what comes next.
+            membership.receive();
+            if membership.step() != (NodeStep::Start { round: number }) {
+                continue;
+            }
             for warning in membership.state().map_or(&[][..], |state| &state.warnings) {
                 warn!("{warning}");
             }

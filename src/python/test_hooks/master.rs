@@ -107,7 +107,7 @@ impl MasterClient {
         });
         let shown = |news| match news {
             BackendEvent::State { state, members } => {
-                ("state", state, members.and_then(|list| member_list::decode(&list)))
+                ("state", state, members.and_then(|list| serde_json::to_string(&member_list::read(&list)?).ok()))
             }
             BackendEvent::Lost { why } => ("lost", why, None),
             BackendEvent::Hindered { why } => ("hindered", why, None),

@@ -21,9 +21,10 @@ use std::time::Duration;
 
 /// The shortest lease. Etcd checks leases every half second, and grants none shorter than its election timeout.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
-/// When there is no leader, nodes campaign at random times within the longer of these spans, so that a few do before all others
-/// see that there is one. The first of N nodes campaigns after an Nth of the span.
+/// When there is no leader, nodes campaign at random times within a span that grows with the number of nodes, so that a few do
+/// before all others see that there is one. The first of N nodes campaigns after an Nth of the span.
 const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
+const MAX_CAMPAIGN_SPREAD: Duration = Duration::from_secs(1);
 const CAMPAIGN_SPREAD_OF_A_NODE: Duration = Duration::from_micros(500);
 /// How much longer than its patience `close` may take: for requests that are open, and for reporting the result.
 const REQUESTS: Duration = Duration::from_millis(900);
@@ -72,7 +73,11 @@ pub fn join(
     let session = SessionThread::new(
         (session_caller, Arc::clone(&wires[1])),
         (JobKeys::new(&config.prefix, &config.job), id, record),
-        (config.lease, ttl, CAMPAIGN_SPREAD.max(CAMPAIGN_SPREAD_OF_A_NODE * config.nodes as u32)),
+        (
+            config.lease,
+            ttl,
+            (CAMPAIGN_SPREAD_OF_A_NODE * config.nodes as u32).clamp(CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD),
+        ),
         (to_session.clone(), received),
         (Arc::clone(&events), job_lease),
         Box::new(make_coordinator),

@@ -4,12 +4,15 @@ use super::event::EventQueue;
 use crate::rendezvous::backend::BackendEvent;
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The reports of one node.
 pub struct ContactReports {
     events: Arc<EventQueue>,
     /// Whether etcd answers the renewals of the lease.
     pub has_contact: bool,
+    /// Since when, if it does.
+    since: Duration,
     lost: Option<String>,
     hindered: Option<String>,
     /// The watches that cannot be opened: 0 for that of the board, the term for that of a leader.
@@ -19,7 +22,14 @@ pub struct ContactReports {
 impl ContactReports {
     /// Of a node that has had no contact yet.
     pub fn new(events: Arc<EventQueue>) -> Self {
-        Self { events, has_contact: false, lost: None, hindered: None, failing_watches: BTreeSet::new() }
+        Self {
+            events,
+            has_contact: false,
+            since: Duration::ZERO,
+            lost: None,
+            hindered: None,
+            failing_watches: BTreeSet::new(),
+        }
     }
 
     /// Whether the node has received that contact is lost.
@@ -36,18 +46,28 @@ impl ContactReports {
         }
     }
 
+    /// Etcd answers again.
+    pub fn note_contact(&mut self, now: Duration) {
+        if !std::mem::replace(&mut self.has_contact, true) {
+            self.since = now;
+        }
+    }
+
     /// Etcd renews the lease, and does not do what else this node asks for.
     pub fn hinder(&mut self, why: String) {
-        if self.has_contact && self.hindered.as_ref() != Some(&why) {
+        let was_lost = self.has_contact && self.lost.take().is_some();
+        if self.has_contact && (was_lost || self.hindered.as_ref() != Some(&why)) {
             self.hindered = Some(why.clone());
             self.events.push(BackendEvent::Hindered { why });
         }
     }
 
-    /// A watch fails, again and again.
-    pub fn note_failing_watch(&mut self, term: i64, why: String) {
+    /// A watch fails again and again, also `patience` after contact is back.
+    pub fn note_failing_watch(&mut self, term: i64, why: String, now: Duration, patience: Duration) {
         self.failing_watches.insert(term);
-        self.hinder(why);
+        if now >= self.since + patience {
+            self.hinder(why);
+        }
     }
 
     /// A watch works, or is another.
@@ -62,6 +82,8 @@ impl ContactReports {
         let hindered = self.hindered.take_if(|_| self.failing_watches.is_empty());
         if lost.or(hindered).is_some() {
             self.events.push(BackendEvent::Back);
+            let still = self.hindered.clone().into_iter();
+            still.for_each(|why| self.events.push(BackendEvent::Hindered { why }));
         }
     }
 }

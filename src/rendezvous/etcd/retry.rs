@@ -50,6 +50,11 @@ impl RetryTimer {
         now.saturating_sub(*self.failing_since.get_or_insert(now))
     }
 
+    /// It is tried again at once, and failures before do not count.
+    pub fn restart(&mut self) {
+        (self.at, self.failing_since) = (Duration::ZERO, None);
+    }
+
     /// It works for now; the next pause is as long as if it had not.
     pub fn note_contact(&mut self) {
         self.failing_since = None;

@@ -155,14 +155,15 @@ impl SessionThread {
             SessionEvent::Stop => self.is_over = true,
             SessionEvent::Lease(lease, number) => {
                 self.tolerate_missing_nodes();
-                (self.lease, self.unannounced, self.contact.has_contact) = (lease, Some(number), true);
+                (self.lease, self.unannounced) = (lease, Some(number));
+                self.contact.note_contact(clock::now());
                 (self.has_joined, self.is_record_written) = (false, false);
                 self.retry.expedite();
             }
             SessionEvent::Contact => {
                 self.tolerate_missing_nodes();
-                self.contact.has_contact = true;
-                self.retry.expedite();
+                self.contact.note_contact(clock::now());
+                self.retry.restart();
             }
             SessionEvent::Expired => {
                 (self.lease, self.has_joined) = (0, false);
@@ -174,9 +175,9 @@ impl SessionThread {
             SessionEvent::Refused(why)
             | SessionEvent::Board(WatchEvent::Refused(why))
             | SessionEvent::Nodes(_, WatchEvent::Refused(why)) => self.end(BackendEvent::Refused { why }),
-            SessionEvent::Board(WatchEvent::Failing(why)) => self.contact.note_failing_watch(0, why),
+            SessionEvent::Board(WatchEvent::Failing(why)) => self.note_failing_watch(0, why),
             SessionEvent::Board(WatchEvent::Works) => self.contact.note_watch(0),
-            SessionEvent::Nodes(term, WatchEvent::Failing(why)) => self.contact.note_failing_watch(term, why),
+            SessionEvent::Nodes(term, WatchEvent::Failing(why)) => self.note_failing_watch(term, why),
             SessionEvent::Nodes(term, WatchEvent::Works) => self.contact.note_watch(term),
             SessionEvent::Board(WatchEvent::Behind) => self.is_behind = true,
             SessionEvent::Board(WatchEvent::All(kvs, revision)) => {
@@ -196,6 +197,10 @@ impl SessionThread {
                 }
             }
         }
+    }
+
+    fn note_failing_watch(&mut self, term: i64, why: String) {
+        self.contact.note_failing_watch(term, why, clock::now(), self.session.heartbeat);
     }
 
     /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
@@ -360,6 +365,7 @@ impl SessionThread {
             let taken = Leader::take_over(&self.session, term, (self.make_coordinator)(), clock::now());
             self.is_leader_unknown = taken.is_err();
             let leader = taken?;
+            self.contact.note_watch(term);
             self.board.check(leader.lease)?;
             self.leader = Some(leader);
         }

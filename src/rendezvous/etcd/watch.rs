@@ -62,6 +62,7 @@ impl WatchHandle {
                 has_begun: false,
                 retry,
                 opened: None,
+                token_at: None,
                 is_failing: false,
                 on_event,
             }
@@ -81,6 +82,8 @@ struct WatchThread<T> {
     retry: RetryTimer,
     /// When the stream that there is was opened.
     opened: Option<Duration>,
+    /// When it last asked for another token.
+    token_at: Option<Duration>,
     /// Whether it has reported that it fails.
     is_failing: bool,
     on_event: T,
@@ -178,8 +181,13 @@ impl<T: Fn(WatchEvent)> WatchThread<T> {
         }
         if result["canceled"].as_bool().unwrap_or(false) {
             let why = result["cancel_reason"].as_str().unwrap_or("the watch was canceled");
-            // A token that is not valid any more looks like a user without the right (etcd issue 12385).
-            self.caller.client.forget_token();
+            // A token that is not valid any more looks like a user without the right (etcd issue 12385). Etcd takes its time to
+            // check a password, so that it is not asked for one with each attempt.
+            let now = clock::now();
+            if self.token_at.is_none_or(|at| now - at >= self.patience) {
+                self.token_at = Some(now);
+                self.caller.renews_token.store(true, Ordering::Relaxed);
+            }
             return Some(WatchEnd::Broken(EtcdError::Unreachable(why.to_owned())));
         }
         if !std::mem::replace(&mut self.has_begun, true) && codec::revision(result) > self.revision {

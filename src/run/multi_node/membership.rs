@@ -12,6 +12,7 @@ use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::MasterServer;
 use crate::supervise::RankStop;
 use crate::sys::clock;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -161,7 +162,11 @@ impl Membership {
                     (Some(lost), why) => lost.why = why,
                     (None, why) => self.note_loss(why),
                 },
-                BackendEvent::Hindered { why } => self.note_hindrance(escape(&why)),
+                BackendEvent::Hindered { why } => {
+                    // There is contact.
+                    self.lost = None;
+                    self.note_hindrance(escape(&why));
+                }
                 BackendEvent::Back => {
                     if let Some(lost) = self.lost.take() {
                         let gone = (clock::now() - lost.since).as_secs_f64();
@@ -235,8 +240,7 @@ impl Membership {
             self.refused = Some((format!("{}: {why}", self.address), RankStop::AtOnce));
             return None;
         }
-        let members: Option<Vec<RoundMember>> =
-            members.and_then(|list| read_document(&member_list::decode(list)?).ok());
+        let members: Option<Vec<RoundMember>> = members.and_then(member_list::read).map(escaped);
         let seen = self.node_state.known_round;
         let is_newest = self.node_state.note_state(&state, members.as_deref());
         if let Some(members) = members.filter(|_| self.node_state.known_round > seen) {
@@ -394,9 +398,9 @@ impl Membership {
 }
 
 /// The same with all texts as nodes read them.
-fn escaped(status: NodeStatus) -> NodeStatus {
-    let document = serde_json::to_value(&status).map(escape_document);
-    document.and_then(serde_json::from_value).unwrap_or(status)
+fn escaped<T: Serialize + DeserializeOwned>(value: T) -> T {
+    let document = serde_json::to_value(&value).map(escape_document);
+    document.and_then(serde_json::from_value).unwrap_or(value)
 }
 
 /// Reads a document whose texts other nodes have written.

@@ -128,7 +128,7 @@ pub fn check(
         return Err(SpecError::new(server.0, server.1, "is not an address of etcd", "give host:port"));
     }
     let etcd = etcd(values, servers, false, warnings)?;
-    rendezvous::check_is_closed(values, "require_secret", &BackendSpec::Etcd(etcd.clone()), None)?;
+
     let (hosts, own) = (listed(values, vars)?, own(values));
     let np = number_of_nodes(&np)?;
     let level = set(vars, LEVEL).map_or(Ok(1), level)?;
@@ -162,6 +162,9 @@ pub fn check(
     let on_cloud = nodes::is_on_paddlecloud(vars);
     let ports = ["PADDLE_PORT", "FLAGS_START_PORT"].into_iter().skip(usize::from(!on_cloud));
     let ports = ports.filter_map(|name| Some((name, set(vars, name)?))).next();
+    if nodes.1 > 1 {
+        rendezvous::check_is_closed(values, "require_secret", &BackendSpec::Etcd(etcd.clone()), None)?;
+    }
     Ok(Some(LegacyElasticSpec {
         rendezvous: RendezvousSpec {
             option_names: OptionNames { address: "--elastic_server", ..rendezvous::NAMES },

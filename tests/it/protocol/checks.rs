@@ -172,6 +172,14 @@ impl Judge {
         }
     }
 
+    /// There are never ranks of two rounds, but for those of nodes that are excused.
+    pub fn worlds(nodes: &[Sim], excused: &[bool]) {
+        let rounds =
+            |sim: &Sim| sim.ranks.as_ref().filter(|ranks| !ranks.dead && !excused[sim.number]).map(|ranks| ranks.round);
+        let found: BTreeSet<u64> = nodes.iter().filter_map(rounds).collect();
+        assert!(found.len() < 2, "two worlds: rounds {found:?}");
+    }
+
     /// A node's ranks begin.
     pub fn started(&mut self, nodes: &[Sim], excused: &[bool], node: usize, round: u64) {
         let own = &nodes[node];

@@ -1,5 +1,9 @@
 //! A simulated node's lease: renewals over the net, the two processes that kill its ranks, and what keeps both from it.
 //!
+//! What is easier here than in reality: leaders run on no node; the master's broken connections do not occur; a node whose contact
+//! is back reads the board at once; clocks do not drift; what a launcher does between its decision to begin a round and its first
+//! rank takes no time.
+//!
 //! The lease itself is the real one (`NodeLease`, `LeaseTerms`), with virtual times. The supervisor process follows the protocol,
 //! renews the lease and kills the ranks when it has lapsed. The launcher process only waits, and kills them a tenth of the heartbeat
 //! timeout later.
@@ -108,10 +112,13 @@ impl World<'_> {
         self.at(until, Event::Enforced { node, run });
     }
 
-    /// Whether no law forbids that its ranks are there: they are frozen, or nothing ends them where the job ends with a lost node.
+    /// Whether no law forbids that its ranks are there: they are frozen; or the job ends with a lost node, where the supervisor
+    /// process alone ends ranks, and it has not run for long enough to do so.
     pub fn is_excused(&self, sim: &Sim) -> bool {
-        let ends = self.story.plans[sim.number].offer.rules.on_loss == OnNodeLoss::End;
-        self.now <= sim.faults.node || ends && sim.has_slept
+        let rules = &self.story.plans[sim.number].offer.rules;
+        let Faults { supervisor, node, .. } = sim.faults;
+        let ends = rules.on_loss == OnNodeLoss::End && sim.has_slept;
+        self.now <= node || ends && self.now <= supervisor.max(node) + rules.loss_ms + self.story.lease
     }
 
     pub fn renews(&mut self, node: usize) {

@@ -203,6 +203,8 @@ impl<'a> World<'a> {
                 println!("{at} {event:?}");
             }
             world.handle(event);
+            let excused: Vec<bool> = world.nodes.iter().map(|sim| world.is_excused(sim)).collect();
+            Judge::worlds(&world.nodes, &excused);
             events += 1;
             assert!(events < MOST_EVENTS, "it goes on and on, at {at} ms");
         }

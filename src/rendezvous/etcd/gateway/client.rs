@@ -129,11 +129,6 @@ impl EtcdClient {
         self.has_joined.store(true, Ordering::Relaxed);
     }
 
-    /// The next request gets another token.
-    pub fn forget_token(&self) {
-        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-
     fn left_by(&self) -> Duration {
         Duration::from_millis(self.left_by_ms.load(Ordering::Relaxed))
     }
@@ -170,6 +165,8 @@ struct EndpointAttempt {
 pub struct EtcdCaller {
     pub client: Arc<EtcdClient>,
     pub wire: Arc<WireHandle>,
+    /// The next request gets another token first. Other threads keep theirs: etcd renews a lease whatever the token.
+    pub renews_token: AtomicBool,
     agent: Agent,
 }
 
@@ -195,7 +192,7 @@ impl EtcdCaller {
             config.max_idle_connections(1).max_idle_connections_per_host(1).max_idle_age(Duration::MAX).build();
         let wires = WireConnector { wire: Arc::clone(&wire), tls: client.tls.clone() };
         let agent = Agent::with_parts(config, wires, DefaultResolver::default());
-        Self { client: Arc::clone(client), wire, agent }
+        Self { client: Arc::clone(client), wire, renews_token: AtomicBool::new(false), agent }
     }
 
     /// Makes a request, for as long as contact holds, or until the node has left.
@@ -266,7 +263,7 @@ impl EtcdCaller {
         to: EndpointAttempt,
         ask: impl Fn(EndpointAttempt) -> Result<T, EtcdError>,
     ) -> Result<T, EtcdError> {
-        if self.client.user.is_some() && self.token().is_none() {
+        if self.token().is_none() || self.renews_token.swap(false, Ordering::Relaxed) {
             self.authenticate(to)?;
         }
         match ask(to) {

@@ -3,8 +3,9 @@
 use crate::rendezvous::etcd::authority::Authority;
 use crate::rendezvous::etcd::node::{Node, config};
 use crate::rendezvous::etcd::server::{Etcd, answering};
-use rlaunch::rendezvous::backend::RendezvousBackend;
+use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::etcd::EtcdConfig;
+use std::time::Instant;
 
 fn start(etcd: &Etcd, authority: &Authority) -> Node {
     let tls = Some(authority.tls(true));
@@ -126,6 +127,21 @@ fn a_watch_that_etcd_refuses_is_reported_and_continues_with_another_token() {
     node.until_back();
     node.backend.put("again");
     other.until_state("a=again");
+}
+
+#[test]
+fn a_user_that_is_gone_ends_no_lease_though_every_connection_is_new() {
+    let mut etcd = with_users();
+    let mut node = start_as_user(&etcd);
+    etcd.control(&["--user", "root:secret", "user", "delete", "some"]);
+    etcd.restart();
+    let why = node.until_hindered();
+    assert!(why.contains("check the user's name and the password") || why.contains("permission denied"), "{why}");
+    // Longer than the lease, which etcd renews all the same.
+    let until = Instant::now() + node.config.lease * 2;
+    while let Some(event) = node.next(until.saturating_duration_since(Instant::now())) {
+        assert!(matches!(event, BackendEvent::Hindered { .. }), "{event:?}");
+    }
 }
 
 #[test]
