@@ -159,23 +159,23 @@ pub struct RoundMember {
 }
 
 impl RoundMember {
-    /// The list of these nodes, with what others need to know of each: the rules are the job's, and only the first node's store counts.
-    /// Names are for the master that shows the nodes to Paddle's launchers.
+    /// The list of these nodes, with what others need to know of each. The rules are the job's. The names of all nodes, and the stores
+    /// of those after the first, are for rounds with Paddle's launchers, which are shown the same entries.
     pub fn list<'a>(nodes: impl Iterator<Item = (&'a str, &'a NodeInfo)> + Clone) -> Vec<Self> {
         let has_paddle_launcher = nodes.clone().any(|(_, info)| info.is_paddle_launcher);
         let member = |(number, (id, info)): (usize, (&str, &NodeInfo))| {
-            let is_first = number == 0;
+            let store_counts = number == 0 || has_paddle_launcher;
             let info = NodeInfo {
                 name: if has_paddle_launcher { info.name.clone() } else { String::new() },
                 rank: info.rank,
                 host: info.host.clone(),
                 address: info.address.clone(),
                 ranks: info.ranks,
-                master: if is_first { info.master.clone() } else { String::new() },
+                master: if store_counts { info.master.clone() } else { String::new() },
                 endpoints: info.endpoints.clone(),
                 is_paddle_launcher: info.is_paddle_launcher,
                 role: info.role.clone(),
-                more: if is_first { info.more.clone() } else { BTreeMap::new() },
+                more: info.more.clone(),
                 ..NodeInfo::default()
             };
             Self { id: id.to_owned(), info }
