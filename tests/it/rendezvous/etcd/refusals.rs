@@ -84,19 +84,8 @@ fn files_that_do_not_fit_are_named_at_once() {
 
 #[test]
 fn users_name_themselves() {
-    let etcd = Etcd::start_with("http", &["--auth-token-ttl", "2"]);
-    for words in [
-        &["user", "add", "root:secret"][..],
-        &["user", "grant-role", "root", "root"],
-        &["role", "add", "job"],
-        &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/job/"],
-        &["user", "add", "some:word"],
-        &["user", "grant-role", "some", "job"],
-        &["user", "add", "other:word"],
-        &["auth", "enable"],
-    ] {
-        etcd.control(words);
-    }
+    let etcd = Etcd::with_users(&["--auth-token-ttl", "2"]);
+    etcd.control(&["--user", "root:secret", "user", "add", "other:word"]);
     let of = |user: Option<(&str, &str)>| {
         let user = user.map(|(name, password)| (name.to_owned(), password.to_owned()));
         etcd::EtcdConfig { user, ..config(&[etcd.endpoint()], "job") }

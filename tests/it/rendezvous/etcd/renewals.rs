@@ -52,23 +52,6 @@ fn a_certificate_that_is_refused_in_mid_job_is_lost_contact_until_it_is_renewed(
     takes_part(node);
 }
 
-/// An etcd whose user `some`, with the password `word`, may write the job's keys.
-fn with_users() -> Etcd {
-    let etcd = Etcd::start();
-    for words in [
-        &["user", "add", "root:secret"][..],
-        &["user", "grant-role", "root", "root"],
-        &["role", "add", "job"],
-        &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/job/"],
-        &["user", "add", "some:word"],
-        &["user", "grant-role", "some", "job"],
-        &["auth", "enable"],
-    ] {
-        etcd.control(words);
-    }
-    etcd
-}
-
 fn start_as_user(etcd: &Etcd) -> Node {
     let user = Some(("some".to_owned(), "word".to_owned()));
     let mut node = Node::start(&EtcdConfig { user, ..config(&[etcd.endpoint()], "job") }, "a");
@@ -78,7 +61,7 @@ fn start_as_user(etcd: &Etcd) -> Node {
 
 #[test]
 fn a_user_that_is_gone_in_mid_job_hinders_the_node_until_there_is_one_again() {
-    let etcd = with_users();
+    let etcd = Etcd::with_users(&[]);
     let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
     let mut node = start_as_user(&etcd);
     control(&["user", "delete", "some"]);
@@ -93,7 +76,7 @@ fn a_user_that_is_gone_in_mid_job_hinders_the_node_until_there_is_one_again() {
 
 #[test]
 fn a_role_that_is_gone_in_mid_job_hinders_the_node_although_the_lease_is_renewed() {
-    let etcd = with_users();
+    let etcd = Etcd::with_users(&[]);
     let control = |words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
     let mut node = start_as_user(&etcd);
     control(&["user", "revoke-role", "some", "job"]);
@@ -107,7 +90,7 @@ fn a_role_that_is_gone_in_mid_job_hinders_the_node_although_the_lease_is_renewed
 
 #[test]
 fn a_watch_that_etcd_refuses_is_reported_and_continues_with_another_token() {
-    let mut etcd = with_users();
+    let mut etcd = Etcd::with_users(&[]);
     let control = |etcd: &Etcd, words: &[&str]| etcd.control(&[&["--user", "root:secret"], words].concat());
     let mut node = start_as_user(&etcd);
     let mut other = Node::start(&node.config, "b");
@@ -131,7 +114,7 @@ fn a_watch_that_etcd_refuses_is_reported_and_continues_with_another_token() {
 
 #[test]
 fn a_user_that_is_gone_ends_no_lease_though_every_connection_is_new() {
-    let mut etcd = with_users();
+    let mut etcd = Etcd::with_users(&[]);
     let mut node = start_as_user(&etcd);
     etcd.control(&["--user", "root:secret", "user", "delete", "some"]);
     etcd.restart();

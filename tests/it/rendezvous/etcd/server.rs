@@ -86,6 +86,23 @@ impl Etcd {
         Self::member("default", scheme, own[0], &peer, &cluster, options)
     }
 
+    /// One whose user `some`, with the password `word`, may write the keys of the job `job`; `root` has the password `secret`.
+    pub fn with_users(options: &[&str]) -> Self {
+        let etcd = Self::start_with("http", options);
+        for words in [
+            &["user", "add", "root:secret"][..],
+            &["user", "grant-role", "root", "root"],
+            &["role", "add", "job"],
+            &["role", "grant-permission", "job", "--prefix=true", "readwrite", "/rlaunch/job/"],
+            &["user", "add", "some:word"],
+            &["user", "grant-role", "some", "job"],
+            &["auth", "enable"],
+        ] {
+            etcd.control(words);
+        }
+        etcd
+    }
+
     fn member(name: &str, scheme: &'static str, port: u16, peer: &str, cluster: &str, options: &[&str]) -> Self {
         let folder = Folder::new();
         let client = format!("{scheme}://127.0.0.1:{port}");
