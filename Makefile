@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults blame fuzz soak clean
+.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -34,6 +34,7 @@ help:
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
+	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
@@ -141,6 +142,9 @@ agents: $(VENV)/built
 faults: $(VENV)/built
 	$(BIN)/python tests/faults/matrix.py --launcher rlaunch --launcher paddle --launcher torchrun \
 		$(ONLY) --write docs/fault-matrix.md
+
+chaos: $(VENV)/built $(VENV)/torch
+	$(BIN)/python tests/chaos/chaos.py --write docs/chaos.md $(CHAOS)
 
 blame: $(VENV)/built-debug $(VENV)/torch
 	$(BIN)/python tests/faults/blame/table.py --write docs/blame.md

@@ -1,6 +1,7 @@
 //! What a launch needs beside the plan, and the interface through which a front end hears of its progress.
 
 use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::sweep::no_sweep::NoSweep;
@@ -13,7 +14,6 @@ use crate::sys::process::tree::KeyPlaces;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub struct Launch<'a> {
     pub log_dir: PathBuf,
     /// Listening sockets of the torch TCPStore that the launcher serves, anew in every attempt. The process that serves
     /// takes them, the other one closes them: the next job may want the port.
-    pub torch_store: RefCell<Vec<TcpListener>>,
+    pub torch_store: RefCell<StoreSockets>,
     /// Whether existing logs are emptied first.
     pub log_overwrite: bool,
     /// How logs are rotated, if they are.
@@ -101,7 +101,7 @@ impl Launch<'_> {
         &self,
         plan: &'b Plan,
         shown: ShownRanks,
-        store: Vec<TcpListener>,
+        store: StoreSockets,
         (round, attempt): (Option<LaunchRound>, u32),
     ) -> Launch<'b> {
         Launch {

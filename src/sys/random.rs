@@ -1,6 +1,8 @@
 //! Random numbers whose seed is the kernel's. `fastrand`'s own seed is a hash of the clock and the thread: launchers that
 //! start in the same nanosecond, as two on one machine do now and then, would draw the same names.
 
+use std::io;
+
 /// A generator with a seed of the kernel.
 pub fn rng() -> fastrand::Rng {
     // Where a filter forbids the call, the clock has to do.
@@ -9,10 +11,30 @@ pub fn rng() -> fastrand::Rng {
 
 fn kernel_seed() -> Option<u64> {
     let mut seed = [0; size_of::<u64>()];
-    // SAFETY: `seed` is a local array that outlives the call, and its length is given.
-    let read = unsafe { libc::getrandom(seed.as_mut_ptr().cast(), seed.len(), 0) };
-    // Up to 256 bytes are whole (getrandom(2)).
-    (read == seed.len() as isize).then(|| u64::from_ne_bytes(seed))
+    fill(&mut seed).ok().map(|()| u64::from_ne_bytes(seed))
+}
+
+/// Fills at most 256 bytes, which the kernel gives as a whole (getrandom(2)).
+fn fill(bytes: &mut [u8]) -> io::Result<()> {
+    // SAFETY: `bytes` outlives the call, and its length is given.
+    let read = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if read == bytes.len() as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A word of letters and digits that cannot be guessed: all of its bits are the kernel's. Fails where a filter forbids the call.
+pub fn secret(length: usize) -> io::Result<String> {
+    const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    // The bytes above are left out, so that each letter is as likely as the others.
+    const EVEN: u8 = (256 / LETTERS.len() * LETTERS.len()) as u8;
+    let mut word = String::new();
+    while word.len() < length {
+        let mut bytes = [0; 64];
+        fill(&mut bytes)?;
+        let even = bytes.iter().filter(|byte| **byte < EVEN);
+        let letters = even.map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]));
+        word.extend(letters.take(length - word.len()));
+    }
+    Ok(word)
 }
 
 /// A word of letters and digits.
@@ -29,13 +51,24 @@ pub fn lowercase(length: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
-    use std::collections::BTreeSet;
+    use std::collections::{BTreeMap, BTreeSet};
 
     #[test]
     fn the_kernel_gives_a_new_seed_each_time() {
         let seeds: BTreeSet<u64> = (0..1000).filter_map(|_| kernel_seed()).collect();
         assert_eq!(seeds.len(), 1000);
+    }
+
+    #[test]
+    fn secrets_have_all_letters_and_none_twice_as_often() {
+        let secret = secret(62_000).unwrap();
+        assert_eq!(secret.len(), 62_000);
+        let mut counts = BTreeMap::new();
+        secret.bytes().for_each(|byte| *counts.entry(byte).or_insert(0) += 1);
+        assert_eq!(counts.len(), 62);
+        assert!(counts.values().all(|count| (700..1300).contains(count)), "{counts:?}");
     }
 
     #[test]

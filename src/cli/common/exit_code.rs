@@ -19,7 +19,7 @@ pub const START_FAILED: i32 = 71;
 pub const SUPERVISOR_LOST: i32 = 72;
 /// The nodes of the job did not find each other.
 pub const RENDEZVOUS: i32 = 73;
-/// Node 0's store, or the rendezvous backend, became unreachable while ranks ran here.
+/// Node 0's store, or the rendezvous backend, became unreachable after ranks had run here, or the job went on without this node.
 pub const STORE_LOST: i32 = 74;
 /// Another node of the job was lost.
 pub const NODE_LOST: i32 = 75;
@@ -40,7 +40,8 @@ Exit status:
   71       a rank could not be started: a limit of the system, or --preload failed
   72       the launcher's supervisor process was killed
   73       the nodes of the job did not find each other
-  74       node 0's store, etcd or the master went away while ranks ran here
+  74       node 0's store, etcd or the master went away after ranks had run here,
+           or the job went on without this node
   75       another node of the job was lost";
 
 /// The exit status for an error.
@@ -68,6 +69,8 @@ pub fn as_torchrun(status: i32) -> i32 {
 pub fn of_job(outcome: &JobOutcome, report: &NodeReport) -> i32 {
     match (outcome, &report.outcome) {
         (JobOutcome::AsReported, _) => of_node(report),
+        // It went on, or ended, without this node.
+        (JobOutcome::Refused(_), _) => STORE_LOST,
         // A rank may have failed just before.
         (JobOutcome::StoreLost, outcome) if !matches!(outcome, NodeOutcome::Stopped { .. }) => of_node(report),
         (outcome, _) => of_outcome(outcome),

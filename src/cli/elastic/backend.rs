@@ -141,7 +141,7 @@ pub fn join(
 ) -> Result<JoinedBackend, CliError> {
     let NodeInfo { address, address_from, .. } = &node;
     info!("this node's address is {address}: {address_from}");
-    let drawn = with_drawn_secret(rendezvous);
+    let drawn = with_drawn_secret(rendezvous)?;
     let rendezvous = drawn.as_ref().unwrap_or(rendezvous);
     let (endpoint, server) = match &rendezvous.backend {
         BackendSpec::Etcd(etcd) => return Ok(join_etcd(rendezvous, etcd, node, lease)?),
@@ -228,6 +228,7 @@ fn join_etcd(
         prefix: prefix.clone(),
         lease: rendezvous.heartbeat_timeout,
         extra_time_to_live: terms.time_to_live() - terms.heartbeat_timeout,
+        loss_timeout: terms.loss_timeout,
         nodes: rendezvous.nodes.1,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
     };
@@ -337,9 +338,12 @@ fn serve_master(
 }
 
 /// The same request with a secret, where the user gave none and the other nodes get their command from this one.
-fn with_drawn_secret(rendezvous: &RendezvousSpec) -> Option<RendezvousSpec> {
-    let draws = rendezvous.backend == BackendSpec::Here && rendezvous.secret.is_none();
-    draws.then(|| RendezvousSpec { secret: Some(Secret(random::alphanumeric(SECRET_LENGTH))), ..rendezvous.clone() })
+fn with_drawn_secret(rendezvous: &RendezvousSpec) -> Result<Option<RendezvousSpec>, RendezvousError> {
+    if rendezvous.backend != BackendSpec::Here || rendezvous.secret.is_some() {
+        return Ok(None);
+    }
+    let secret = random::secret(SECRET_LENGTH).map_err(RendezvousError::NoSecret)?;
+    Ok(Some(RendezvousSpec { secret: Some(Secret(secret)), ..rendezvous.clone() }))
 }
 
 /// Prints the command that starts the other nodes, with the secret if it was drawn here.

@@ -20,6 +20,9 @@ pub enum RendezvousError {
         /// The option for this node's address.
         host_option: &'static str,
     },
+    /// The kernel gives no random bytes for the job's secret.
+    #[error("cannot draw a secret for this job: {}; set RLAUNCH_JOB_SECRET", plain(.0))]
+    NoSecret(io::Error),
     /// The option for etcd has no endpoint.
     #[error("{option}: no etcd endpoint is given; give HOST:PORT")]
     NoEtcdEndpoint {
@@ -195,6 +198,7 @@ impl RendezvousError {
         matches!(
             self,
             Self::NoRoute { .. }
+                | Self::NoSecret(_)
                 | Self::NoEtcdEndpoint { .. }
                 | Self::EtcdNotBuilt { .. }
                 | Self::Client { .. }

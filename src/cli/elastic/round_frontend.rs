@@ -4,11 +4,11 @@ use crate::cli::common::error::CliError;
 use crate::plan::Plan;
 use crate::protocol::{Participants, RoundMember};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::launch::ShownRanks;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::membership::Membership;
 use crate::supervise::NoRestart;
-use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub struct NodePlan {
     /// The ranks' streams that the console shows.
     pub shown: ShownRanks,
     /// Where this node serves a store for the ranks of all nodes; may be empty.
-    pub store: Vec<TcpListener>,
+    pub store: StoreSockets,
 }
 
 /// Waits for a stop request for at most this time. Returns false once one has come.

@@ -14,6 +14,7 @@ use crate::model::plain_text::escape;
 use crate::plan::Plan;
 use crate::protocol::{JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, millis};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::FailureCause;
 use crate::run;
 use crate::run::event_loop::OtherNodes;
@@ -194,7 +195,7 @@ impl Job<'_> {
         match last {
             Some(ran) => {
                 let launched = LaunchResult { journal, ..ran.launched };
-                let this = launch.for_round(&ran.plan, ShownRanks::new(), Vec::new(), (None, ran.attempt));
+                let this = launch.for_round(&ran.plan, ShownRanks::new(), StoreSockets::default(), (None, ran.attempt));
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
             None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),
@@ -358,7 +359,7 @@ fn record_outcome(
         launched.report.outcome = NodeOutcome::Regrouped;
     }
     launched.outcome = outcome.clone();
-    let status = frontend.map_exit_status(exit_code::of_outcome(outcome));
+    let status = frontend.map_exit_status(exit_code::of_job(outcome, &launched.report));
     let text = outcome_text::of_job(outcome);
     let recorded = job_record::record_end(launch, launched, status, text.as_deref(), frontend);
     if let Some(text) = text.filter(|_| !failed_here && !is_reported) {

@@ -16,6 +16,7 @@ use crate::plan::legacy::{self, LegacyRank as Rank, RankLayout};
 use crate::plan::{LaunchContext, RankPlan};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, Participants, RoundMember};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::run;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
@@ -201,7 +202,7 @@ impl RoundFrontend for LegacyRendezvous<'_> {
             .and_then(|()| log_files::write_env_overflow(&plan))
             .map_err(system(format!("--log_dir {}", self.context.log_dir)))?;
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
-        Ok(NodePlan { plan, shown, store: Vec::new() })
+        Ok(NodePlan { plan, shown, store: StoreSockets::default() })
     }
 
     fn join_timeout(&self) -> Duration {

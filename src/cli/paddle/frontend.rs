@@ -27,6 +27,7 @@ use crate::plan::devices::visible_devices::Device;
 use crate::plan::{self, LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
 use crate::probe::net;
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::run;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
@@ -254,7 +255,7 @@ fn launch_on_this_node(
         rotation: spec.log_rotation,
         shown: shown(spec, &plan, &host),
         filters: Vec::new(),
-        torch_store: Vec::new().into(),
+        torch_store: StoreSockets::default().into(),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         console_drain_timeout: spec.console.drain_timeout,
         policy,

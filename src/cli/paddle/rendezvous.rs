@@ -13,6 +13,7 @@ use crate::plan::env::frameworks::FrameworkServers;
 use crate::plan::{LaunchContext, collective};
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::launch_result::LaunchResult;
 use crate::spec::LaunchSpec;
 use crate::spec::frameworks::Framework;
@@ -144,7 +145,7 @@ impl RoundFrontend for PaddleRendezvous<'_> {
         let plan =
             collective::plan(self.spec, self.vars, self.context, self.shares, &cluster).map_err(CliError::Preflight)?;
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
-        Ok(NodePlan { plan, shown, store: Vec::new() })
+        Ok(NodePlan { plan, shown, store: StoreSockets::default() })
     }
 
     fn join_timeout(&self) -> Duration {

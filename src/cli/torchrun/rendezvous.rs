@@ -10,17 +10,21 @@ use crate::model::{CpuSet, Endpoint};
 use crate::plan::LaunchContext;
 use crate::plan::env::frameworks::ExtraFrameworks;
 use crate::plan::torchrun::{self as plan, NodePosition};
+use crate::probe::net;
 use crate::protocol::{JobRules, NodeInfo, OnFailure, OnNodeLoss, RoundMember};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::torch_store::{StorePeers, StoreSockets};
 use crate::run::launch_result::LaunchResult;
 use crate::spec::frameworks::Framework;
 use crate::spec::options::EnvVars;
 use crate::spec::rendezvous;
-use crate::spec::torchrun::TorchSpec;
+use crate::spec::torchrun::{StoreReach, TorchSpec};
 use crate::supervise::NoRestart;
 use crate::sys::random;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tracing::warn;
 
 /// This node in a job whose nodes rendezvous.
 pub struct TorchrunRendezvous<'a> {
@@ -53,6 +57,27 @@ impl TorchrunRendezvous<'_> {
             restarts,
             ..backend::rules(self.rendezvous)
         }
+    }
+
+    /// From where the store is reached, if this node serves it.
+    fn store_peers(&self, members: &[RoundMember]) -> StorePeers {
+        if self.spec.store_reach == StoreReach::Any {
+            return StorePeers::Any;
+        }
+        let mut nodes = BTreeSet::new();
+        for RoundMember { info, .. } in members {
+            let bare = info.address.trim_start_matches('[').trim_end_matches(']');
+            let found = bare.parse().map_or_else(|_| net::resolve(bare), |address| vec![address]);
+            if found.is_empty() {
+                warn!(
+                    "the address {} of a node cannot be resolved here: the store takes connections from any address",
+                    info.address
+                );
+                return StorePeers::Any;
+            }
+            nodes.extend(found);
+        }
+        StorePeers::Nodes(nodes)
     }
 }
 
@@ -103,8 +128,9 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             elastic.restarts = Some(round.failures);
         }
         // Only PyTorch's ranks receive its address.
-        let store = if self.spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() };
-        Ok(NodePlan { plan, shown, store })
+        let listeners = if self.spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() };
+        let peers = if listeners.is_empty() { StorePeers::Any } else { self.store_peers(round.members) };
+        Ok(NodePlan { plan, shown, store: StoreSockets { listeners, peers } })
     }
 
     fn join_timeout(&self) -> Duration {

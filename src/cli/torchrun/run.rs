@@ -23,6 +23,7 @@ use crate::plan::torchrun::{self as plan, NodePosition};
 use crate::plan::{LaunchContext, Plan};
 use crate::probe::memory::OomCounters;
 use crate::probe::{accelerators, cpus, net, numa, torch};
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
 use crate::run::first_failure::FirstFailure;
@@ -138,7 +139,8 @@ pub fn launch(
         base,
         log_dir: folder.run.clone(),
         // Only PyTorch's ranks receive its address.
-        torch_store: if spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() }.into(),
+        torch_store: StoreSockets::from(if spec.frameworks.contains(&Framework::Torch) { store } else { Vec::new() })
+            .into(),
         log_overwrite: false,
         rotation: log_rotation::check(&folder.run).is_ok().then_some(CAPTURE_ROTATION),
         shown,

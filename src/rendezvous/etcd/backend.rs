@@ -7,6 +7,7 @@ use super::gateway::client::{EtcdCaller, EtcdClient};
 use super::gateway::codec::JobKeys;
 use super::gateway::wire::WireHandle;
 use super::lease_keepalive::LeaseKeepAlive;
+use super::session::SessionTimes;
 use super::session_thread::SessionThread;
 use crate::net::thread;
 use crate::protocol::CoordinatorLogic;
@@ -21,11 +22,6 @@ use std::time::Duration;
 
 /// The shortest lease. Etcd checks leases every half second, and grants none shorter than its election timeout.
 const SHORTEST_LEASE: Duration = Duration::from_secs(2);
-/// When there is no leader, nodes campaign at random times within a span that grows with the number of nodes, so that a few do
-/// before all others see that there is one. The first of N nodes campaigns after an Nth of the span.
-const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
-const MAX_CAMPAIGN_SPREAD: Duration = Duration::from_secs(1);
-const CAMPAIGN_SPREAD_OF_A_NODE: Duration = Duration::from_micros(500);
 /// How much longer than its patience `close` may take: for requests that are open, and for reporting the result.
 const REQUESTS: Duration = Duration::from_millis(900);
 const REPORT: Duration = Duration::from_millis(100);
@@ -61,11 +57,11 @@ pub fn join(
     let (session_caller, keep_alive_caller) = (EtcdCaller::new(&client), EtcdCaller::new(&client));
     let wires = [Arc::clone(&session_caller.wire), Arc::clone(&keep_alive_caller.wire)];
     let job_lease = Arc::new(AtomicI64::new(0));
-    let ttl = config.lease + config.extra_time_to_live;
+    let times = SessionTimes::of(config);
     let keep_alive = LeaseKeepAlive {
         caller: keep_alive_caller,
-        heartbeat: config.lease,
-        ttl,
+        heartbeat: times.heartbeat,
+        ttl: times.ttl,
         node_lease: lease,
         to_session: to_session.clone(),
         job_lease: Arc::clone(&job_lease),
@@ -73,11 +69,7 @@ pub fn join(
     let session = SessionThread::new(
         (session_caller, Arc::clone(&wires[1])),
         (JobKeys::new(&config.prefix, &config.job), id, record),
-        (
-            config.lease,
-            ttl,
-            (CAMPAIGN_SPREAD_OF_A_NODE * config.nodes as u32).clamp(CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD),
-        ),
+        times,
         (to_session.clone(), received),
         (Arc::clone(&events), job_lease),
         Box::new(make_coordinator),

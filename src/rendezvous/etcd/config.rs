@@ -22,6 +22,8 @@ pub struct EtcdConfig {
     pub lease: Duration,
     /// How much longer etcd keeps the node's record without a heartbeat.
     pub extra_time_to_live: Duration,
+    /// How long ranks may run without contact beyond the lease.
+    pub loss_timeout: Duration,
     /// The most nodes of the job.
     pub nodes: usize,
     /// How long an endpoint may take to answer; never longer than a third of the lease, which all endpoints share.
@@ -50,6 +52,7 @@ impl EtcdConfig {
             job: job.to_owned(),
             lease: Duration::from_secs(10),
             extra_time_to_live: Duration::ZERO,
+            loss_timeout: Duration::ZERO,
             nodes: 1,
             timeout: Duration::from_secs(3),
         }
@@ -59,11 +62,11 @@ impl EtcdConfig {
 /// Without the password.
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoints, tls, user, prefix, job, lease, extra_time_to_live, nodes, timeout } = self;
+        let Self { endpoints, tls, user, prefix, job, lease, extra_time_to_live, loss_timeout, nodes, timeout } = self;
         let user = user.as_ref().map(|(name, _)| name);
         let mut shown = f.debug_struct("EtcdConfig");
         shown.field("endpoints", endpoints).field("tls", tls).field("user", &user).field("prefix", prefix);
         shown.field("job", job).field("lease", lease).field("extra_time_to_live", extra_time_to_live);
-        shown.field("nodes", nodes).field("timeout", timeout).finish()
+        shown.field("loss_timeout", loss_timeout).field("nodes", nodes).field("timeout", timeout).finish()
     }
 }

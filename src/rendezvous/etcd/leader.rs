@@ -15,9 +15,6 @@ use std::time::Duration;
 
 /// The longest piece of a members' list in one key. Etcd takes 1.5 MiB in one request, which is 1.1 MiB before base64.
 const MAX_PIECE: usize = 512 << 10;
-/// The job's lease as a multiple of a node's: another leader takes it over long before it expires.
-const JOB_LEASE_FACTOR: u32 = 12;
-const MIN_JOB_LEASE: Duration = Duration::from_secs(60);
 
 /// What came of a turn.
 pub enum TurnResult {
@@ -126,7 +123,7 @@ impl Leader {
             leader.note_change(session, WatchChange::Put(kv), now);
         }
         if let Some(gone) = predecessor.filter(|id| !leader.here.contains(id)) {
-            leader.coordinator.gone(&gone, Departure::Lapsed { age: session.ttl }, now);
+            leader.coordinator.gone(&gone, Departure::Lapsed { age: session.times.ttl }, now);
         }
         Ok(leader)
     }
@@ -147,7 +144,7 @@ impl Leader {
                 self.known = self.known.max(revision);
                 let there: BTreeSet<String> = kvs.iter().filter_map(|kv| session.keys.node_of(&kv.key)).collect();
                 let gone: Vec<String> = self.here.difference(&there).cloned().collect();
-                gone.iter().for_each(|id| self.note_expired(id, session.ttl, now));
+                gone.iter().for_each(|id| self.note_expired(id, session.times.ttl, now));
                 kvs.into_iter().for_each(|kv| self.note_change(session, WatchChange::Put(kv), now));
             }
             WatchEvent::Behind => (self.is_behind, self.has_changed) = (true, true),
@@ -172,7 +169,7 @@ impl Leader {
             }
             WatchChange::Gone { key, .. } => {
                 let Some(id) = session.keys.node_of(&key) else { return };
-                self.note_expired(&id, session.ttl, now);
+                self.note_expired(&id, session.times.ttl, now);
             }
         }
     }
@@ -228,7 +225,7 @@ impl Leader {
         let overdue = self.missing.iter().filter(|(_, node)| node.until <= now).map(|(id, _)| id.clone());
         for id in overdue.collect::<Vec<String>>() {
             if let Some(MissingNode { since, .. }) = self.missing.remove(&id) {
-                let age = session.ttl + now.saturating_sub(since);
+                let age = session.times.ttl + now.saturating_sub(since);
                 self.remove_node(&id, Departure::Lapsed { age }, now);
             }
         }
@@ -245,8 +242,7 @@ impl Leader {
     fn publish(&mut self, session: &EtcdSession, publication: Publication) -> Result<TurnResult, EtcdError> {
         let keys = &session.keys;
         if self.lease == 0 {
-            let ttl = (session.ttl * JOB_LEASE_FACTOR).max(MIN_JOB_LEASE);
-            self.lease = grant(&session.caller, session.caller.client.deadline(), ttl)?;
+            self.lease = grant(&session.caller, session.caller.client.deadline(), session.times.job_ttl)?;
             self.job_lease.store(self.lease, Ordering::Relaxed);
         }
         let leads = codec::is_created_by(&keys.leader(), self.term);
@@ -295,6 +291,7 @@ mod tests {
     use crate::rendezvous::etcd::config::EtcdConfig;
     use crate::rendezvous::etcd::gateway::client::{EtcdCaller, EtcdClient};
     use crate::rendezvous::etcd::gateway::codec::JobKeys;
+    use crate::rendezvous::etcd::session::SessionTimes;
     use crossbeam_channel::{Receiver, unbounded};
     use std::io::{Read, Write};
     use std::net::TcpListener;
@@ -355,16 +352,15 @@ mod tests {
 
     #[test]
     fn a_change_before_the_take_over_is_not_taken_for_a_new_one() {
-        let client = EtcdClient::new(&EtcdConfig::new(vec![serve_a_member_that_is_behind()], "job")).unwrap();
+        let config = EtcdConfig::new(vec![serve_a_member_that_is_behind()], "job");
+        let client = EtcdClient::new(&config).unwrap();
         client.hold_until(client.now() + Duration::from_secs(60));
         let (events, received) = unbounded();
         let session = EtcdSession {
             caller: EtcdCaller::new(&client),
             keys: JobKeys::new("/p", "job"),
             id: "a".into(),
-            heartbeat: Duration::from_secs(10),
-            ttl: Duration::from_secs(10),
-            campaign_spread: Duration::ZERO,
+            times: SessionTimes::of(&config),
             job_lease: Arc::default(),
             events,
         };

@@ -1,5 +1,6 @@
 //! A node's session at etcd: its identity, and the requests that the session thread and the leader make.
 
+use super::config::EtcdConfig;
 use super::event::SessionEvent;
 use super::gateway::client::{EtcdCaller, EtcdError, NOT_FOUND};
 use super::gateway::codec::{self, JobKeys, MemberList};
@@ -10,16 +11,48 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-pub struct EtcdSession {
-    pub caller: EtcdCaller,
-    pub keys: JobKeys,
-    pub id: String,
+/// The job's lease as a multiple of a node's: another leader takes it over long before it expires.
+const JOB_LEASE_FACTOR: u32 = 12;
+const MIN_JOB_LEASE: Duration = Duration::from_secs(60);
+/// When there is no leader, nodes campaign at random times within a span that grows with the number of nodes, so that a few do
+/// before all others see that there is one. The first of N nodes campaigns after an Nth of the span.
+const CAMPAIGN_SPREAD: Duration = Duration::from_millis(50);
+const MAX_CAMPAIGN_SPREAD: Duration = Duration::from_secs(1);
+const CAMPAIGN_SPREAD_OF_A_NODE: Duration = Duration::from_micros(500);
+
+/// The times of a node's session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionTimes {
     /// The time without a heartbeat before contact is considered lost.
     pub heartbeat: Duration,
     /// The time to live of a node's lease: not shorter.
     pub ttl: Duration,
+    /// That of the job's own lease: the state is still there when all nodes come back from an outage that their ranks survive.
+    pub job_ttl: Duration,
     /// Nodes campaign at random times within this span when there is no leader.
     pub campaign_spread: Duration,
+}
+
+impl SessionTimes {
+    /// The times of a node of this job.
+    pub fn of(config: &EtcdConfig) -> Self {
+        let ttl = config.lease + config.extra_time_to_live;
+        let outage = config.lease + config.loss_timeout;
+        let spread = CAMPAIGN_SPREAD_OF_A_NODE.saturating_mul(u32::try_from(config.nodes).unwrap_or(u32::MAX));
+        Self {
+            heartbeat: config.lease,
+            ttl,
+            job_ttl: (ttl * JOB_LEASE_FACTOR).max(MIN_JOB_LEASE).max(outage * 2),
+            campaign_spread: spread.clamp(CAMPAIGN_SPREAD, MAX_CAMPAIGN_SPREAD),
+        }
+    }
+}
+
+pub struct EtcdSession {
+    pub caller: EtcdCaller,
+    pub keys: JobKeys,
+    pub id: String,
+    pub times: SessionTimes,
     /// The job's lease, for the keep-alive thread; 0: another node keeps it.
     pub job_lease: Arc<AtomicI64>,
     /// Receives what watches see.
@@ -42,7 +75,7 @@ impl EtcdSession {
         revision: i64,
         on_event: impl Fn(WatchEvent) + Send + 'static,
     ) -> Result<WatchHandle, EtcdError> {
-        let started = WatchHandle::start(&self.caller.client, prefix, (revision, self.heartbeat), on_event);
+        let started = WatchHandle::start(&self.caller.client, prefix, (revision, self.times.heartbeat), on_event);
         started.map_err(|error| EtcdError::Unreachable(error.to_string()))
     }
 
@@ -73,6 +106,31 @@ impl EtcdSession {
         match self.caller.call("/v3/lease/revoke", &json!({ "ID": lease.to_string() })) {
             Ok(_) | Err(EtcdError::Status { code: NOT_FOUND, .. }) => Ok(()),
             Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(lease: u64, loss_timeout: u64, nodes: usize) -> SessionTimes {
+        let seconds = Duration::from_secs;
+        let config = EtcdConfig::new(Vec::new(), "job");
+        SessionTimes::of(&EtcdConfig { lease: seconds(lease), loss_timeout: seconds(loss_timeout), nodes, ..config })
+    }
+
+    #[test]
+    fn the_jobs_lease_outlives_each_outage_that_ranks_survive() {
+        for (lease, loss_timeout, at_least) in [(10, 0, 120), (2, 60, 124), (10, 60, 140), (10, 3600, 7220)] {
+            assert_eq!(times(lease, loss_timeout, 2).job_ttl, Duration::from_secs(at_least));
+        }
+    }
+
+    #[test]
+    fn elections_of_more_nodes_spread_over_a_longer_time() {
+        for (nodes, spread_ms) in [(1, 50), (100, 50), (1000, 500), (9000, 1000), (usize::MAX, 1000)] {
+            assert_eq!(times(10, 0, nodes).campaign_spread, Duration::from_millis(spread_ms));
         }
     }
 }

@@ -9,7 +9,7 @@ use super::gateway::wire::WireHandle;
 use super::job_state::JobStateReader;
 use super::leader::{Leader, TurnResult};
 use super::retry::RetryTimer;
-use super::session::EtcdSession;
+use super::session::{EtcdSession, SessionTimes};
 use super::watch::{WatchEvent, WatchHandle};
 use crate::protocol::CoordinatorLogic;
 use crate::rendezvous::backend::BackendEvent;
@@ -63,22 +63,13 @@ impl SessionThread {
     pub fn new(
         (caller, keep_alive_wire): (EtcdCaller, Arc<WireHandle>),
         (keys, id, record): (JobKeys, &str, &str),
-        (heartbeat, ttl, campaign_spread): (Duration, Duration, Duration),
+        times: SessionTimes,
         (sender, received): (Sender<SessionEvent>, Receiver<SessionEvent>),
         (events, job_lease): (Arc<EventQueue>, Arc<AtomicI64>),
         make_coordinator: Box<dyn Fn() -> Box<dyn CoordinatorLogic> + Send>,
     ) -> Self {
         Self {
-            session: EtcdSession {
-                caller,
-                keys,
-                id: id.to_owned(),
-                heartbeat,
-                ttl,
-                campaign_spread,
-                job_lease,
-                events: sender,
-            },
+            session: EtcdSession { caller, keys, id: id.to_owned(), times, job_lease, events: sender },
             received,
             contact: ContactReports::new(Arc::clone(&events)),
             events,
@@ -168,7 +159,7 @@ impl SessionThread {
             SessionEvent::Expired => {
                 (self.lease, self.has_joined) = (0, false);
                 self.step_down();
-                let silent = self.session.ttl.as_secs_f64();
+                let silent = self.session.times.ttl.as_secs_f64();
                 self.contact.lose(format!("etcd received nothing for {silent} s: this node's lease has lapsed"));
             }
             SessionEvent::Lost(why) => self.contact.lose(format!("etcd: {why}")),
@@ -190,7 +181,7 @@ impl SessionThread {
             SessionEvent::Nodes(term, event) => {
                 let now = clock::now();
                 let is_cut_off = self.contact.is_lost() && !self.contact.has_contact;
-                let tolerant_until = if is_cut_off { now + self.session.heartbeat } else { self.tolerant_until };
+                let tolerant_until = if is_cut_off { now + self.session.times.heartbeat } else { self.tolerant_until };
                 if let Some(leader) = self.leader.as_mut().filter(|leader| leader.term == term) {
                     leader.tolerant_until = tolerant_until;
                     leader.note_event(&self.session, event, now);
@@ -200,20 +191,20 @@ impl SessionThread {
     }
 
     fn note_failing_watch(&mut self, term: i64, why: String) {
-        self.contact.note_failing_watch(term, why, clock::now(), self.session.heartbeat);
+        self.contact.note_failing_watch(term, why, clock::now(), self.session.times.heartbeat);
     }
 
     /// There is contact again. If no node could reach etcd, the leases of all may have expired: a node that is not back yet is not
     /// lost for that.
     fn tolerate_missing_nodes(&mut self) {
         if self.contact.is_lost() && self.watch.is_some() {
-            self.tolerant_until = clock::now() + self.session.heartbeat;
+            self.tolerant_until = clock::now() + self.session.times.heartbeat;
             self.campaign_soon(self.tolerant_until);
         }
     }
 
     fn campaign_soon(&mut self, from: Duration) {
-        self.campaign_at = from + self.session.campaign_spread.mul_f64(random::rng().f64());
+        self.campaign_at = from + self.session.times.campaign_spread.mul_f64(random::rng().f64());
     }
 
     /// This node may not take part any more.
@@ -434,7 +425,7 @@ impl SessionThread {
             EtcdError::Unreachable(_) | EtcdError::Denied(_) | EtcdError::Status { .. } => {
                 tracing::debug!("etcd: {error}");
                 // Etcd may renew the lease, and not take what this node writes.
-                if self.retry.note_failure(clock::now()) >= self.session.heartbeat {
+                if self.retry.note_failure(clock::now()) >= self.session.times.heartbeat {
                     self.contact.hinder(error.to_string());
                 }
             }

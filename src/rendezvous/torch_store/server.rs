@@ -2,6 +2,7 @@
 
 use super::limits::StoreLimits;
 use super::service::{Renew, StoreService};
+use super::sockets::StoreSockets;
 use super::watch::StoreWatch;
 use crate::net::server::EventLoop;
 use crate::net::server::MemoryBudget;
@@ -27,8 +28,13 @@ impl StoreServer {
     }
 
     /// Serves on these sockets, in a thread that takes no signals.
-    pub fn start_with(listeners: Vec<TcpListener>, limits: StoreLimits, watch: Option<StoreWatch>) -> io::Result<Self> {
-        let service = StoreService::new(limits, watch);
+    pub fn start_with(
+        sockets: impl Into<StoreSockets>,
+        limits: StoreLimits,
+        watch: Option<StoreWatch>,
+    ) -> io::Result<Self> {
+        let StoreSockets { listeners, peers } = sockets.into();
+        let service = StoreService::new(limits, watch, peers);
         let limits = ServerLimits { connections: limits.connections, budget: MemoryBudget::new(limits.bytes / 2) };
         PausedServer(EventLoop::new(listeners, limits, clock::now, service)?).resume()
     }

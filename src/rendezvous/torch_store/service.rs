@@ -2,6 +2,7 @@
 
 use super::frame::RequestParser;
 use super::limits::StoreLimits;
+use super::sockets::StorePeers;
 use super::state::{Replies, StoreState};
 use super::stored_value::StoredValue;
 use super::watch::{StoreEvent, StoreWatch};
@@ -11,14 +12,18 @@ use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
 use crate::net::tcp;
 use crossbeam_channel::Sender;
+use std::collections::BTreeSet;
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::ops::ControlFlow;
 use std::time::Duration;
 use tracing::warn;
 
 /// No request is handled while as many bytes wait to be sent.
 const BACKLOG: usize = 1024 * 1024;
+
+/// A warning names each address that is refused, up to so many.
+const REFUSED_NAMED: usize = 8;
 
 /// What the store keeps of a client.
 #[derive(Debug, Default)]
@@ -52,18 +57,32 @@ pub(super) struct Renew(pub(super) Sender<io::Result<()>>);
 pub(super) struct StoreService {
     store: StoreState,
     watch: Option<StoreWatch>,
+    peers: StorePeers,
+    /// Addresses that a warning has named.
+    refused: BTreeSet<IpAddr>,
     has_warned: bool,
     /// Empty, with the memory of earlier replies.
     replies: Replies,
 }
 
 impl StoreService {
-    pub(super) fn new(limits: StoreLimits, watch: Option<StoreWatch>) -> Self {
+    pub(super) fn new(limits: StoreLimits, watch: Option<StoreWatch>, peers: StorePeers) -> Self {
         Self {
             store: StoreState::new(MemoryBudget::new(limits.bytes / 2)),
             watch,
+            peers,
+            refused: BTreeSet::new(),
             has_warned: false,
             replies: Replies::new(),
+        }
+    }
+
+    fn warn_of_refused(&mut self, address: IpAddr) {
+        if self.refused.len() < REFUSED_NAMED && self.refused.insert(address) {
+            warn!(
+                "the store refused a connection from {address}, which is the address of no node of this round. If ranks \
+                 connect from another address than their node's, set RLAUNCH_STORE_PEERS=any on all nodes"
+            );
         }
     }
 }
@@ -73,6 +92,10 @@ impl Service for StoreService {
     type Command = Renew;
 
     fn accept(&mut self, socket: &TcpStream) -> io::Result<StoreConnection> {
+        if let Some(address) = self.peers.refused(socket)? {
+            self.warn_of_refused(address);
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
         // The loss of the other machine is noticed within half a minute.
         tcp::set_keepalive(socket, 10, 5, 4)?;
         Ok(StoreConnection::default())

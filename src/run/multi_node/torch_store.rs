@@ -1,9 +1,8 @@
 //! The torch TCPStore that the launcher serves for its ranks, renewed in every attempt.
 
-use crate::rendezvous::torch_store::{StoreLimits, StoreServer};
+use crate::rendezvous::torch_store::{StoreLimits, StoreServer, StoreSockets};
 use crate::run::output::log_files::plain;
 use std::io;
-use std::net::TcpListener;
 use std::sync::Arc;
 use thiserror::Error;
 use tracing::warn;
@@ -15,16 +14,16 @@ pub struct StoreNotServed(#[source] Arc<io::Error>);
 
 /// A store on listening sockets that outlive it.
 pub struct ServedTorchStore<'a> {
-    listeners: &'a [TcpListener],
+    sockets: &'a StoreSockets,
     limits: StoreLimits,
     server: Result<Option<StoreServer>, StoreNotServed>,
 }
 
 impl<'a> ServedTorchStore<'a> {
     /// Serves on these sockets. Without any, there is no store.
-    pub fn start(listeners: &'a [TcpListener], limits: StoreLimits) -> io::Result<Self> {
-        let server = Ok(serve(listeners, limits)?);
-        Ok(Self { listeners, limits, server })
+    pub fn start(sockets: &'a StoreSockets, limits: StoreLimits) -> io::Result<Self> {
+        let server = Ok(serve(sockets, limits)?);
+        Ok(Self { sockets, limits, server })
     }
 
     /// Closes all connections and forgets all keys. Replaces the server if it has failed.
@@ -37,7 +36,7 @@ impl<'a> ServedTorchStore<'a> {
         }
         // Dropped first, so that the old server accepts no new client.
         self.server = Ok(None);
-        let server = serve(self.listeners, self.limits).and_then(|server| {
+        let server = serve(self.sockets, self.limits).and_then(|server| {
             server.as_ref().map_or(Ok(()), StoreServer::renew)?;
             Ok(server)
         });
@@ -50,9 +49,11 @@ impl<'a> ServedTorchStore<'a> {
     }
 }
 
-fn serve(listeners: &[TcpListener], limits: StoreLimits) -> io::Result<Option<StoreServer>> {
-    let own = listeners.iter().map(TcpListener::try_clone).collect::<io::Result<Vec<_>>>()?;
-    if own.is_empty() { Ok(None) } else { StoreServer::start_with(own, limits, None).map(Some) }
+fn serve(sockets: &StoreSockets, limits: StoreLimits) -> io::Result<Option<StoreServer>> {
+    if sockets.listeners.is_empty() {
+        return Ok(None);
+    }
+    StoreServer::start_with(sockets.try_clone()?, limits, None).map(Some)
 }
 
 #[cfg(test)]
@@ -69,9 +70,9 @@ mod tests {
 
     #[test]
     fn a_failed_server_is_replaced_by_an_empty_one() {
-        let listeners = listen::loopback(0).unwrap();
-        let port = listeners[0].local_addr().unwrap().port();
-        let mut served = ServedTorchStore::start(&listeners, StoreLimits::default()).unwrap();
+        let sockets = StoreSockets::from(listen::loopback(0).unwrap());
+        let port = sockets.listeners[0].local_addr().unwrap().port();
+        let mut served = ServedTorchStore::start(&sockets, StoreLimits::default()).unwrap();
         let mut old = client(port);
         let left = &mut || Ok(Duration::from_secs(20));
         assert_eq!(old.add(b"n", 1, left).unwrap(), 1);
@@ -86,9 +87,9 @@ mod tests {
 
     #[test]
     fn a_store_that_is_not_served_is_an_error_until_it_is_renewed() {
-        let listeners = listen::loopback(0).unwrap();
+        let sockets = StoreSockets::from(listen::loopback(0).unwrap());
         let server = Err(StoreNotServed(Arc::new(io::Error::from_raw_os_error(libc::EMFILE))));
-        let mut served = ServedTorchStore { listeners: &listeners, limits: StoreLimits::default(), server };
+        let mut served = ServedTorchStore { sockets: &sockets, limits: StoreLimits::default(), server };
         assert!(served.check().is_err_and(|error| error.to_string().contains("Too many open files")));
         served.renew();
         assert!(served.check().is_ok());

@@ -168,6 +168,7 @@ mod tests {
     use super::*;
     use crate::framework::paddle_launch::PodInfo;
     use crate::plan::Plan;
+    use crate::rendezvous::torch_store::StoreSockets;
     use crate::supervise::SupervisionPolicy;
 
     #[test]
@@ -189,7 +190,7 @@ mod tests {
             program: PathBuf::new(),
             base: Vec::new(),
             log_dir: folder.clone(),
-            torch_store: Vec::new().into(),
+            torch_store: StoreSockets::default().into(),
             log_overwrite: false,
             rotation: None,
             shown: [((0, Stream::Stdout), ShownStream { prefix: None, pty: false })].into(),

@@ -9,6 +9,7 @@ use self::prepared_rank::PreparedRank;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::OutputPlan;
 use crate::protocol::{NodeStop, RankFailure};
+use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::lost_peer;
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
@@ -42,7 +43,6 @@ use crate::sys::process::spawn;
 use crate::sys::process::tree;
 use std::cell::OnceCell;
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,7 +98,7 @@ impl<'a> RankProcesses<'a> {
     /// Starts no rank yet. `store`: listening sockets of the TCPStore.
     pub fn new(
         launch: &'a Launch<'a>,
-        store: &'a [TcpListener],
+        store: &'a StoreSockets,
         poll: Arc<Poller>,
         journal: Journal,
         listener: &'a dyn LaunchListener,

@@ -58,6 +58,15 @@ pub enum LogDir {
     Nowhere,
 }
 
+/// From where the ranks' store takes connections in a job of several nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreReach {
+    /// From the addresses of the round's nodes.
+    Nodes,
+    /// From any address.
+    Any,
+}
+
 /// The CPUs that a rank is bound to (`--numa-binding`), by the NUMA node of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumaBinding {
@@ -150,6 +159,8 @@ pub struct TorchSpec {
     pub duplicate_stderr_filters: Vec<String>,
     /// Whether LOCAL_RANK is 0 in all ranks, and each sees only its own device.
     pub virtual_local_rank: bool,
+    /// From where the ranks' store is reached in a job of several nodes.
+    pub store_reach: StoreReach,
     /// The CPUs that ranks are bound to.
     pub numa: Option<NumaBinding>,
     /// Whether to print the CPUs of each rank.
@@ -238,6 +249,10 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         duplicate_stdout_filters: filters("duplicate-stdout-filters"),
         duplicate_stderr_filters: filters("duplicate-stderr-filters"),
         virtual_local_rank: values::flag(values, "virtual-local-rank")?,
+        store_reach: match values::choice(values, "store-peers")? {
+            Some("any") => StoreReach::Any,
+            _ => StoreReach::Nodes,
+        },
         numa: values::choice(values, "numa-binding")?.and_then(NumaBinding::parse),
         bind_report: values::flag(values, "bind-report")?,
         signals: signals(values, &mut warnings),

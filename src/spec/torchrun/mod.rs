@@ -8,7 +8,7 @@ pub mod streams;
 pub mod values;
 
 pub use crate::spec::torchrun::launch::{
-    EventLog, LogDir, Nproc, NumaBinding, OutputCapture, TorchScript, TorchSpec, check,
+    EventLog, LogDir, Nproc, NumaBinding, OutputCapture, StoreReach, TorchScript, TorchSpec, check,
 };
 pub use crate::spec::torchrun::rendezvous::TorchrunBackend;
 pub use crate::spec::torchrun::streams::{RankRoutes, StreamRoute, StreamRoutes};

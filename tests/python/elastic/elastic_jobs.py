@@ -321,30 +321,37 @@ class Job:
         return {number: worlds[number] for number in order}
 
 
+def await_next_round(node: Node) -> None:
+    """Waits until this node's first rank of the second round, in which it is alone, has begun."""
+    node.await_round(1, 2)
+    until(lambda: (node.folder / f"life.{node.label}.1.0").exists(), "the rank of the next round")
+
+
 # The second node's rank notes that it was asked to end, and continues.
 NOTES_SIGTERM = 'if node == "1": signal.signal(signal.SIGTERM, lambda *_: tell(f"asked.{node}"))\n'
 
 
-def freeze_until_lost(node: Node, other: Node) -> None:
-    """Freezes a node with its rank, which runs NOTES_SIGTERM, until the other has begun the next round.
+def freeze_until_lost(node: Node, await_loss: Callable[[], object]) -> None:
+    """Freezes a node with its rank, which runs NOTES_SIGTERM, until the other node has acted on its loss.
 
-    The rank is killed then, and not asked.
+    The rank is killed then, by the supervisor process alone, and not asked.
     """
     (rank,) = node.ranks()
-    frozen = [psutil.Process(node.process.pid), supervisor_of(node.process), rank]
-    for process in frozen:
+    launcher, supervisor = psutil.Process(node.process.pid), supervisor_of(node.process)
+    for process in (launcher, supervisor, rank):
         process.suspend()
     try:
-        other.await_round(1, 2)
-        began = f"life.{other.label}.1.0"
-        until(lambda: (node.folder / began).exists(), "the rank of the next round")
+        await_loss()
     finally:
-        for process in frozen:
-            # The supervisor, which is first, may have killed the rank already.
+        for process in (supervisor, rank):
+            # The supervisor process may have killed the rank already.
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
     thawed = time.monotonic()
-    until(lambda: gone(rank), "the end of the thawed rank")
+    try:
+        until(lambda: gone(rank), "the end of the thawed rank")
+    finally:
+        launcher.resume()
     (life,) = node.folder.glob(f"life.{node.label}.0.*")
     last = float(life.read_text().split()[-2])
     print(f"the thawed rank ran for {max(0.0, last - thawed) * 1000:.0f} ms")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from elastic_jobs import (
     NODE_LOST,
-    NOT_MET,
     NOTES_SIGTERM,
     PADDLE,
     STORE_LOST,
@@ -20,6 +19,7 @@ from elastic_jobs import (
     Backend,
     Job,
     Node,
+    await_next_round,
     freeze_until_lost,
     joining,
 )
@@ -106,7 +106,7 @@ def test_a_killed_launcher_leaves_no_master_that_others_can_join(
         zero.kill(both=False)
         again = job.node(0, *joining(module, 20, LEASE), *options, "train.py", module=module)
         end = one.end()
-        assert end.status in (STORE_LOST, NOT_MET), end.stderr
+        assert end.status == STORE_LOST, end.stderr
         assert len(one.events("round_started")) == 1
         # The new launcher's job is another one, and has no other node.
         again.await_round(1, 1)
@@ -199,7 +199,18 @@ def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
         zero, one = both(job, PADDLE, "--elastic_level=1", body=NOTES_SIGTERM + RUN)
-        freeze_until_lost(one, zero)
+        freeze_until_lost(one, lambda: await_next_round(zero))
+
+
+def test_so_does_one_whose_job_has_ended_meanwhile(tmp_path: Path, two: list[Host], backend: Backend) -> None:
+    with Job(tmp_path, two, backend) as job:
+        zero, one = both(job, PADDLE, body=NOTES_SIGTERM + RUN)
+
+        def lost() -> None:
+            assert zero.end().status == NODE_LOST
+
+        freeze_until_lost(one, lost)
+        assert one.end().status in (NODE_LOST, STORE_LOST), one.stderr()
 
 
 def test_a_node_that_loses_the_serving_node_ends_before_that_one_goes_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -262,3 +263,41 @@ def test_two_that_start_at_once_make_one_world(
             written = {path.name: path.read_text() for path in job.folder.glob("began.*")}
             assert sorted(written) in (["began.0.0", "began.1.1"], ["began.0.1", "began.1.0"])
             assert set(written.values()) == {"2"}
+
+
+# A client of torch's store: greets and sends a PING (torch/csrc/distributed/c10d/TCPStoreBackend.hpp), and
+# prints whether it is answered.
+KNOCK = """
+import socket, struct, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 20) as store:
+    try:
+        store.sendall(struct.pack("<BIBI", 0, 0x3C85F7CE, 13, 7))
+        print("answered" if store.recv(4) == struct.pack("<I", 7) else "closed")
+    except ConnectionResetError:
+        print("closed")
+"""
+
+
+@pytest.mark.parametrize(("peers", "seen"), [("nodes", "closed"), ("any", "answered")])
+def test_the_store_of_ranks_takes_connections_from_the_nodes_alone(
+    tmp_path: Path, three: list[Host], backend: Backend, peers: str, seen: str
+) -> None:
+    def knock(host: Host) -> str:
+        at = (tmp_path / "store").read_text().split()
+        with host.run([sys.executable, "-c", KNOCK, *at], stdout=subprocess.PIPE, text=True) as client:
+            assert client.stdout is not None
+            return str(client.stdout.read().strip())
+
+    with Job(tmp_path, three, backend) as job:
+        script = job.script("""
+            tell("store", os.environ["MASTER_ADDR"] + " " + os.environ["MASTER_PORT"])
+            live_until("finish")
+        """)
+        nodes = job.start(f"--store-peers={peers}", script, count=2, module=TORCH)
+        until(lambda: list(tmp_path.glob("store.*")), "a rank")
+        (tmp_path / "store").write_text(next(tmp_path.glob("store.*")).read_text())
+        assert [knock(host) for host in three] == ["answered", "answered", seen]
+        job.finish()
+        job.end_successfully()
+    named = [re.findall(r"the store refused a connection from ([0-9.]+)", node.stderr()) for node in nodes]
+    assert [address for of_node in named for address in of_node] == ["10.77.0.3"] * (seen == "closed")

@@ -15,14 +15,22 @@ from pathlib import Path
 import psutil
 import pytest
 from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
-from etcd import Etcd
+from etcd import Etcd, EtcdCluster
 from hosts import Host
 from launching import gone, supervisor_of, until
-from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived
+from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived, onto
 
 LEASE = 3.0
 # Even if it is asked to end.
 DEAF = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlive_until("finish")\n'
+
+# The election timeout of etcd. A leader that is cut off renews leases for up to twice as long (CheckQuorum).
+# Its successor comes one such time later at the earliest, and prolongs all leases by another (etcd's
+# server/lease/lessor.go, Promote).
+ELECTION = 1.0
+
+# The launcher process had to kill the ranks.
+GUARD = "has not ended the ranks in time"
 
 # Accepts connections on this port of 127.0.0.1 and closes them, as a proxy does that reaches no member.
 ACCEPT_ALL = """
@@ -69,16 +77,21 @@ def serving(host: Host, program: str, argument: str) -> Iterator[None]:
             server.kill()
 
 
-def both(job: Job, *prefix: str) -> list[Node]:
+def both(job: Job, *prefix: str, loss: float | None = None) -> list[Node]:
     """Two nodes of an elastic job whose ranks run; the launchers after this prefix."""
-    words = [*joining(PADDLE, 30, LEASE), "--elastic_level=1", "--grace_period=1", job.script(DEAF)]
+    words = [*joining(PADDLE, 30, LEASE, loss), "--elastic_level=1", "--grace_period=1", job.script(DEAF)]
     nodes = [job.run(on, [*prefix, *job.command(PADDLE, *words)]) for on in range(2)]
     await_ranks(job, nodes)
     return nodes
 
 
-def check_cut(made: MultiHost, job: Job, zero: Node) -> None:
-    """Cuts node 1 off for good: its rank has ended when the other node begins the next round alone."""
+def check_cut(
+    made: MultiHost, job: Job, zero: Node, within: float = 0.8 * LEASE + 0.2
+) -> tuple[float, float]:
+    """Cuts node 1 off for good: its rank has ended when the other node begins the next round alone.
+
+    How long after the cut either was.
+    """
     cut = time.monotonic()
     made.on[1].link("down")
     try:
@@ -90,16 +103,62 @@ def check_cut(made: MultiHost, job: Job, zero: Node) -> None:
     last = float(life.read_text().split()[-2]) - cut
     alone = lived(job, 2)[0] - cut
     print(f"the rank ran for {last:.2f} s after the cut, the next round began after {alone:.2f} s")
-    assert last < LEASE
+    assert last < within
     assert last < alone
+    return last, alone
 
 
 def test_a_proxy_on_the_node_is_no_contact(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
     port = 23790
     at = AtEtcd(f"{etcd.address},127.0.0.1:{port}", "beside-a-proxy")
     with serving(made.on[1], ACCEPT_ALL, str(port)), Job(tmp_path, made.on, lambda _: at, "1:2") as job:
-        zero, _ = both(job)
+        zero, one = both(job)
         check_cut(made, job, zero)
+        assert GUARD not in one.stderr()
+
+
+@pytest.mark.parametrize("endpoints", ["all", "own"])
+def test_a_member_of_etcd_on_the_node_is_no_contact(tmp_path: Path, made: MultiHost, endpoints: str) -> None:
+    """Not even if it led the others, and is the only one that the node knows."""
+    places = [(host.ip, onto(host)) for host in (made.on[0], made.on[1], made.server)]
+    with (
+        EtcdCluster(tmp_path / "etcd", places=places) as cluster,
+        Job(tmp_path, made.on, made.at(cluster), "1:2") as job,
+    ):
+        own = cluster.members[1]
+        words = [*joining(PADDLE, 30, LEASE), "--elastic_level=1", "--grace_period=1", job.script(DEAF)]
+        commands = [job.command(PADDLE, *words) for _ in range(2)]
+        if endpoints == "own":
+            commands[1] = [word.replace(cluster.addresses, own.address) for word in commands[1]]
+        nodes = []
+        for on, command in enumerate(commands):
+            nodes.append(job.run(on, [word.replace("log.0", f"log.{on}") for word in command]))
+        await_ranks(job, nodes)
+        while cluster.leader() is not own:
+            cluster.move_leader()
+        last, alone = check_cut(made, job, nodes[0], 2 * ELECTION + 0.8 * LEASE + 0.2)
+        # The others have waited for one who might come, after the lapse of the lease.
+        assert last < alone - 2
+        assert GUARD not in nodes[1].stderr()
+
+
+def test_ranks_outlive_etcd_for_the_time_that_all_nodes_wait_for(
+    tmp_path: Path, made: MultiHost, etcd: Etcd
+) -> None:
+    loss = 4.0
+    with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
+        zero, one = both(job, loss=loss)
+        last, alone = check_cut(made, job, zero, 0.8 * LEASE + loss + 0.2)
+        assert last > LEASE
+        assert alone > LEASE + loss - 1
+        assert GUARD not in one.stderr()
+
+
+def test_ranks_do_not_outlive_a_master_for_that_time(tmp_path: Path, made: MultiHost) -> None:
+    with Job(tmp_path, made.on, AtMaster, "1:2") as job:
+        zero, one = both(job, loss=20)
+        check_cut(made, job, zero)
+        assert GUARD not in one.stderr()
 
 
 def test_names_that_do_not_resolve_delay_nothing(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
@@ -112,8 +171,9 @@ def test_names_that_do_not_resolve_delay_nothing(tmp_path: Path, made: MultiHost
         serving(made.server, NAME_SERVER, made.server.ip),
         Job(tmp_path, made.on, lambda _: at, "1:2") as job,
     ):
-        zero, _ = both(job, *prefix)
+        zero, one = both(job, *prefix)
         check_cut(made, job, zero)
+        assert GUARD not in one.stderr()
 
 
 def test_ranks_end_though_the_supervisor_process_is_stopped(
@@ -126,9 +186,9 @@ def test_ranks_end_though_the_supervisor_process_is_stopped(
         supervisor = supervisor_of(one.process)
         supervisor.suspend()
         try:
-            check_cut(made, job, zero)
+            check_cut(made, job, zero, LEASE)
             assert gone(rank)
-            one.await_message(r"its supervisor process \(pid \d+\) has not ended the ranks in time")
+            one.await_message(rf"its supervisor process \(pid \d+\) {GUARD}")
         finally:
             supervisor.resume()
         # The ranks' deaths are no failure of theirs.

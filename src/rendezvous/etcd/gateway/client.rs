@@ -417,7 +417,12 @@ impl EtcdCaller {
             Some(serde_json::from_str::<Value>(&text).ok()?["etcdserver"].as_str()?.to_owned())
         });
         let is_v2 = || get("/v2/keys/").is_some_and(|response| response.status().is_success());
+        let is_v3 = |version: &str| version.split('.').map_while(|part| part.parse::<u32>().ok()).ge([3, 4]);
         EtcdError::Denied(match version {
+            Some(version) if is_v3(&version) => format!(
+                "etcd {version} at {endpoint} does not serve its JSON gateway, which rlaunch speaks to: start it without \
+                 --enable-grpc-gateway=false"
+            ),
             Some(version) => format!(
                 "etcd {version} at {endpoint} serves etcd's v2 API only, or an early v3; rlaunch speaks v3, from etcd 3.4 on"
             ),

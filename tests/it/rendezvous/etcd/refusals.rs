@@ -132,6 +132,13 @@ fn servers_that_do_not_speak_v3_are_distinguished_from_others() {
 }
 
 #[test]
+fn an_etcd_without_its_gateway_is_named() {
+    let etcd = Etcd::start_with("http", &["--enable-grpc-gateway=false"]);
+    let why = refused(&with(&etcd.endpoint(), None));
+    assert!(why.contains("start it without --enable-grpc-gateway=false"), "{why}");
+}
+
+#[test]
 fn garbage_and_missing_answers_are_named() {
     let serve = |bytes: &'static [u8]| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -198,22 +198,34 @@ class Etcd:
 
 
 class EtcdCluster:
-    """Three members."""
+    """Three members, each at one of `places`: what it is reached by, and what is put before its command."""
 
-    def __init__(self, folder: Path, *, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        places: Sequence[tuple[str, Sequence[str]]] = (("127.0.0.1", ()),) * 3,
+        certificates: Certificates | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
         ports = consecutive(6)
         names = ["m0", "m1", "m2"]
-        peers = [f"{name}=http://{host}:{port}" for name, port in zip(names, ports[3:], strict=True)]
+        hosts = [host for host, _ in places]
+        listed = zip(names, hosts, ports[3:], strict=True)
+        peers = ",".join(f"{name}=http://{host}:{port}" for name, host, port in listed)
         self.members = [
             Etcd(
                 folder / name,
                 host=host,
                 prefix=prefix,
+                certificates=certificates,
+                client_auth=certificates is not None,
+                options=options,
                 name=name,
                 ports=(ports[at], ports[3 + at]),
-                cluster=",".join(peers),
+                cluster=peers,
             )
-            for at, name in enumerate(names)
+            for at, (name, (host, prefix)) in enumerate(zip(names, places, strict=True))
         ]
 
     @property

@@ -27,9 +27,20 @@ class Host:
 
     def link(self, state: str) -> None:
         """Sets its cable's other end, on the switch, `up` or `down`."""
+        self._set(state)
+
+    def loses(self, to: Host) -> None:
+        """What it sends to another host by IPv4 is lost, without a word, until `reaches`."""
+        self._set(f"loses {to.ip}")
+
+    def reaches(self, to: Host) -> None:
+        """Ends `loses`."""
+        self._set(f"reaches {to.ip}")
+
+    def _set(self, words: str) -> None:
         assert self.holder.stdin is not None
         assert self.holder.stdout is not None
-        self.holder.stdin.write(f"{self.number} {state}\n".encode())
+        self.holder.stdin.write(f"{self.number} {words}\n".encode())
         self.holder.stdin.flush()
         assert self.holder.stdout.readline() == b"done\n"
 
@@ -58,7 +69,8 @@ def hold(count: int) -> None:
     """Makes them and keeps them until stdin closes; a line of it is a link's new state."""
     from pyroute2 import IPRoute
 
-    pids = []
+    pids: list[int] = []
+    pipes: list[tuple[int, int]] = []
     with IPRoute() as switch:
         switch.link("add", ifname="switch", kind="bridge")
         (bridge,) = switch.link_lookup(ifname="switch")
@@ -69,6 +81,7 @@ def hold(count: int) -> None:
             if pid == 0:
                 be_a_host(number, tell, wait)
             pids.append(pid)
+            pipes.append((go, apart))
             assert os.read(apart, 1)
             name = f"host{number}"
             switch.link("add", ifname=name, kind="veth", peer={"ifname": "wire", "net_ns_pid": pid})
@@ -78,9 +91,14 @@ def hold(count: int) -> None:
             assert os.read(apart, 1)
         print(json.dumps(pids), flush=True)
         for line in sys.stdin:
-            number, state = line.split()
-            (end,) = switch.link_lookup(ifname=f"host{number}")
-            switch.link("set", index=end, state=state)
+            number, state, *to = line.split()
+            if to:
+                go, apart = pipes[int(number) - 1]
+                os.write(go, f"{state} {to[0]}\n".encode())
+                assert os.read(apart, 1)
+            else:
+                (end,) = switch.link_lookup(ifname=f"host{number}")
+                switch.link("set", index=end, state=state)
             print("done", flush=True)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -104,8 +122,15 @@ def be_a_host(number: int, tell: int, wait: int) -> None:
         network.addr("add", index=index, address=f"10.77.0.{number}", prefixlen=24)
         # Else the address may not be used for a second, in which a twin of it is looked for.
         network.addr("add", index=index, address=f"fd77::{number}", prefixlen=64, flags=no_detection)
-    os.write(tell, b".")
-    signal.pause()
+        os.write(tell, b".")
+        with os.fdopen(wait) as orders:
+            for line in orders:
+                state, to = line.split()
+                # Frames to an address that no host has.
+                nowhere = {"lladdr": "02:00:00:00:00:01", "state": "permanent"} if state == "loses" else {}
+                network.neigh("replace" if nowhere else "delete", dst=to, ifindex=index, **nowhere)
+                os.write(tell, b".")
+    os._exit(0)
 
 
 if __name__ == "__main__":

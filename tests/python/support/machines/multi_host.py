@@ -47,7 +47,7 @@ class MultiHost:
         return Etcd(folder, host=self.server.ip, prefix=onto(self.server))
 
     def cluster(self, folder: Path) -> EtcdCluster:
-        return EtcdCluster(folder, host=self.server.ip, prefix=onto(self.server))
+        return EtcdCluster(folder, places=[(self.server.ip, onto(self.server))] * 3)
 
     def at(self, etcd: Etcd | EtcdCluster, name: str | None = None) -> Backend:
         """The rendezvous backend of a job, under a name of its own by default."""

@@ -1,0 +1,409 @@
+"""Jobs on several hosts that lose a process, a machine, their etcd or its leader: how long no step is made.
+
+Hosts are network namespaces, as in `make chaos`, whose machines this section uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench_launchers import PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
+from figures import NOT_INSTALLED, Cell, Promise
+from running import Late
+from session import Session
+
+TESTS = Path(__file__).parents[2] / "tests"
+SUPPORT = TESTS / "python" / "support"
+sys.path += [str(SUPPORT), str(SUPPORT / "machines"), str(TESTS / "python" / "elastic"), str(TESTS / "chaos")]
+
+from chaos_world import Node, cgroup, missing  # noqa: E402
+from elastic_jobs import STAR  # noqa: E402
+from etcd import EtcdCluster  # noqa: E402
+from hosts import Host, hosts  # noqa: E402
+from multi_host import onto  # noqa: E402
+
+# Seconds without a renewal after which a node is lost, with every launcher that has an option for it.
+LEASE = 6
+OUTAGE = 30.0
+LIMIT = 90.0
+# How long a rank of an older round that does not end is watched.
+STAYS = 15.0
+
+# A rank that sums a number with all others again and again, by a star that only its world's network makes.
+# `life.*` has its world's size, and a line for each: s, a step; a, it is alive; t, it is asked to stop. Times
+# are CLOCK_BOOTTIME.
+RANK = f"""
+import json, os, signal, sys, threading, time
+rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
+world = int(os.environ.get("PADDLE_TRAINERS_NUM") or os.environ["WORLD_SIZE"])
+name = f"{{sys.argv[1]}}/life.{{os.environ['NODE']}}.{{os.getpid()}}"
+life = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def tell(what):
+    os.write(life, f"{{what}} {{time.clock_gettime(time.CLOCK_BOOTTIME)}}\\n".encode())
+
+def asked(*_):
+    tell("t")
+    os._exit(143)
+
+def live():
+    while True:
+        tell("a")
+        time.sleep(0.005)
+
+os.write(life, f"{{world}}\\n".encode())
+signal.signal(signal.SIGTERM, asked)
+threading.Thread(target=live, daemon=True).start()
+{STAR}
+
+def go_on():
+    try:
+        return not all_reduce([os.path.exists(f"{{sys.argv[1]}}/finish")])[0]
+    except OSError:
+        # As a collective that waits for a peer that has gone.
+        threading.Event().wait()
+
+while go_on():
+    tell("s")
+    time.sleep(0.005)
+"""
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass
+class Life:
+    """What a rank has written."""
+
+    node: int
+    world: int
+    steps: list[float] = field(default_factory=list)
+    alive: list[float] = field(default_factory=list)
+    asked: list[float] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Life | None:
+        lines = path.read_text().splitlines(keepends=True)
+        if not lines or not lines[-1].endswith("\n"):
+            lines = lines[:-1]
+        if not lines:
+            return None
+        life = cls(int(path.name.split(".")[1]), int(lines[0]))
+        for line in lines[1:]:
+            what, at = line.split()
+            {"s": life.steps, "a": life.alive, "t": life.asked}[what].append(float(at))
+        return life
+
+
+@dataclass(frozen=True)
+class Where:
+    """The rendezvous of a job, by what each launcher calls it."""
+
+    title: str
+    etcd: EtcdCluster | None
+
+
+class Job:
+    """A launcher on each node, which is not started again when it ends."""
+
+    ports = itertools.count(29800)
+
+    def __init__(
+        self, launcher: Launcher, where: Where, nodes: list[Node], parent: Path, elastic: bool
+    ) -> None:
+        self.launcher, self.where, self.nodes = launcher, where, nodes
+        self.folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{launcher.name}."))
+        script = self.folder / "rank.py"
+        script.write_text(RANK)
+        name, port = f"job{next(self.ports)}", next(self.ports)
+        count = f"{len(nodes) - 1}:{len(nodes)}" if elastic else str(len(nodes))
+        self.began = now()
+        for node in nodes:
+            words = self.options(node, count, name, port)
+            logs = f"--log{'_' if self.is_paddles else '-'}dir={self.folder}/log{node.number}"
+            command = [launcher.python, "-m", launcher.module, *words, logs, str(script), str(self.folder)]
+            node.folder = self.folder
+            node.command = ["env", f"NODE={node.number}", *variables(launcher), *command]
+            node.start()
+
+    @property
+    def is_paddles(self) -> bool:
+        return self.launcher in (RLAUNCH, PADDLE)
+
+    def options(self, node: Node, count: str, name: str, port: int) -> list[str]:
+        etcd, elastic = self.where.etcd, ":" in count
+        # torchrun and Paddle know one member: the leader, so that its loss is theirs.
+        addresses = "" if etcd is None else etcd.addresses if self.launcher.ours else etcd.leader().address
+        if self.is_paddles:
+            master = f"etcd://{addresses}" if etcd else f"{self.nodes[0].host.ip}:{port}"
+            words = [f"--nnodes={count}", f"--master={master}", f"--job_id={name}", "--elastic_timeout=1"]
+            words += ["--elastic_level=1"] if elastic else []
+            if self.launcher is RLAUNCH:
+                words += [f"--heartbeat_timeout={LEASE}", "--restart_delay=0"]
+            return [*words, "--nproc_per_node=1", f"--host={node.host.ip}"]
+        backend = ("etcd" if self.launcher.ours else "etcd-v2") if etcd else "c10d"
+        endpoint = addresses or f"{self.nodes[0].host.ip}:{port}"
+        conf = f"last_call_timeout=1,keep_alive_interval={LEASE // 3},keep_alive_max_attempt=3"
+        words = [
+            f"--nnodes={count}",
+            "--nproc-per-node=1",
+            f"--max-restarts={3 * elastic}",
+            f"--rdzv-id={name}",
+        ]
+        words += [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}", f"--rdzv-conf={conf}"]
+        return [*words, f"--local-addr={node.host.ip}"]
+
+    def lives(self) -> list[Life]:
+        return [life for path in self.folder.glob("life.*") if (life := Life.read(path)) is not None]
+
+    def await_steps(self, world: int, since: float) -> float:
+        """When the first rank in a world of this size has made its first step after that, once it has."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            for node in self.nodes:
+                if node.process is not None and node.process.poll() is not None:
+                    node.process = None
+            steps = [
+                step for life in self.lives() if life.world == world for step in life.steps if step > since
+            ]
+            if steps:
+                return min(steps)
+            if all(node.process is None for node in self.nodes):
+                raise Late(f"{self.launcher.title}: the job has ended")
+            if time.monotonic() > deadline:
+                raise Late(f"{self.launcher.title}: no step within {LIMIT:g} s")
+            time.sleep(0.02)
+
+    def longest_pause(self, begin: float, end: float) -> float:
+        """Between two steps of any rank, until now if none came."""
+        steps = sorted(step for life in self.lives() for step in life.steps)
+        before = [step for step in steps if step < begin][-1:]
+        inside = [step for step in steps if begin <= step <= end]
+        points = [*before, *inside, *([] if inside and inside[-1] > end - 1 else [end])]
+        return max(later - earlier for earlier, later in itertools.pairwise(points))
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        (self.folder / "finish").touch()
+        for node in self.nodes:
+            node.host.link("up")
+            node.freeze(False)
+            node.kill()
+            deadline = time.monotonic() + LIMIT
+            while node.pids():
+                if time.monotonic() > deadline:
+                    raise Late(f"processes of node {node.number} do not end")
+                time.sleep(0.01)
+            if node.process is not None:
+                node.process.wait()
+                node.process = None
+
+
+def variables(launcher: Launcher) -> list[str]:
+    # Paddle speaks to etcd by a module that an old protoc made.
+    more = ["PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python"] if launcher is PADDLE else []
+    return [*more, f"OMP_NUM_THREADS={environment()['OMP_NUM_THREADS']}"]
+
+
+def start(job: Job) -> dict[str, float]:
+    return {"first step": job.await_steps(len(job.nodes), job.began) - job.began}
+
+
+def process_lost(job: Job) -> dict[str, float]:
+    """All processes of a node are killed; its machine says so to the others."""
+    return lost(job, by_link=False)
+
+
+def machine_lost(job: Job) -> dict[str, float]:
+    """Nothing comes from it any more."""
+    return lost(job, by_link=True)
+
+
+def lost(job: Job, by_link: bool) -> dict[str, float]:
+    job.await_steps(len(job.nodes), job.began)
+    victim = job.nodes[-1]
+    begin = now()
+    if by_link:
+        victim.host.link("down")
+    victim.kill()
+    stepped = job.await_steps(len(job.nodes) - 1, begin)
+    ends = [
+        life.alive[-1] for life in job.lives() if life.node != victim.number and life.world == len(job.nodes)
+    ]
+    return {"noticed": min(ends) - begin, "first step": stepped - begin}
+
+
+def leader_killed(job: Job) -> dict[str, float]:
+    job.await_steps(len(job.nodes), job.began)
+    assert job.where.etcd is not None
+    leader = job.where.etcd.leader()
+    begin = now()
+    leader.stop()
+    try:
+        time.sleep(2 * LEASE)
+        return {"pause": job.longest_pause(begin, now())}
+    finally:
+        leader.start()
+        leader.until_healthy()
+
+
+def etcd_down(job: Job) -> dict[str, float]:
+    job.await_steps(len(job.nodes), job.began)
+    assert job.where.etcd is not None
+    members = job.where.etcd.members
+    begin = now()
+    for member in members:
+        member.stop()
+    try:
+        time.sleep(OUTAGE)
+    finally:
+        for member in members:
+            member.start()
+        for member in members:
+            member.until_healthy()
+    stepped = job.await_steps(len(job.nodes), now())
+    return {"pause": job.longest_pause(begin, stepped + 0.01)}
+
+
+def frozen(job: Job) -> dict[str, float]:
+    """A node stands still for two leases, and goes on."""
+    job.await_steps(len(job.nodes), job.began)
+    victim = job.nodes[-1]
+    begin = now()
+    victim.freeze(True)
+    try:
+        time.sleep(2 * LEASE)
+    finally:
+        thawed = now()
+        victim.freeze(False)
+    stepped = job.await_steps(len(job.nodes) - 1, begin)
+    old = [
+        life for life in job.lives() if life.node == victim.number and life.alive and life.alive[0] < begin
+    ]
+    deadline = time.monotonic() + STAYS
+    while time.monotonic() < deadline and any(now() - life.alive[-1] < 1 for life in old):
+        time.sleep(0.1)
+        old = [
+            life
+            for life in job.lives()
+            if life.node == victim.number and life.alive and life.alive[0] < begin
+        ]
+    last = max((life.alive[-1] for life in old), default=thawed)
+    return {"first step": stepped - begin, "beside the new round": max(0.0, last - max(thawed, stepped))}
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happens to a job, and what is measured: its figures by name, each a row."""
+
+    title: str
+    happens: Callable[[Job], dict[str, float]]
+    figures: dict[str, str]
+    elastic: bool = True
+    etcd_only: bool = False
+    promises: dict[str, Promise] = field(default_factory=dict)
+
+
+STORIES = [
+    Story("3 nodes start", start, {"first step": "to the first step of all"}, elastic=False),
+    Story(
+        "all processes of a node are killed",
+        process_lost,
+        {"noticed": "to the end of the other nodes' ranks", "first step": "to the first step without it"},
+    ),
+    Story(
+        "a machine is lost",
+        machine_lost,
+        {"noticed": "to the end of the other nodes' ranks", "first step": "to the first step without it"},
+        promises={"noticed": Promise("loss", most=LEASE + 0.3)},
+    ),
+    Story(
+        "a node is frozen for two leases",
+        frozen,
+        {
+            "first step": "to the first step without it",
+            "beside the new round": "its old rank runs beside the new round",
+        },
+        promises={"beside the new round": Promise("one world", most=1.0)},
+    ),
+    Story("etcd's leader is killed", leader_killed, {"pause": "longest time without a step"}, etcd_only=True),
+    Story(
+        f"etcd is down for {OUTAGE:.0f} s, elastic job",
+        etcd_down,
+        {"pause": "longest time without a step"},
+        etcd_only=True,
+    ),
+    Story(
+        f"etcd is down for {OUTAGE:.0f} s, fixed number of nodes",
+        etcd_down,
+        {"pause": "longest time without a step"},
+        elastic=False,
+        etcd_only=True,
+        promises={"pause": Promise("outage", most=2.0)},
+    ),
+]
+
+
+def can(launcher: Launcher, where: Where, story: Story) -> Cell | None:
+    """Why there is no figure of a launcher, if so."""
+    if not launcher.version:
+        return NOT_INSTALLED
+    if where.etcd is not None and launcher is TORCHRUN and not importlib.util.find_spec("etcd"):
+        return NOT_INSTALLED
+    if where.etcd is not None and launcher is PADDLE and not importlib.util.find_spec("etcd3"):
+        return NOT_INSTALLED
+    if where.etcd is None and launcher is PADDLE and story.elastic:
+        return "no elastic jobs"
+    return None
+
+
+@contextlib.contextmanager
+def machines(folder: Path) -> Iterator[tuple[list[Node], Host]]:
+    with hosts(4) as made, ExitStack() as stack:
+        groups = [stack.enter_context(cgroup(f"bench-{os.getpid()}-{number}")) for number in range(3)]
+        yield [Node(at, made[at], group, folder, folder) for at, group in enumerate(groups)], made[3]
+
+
+def measure_nodes(session: Session) -> None:
+    """Three hosts (network namespaces), 1 rank each without a framework; a lease of 6 s if it can be set."""
+    if reason := missing():
+        raise Late(reason)
+    with machines(session.folder) as (nodes, server):
+        places = [(server.ip, onto(server))] * 3
+        # What torchrun speaks.
+        with EtcdCluster(session.folder / "etcd", places=places, options=["--enable-v2=true"]) as etcd:
+            for story in STORIES:
+                for where in (Where("the master", None), Where("etcd", etcd)):
+                    if where.etcd is not None or not story.etcd_only:
+                        rows(session, story, where, nodes)
+
+
+def rows(session: Session, story: Story, where: Where, nodes: list[Node]) -> None:
+    cells: dict[str, dict[str, Cell]] = {name: {} for name in story.figures}
+    for launcher in (RLAUNCH, RUN, PADDLE, TORCHRUN):
+        seen = can(launcher, where, story)
+        if seen is None:
+            try:
+                with Job(launcher, where, nodes, session.folder, story.elastic) as job:
+                    figures = story.happens(job)
+            except Late as error:
+                seen = str(error).removeprefix(f"{launcher.title}: ")
+        for name in story.figures:
+            cells[name][launcher.name] = figures[name] if seen is None else seen
+    for name, text in story.figures.items():
+        title = f"{story.title}: {text}, at {where.title}"
+        session.row(title, cells[name], "s", story.promises.get(name))

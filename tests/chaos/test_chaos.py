@@ -1,0 +1,92 @@
+"""What a chaos run draws, and that its judge notices each thing that must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from chaos_judge import AFTER_THAW, Findings, Frozen, Life, judge
+from chaos_plan import AT_ONCE, LEASE, OF_ETCD, Kind, burst
+
+
+def test_bursts_are_drawn_from_the_seed_and_their_number_alone() -> None:
+    assert burst(1, 3) == burst(1, 3)
+    assert len({tuple(burst(seed, number)) for seed in (1, 2) for number in range(50)}) == 100
+
+
+def test_no_two_faults_are_at_one_place_at_once_and_all_kinds_come() -> None:
+    drawn: set[Kind] = set()
+    longest = 0.0
+    for number in range(200):
+        last: dict[object, float] = {}
+        for fault in burst(1, number):
+            place = "etcd" if fault.kind in OF_ETCD else fault.target
+            assert fault.begin >= last.get(place, 0.0)
+            assert (fault.begin == fault.end) == (fault.kind in AT_ONCE)
+            last[place] = fault.end
+            drawn.add(fault.kind)
+            longest = max(longest, fault.end - fault.begin)
+    assert drawn == set(Kind)
+    assert longest > 2 * LEASE
+
+
+def life(of: int, began: float, last: float, rank: int = 0, node: int = 0, world: int = 2) -> Life:
+    return Life(of, rank, node, world, began, last)
+
+
+FIRST = [life(1, 0, 10), life(1, 0, 9, rank=1, node=1)]
+SECOND = life(2, 11, 20, world=1)
+
+
+def began(of: int, time: float, step: int) -> dict[str, Any]:
+    return {"event": "began", "round": of, "time": time, "step": step}
+
+
+def saved(of: int, time: float, step: int) -> dict[str, Any]:
+    return {"event": "saved", "round": of, "time": time, "step": step}
+
+
+def test_rounds_one_after_another_are_well() -> None:
+    journal = [began(1, 1, 0), saved(1, 5, 5), saved(1, 9, 10), began(2, 12, 10), saved(2, 15, 15)]
+    assert judge([*FIRST, SECOND], [], journal) == Findings(rounds=2, saved=3, margin=1)
+
+
+def test_a_rank_that_outlives_its_round_is_two_worlds() -> None:
+    late = [FIRST[0], life(1, 0, 11.5, rank=1, node=1)]
+    findings = judge([*late, SECOND], [], [])
+    assert findings.overlaps == 1
+    assert findings.faults == ["rank 1 of round 1 on node 1 ran for 0.500 s beside round 2"]
+
+
+def test_so_is_one_that_skips_a_round() -> None:
+    late = [life(1, 0, 30), life(2, 11, 20), life(3, 21, 40)]
+    assert judge(late, [], []).overlaps == 2
+
+
+@pytest.mark.parametrize("after", [AFTER_THAW / 2, AFTER_THAW * 2])
+def test_a_frozen_rank_has_a_moment_to_end_once_it_is_thawed(after: float) -> None:
+    thawed = life(1, 0, 15 + after, rank=1, node=1)
+    findings = judge([FIRST[0], thawed, SECOND], [Frozen(1, 8, 15)], [])
+    assert findings.thawed == [pytest.approx(after)]
+    assert findings.overlaps == (after > AFTER_THAW)
+    # Neither another node's freeze, nor one that came when it had been in two worlds already, is a reason.
+    for frozen in (Frozen(0, 8, 15), Frozen(1, 12, 15)):
+        assert judge([FIRST[0], thawed, SECOND], [frozen], []).overlaps == 1
+
+
+def test_two_sets_of_ranks_with_one_number_are_two_worlds() -> None:
+    assert judge([*FIRST, life(1, 3, 6)], [], []).faults == ["round 1 began twice: [0, 0, 1] of worlds {2}"]
+    assert judge([*FIRST, life(1, 3, 6, rank=2, world=3)], [], []).faults
+
+
+def test_a_round_that_begins_before_what_was_saved_has_lost_a_checkpoint() -> None:
+    findings = judge([], [], [began(1, 1, 0), saved(1, 5, 5), saved(1, 9, 10), began(2, 12, 5)])
+    assert findings.lost == 1
+    assert findings.faults == ["round 2 began at step 5, though 10 was saved"]
+
+
+def test_what_an_older_round_saves_later_counts_apart() -> None:
+    findings = judge(
+        [], [], [began(1, 1, 0), saved(1, 5, 5), began(2, 12, 5), saved(1, 13, 10), began(3, 20, 5)]
+    )
+    assert (findings.lost, findings.stale) == (0, 1)
