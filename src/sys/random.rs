@@ -18,7 +18,11 @@ fn kernel_seed() -> Option<u64> {
 fn fill(bytes: &mut [u8]) -> io::Result<()> {
     // SAFETY: `bytes` outlives the call, and its length is given.
     let read = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-    if read == bytes.len() as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
+    match read {
+        -1 => Err(io::Error::last_os_error()),
+        read if read == bytes.len() as isize => Ok(()),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 /// A word of letters and digits that cannot be guessed: all of its bits are the kernel's. Fails where a filter forbids the call.

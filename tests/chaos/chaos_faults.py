@@ -1,211 +1,229 @@
-"""How each fault of a chaos run is done, and undone."""
+"""The faults of a chaos run: contexts that yield whether there was anything to harm."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import psutil
-from chaos_judge import Frozen
+from chaos_judge import Hold
 from chaos_plan import Fault, Kind
-from chaos_world import Node, World, now
+from chaos_world import SIGKILL_STATUSES, SIGTERM_STATUSES, Node, World, now
 from etcd import Etcd
 
 
 @contextmanager
-def cut(world: World, node: Node) -> Iterator[None]:
+def cut(world: World, node: Node) -> Iterator[bool]:
     node.host.link("down")
     try:
-        yield
+        yield True
     finally:
         node.host.link("up")
 
 
 @contextmanager
-def sends_nothing(world: World, node: Node) -> Iterator[None]:
+def sends_nothing(world: World, node: Node) -> Iterator[bool]:
     others = [other.host for other in world.nodes if other is not node] + world.servers
     for other in others:
         node.host.loses(other)
     try:
-        yield
+        yield True
     finally:
         for other in others:
             node.host.reaches(other)
 
 
 @contextmanager
-def hears_nothing(world: World, node: Node) -> Iterator[None]:
+def hears_nothing(world: World, node: Node) -> Iterator[bool]:
     others = [other.host for other in world.nodes if other is not node] + world.servers
     for other in others:
         other.loses(node.host)
     try:
-        yield
+        yield True
     finally:
         for other in others:
             other.reaches(node.host)
 
 
 @contextmanager
-def etcd_cut(world: World, node: Node) -> Iterator[None]:
+def etcd_cut(world: World, node: Node) -> Iterator[bool]:
     for server in world.servers:
         node.host.loses(server)
     try:
         with etcd_answers_lost(world, node):
-            yield
+            yield True
     finally:
         for server in world.servers:
             node.host.reaches(server)
 
 
 @contextmanager
-def etcd_answers_lost(world: World, node: Node) -> Iterator[None]:
+def etcd_answers_lost(world: World, node: Node) -> Iterator[bool]:
     for server in world.servers:
         server.loses(node.host)
     try:
-        yield
+        yield True
     finally:
         for server in world.servers:
             server.reaches(node.host)
 
 
 @contextmanager
-def supervisor_stopped(world: World, node: Node) -> Iterator[None]:
+def supervisor_stopped(world: World, node: Node) -> Iterator[bool]:
     supervisor = node.supervisor()
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if supervisor is not None:
+    if supervisor is None or node.rank() is None:
+        yield False
+        return
+    try:
+        with suppress(psutil.NoSuchProcess):
             supervisor.suspend()
-    try:
-        yield
+        yield True
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if supervisor is not None:
-                supervisor.resume()
+        with suppress(psutil.NoSuchProcess):
+            supervisor.resume()
 
 
 @contextmanager
-def logs_hang(world: World, node: Node) -> Iterator[None]:
-    subprocess.run(["fsfreeze", "--freeze", str(node.disk)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["fsfreeze", "--unfreeze", str(node.disk)], check=True)
-
-
-@contextmanager
-def killed(world: World, node: Node) -> Iterator[None]:
+def killed(world: World, node: Node) -> Iterator[bool]:
     node.away = True
+    node.explained |= SIGKILL_STATUSES
+    was_there = node.rank() is not None
     node.kill()
     try:
-        yield
+        yield was_there
     finally:
         node.away = False
 
 
 @contextmanager
-def leaves(world: World, node: Node) -> Iterator[None]:
+def leaves(world: World, node: Node) -> Iterator[bool]:
     node.away = True
+    node.explained |= SIGTERM_STATUSES
+    was_there = node.rank() is not None
     if node.process is not None:
         node.process.send_signal(signal.SIGTERM)
     try:
-        yield
+        yield was_there
     finally:
         node.away = False
 
 
 @contextmanager
-def launcher_killed(world: World, node: Node) -> Iterator[None]:
+def launcher_killed(world: World, node: Node) -> Iterator[bool]:
+    node.explained |= SIGKILL_STATUSES
+    was_there = node.rank() is not None and node.process is not None
     if node.process is not None:
         node.process.kill()
-    yield
+    yield was_there
 
 
 @contextmanager
-def rank_killed(world: World, node: Node) -> Iterator[None]:
+def rank_killed(world: World, node: Node) -> Iterator[bool]:
     rank = node.rank()
-    with contextlib.suppress(psutil.NoSuchProcess):
+    with suppress(psutil.NoSuchProcess):
         if rank is not None:
             rank.kill()
-    yield
+    yield rank is not None
 
 
 @contextmanager
-def member_cut(world: World, member: int) -> Iterator[None]:
+def member_cut(world: World, member: int) -> Iterator[bool]:
     world.servers[member].link("down")
     try:
-        yield
+        yield True
     finally:
         world.servers[member].link("up")
+        world.etcd.members[member].until_healthy()
 
 
 @contextmanager
-def leader_killed(world: World, member: int) -> Iterator[None]:
-    leader = world.etcd.leader()
+def leader_killed(world: World, member: int) -> Iterator[bool]:
+    leader = world.leader()
     leader.stop()
     try:
-        yield
+        yield True
     finally:
         leader.start()
+        leader.until_healthy()
 
 
 @contextmanager
-def stopped(members: list[Etcd]) -> Iterator[None]:
+def stopped(members: list[Etcd]) -> Iterator[bool]:
     for member in members:
         member.pause()
     try:
-        yield
+        yield True
     finally:
         for member in members:
             member.resume()
+        for member in members:
+            member.until_healthy()
 
 
 @contextmanager
-def certificates(world: World, member: int) -> Iterator[None]:
+def certificates(world: World, member: int) -> Iterator[bool]:
     world.authority.renew(world.etcd)
-    yield
+    yield True
 
 
-ON_NODES: dict[Kind, Callable[[World, Node], contextlib.AbstractContextManager[None]]] = {
+ON_NODES: dict[Kind, Callable[[World, Node], AbstractContextManager[bool]]] = {
     Kind.CUT: cut,
     Kind.SENDS_NOTHING: sends_nothing,
     Kind.HEARS_NOTHING: hears_nothing,
     Kind.ETCD_CUT: etcd_cut,
     Kind.ETCD_ANSWERS_LOST: etcd_answers_lost,
     Kind.SUPERVISOR_STOPPED: supervisor_stopped,
-    Kind.LOGS_HANG: logs_hang,
     Kind.KILLED: killed,
     Kind.LEAVES: leaves,
     Kind.LAUNCHER_KILLED: launcher_killed,
     Kind.RANK_KILLED: rank_killed,
 }
-ON_ETCD: dict[Kind, Callable[[World, int], contextlib.AbstractContextManager[None]]] = {
+ON_ETCD: dict[Kind, Callable[[World, int], AbstractContextManager[bool]]] = {
     Kind.MEMBER_CUT: member_cut,
     Kind.LEADER_KILLED: leader_killed,
-    Kind.LEADER_STOPPED: lambda world, _: stopped([world.etcd.leader()]),
+    Kind.LEADER_STOPPED: lambda world, _: stopped([world.leader()]),
     Kind.ALL_STOPPED: lambda world, _: stopped(world.etcd.members),
     Kind.CERTIFICATES: certificates,
 }
 
 
 @contextmanager
-def frozen(node: Node, into: list[Frozen]) -> Iterator[None]:
+def frozen(node: Node, into: list[Hold]) -> Iterator[bool]:
     begin = now()
-    node.freeze(True)
+    was_there = node.rank() is not None
     try:
-        yield
+        node.freeze(True)
+        yield was_there
     finally:
         # It may run from here on.
-        thaw = now()
+        into.append(Hold(node.number, begin, now()))
         node.freeze(False)
-        into.append(Frozen(node.number, begin, thaw))
 
 
-def inject(world: World, fault: Fault, into: list[Frozen]) -> contextlib.AbstractContextManager[None]:
-    """The fault, for as long as it is entered. Nodes that were frozen come `into` this."""
-    if fault.kind is Kind.FROZEN:
-        return frozen(world.nodes[fault.target], into)
+@contextmanager
+def logs_hang(node: Node, into: list[Hold]) -> Iterator[bool]:
+    begin = now()
+    was_there = node.rank() is not None
+    subprocess.run(["fsfreeze", "--freeze", str(node.disk)], check=True)
+    try:
+        yield was_there
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", str(node.disk)], check=True)
+        # Processes that the kernel has held and that were killed end now.
+        into.append(Hold(node.number, begin, now() + 1))
+
+
+def inject(
+    world: World, fault: Fault, frozen_nodes: list[Hold], hung: list[Hold]
+) -> AbstractContextManager[bool]:
+    """The fault, for as long as it is entered."""
     if fault.kind in ON_ETCD:
         return ON_ETCD[fault.kind](world, fault.target)
-    return ON_NODES[fault.kind](world, world.nodes[fault.target])
+    node = world.nodes[fault.target]
+    if fault.kind is Kind.FROZEN:
+        return frozen(node, frozen_nodes)
+    if fault.kind is Kind.LOGS_HANG:
+        return logs_hang(node, hung)
+    return ON_NODES[fault.kind](world, node)

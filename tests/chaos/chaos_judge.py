@@ -1,15 +1,15 @@
-"""Whether a job was ever in two worlds, and whether it lost a checkpoint: from what its ranks wrote."""
+"""Whether rounds of a job overlapped and whether a checkpoint was lost, from what its ranks wrote."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Within which a rank that was frozen, and whose round is over, has to have ended after it is thawed.
+# Seconds in which a rank whose round is over has to have ended after it was frozen.
 AFTER_THAW = 1.0
 
 
@@ -26,8 +26,8 @@ class Life:
 
 
 @dataclass(frozen=True)
-class Frozen:
-    """All processes of a node, from `begin` to `end`."""
+class Hold:
+    """Processes of a node could not run, or were held in the kernel, from `begin` to `end`."""
 
     node: int
     begin: float
@@ -36,29 +36,36 @@ class Frozen:
 
 @dataclass
 class Findings:
-    """The figures of a job, and what was wrong."""
+    """The figures of a job, and its faults."""
 
     rounds: int = 0
     saved: int = 0
     lost: int = 0  # Rounds that began before a checkpoint that had been saved.
-    stale: int = (
-        0  # Checkpoints that a rank of an older round saved later, in a folder that no round reads any more.
-    )
-    overlaps: int = 0  # Rounds with a rank that still ran when a newer one had begun.
+    stale: int = 0  # Checkpoints that an older round saved later, in a folder that no round reads any more.
+    overlaps: int = 0  # Ranks that still ran when a newer round had begun.
     thawed: list[float] = field(default_factory=list)  # Seconds that such ranks ran after they were thawed.
-    margin: float | None = None  # The least time between the last rank of a round and the next round.
+    margin: float | None = None  # The least time between the end of a lost node's rank and the next round.
     faults: list[str] = field(default_factory=list)
 
 
-def lives(folder: Path) -> list[Life]:
+def lives(folder: Path, ends: Mapping[int, float] | None = None, hung: Iterable[Hold] = ()) -> list[Life]:
+    """The ranks.
+
+    Args:
+        ends: when processes ended, by process id, as an observer saw it.
+        hung: when a log folder hung. Until it is over, the kernel holds a rank that writes there, also one
+            that was killed, which runs no more.
+    """
     found = []
     for path in folder.glob("life.*"):
         lines = path.read_text().splitlines()
         # A rank may be killed between the two writes.
         if len(lines) == 2:
-            head = json.loads(lines[0])
-            head.pop("pid")
-            found.append(Life(**head, last=float(lines[1])))
+            head, last = json.loads(lines[0]), float(lines[1])
+            end = (ends or {}).get(head.pop("pid"), last)
+            if not any(hold.node == head["node"] and last <= hold.end and hold.begin <= end for hold in hung):
+                last = max(last, end)
+            found.append(Life(**head, last=last))
     return found
 
 
@@ -71,14 +78,14 @@ def journal(folder: Path) -> list[dict[str, Any]]:
     return sorted(entries, key=lambda entry: entry["time"])
 
 
-def judge(lives: Iterable[Life], frozen: Iterable[Frozen], journal: Iterable[dict[str, Any]]) -> Findings:
+def judge(lives: Iterable[Life], frozen: Iterable[Hold], journal: Iterable[dict[str, Any]]) -> Findings:
     findings = Findings()
-    judge_worlds(findings, list(lives), list(frozen))
+    judge_rounds(findings, list(lives), list(frozen))
     judge_checkpoints(findings, sorted(journal, key=lambda entry: entry["time"]))
     return findings
 
 
-def judge_worlds(findings: Findings, lives: list[Life], frozen: list[Frozen]) -> None:
+def judge_rounds(findings: Findings, lives: list[Life], frozen: list[Hold]) -> None:
     """No rank of a round runs once one of a newer round has begun."""
     by_round: dict[int, list[Life]] = defaultdict(list)
     for life in lives:
@@ -92,12 +99,13 @@ def judge_worlds(findings: Findings, lives: list[Life], frozen: list[Frozen]) ->
             findings.faults.append(f"round {number} began twice: {sorted(ranks)} of worlds {worlds}")
     for at, number in enumerate(order[1:], 1):
         began = min(life.began for life in by_round[number])
-        older = [life for earlier in order[:at] for life in by_round[earlier]]
-        still = [life for life in older if life.last > began]
-        if not still:
-            margin = began - max(life.last for life in older)
-            findings.margin = margin if findings.margin is None else min(findings.margin, margin)
-        for life in still:
+        nodes = {life.node for life in by_round[number]}
+        for life in (life for earlier in order[:at] for life in by_round[earlier]):
+            if life.last <= began:
+                if life.node not in nodes and life.round == order[at - 1]:
+                    margin = began - life.last
+                    findings.margin = margin if findings.margin is None else min(findings.margin, margin)
+                continue
             thaw = thawed(life, frozen, began)
             if thaw is not None:
                 findings.thawed.append(life.last - thaw)
@@ -110,11 +118,9 @@ def judge_worlds(findings: Findings, lives: list[Life], frozen: list[Frozen]) ->
                 )
 
 
-def thawed(life: Life, frozen: list[Frozen], began: float) -> float | None:
-    """When a rank's node was last thawed, if it had been frozen before the newer round began."""
-    ends = [
-        one.end for one in frozen if one.node == life.node and one.begin <= began and one.end <= life.last
-    ]
+def thawed(life: Life, frozen: list[Hold], began: float) -> float | None:
+    """When a rank's node was thawed, if the newer round had begun while it was frozen."""
+    ends = [one.end for one in frozen if one.node == life.node and one.begin <= began <= one.end <= life.last]
     return max(ends, default=None)
 
 
@@ -128,6 +134,9 @@ def judge_checkpoints(findings: Findings, journal: list[dict[str, Any]]) -> None
                 findings.lost += 1
                 findings.faults.append(f"round {number} began at step {step}, though {newest} was saved")
             latest_round = max(latest_round, number)
+        elif entry["event"] == "corrupt":
+            findings.lost += 1
+            findings.faults.append(f"round {number} found a wrong checkpoint of step {step}")
         else:
             findings.saved += 1
             if number < latest_round:

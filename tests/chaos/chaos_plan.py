@@ -1,4 +1,4 @@
-"""What a chaos run does to its job, drawn from the seed: faults, their targets and times."""
+"""The faults of a chaos run, their targets and times, drawn from the seed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 
 NODES, MEMBERS = 4, 3
 MIN_NODES = 2
-LEASE = 6.0  # Seconds: `--heartbeat_timeout`.
+LEASE = 6  # Seconds: `--heartbeat_timeout`.
 
 
 class Kind(Enum):
-    """Each with what the tables say of it."""
+    """The value is the text of the tables."""
 
     CUT = "node: link down"
     SENDS_NOTHING = "node: what it sends is lost"
@@ -34,7 +34,6 @@ class Kind(Enum):
 
 
 OF_ETCD = [kind for kind in Kind if kind.value.startswith("etcd")]
-OF_NODES = [kind for kind in Kind if kind not in OF_ETCD]
 # They are over once they have been done.
 AT_ONCE = {Kind.LAUNCHER_KILLED, Kind.RANK_KILLED, Kind.CERTIFICATES}
 
@@ -49,21 +48,19 @@ class Fault:
     end: float
 
 
-def burst(seed: int, number: int) -> list[Fault]:
-    """Some faults, by their begin, of which several may be there at once; but one at each target."""
-    chance = random.Random(f"{seed}/{number}")
+def burst(seed: int, job: int, number: int) -> list[Fault]:
+    """Some faults, by their begin. Several may be there at once, but one at each target."""
+    chance = random.Random(f"{seed}/{job}/{number}")
     faults: list[Fault] = []
     free = dict.fromkeys([*range(NODES), "etcd"], 0.0)
     at = 0.0
-    # One after another without a repeat, so that a run of any length has a share of each.
-    kinds = chance.sample(list(Kind), chance.randint(2, 4))
-    for kind in kinds:
-        of_etcd = kind in OF_ETCD
-        target = chance.randrange(MEMBERS if of_etcd else NODES)
-        place = "etcd" if of_etcd else target
+    for kind in chance.sample(list(Kind), chance.randint(2, 4)):
+        target = chance.randrange(MEMBERS if kind in OF_ETCD else NODES)
+        place = "etcd" if kind in OF_ETCD else target
         at = max(at + chance.expovariate(1 / 2.0), free[place])
-        # From short ones, which nothing should come of, to ones beyond the lease.
+        # Shorter than a lease, which the job should outlive, and longer.
         length = 0.0 if kind in AT_ONCE else LEASE * chance.choice([0.3, 0.7, 1.0, 1.5, 2.5])
         faults.append(Fault(kind, target, at, at + length))
-        free[place] = at + length + 0.5
+        # A node that was away has ranks again then.
+        free[place] = at + length + 3.0
     return faults

@@ -81,13 +81,13 @@ class Journal:
         self.file.write(json.dumps(entry) + "\n")
 
 
-def load(path: Path | None) -> dict[str, object]:
+def load(path: Path | None, step: int) -> dict[str, object]:
+    """Raises an exception if the checkpoint is not the one of this step."""
     if path is None:
         return {"step": 0, "total": 0.0}
     state: dict[str, object] = torch.load(path, weights_only=False)
-    step = state["step"]
-    assert isinstance(step, int)
-    assert state["total"] == total_at(step), f"{path} has {state['total']} for step {step}"
+    if (state["step"], state["total"]) != (step, total_at(step)):
+        raise ValueError(f"{path} has {state['total']} for step {state['step']}")
     return state
 
 
@@ -104,8 +104,12 @@ def main() -> None:
         claimed = checkpoints.claim(FOLDER / "checkpoints")
         asked = now()
         found = checkpoints.newest(FOLDER / "checkpoints", claimed)
-        state = [load(found[1] if found else None)]
         step = found[0] if found else 0
+        try:
+            state = [load(found[1] if found else None, step)]
+        except Exception:
+            journal.write("corrupt", step, found[1] if found else None)
+            raise
         journal.file.write(json.dumps({"event": "began", "round": ROUND, "time": asked, "step": step}) + "\n")
     dist.init_process_group("gloo")
     dist.broadcast_object_list(state)
@@ -127,6 +131,8 @@ def main() -> None:
         sums = torch.tensor([own.sum(), float((FOLDER / "finish").exists())], dtype=torch.float64)
         dist.all_reduce(sums)
         step, total = step + 1, total + float(sums[0])
+        # Into its log, which may hang.
+        print(f"step {step}", flush=True)
         ends = bool(sums[1])
         if journal is not None and claimed is not None and (step % EVERY == 0 or ends):
             saved = {

@@ -16,25 +16,26 @@ from typing import Any
 
 import psutil
 from chaos_plan import LEASE, MEMBERS, MIN_NODES, NODES
-from etcd import Certificates, EtcdCluster
+from etcd import Certificates, Etcd, EtcdCluster
 from hosts import Host, hosts
 from launching import environment, until
 from multi_host import onto
 
 CGROUPS = [Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")]
 TRAIN = Path(__file__).parent / "chaos_train.py"
+PROGRAMS = ("nsenter", "unshare", "mkfs.ext4", "mount", "umount", "fsfreeze")
 RESTART_AFTER = 0.5  # Seconds after its end in which a launcher is started again.
-# Statuses of docs/operations.md that have a reason in a chaos run: a stop, contact or nodes lost.
-EXPECTED = {0, 73, 74, 75, 128 + signal.SIGTERM, -signal.SIGKILL, -signal.SIGTERM}
+# Statuses that no fault explains, nor another start mends.
+UNUSABLE = {2, 66}
 
 
 def missing() -> str | None:
     """What a chaos run needs and this machine lacks."""
     if os.geteuid() != 0:
         return "it needs root, for network namespaces, cgroups and disks"
-    if cgroup_root() is None:
-        return "it needs a writable cgroup v2"
-    for name in ("nsenter", "unshare", "mkfs.ext4", "mount", "umount", "fsfreeze"):
+    if tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14) or cgroup_root() is None:
+        return "it needs Linux 5.14 or later with a writable cgroup v2"
+    for name in PROGRAMS:
         if not any(os.access(Path(folder) / name, os.X_OK) for folder in os.get_exec_path()):
             return f"it needs the program {name}"
     return None
@@ -63,21 +64,28 @@ class Authority:
         """As it is done without an outage: both authorities are trusted while the certificates change."""
         self.generation += 1
         following = Certificates.make(self.folder / f"next{self.generation}", *self.names)
-        both = self.files.ca.read_bytes() + following.ca.read_bytes()
-        self._put("ca.pem", both)
-        # A member reads whom it trusts when it starts.
-        for member in cluster.members:
-            if member.process is not None:
-                member.restart()
-                member.until_healthy()
+        self._put("ca.pem", self.files.ca.read_bytes() + following.ca.read_bytes())
+        restart(cluster)
         for name in ("server.key", "server.pem", "client.key", "client.pem"):
             self._put(name, (following.ca.parent / name).read_bytes())
         self._put("ca.pem", following.ca.read_bytes())
+        restart(cluster)
 
     def _put(self, name: str, content: bytes) -> None:
         draft = self.folder / f"{name}.draft"
         draft.write_bytes(content)
         draft.rename(self.folder / name)
+
+
+def restart(cluster: EtcdCluster) -> None:
+    """One member after another: they read the authorities when they start."""
+    for member in cluster.members:
+        member.restart()
+        member.until_healthy()
+
+
+class UnusableError(Exception):
+    """A launcher does not run at all."""
 
 
 class Node:
@@ -88,18 +96,22 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
         self.command: list[str] = []
         self.away = False
-        self.started = 0
         self.restart_at = 0.0
         self.statuses: Counter[int] = Counter()
+        # Statuses that a fault on this node explains.
+        self.explained: set[int] = set()
+
+    @property
+    def console(self) -> Path:
+        return self.folder / f"console.{self.number}"
 
     def start(self) -> None:
-        self.started += 1
         into = f'echo $$ > {self.cgroup}/cgroup.procs; exec "$@"'
         env = environment(NODE=str(self.number), PYTHONDONTWRITEBYTECODE=None)
-        with open(self.folder / f"console.{self.number}", "ab") as console:
+        with self.console.open("ab") as console:
             streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": console, "stderr": console}
             command = ["sh", "-c", into, "sh", *self.command]
-            self.process = self.host.run(command, cwd=self.folder, env=env, **streams)
+            self.process = self.host.run(command, cwd=self.folder, env=env, start_new_session=True, **streams)
 
     def tick(self) -> None:
         """Collects a launcher that has ended, and starts the next one after a while."""
@@ -107,6 +119,9 @@ class Node:
             self.statuses[status] += 1
             self.process = None
             self.restart_at = time.monotonic() + RESTART_AFTER
+            if status in UNUSABLE:
+                last = self.console.read_text(errors="replace").splitlines()[-1:]
+                raise UnusableError(f"a launcher exited with status {status}: {' '.join(last)}")
         if self.process is None and not self.away and time.monotonic() >= self.restart_at:
             self.start()
 
@@ -135,6 +150,15 @@ class Node:
         """All processes of the node, however many it starts meanwhile."""
         (self.cgroup / "cgroup.kill").write_text("1")
 
+    def end(self) -> None:
+        """Kills all of it, and waits until it is gone."""
+        self.kill()
+        events = self.cgroup / "cgroup.events"
+        until(lambda: "populated 0" in events.read_text(), f"the end of all processes of node {self.number}")
+        if self.process is not None:
+            self.process.wait()
+            self.process = None
+
     def freeze(self, frozen: bool) -> None:
         (self.cgroup / "cgroup.freeze").write_text("1" if frozen else "0")
         events = self.cgroup / "cgroup.events"
@@ -148,13 +172,13 @@ def disk(folder: Path, number: int) -> Iterator[Path]:
     with image.open("wb") as file:
         file.truncate(256 << 20)
     at.mkdir()
-    for command in (["mkfs.ext4", "-q", str(image)], ["mount", "-o", "loop", str(image), str(at)]):
-        subprocess.run(command, check=True)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     try:
+        subprocess.run(["mount", "-o", "loop", str(image), str(at)], check=True)
         yield at
     finally:
-        subprocess.run(["fsfreeze", "--unfreeze", str(at)], check=False, stderr=subprocess.DEVNULL)
-        subprocess.run(["umount", "--lazy", str(at)], check=True)
+        for command in (["fsfreeze", "--unfreeze"], ["umount", "--lazy"]):
+            subprocess.run([*command, str(at)], check=False, stderr=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -169,9 +193,9 @@ def cgroup(name: str) -> Iterator[Path]:
         (path / "cgroup.freeze").write_text("0")
         (path / "cgroup.kill").write_text("1")
         until(lambda: "populated 0" in (path / "cgroup.events").read_text(), f"the end of all in {path}")
-        for inner in sorted(path.glob("**/"), key=lambda inner: -len(inner.parts)):
-            if inner.is_dir():
-                inner.rmdir()
+        folders = [inner for inner in path.glob("**/") if inner.is_dir()]
+        for inner in sorted(folders, key=lambda inner: -len(inner.parts)):
+            inner.rmdir()
 
 
 class World:
@@ -181,6 +205,17 @@ class World:
         self, nodes: list[Node], servers: list[Host], etcd: EtcdCluster, authority: Authority
     ) -> None:
         self.nodes, self.servers, self.etcd, self.authority = nodes, servers, etcd, authority
+
+    def leader(self) -> Etcd:
+        """The member of etcd that leads, once there is one."""
+
+        def found() -> Etcd | None:
+            with contextlib.suppress(AssertionError):
+                return self.etcd.leader()
+            return None
+
+        leader: Etcd = until(found, "a leader of etcd")
+        return leader
 
     def tick(self) -> None:
         for node in self.nodes:
@@ -193,49 +228,76 @@ class World:
             time.sleep(min(left, 0.05))
             self.tick()
 
-    def begin_job(self, number: int, folder: Path) -> None:
-        """Starts its launchers: by turns those of either command line, with and without preloading."""
+    def begin_job(self, number: int, folder: Path) -> str:
+        """Starts its launchers: by turns those of either command line, with and without preloading.
+
+        Returns what is run.
+        """
         (folder / "checkpoints").mkdir(parents=True)
+        words = torchruns if number % 2 else paddles
+        preload = number // 2 % 2 == 0
         for node in self.nodes:
             node.folder, node.away, node.process = folder, False, None
-            node.command = self._command(number, node, folder)
+            node.statuses.clear()
+            node.explained.clear()
+            options = [*words(self, f"job{number}", node.disk / f"job{number}")]
+            options += ["--preload=torch"] * preload
+            node.command = [sys.executable, "-m", *options, str(TRAIN), str(folder), str(node.number)]
             node.start()
+        return ("rlaunch.run" if number % 2 else "rlaunch") + " --preload torch" * preload
 
-    def _command(self, number: int, node: Node, folder: Path) -> list[str]:
-        nnodes, name = f"{MIN_NODES}:{NODES}", f"job{number}"
-        files = self.authority.files
-        logs = node.disk / name
-        words = [sys.executable, "-m"]
-        if number % 2 == 0:
-            words += ["rlaunch", "--frameworks=torch", f"--nnodes={nnodes}", f"--job_id={name}"]
-            words += [f"--master=etcds://{self.etcd.addresses}", f"--etcd_ca={files.ca}"]
-            words += [f"--etcd_cert={files.client_cert}", f"--etcd_key={files.client_key}"]
-            words += [
-                "--elastic_level=1",
-                "--max_restart=1000",
-                "--restart_delay=0.1",
-                "--restart_delay_max=0.5",
-            ]
-            words += [f"--heartbeat_timeout={LEASE}", "--elastic_timeout=1", "--join_timeout=120"]
-            words += ["--grace_period=3", f"--log_dir={logs}", "--nproc_per_node=1"]
-        else:
-            conf = {
-                "join_timeout": 120,
-                "last_call_timeout": 1,
-                "keep_alive_interval": 1,
-                "keep_alive_max_attempt": LEASE,
-                "protocol": "https",
-                "ca_cert": files.ca,
-                "ssl_cert": files.client_cert,
-                "ssl_cert_key": files.client_key,
-            }
-            words += ["rlaunch.run", f"--nnodes={nnodes}", f"--rdzv-id={name}", "--rdzv-backend=etcd"]
-            words += [f"--rdzv-endpoint={self.etcd.addresses}", "--max-restarts=1000", f"--log-dir={logs}"]
-            words += ["--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items())]
-            words += ["--nproc-per-node=1", "--redirects=3"]
-        if number // 2 % 2 == 0:
-            words += ["--preload=torch"]
-        return [*words, str(TRAIN), str(folder), str(node.number)]
+
+def paddles(world: World, name: str, logs: Path) -> list[str]:
+    """The module and the options of `python -m rlaunch`."""
+    files = world.authority.files
+    return [
+        "rlaunch",
+        "--frameworks=torch",
+        f"--nnodes={MIN_NODES}:{NODES}",
+        f"--job_id={name}",
+        f"--master=etcds://{world.etcd.addresses}",
+        f"--etcd_ca={files.ca}",
+        f"--etcd_cert={files.client_cert}",
+        f"--etcd_key={files.client_key}",
+        "--elastic_level=1",
+        "--max_restart=1000",
+        "--restart_delay=0.1",
+        "--restart_delay_max=0.5",
+        f"--heartbeat_timeout={LEASE}",
+        "--elastic_timeout=1",
+        "--join_timeout=120",
+        "--grace_period=3",
+        f"--log_dir={logs}",
+        "--nproc_per_node=1",
+    ]
+
+
+def torchruns(world: World, name: str, logs: Path) -> list[str]:
+    """The same of `python -m rlaunch.run`."""
+    files = world.authority.files
+    conf = {
+        "join_timeout": 120,
+        "last_call_timeout": 1,
+        "keep_alive_interval": 1,
+        "keep_alive_max_attempt": LEASE,
+        "protocol": "https",
+        "ca_cert": files.ca,
+        "ssl_cert": files.client_cert,
+        "ssl_cert_key": files.client_key,
+    }
+    return [
+        "rlaunch.run",
+        f"--nnodes={MIN_NODES}:{NODES}",
+        f"--rdzv-id={name}",
+        "--rdzv-backend=etcd",
+        f"--rdzv-endpoint={world.etcd.addresses}",
+        "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in conf.items()),
+        "--max-restarts=1000",
+        "--shutdown-timeout=3",
+        f"--log-dir={logs}",
+        "--redirects=3",
+        "--nproc-per-node=1",
+    ]
 
 
 @contextmanager
@@ -256,3 +318,7 @@ def world(folder: Path) -> Iterator[World]:
             nodes.append(Node(number, host, group, stack.enter_context(disk(folder, number)), folder))
         stack.enter_context(etcd)
         yield World(nodes, servers, etcd, authority)
+
+
+SIGTERM_STATUSES = {128 + signal.SIGTERM, -signal.SIGTERM}
+SIGKILL_STATUSES = {-signal.SIGKILL}

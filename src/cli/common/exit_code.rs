@@ -69,8 +69,6 @@ pub fn as_torchrun(status: i32) -> i32 {
 pub fn of_job(outcome: &JobOutcome, report: &NodeReport) -> i32 {
     match (outcome, &report.outcome) {
         (JobOutcome::AsReported, _) => of_node(report),
-        // It went on, or ended, without this node.
-        (JobOutcome::Refused(_), _) => STORE_LOST,
         // A rank may have failed just before.
         (JobOutcome::StoreLost, outcome) if !matches!(outcome, NodeOutcome::Stopped { .. }) => of_node(report),
         (outcome, _) => of_outcome(outcome),

@@ -170,8 +170,7 @@ pub fn join(
         node.name = "aaaaaa".into();
     }
     let id = random::alphanumeric(ID_LENGTH);
-    node.clock_ms = wall_ms();
-    let record = Membership::record(&node, &NodeStatus::Ready { seen: 0 });
+    let record = first_record(&node);
     let config = master::MasterAddress {
         host: endpoint.host.clone(),
         port: endpoint.port,
@@ -199,8 +198,10 @@ fn lease_terms(rendezvous: &RendezvousSpec, on_loss: OnNodeLoss) -> LeaseTerms {
     LeaseTerms { heartbeat_timeout: rendezvous.heartbeat_timeout, loss_timeout, on_loss }
 }
 
-fn wall_ms() -> u64 {
-    millis(clock::wall())
+/// A node's record when it joins. Later ones, which a coordinator may receive first, have no time in them.
+fn first_record(node: &NodeInfo) -> String {
+    let node = NodeInfo { clock_ms: millis(clock::wall()), ..node.clone() };
+    Membership::record(&node, &NodeStatus::Ready { seen: 0 })
 }
 
 #[cfg(feature = "etcd")]
@@ -210,7 +211,6 @@ fn join_etcd(
     mut node: NodeInfo,
     lease: &Arc<NodeLease>,
 ) -> Result<JoinedBackend, RendezvousError> {
-    node.clock_ms = wall_ms();
     use crate::rendezvous::etcd::{EtcdConfig, EtcdTls, join};
     let EtcdSpec { endpoints, tls, ca, cert, user, prefix } = etcd;
     let scheme = if *tls { "https" } else { "http" };
@@ -232,7 +232,7 @@ fn join_etcd(
         nodes: rendezvous.nodes.1,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
     };
-    let (id, record) = (random::alphanumeric(ID_LENGTH), Membership::record(&node, &NodeStatus::Ready { seen: 0 }));
+    let (id, record) = (random::alphanumeric(ID_LENGTH), first_record(&node));
     let at = format!("etcd at {}", Endpoint::join(endpoints));
     let backend = join(&config, &id, &record, Arc::clone(lease), || Box::new(Coordinator::new(clock::now())))
         .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;

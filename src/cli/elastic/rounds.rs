@@ -358,8 +358,13 @@ fn record_outcome(
         // The job failed by another node's rank, not by the one that failed here.
         launched.report.outcome = NodeOutcome::Regrouped;
     }
+    // This node has taken part: the job has gone on, or has ended, without it.
+    let outcome = &match outcome {
+        JobOutcome::Refused(why) => JobOutcome::Unreachable(why.clone()),
+        other => other.clone(),
+    };
     launched.outcome = outcome.clone();
-    let status = frontend.map_exit_status(exit_code::of_job(outcome, &launched.report));
+    let status = frontend.map_exit_status(exit_code::of_outcome(outcome));
     let text = outcome_text::of_job(outcome);
     let recorded = job_record::record_end(launch, launched, status, text.as_deref(), frontend);
     if let Some(text) = text.filter(|_| !failed_here && !is_reported) {

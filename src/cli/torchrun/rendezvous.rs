@@ -21,10 +21,13 @@ use crate::spec::rendezvous;
 use crate::spec::torchrun::{StoreReach, TorchSpec};
 use crate::supervise::NoRestart;
 use crate::sys::random;
-use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
+
+/// The key of a node's further addresses in `NodeInfo::more`: the source address of a rank's connection depends on the network that leads to
+/// the store.
+const ADDRESSES: &str = "addresses";
 
 /// This node in a job whose nodes rendezvous.
 pub struct TorchrunRendezvous<'a> {
@@ -59,24 +62,17 @@ impl TorchrunRendezvous<'_> {
         }
     }
 
-    /// From where the store is reached, if this node serves it.
+    /// The addresses from which the store takes connections.
     fn store_peers(&self, members: &[RoundMember]) -> StorePeers {
         if self.spec.store_reach == StoreReach::Any {
             return StorePeers::Any;
         }
-        let mut nodes = BTreeSet::new();
-        for RoundMember { info, .. } in members {
-            let bare = info.address.trim_start_matches('[').trim_end_matches(']');
-            let found = bare.parse().map_or_else(|_| net::resolve(bare), |address| vec![address]);
-            if found.is_empty() {
-                warn!(
-                    "the address {} of a node cannot be resolved here: the store takes connections from any address",
-                    info.address
-                );
-                return StorePeers::Any;
-            }
-            nodes.extend(found);
-        }
+        let parsed = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+        let of = |RoundMember { info, .. }: &RoundMember| {
+            let interfaces = info.more.get(ADDRESSES).map_or("", String::as_str).split(',').filter_map(parsed);
+            parsed(&info.address).into_iter().chain(interfaces).collect::<Vec<_>>()
+        };
+        let nodes = members.iter().flat_map(of).map(|address| address.to_canonical()).collect();
         StorePeers::Nodes(nodes)
     }
 }
@@ -84,6 +80,10 @@ impl TorchrunRendezvous<'_> {
 impl RoundFrontend for TorchrunRendezvous<'_> {
     fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
         let (_, host) = self.names;
+        let others =
+            net::addresses().into_iter().filter(|address| !address.is_loopback()).map(|address| address.to_string());
+        let others: Vec<String> = others.filter(|address| *address != self.advertised.address).collect();
+        let more = (!others.is_empty()).then(|| (ADDRESSES.to_owned(), others.join(",")));
         let node = NodeInfo {
             // Several nodes may be on one machine, with one address.
             name: format!("{}-{}", std::process::id(), random::rng().u32(..)),
@@ -95,6 +95,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
             rules: self.rules(),
             version: env!("CARGO_PKG_VERSION").into(),
             role: self.spec.role.clone(),
+            more: more.into_iter().collect(),
             ..NodeInfo::default()
         };
         backend::join(self.rendezvous, node, "", lease, may_continue)

@@ -22,7 +22,7 @@ use tracing::warn;
 /// No request is handled while as many bytes wait to be sent.
 const BACKLOG: usize = 1024 * 1024;
 
-/// A warning names each address that is refused, up to so many.
+/// Maximum number of refused addresses that are named.
 const REFUSED_NAMED: usize = 8;
 
 /// What the store keeps of a client.
@@ -80,8 +80,8 @@ impl StoreService {
     fn warn_of_refused(&mut self, address: IpAddr) {
         if self.refused.len() < REFUSED_NAMED && self.refused.insert(address) {
             warn!(
-                "the store refused a connection from {address}, which is the address of no node of this round. If ranks \
-                 connect from another address than their node's, set RLAUNCH_STORE_PEERS=any on all nodes"
+                "the store refused a connection from {address}, which no node of this round has. If ranks connect through \
+                 address translation, set RLAUNCH_STORE_PEERS=any on all nodes"
             );
         }
     }

@@ -1,16 +1,16 @@
-//! Where a store listens, and from which addresses it takes connections.
+//! The sockets of a store, and the addresses from which it takes connections.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
 
-/// From which addresses a store takes connections.
+/// The addresses from which a store takes connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum StorePeers {
-    /// From any.
+    /// Any address.
     #[default]
     Any,
-    /// From this machine, and from these.
+    /// Those of this machine, and these, none of them mapped from IPv4 to IPv6.
     Nodes(BTreeSet<IpAddr>),
 }
 
@@ -19,7 +19,7 @@ pub enum StorePeers {
 pub struct StoreSockets {
     /// They listen.
     pub listeners: Vec<TcpListener>,
-    /// From where they are reached.
+    /// The addresses from which they take connections.
     pub peers: StorePeers,
 }
 

@@ -58,12 +58,12 @@ pub enum LogDir {
     Nowhere,
 }
 
-/// From where the ranks' store takes connections in a job of several nodes.
+/// The addresses from which the ranks' store takes connections in a job of several nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreReach {
-    /// From the addresses of the round's nodes.
+    /// All addresses of the round's nodes.
     Nodes,
-    /// From any address.
+    /// Any address.
     Any,
 }
 
@@ -159,7 +159,7 @@ pub struct TorchSpec {
     pub duplicate_stderr_filters: Vec<String>,
     /// Whether LOCAL_RANK is 0 in all ranks, and each sees only its own device.
     pub virtual_local_rank: bool,
-    /// From where the ranks' store is reached in a job of several nodes.
+    /// The addresses from which the ranks' store takes connections in a job of several nodes.
     pub store_reach: StoreReach,
     /// The CPUs that ranks are bound to.
     pub numa: Option<NumaBinding>,

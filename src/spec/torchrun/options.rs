@@ -53,7 +53,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
     renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
     opt("require-secret", Flag, &["RLAUNCH_REQUIRE_SECRET"], None, "Refuse a job of several nodes that strangers could join: with a static rendezvous, with c10d without a secret, at etcd without a user or a certificate"),
-    Opt { choices: &["nodes", "any"], ..opt("store-peers", Text, &["RLAUNCH_STORE_PEERS"], Some("nodes"), "Addresses from which the store of torch's ranks takes connections, with c10d and etcd: those of the job's nodes, or any, for ranks that connect from another address than their node's") },
+    Opt { choices: &["nodes", "any"], ..opt("store-peers", Text, &["RLAUNCH_STORE_PEERS"], Some("nodes"), "Addresses from which the store of torch's ranks takes connections, with c10d and etcd: nodes for all addresses of the round's nodes, or any") },
     opt("etcd-user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines, and ranks PET_RDZV_CONF"),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
     Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },

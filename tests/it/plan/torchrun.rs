@@ -338,6 +338,30 @@ fn nodes_rendezvous() {
 }
 
 #[test]
+fn where_a_secret_is_required_every_open_job_is_refused() {
+    for (line, expected) in [
+        ("--rdzv-backend static", "the static rendezvous does not have"),
+        ("--rdzv-backend c10d", "set RLAUNCH_JOB_SECRET to one secret"),
+        ("--rdzv-backend etcd", "neither a user nor a certificate for etcd"),
+    ] {
+        let line = format!("--nnodes 2 --rdzv-endpoint h:1 {line}");
+        assert!(error(&format!("{line} --require-secret")).contains(expected), "{line}");
+        spec(&line);
+        spec(&format!("{line} --nnodes 1 --require-secret"));
+    }
+    spec("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:1 --require-secret --job-secret 0123456789abcdef");
+    spec("--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h:1 --require-secret --etcd-user me:word");
+}
+
+#[test]
+fn a_password_in_the_settings_is_warned_of() {
+    let job = "--nnodes 2 --rdzv-backend etcd --rdzv-endpoint h:1";
+    let warned = spec(&format!("{job} --rdzv-conf user=me,password=word")).warnings.concat();
+    assert!(warned.contains("has a password, and other users") && warned.contains("RLAUNCH_ETCD_USER"), "{warned}");
+    assert_eq!(spec(job).warnings, [""; 0]);
+}
+
+#[test]
 fn useless_options_are_warned_of() {
     let node_rank = "node_rank is only used for static rdzv_backend. It will be ignored for rdzv_backend=c10d.";
     assert_eq!(spec("--node-rank 1").warnings, [node_rank]);

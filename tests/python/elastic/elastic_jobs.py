@@ -355,6 +355,7 @@ def freeze_until_lost(node: Node, await_loss: Callable[[], object]) -> None:
     (life,) = node.folder.glob(f"life.{node.label}.0.*")
     last = float(life.read_text().split()[-2])
     print(f"the thawed rank ran for {max(0.0, last - thawed) * 1000:.0f} ms")
+    assert last - thawed < 1
     assert not list(node.folder.glob(f"asked.{node.label}.*")), "it could have saved over a newer checkpoint"
 
 

@@ -283,7 +283,7 @@ def test_the_store_of_ranks_takes_connections_from_the_nodes_alone(
     tmp_path: Path, three: list[Host], backend: Backend, peers: str, seen: str
 ) -> None:
     def knock(host: Host) -> str:
-        at = (tmp_path / "store").read_text().split()
+        at = (tmp_path / "store.0").read_text().split()
         with host.run([sys.executable, "-c", KNOCK, *at], stdout=subprocess.PIPE, text=True) as client:
             assert client.stdout is not None
             return str(client.stdout.read().strip())
@@ -294,8 +294,7 @@ def test_the_store_of_ranks_takes_connections_from_the_nodes_alone(
             live_until("finish")
         """)
         nodes = job.start(f"--store-peers={peers}", script, count=2, module=TORCH)
-        until(lambda: list(tmp_path.glob("store.*")), "a rank")
-        (tmp_path / "store").write_text(next(tmp_path.glob("store.*")).read_text())
+        job.await_files("store.0")
         assert [knock(host) for host in three] == ["answered", "answered", seen]
         job.finish()
         job.end_successfully()

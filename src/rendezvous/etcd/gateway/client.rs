@@ -420,8 +420,8 @@ impl EtcdCaller {
         let is_v3 = |version: &str| version.split('.').map_while(|part| part.parse::<u32>().ok()).ge([3, 4]);
         EtcdError::Denied(match version {
             Some(version) if is_v3(&version) => format!(
-                "etcd {version} at {endpoint} does not serve its JSON gateway, which rlaunch speaks to: start it without \
-                 --enable-grpc-gateway=false"
+                "etcd {version} at {endpoint} does not serve its JSON gateway, which rlaunch needs: set enable-grpc-gateway: true in \
+                 its file, or --enable-grpc-gateway"
             ),
             Some(version) => format!(
                 "etcd {version} at {endpoint} serves etcd's v2 API only, or an early v3; rlaunch speaks v3, from etcd 3.4 on"

@@ -135,7 +135,7 @@ fn servers_that_do_not_speak_v3_are_distinguished_from_others() {
 fn an_etcd_without_its_gateway_is_named() {
     let etcd = Etcd::start_with("http", &["--enable-grpc-gateway=false"]);
     let why = refused(&with(&etcd.endpoint(), None));
-    assert!(why.contains("start it without --enable-grpc-gateway=false"), "{why}");
+    assert!(why.contains("set enable-grpc-gateway: true in its file"), "{why}");
 }
 
 #[test]

@@ -116,7 +116,8 @@ class Etcd:
         """Starts it, on the data of its last run if there was one; when it returns it answers, unless others
         have to be there first."""
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            # Ctrl-C ends it after what uses it.
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         if self.is_alone:
             self.until_healthy()
 
@@ -198,7 +199,7 @@ class Etcd:
 
 
 class EtcdCluster:
-    """Three members, each at one of `places`: what it is reached by, and what is put before its command."""
+    """Three members, each at one of `places`: its address, and the prefix of its command."""
 
     def __init__(
         self,

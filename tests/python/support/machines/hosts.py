@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,18 +25,25 @@ class Host:
         self.ip = f"10.77.0.{number}"
         self.ipv6 = f"fd77::{number}"
         self.number, self.pid, self.holder = number, pid, holder
+        self.losing: Counter[str] = Counter()
 
     def link(self, state: str) -> None:
         """Sets its cable's other end, on the switch, `up` or `down`."""
         self._set(state)
 
     def loses(self, to: Host) -> None:
-        """What it sends to another host by IPv4 is lost, without a word, until `reaches`."""
-        self._set(f"loses {to.ip}")
+        """From here on, packets that it sends to another host by IPv4 are lost without an error.
+
+        Each call needs one of `reaches` to end it.
+        """
+        self.losing[to.ip] += 1
+        if self.losing[to.ip] == 1:
+            self._set(f"loses {to.ip}")
 
     def reaches(self, to: Host) -> None:
-        """Ends `loses`."""
-        self._set(f"reaches {to.ip}")
+        self.losing[to.ip] -= 1
+        if not self.losing[to.ip]:
+            self._set(f"reaches {to.ip}")
 
     def _set(self, words: str) -> None:
         assert self.holder.stdin is not None
@@ -54,7 +62,9 @@ class Host:
 def hosts(count: int) -> Iterator[list[Host]]:
     """Hosts 1 to `count`, which reach each other by `ip` and `ipv6` on their interface `wire`."""
     command = ["unshare", *AS_USER, "--net", sys.executable, str(Path(__file__)), str(count)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    # Ctrl-C does not end the network before what is in it.
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as holder:
         assert holder.stdin is not None
         assert holder.stdout is not None
         line = holder.stdout.readline()
@@ -80,6 +90,8 @@ def hold(count: int) -> None:
             pid = os.fork()
             if pid == 0:
                 be_a_host(number, tell, wait)
+            os.close(tell)
+            os.close(wait)
             pids.append(pid)
             pipes.append((go, apart))
             assert os.read(apart, 1)
@@ -127,8 +139,11 @@ def be_a_host(number: int, tell: int, wait: int) -> None:
             for line in orders:
                 state, to = line.split()
                 # Frames to an address that no host has.
-                nowhere = {"lladdr": "02:00:00:00:00:01", "state": "permanent"} if state == "loses" else {}
-                network.neigh("replace" if nowhere else "delete", dst=to, ifindex=index, **nowhere)
+                nowhere = {"lladdr": "02:00:00:00:00:01", "state": "permanent"}
+                if state == "loses":
+                    network.neigh("replace", dst=to, ifindex=index, **nowhere)
+                else:
+                    network.neigh("delete", dst=to, ifindex=index)
                 os.write(tell, b".")
     os._exit(0)
 
