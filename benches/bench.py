@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench_launchers import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
-from sections import end, output, planning, preload, pytest_ranks, rendezvous, restart, start
+from sections import end, nodes, output, planning, preload, pytest_ranks, rendezvous, restart, start
 from session import Session
 
 SECTIONS: dict[str, Callable[[Session], None]] = {
@@ -41,6 +41,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "lines": output.measure_lines,
     "plan": planning.measure_plan,
     "rendezvous": rendezvous.measure_rendezvous,
+    "nodes": nodes.measure_nodes,
     "preload": preload.measure_preload,
     "suite": pytest_ranks.measure_suite,
 }

@@ -36,7 +36,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 SUPPORT = Path(__file__).parents[1] / "python" / "support"
-sys.path += [str(SUPPORT), str(SUPPORT / "machines"), str(SUPPORT.parent / "elastic")]
+# First: a client of etcd has the name of a module of the tests.
+sys.path[:0] = [str(SUPPORT), str(SUPPORT / "machines"), str(SUPPORT.parent / "elastic")]
 
 import chaos_faults  # noqa: E402
 from chaos_judge import Findings, Hold, journal, judge, lives  # noqa: E402

@@ -1,6 +1,8 @@
 //! One connection of a server: what has arrived and what waits to be sent. It never blocks.
 
 use super::outbox::{Outbox, OutputChunk};
+use nix::errno::Errno;
+use std::io;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -28,6 +30,18 @@ pub trait ConnectionState {
     }
 }
 
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionEnd {
+    /// The service had let it close once everything was sent.
+    ByService,
+    /// The client closed it or broke the protocol, or this server had no room for it.
+    Closed,
+    /// It was reset or timed out. Where a process ends, its kernel closes its connections instead, unless it had not read all of what
+    /// had arrived.
+    Reset,
+}
+
 /// A connection.
 pub struct Connection<S: ConnectionState> {
     /// What the protocol keeps of it.
@@ -41,6 +55,7 @@ pub struct Connection<S: ConnectionState> {
     /// Requests may have arrived that wait until fewer bytes wait to be sent.
     pub(super) is_deferred: bool,
     pub(super) is_closing: bool,
+    is_reset: bool,
     pub(super) deadline: Duration,
 }
 
@@ -54,6 +69,7 @@ impl<S: ConnectionState> Connection<S> {
             interest: (true, false),
             is_deferred: false,
             is_closing: false,
+            is_reset: false,
             deadline: Duration::MAX,
         }
     }
@@ -94,13 +110,36 @@ impl<S: ConnectionState> Connection<S> {
                 Some(count)
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Some(0),
-            Err(_) => None,
+            Err(error) => {
+                self.note_error(&error);
+                None
+            }
+        }
+    }
+
+    fn note_error(&mut self, error: &io::Error) {
+        use Errno::{ECONNRESET, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT};
+        // After the client has closed the connection, a reset is EPIPE (tcp_reset in Linux's net/ipv4/tcp_input.c).
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        self.is_reset |= matches!(errno, Some(ECONNRESET | EHOSTUNREACH | ENETUNREACH | ETIMEDOUT));
+    }
+
+    /// How it has ended.
+    pub(super) fn end(&self) -> ConnectionEnd {
+        match (self.is_closing, self.is_reset) {
+            (true, _) => ConnectionEnd::ByService,
+            (false, true) => ConnectionEnd::Reset,
+            (false, false) => ConnectionEnd::Closed,
         }
     }
 
     /// Writes what the socket takes, and returns the number of bytes.
     pub(super) fn write(&mut self) -> usize {
-        self.outbox.write_to(&mut self.socket)
+        let (written, error) = self.outbox.write_to(&mut self.socket);
+        if let Some(error) = error {
+            self.note_error(&error);
+        }
+        written
     }
 
     /// What it waits for: to read, to write. A deferred connection has another turn as soon as it can be written to.

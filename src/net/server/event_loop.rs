@@ -226,7 +226,8 @@ impl<S: Service> EventLoop<S> {
 
     fn notify_closed(&mut self) {
         for (id, connection) in std::mem::take(&mut self.connections.closed) {
-            self.service.closed(id, connection.state, connection.is_closing, (self.clock)());
+            let end = connection.end();
+            self.service.closed(id, connection.state, end, (self.clock)());
         }
     }
 

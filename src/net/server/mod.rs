@@ -18,7 +18,7 @@ mod outbox;
 mod server_thread;
 mod service;
 
-pub use connection::{Connection, ConnectionState};
+pub use connection::{Connection, ConnectionEnd, ConnectionState};
 pub use connections::{ConnectionId, Connections, ServerLimits};
 pub use event_loop::EventLoop;
 pub use memory_budget::{BudgetExceeded, MemoryBudget, OVERHEAD};

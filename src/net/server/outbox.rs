@@ -2,6 +2,7 @@
 
 use super::memory_budget::OVERHEAD;
 use std::collections::VecDeque;
+use std::io;
 use std::io::{ErrorKind, IoSlice, Write};
 
 /// Bytes that are sent at most before other connections have their turn.
@@ -85,9 +86,9 @@ impl<B: AsRef<[u8]>> Outbox<B> {
     }
 
     /// Writes what the socket takes without blocking, but no more than a turn. Returns the number of bytes. If the other end does
-    /// not receive any more, the outbox breaks off: requests that had arrived before are still handled.
-    pub(super) fn write_to(&mut self, socket: &mut impl Write) -> usize {
-        let mut total = 0;
+    /// not receive any more, the outbox breaks off, with the error: requests that had arrived before are still handled.
+    pub(super) fn write_to(&mut self, socket: &mut impl Write) -> (usize, Option<io::Error>) {
+        let (mut total, mut failed) = (0, None);
         while !self.chunks.is_empty() && total < TURN {
             let mut slices = [IoSlice::new(&[]); CHUNKS_AT_ONCE];
             let mut count = 0;
@@ -104,10 +105,13 @@ impl<B: AsRef<[u8]>> Outbox<B> {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.break_off(),
+                Err(error) => {
+                    self.break_off();
+                    failed = Some(error);
+                }
             }
         }
-        total
+        (total, failed)
     }
 
     fn advance(&mut self, written: usize) {
@@ -128,7 +132,6 @@ impl<B: AsRef<[u8]>> Outbox<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
 
     /// Takes a few bytes at a time.
     struct SlowSocket {
@@ -160,10 +163,10 @@ mod tests {
         outbox.push(OutputChunk::Shared(b"defg"));
         let steps = VecDeque::from([Ok(2), Err(ErrorKind::Interrupted.into()), Ok(3)]);
         let mut socket = SlowSocket { received: Vec::new(), steps };
-        assert_eq!((outbox.backlog(), outbox.write_to(&mut socket)), (7, 5));
+        assert_eq!((outbox.backlog(), outbox.write_to(&mut socket).0), (7, 5));
         assert_eq!((outbox.backlog(), outbox.held()), (2, OVERHEAD));
         socket.steps.push_back(Ok(9));
-        assert_eq!(outbox.write_to(&mut socket), 2);
+        assert_eq!(outbox.write_to(&mut socket).0, 2);
         assert_eq!((outbox.is_empty(), outbox.held(), socket.received.as_slice()), (true, 0, &b"abcdefg"[..]));
     }
 
@@ -172,7 +175,8 @@ mod tests {
         let mut outbox = Outbox::<&[u8]>::default();
         outbox.push(OutputChunk::Shared(b"abc"));
         let steps = VecDeque::from([Err(ErrorKind::ConnectionReset.into())]);
-        assert_eq!(outbox.write_to(&mut SlowSocket { received: Vec::new(), steps }), 0);
+        let (written, error) = outbox.write_to(&mut SlowSocket { received: Vec::new(), steps });
+        assert_eq!((written, error.is_some()), (0, true));
         outbox.push(OutputChunk::Shared(b"def"));
         assert_eq!((outbox.is_empty(), outbox.backlog(), outbox.held()), (true, 0, 0));
     }

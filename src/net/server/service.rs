@@ -1,6 +1,6 @@
 //! The trait that a server's protocol implements.
 
-use super::connection::ConnectionState;
+use super::connection::{ConnectionEnd, ConnectionState};
 use super::connections::{ConnectionId, Connections};
 use std::io;
 use std::net::TcpStream;
@@ -34,8 +34,8 @@ pub trait Service: Send + 'static {
     /// Handles the next request of a connection.
     fn handle_next(&mut self, connections: &mut Connections<Self::State>, id: ConnectionId, now: Duration) -> Handled;
 
-    /// A connection was closed. `by_service`: the service had let it close once everything was sent.
-    fn closed(&mut self, id: ConnectionId, state: Self::State, by_service: bool, now: Duration);
+    /// A connection has ended.
+    fn closed(&mut self, id: ConnectionId, state: Self::State, end: ConnectionEnd, now: Duration);
 
     /// The deadline of a connection has come. It is closed after this call.
     fn timed_out(&mut self, _connections: &mut Connections<Self::State>, _id: ConnectionId, _now: Duration) {}

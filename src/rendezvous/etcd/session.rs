@@ -27,7 +27,7 @@ pub struct SessionTimes {
     pub heartbeat: Duration,
     /// The time to live of a node's lease: not shorter.
     pub ttl: Duration,
-    /// That of the job's own lease: the state is still there when all nodes come back from an outage that their ranks survive.
+    /// The time to live of the job's lease: the state is still there when all nodes return from an outage that their ranks survive.
     pub job_ttl: Duration,
     /// Nodes campaign at random times within this span when there is no leader.
     pub campaign_spread: Duration,

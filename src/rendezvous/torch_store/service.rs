@@ -6,6 +6,7 @@ use super::sockets::StorePeers;
 use super::state::{Replies, StoreState};
 use super::stored_value::StoredValue;
 use super::watch::{StoreEvent, StoreWatch};
+use crate::net::server::ConnectionEnd;
 use crate::net::server::ConnectionState;
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
@@ -129,7 +130,7 @@ impl Service for StoreService {
         if handled.is_ok() { Handled::Request } else { Handled::Violation }
     }
 
-    fn closed(&mut self, id: ConnectionId, client: StoreConnection, _: bool, _: Duration) {
+    fn closed(&mut self, id: ConnectionId, client: StoreConnection, _: ConnectionEnd, _: Duration) {
         self.store.forget(id);
         if let (true, Some(watch)) = (client.is_watched, &self.watch) {
             watch.report(StoreEvent::Left(id));

@@ -3,4 +3,5 @@
 #[cfg(feature = "etcd")]
 mod etcd;
 mod master;
+mod membership;
 mod torch_store;

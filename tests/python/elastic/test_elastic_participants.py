@@ -48,6 +48,9 @@ def test_waiting_nodes_list_the_nodes_that_are_here(
         assert time.monotonic() - began < 2.5
         one, two = job.node(1, script, module=module), job.node(2, script, module=module)
         job.end_successfully(zero, one, two)
+        # The node that serves the master says once what a stranger could do.
+        is_open = isinstance(job.backend, AtMaster)
+        assert zero.stderr().count("has no secret: every client that reaches this port can join") == is_open
         # The interface that leads to the others.
         assert [path.read_text() for path in tmp_path.glob("began.*")] == ["wire"] * 3
 

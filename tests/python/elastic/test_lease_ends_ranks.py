@@ -137,7 +137,7 @@ def test_a_member_of_etcd_on_the_node_is_no_contact(tmp_path: Path, made: MultiH
         while cluster.leader() is not own:
             cluster.move_leader()
         last, alone = check_cut(made, job, nodes[0], 2 * ELECTION + 0.8 * LEASE + 0.2)
-        # The others have waited for one who might come, after the lapse of the lease.
+        # After the lapse of the lease the other node has waited 2 s for further nodes.
         assert last < alone - 2
         assert GUARD not in nodes[1].stderr()
 

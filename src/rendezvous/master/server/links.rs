@@ -3,6 +3,7 @@
 use super::config::MasterConfig;
 use super::connection::{MasterConnection, NodeLink};
 use crate::net::server::Connection;
+use crate::net::server::ConnectionEnd;
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
 use crate::protocol::{CoordinatorLogic, Departure, Publication};
@@ -15,7 +16,8 @@ use std::io;
 use std::mem;
 use std::time::Duration;
 
-/// How long a node whose link has broken may take to come back before it is considered gone; at most a part of the lease.
+/// How long a node whose link was closed may take to come back before it is considered gone; at most a twentieth of the lease. After a
+/// reset it has a fifth.
 const RECONNECT: Duration = Duration::from_millis(250);
 const PART_OF_LEASE: u32 = 20;
 
@@ -179,7 +181,7 @@ impl JobLinks {
     }
 
     /// A link was closed. `by_service`: the node left, or was refused.
-    pub(super) fn closed(&mut self, id: ConnectionId, state: &MasterConnection, by_service: bool, now: Duration) {
+    pub(super) fn closed(&mut self, id: ConnectionId, state: &MasterConnection, end: ConnectionEnd, now: Duration) {
         let Some((node, link)) = state.node_link() else { return };
         let NodeLink { record_cost, lease, heard, has_left, .. } = *link;
         // The node may have another link by now.
@@ -187,14 +189,16 @@ impl JobLinks {
             return;
         }
         self.by_node.remove(node);
-        // The launcher of the node has probably ended: one that is cut off would only send nothing. But something between the
-        // two machines may have closed the connection as well.
+        // If the connection was closed, the launcher of the node has probably ended: one that is cut off would only send nothing.
+        // But something between the two machines may have closed it as well.
         if has_left {
             self.coordinator.gone(node, Departure::Left, now);
-        } else if by_service || self.budget.reserve(record_cost).is_err() {
+        } else if end == ConnectionEnd::ByService || self.budget.reserve(record_cost).is_err() {
             self.coordinator.gone(node, Departure::Disconnected { age: now.saturating_sub(heard) }, now);
         } else {
-            let until = Some(now + RECONNECT.min(self.config.lease / PART_OF_LEASE));
+            let lease_part = self.config.lease / PART_OF_LEASE;
+            let time = if end == ConnectionEnd::Reset { 4 * lease_part } else { RECONNECT.min(lease_part) };
+            let until = Some(now + time);
             let disconnected = DisconnectedNode { until, record_cost, lease, heard };
             self.disconnected.insert(node.to_owned(), disconnected);
         }

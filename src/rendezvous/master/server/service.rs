@@ -5,6 +5,7 @@ use super::connection::MasterConnection;
 use super::kv::{KvChange, KvStore};
 use super::links::{JobLinks, refuse};
 use crate::model::plain_text::escape;
+use crate::net::server::ConnectionEnd;
 use crate::net::server::MemoryBudget;
 use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
@@ -227,8 +228,8 @@ impl Service for MasterService {
         Handled::Request
     }
 
-    fn closed(&mut self, id: ConnectionId, state: MasterConnection, by_service: bool, now: Duration) {
-        self.links.closed(id, &state, by_service, now);
+    fn closed(&mut self, id: ConnectionId, state: MasterConnection, end: ConnectionEnd, now: Duration) {
+        self.links.closed(id, &state, end, now);
     }
 
     fn timed_out(&mut self, connections: &mut Connections<MasterConnection>, id: ConnectionId, now: Duration) {

@@ -2,6 +2,7 @@
 
 use super::nodes::Bare;
 use super::*;
+use nix::sys::socket::{setsockopt, sockopt};
 use rlaunch::rendezvous::master::frame::{FromMaster, FromNode};
 use rlaunch::rendezvous::master::{ProbeResult, probe};
 use std::io::{Read, Write};
@@ -67,6 +68,17 @@ impl Forwarder {
         }
     }
 
+    /// The same, by a reset towards the server.
+    fn reset(&self) {
+        for Pipe { ends, silent } in self.pipes.lock().unwrap().drain(..) {
+            silent.store(true, SeqCst);
+            let now = libc::linger { l_onoff: 1, l_linger: 0 };
+            setsockopt(&ends[1], sockopt::Linger, &now).unwrap();
+            // The threads end, and with them the last copy of the socket.
+            ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Read)));
+        }
+    }
+
     /// They pass nothing on any more, without a word, also not that they close.
     fn silence(&self) {
         self.pipes.lock().unwrap().iter().for_each(|pipe| pipe.silent.store(true, SeqCst));
@@ -115,6 +127,28 @@ fn a_link_that_breaks_changes_nothing() {
         });
         assert_eq!(a.lost(), None);
     }
+}
+
+#[test]
+fn a_link_that_was_reset_may_be_away_for_a_fifth_of_the_lease() {
+    let lease = Duration::from_secs(15);
+    let (_server, port) = started(config(None, lease));
+    let way = Forwarder::new(port);
+    let mut a = Node::new(to(port, None, lease), "a", 2);
+    let mut b = Node::new(to(way.port, None, lease), "b", 2);
+    until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+    way.is_closed.store(true, SeqCst);
+    way.reset();
+    // Twice as long as a launcher that has ended is waited for.
+    let began = clock::now();
+    until(&mut [&mut a, &mut b], "half a second", |_| clock::now() - began > Duration::from_millis(500));
+    way.is_closed.store(false, SeqCst);
+    until(&mut [&mut a, &mut b], "it is back", |nodes| nodes[1].is_back());
+    for node in [&mut a, &mut b] {
+        assert!(node.runs() && matches!(node.phase(), Some(JobPhase::Running)), "{:?}", node.state);
+        node.stand(NodeStatus::Done { round: 1 });
+    }
+    until(&mut [&mut a, &mut b], "they end well", |nodes| nodes.iter().all(|node| node.end == Some(JobEnd::Completed)));
 }
 
 #[test]
