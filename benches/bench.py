@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import tempfile
 import traceback
@@ -95,6 +96,8 @@ def main() -> int:
     command = " ".join(["benches/bench.py", *words]) if words else "make bench"
     machine = about()
     print(machine, flush=True)
+    # Servers and launchers that were started end too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     figures = Figures()
     failed: list[str] = []
     for name in chosen.sections or SECTIONS:

@@ -42,7 +42,7 @@ from multi_host import onto  # noqa: E402
 # Seconds without a renewal after which a node is lost, with every launcher that has an option for it.
 LEASE = 6
 OUTAGE = 30.0
-LIMIT = 90.0
+LIMIT = 60.0
 # How long a rank of an older round that does not end is watched.
 STAYS = 15.0
 
@@ -73,14 +73,7 @@ signal.signal(signal.SIGTERM, asked)
 threading.Thread(target=live, daemon=True).start()
 {STAR}
 
-def go_on():
-    try:
-        return not all_reduce([os.path.exists(f"{{sys.argv[1]}}/finish")])[0]
-    except OSError:
-        # As a collective that waits for a peer that has gone.
-        threading.Event().wait()
-
-while go_on():
+while not all_reduce([os.path.exists(f"{{sys.argv[1]}}/finish")])[0]:
     tell("s")
     time.sleep(0.005)
 """
@@ -157,10 +150,12 @@ class Job:
         elastic = ":" in count
         if self.is_paddles:
             master = f"etcd://{self.etcd}" if self.etcd else f"{self.nodes[0].host.ip}:{port}"
-            words = [f"--nnodes={count}", f"--master={master}", f"--job_id={name}", "--elastic_timeout=1"]
+            words = [f"--nnodes={count}", f"--master={master}", f"--job_id={name}"]
+            # Paddle makes 3 s of 1, and gives up where its launchers take longer to start.
+            words += [f"--elastic_timeout={1 if self.launcher is RLAUNCH else 5}"]
             words += ["--elastic_level=1"] if elastic else []
             if self.launcher is RLAUNCH:
-                words += [f"--heartbeat_timeout={LEASE}", "--restart_delay=0"]
+                words += [f"--heartbeat_timeout={LEASE}", *(["--restart_delay=0"] if elastic else [])]
             return [*words, "--nproc_per_node=1", f"--host={node.host.ip}"]
         backend = ("etcd" if self.launcher.ours else "etcd-v2") if self.etcd else "c10d"
         endpoint = self.etcd or f"{self.nodes[0].host.ip}:{port}"

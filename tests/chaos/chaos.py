@@ -10,10 +10,10 @@ launcher that ends is started again. Faults come in bursts. After each, the job 
 all nodes, and at its end every launcher has to exit with status 0.
 
 Judged by what ranks wrote, and by when their processes ended: (a) no rank of a round runs when one of a newer
-round has begun, but for the moments in which a node that was frozen as a whole goes on, 1 s at most; (b) each
-round begins with the newest checkpoint that was saved before it; (c) a checkpoint of all nodes within 90 s of
-the last fault's end; (d) no launcher exits that no fault has killed or stopped, and none panics or says that
-a clock is wrong.
+round has begun, to a clock tick (10 ms), but for the moments in which a node that was frozen as a whole goes
+on, 1 s at most; (b) each round begins with the newest checkpoint that was saved before it; (c) a checkpoint
+of all nodes within 90 s of the last fault's end; (d) no launcher exits that no fault has killed or stopped,
+and none panics or says that a clock is wrong.
 
 Needs root. Exit status 1 if something was broken, 2 if this machine cannot run it.
 """

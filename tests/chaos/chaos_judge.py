@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+# Seconds by which a process may have begun later than /proc says (a clock tick).
+RESOLUTION = 0.01
 # Seconds in which a rank whose round is over has to have ended after it was frozen.
 AFTER_THAW = 1.0
 
@@ -101,7 +103,7 @@ def judge_rounds(findings: Findings, lives: list[Life], frozen: list[Hold]) -> N
         began = min(life.began for life in by_round[number])
         nodes = {life.node for life in by_round[number]}
         for life in (life for earlier in order[:at] for life in by_round[earlier]):
-            if life.last <= began:
+            if life.last <= began + RESOLUTION:
                 if life.node not in nodes and life.round == order[at - 1]:
                     margin = began - life.last
                     findings.margin = margin if findings.margin is None else min(findings.margin, margin)

@@ -61,6 +61,12 @@ def test_a_rank_that_outlives_its_round_is_an_overlap() -> None:
     assert findings.faults == ["rank 1 of round 1 on node 1 ran for 0.500 s beside round 2"]
 
 
+def test_a_clock_tick_is_no_overlap() -> None:
+    """The kernel says when a process began in clock ticks, rounded down."""
+    assert judge([*FIRST, life(2, 9.995, 20)], [], []).overlaps == 0
+    assert judge([*FIRST, life(2, 9.985, 20)], [], []).overlaps == 1
+
+
 def test_so_is_one_that_outlives_two() -> None:
     late = [life(1, 0, 30), life(2, 11, 20), life(3, 21, 40)]
     assert judge(late, [], []).overlaps == 2
