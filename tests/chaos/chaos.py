@@ -9,11 +9,11 @@ torch's gloo and save checkpoints as examples/checkpoints.py does. The job is el
 launcher that ends is started again. Faults come in bursts. After each, the job has to save a checkpoint with
 all nodes, and at its end every launcher has to exit with status 0.
 
-Judged by what ranks wrote, and by when their processes ended: (a) no rank of a round runs when one of a newer
-round has begun, to a clock tick (10 ms), but for the moments in which a node that was frozen as a whole goes
-on, 1 s at most; (b) each round begins with the newest checkpoint that was saved before it; (c) a checkpoint
-of all nodes within 90 s of the last fault's end; (d) no launcher exits that no fault has killed or stopped,
-and none panics or says that a clock is wrong.
+Judged by what ranks wrote, and by when their processes ended: (a) ranks of two rounds never run at once (to a
+clock tick, 10 ms), except up to 1 s after a node thaws that was frozen as a whole; (b) each round begins with
+the newest checkpoint that was saved before it; (c) all nodes save a checkpoint within 90 s of the end of the
+last fault; (d) only launchers that a fault has killed or stopped exit early, and none panics or warns of a
+clock.
 
 Needs root. Exit status 1 if something was broken, 2 if this machine cannot run it.
 """
