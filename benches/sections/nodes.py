@@ -47,8 +47,7 @@ LIMIT = 60.0
 STAYS = 15.0
 
 # A rank that sums a number with all others again and again, by a star that only its world's network makes.
-# `life.*` has its world's size, and a line for each: s, a step; a, it is alive; t, it is asked to stop. Times
-# are CLOCK_BOOTTIME.
+# `life.*` has its world's size, and a line for each step (s) and while it is alive (a). Times: CLOCK_BOOTTIME.
 RANK = f"""
 import json, os, signal, sys, threading, time
 rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
@@ -59,17 +58,12 @@ life = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def tell(what):
     os.write(life, f"{{what}} {{time.clock_gettime(time.CLOCK_BOOTTIME)}}\\n".encode())
 
-def asked(*_):
-    tell("t")
-    os._exit(143)
-
 def live():
     while True:
         tell("a")
         time.sleep(0.005)
 
 os.write(life, f"{{world}}\\n".encode())
-signal.signal(signal.SIGTERM, asked)
 threading.Thread(target=live, daemon=True).start()
 {STAR}
 
@@ -91,7 +85,6 @@ class Life:
         self.node, self.world = int(path.name.split(".")[1]), 0
         self.steps: list[float] = []
         self.alive: list[float] = []
-        self.asked: list[float] = []
 
     def update(self) -> None:
         with self.path.open("rb") as file:
@@ -103,7 +96,7 @@ class Life:
             self.world = int(lines.pop(0))
         for line in lines:
             what, at = line.split()
-            {b"s": self.steps, b"a": self.alive, b"t": self.asked}[what].append(float(at))
+            {b"s": self.steps, b"a": self.alive}[what].append(float(at))
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,10 @@ class Job:
         count = f"{len(nodes) - 1}:{len(nodes)}" if elastic else str(len(nodes))
         # torchrun and Paddle can be given one member of etcd alone.
         etcd = where.etcd
-        self.etcd = "" if etcd is None else etcd.addresses if launcher.ours else etcd.leader().address
+        self.leader = None if etcd is None else etcd.leader()
+        self.etcd = "" if etcd is None else etcd.addresses
+        if self.leader is not None and not launcher.ours:
+            self.etcd = self.leader.address
         self.files: dict[str, Life] = {}
         for node in nodes:
             words = self.options(node, count, name, port)
@@ -249,8 +245,8 @@ def lost(job: Job, by_link: bool) -> dict[str, float]:
 
 def leader_killed(job: Job) -> dict[str, float]:
     job.await_steps(len(job.nodes), job.began)
-    assert job.where.etcd is not None
-    leader = job.where.etcd.leader()
+    leader = job.leader
+    assert leader is not None
     begin = now()
     leader.stop()
     try:
@@ -388,7 +384,7 @@ def machines(folder: Path) -> Iterator[tuple[list[Node], Host]]:
 
 
 def measure_nodes(session: Session) -> None:
-    """Three hosts (network namespaces), 1 rank each without a framework; a lease of 6 s if it can be set."""
+    """Three hosts, 1 rank each; a lease of 6 s, and 1 s for nodes that may come (Paddle: 10 s, 5 s)."""
     if reason := missing():
         print(f"nodes: not measured: {reason}", flush=True)
         return
@@ -412,6 +408,8 @@ def rows(session: Session, story: Story, where: Where, nodes: list[Node]) -> Non
                     figures = story.happens(job)
             except Late as error:
                 seen = str(error).removeprefix(f"{launcher.title}: ")
+            except (AssertionError, ValueError) as error:
+                seen = f"not measured ({error})"
         for name in story.figures:
             cells[name][launcher.name] = figures[name] if seen is None else seen
     for name, text in story.figures.items():

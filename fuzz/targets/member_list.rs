@@ -11,8 +11,14 @@ fuzz_target!(|data: &[u8]| {
     }
     // Random bytes are seldom a compressed list.
     if let Ok(members) = serde_json::from_slice::<Vec<RoundMember>>(data) {
-        let once = member_list::read(&member_list::encode(&members)).expect("what was encoded can be read");
-        assert_eq!(once.len(), members.len());
+        let without_endpoints = |list: &[RoundMember]| {
+            let mut list = list.to_vec();
+            list.iter_mut().for_each(|member| member.info.endpoints.clear());
+            list
+        };
+        // One that would fill the memory is refused.
+        let Some(once) = member_list::read(&member_list::encode(&members)) else { return };
+        assert_eq!(without_endpoints(&once), without_endpoints(&members));
         assert_eq!(member_list::read(&member_list::encode(&once)), Some(once));
     }
 });

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// The longest text of a record that is sent to all nodes, in characters: no node makes the state longer than nodes can read.
 const MAX_TEXT: usize = 256;
+/// Maximum number of further texts that front ends exchange.
+const MAX_MORE: usize = 8;
 
 impl CoordinatorLogic for Coordinator {
     fn resume(&mut self, state: Option<&str>, members: Option<&str>, now: Duration) {
@@ -61,13 +63,21 @@ impl CoordinatorLogic for Coordinator {
 
 /// Failures are not truncated: their nodes recognize them by their texts, and a state contains one at most.
 fn truncate_texts(
-    NodeInfo { name, host, address, address_from, device, master, version, role, rules, .. }: &mut NodeInfo,
+    NodeInfo { name, host, address, address_from, device, master, version, role, rules, more, .. }: &mut NodeInfo,
 ) {
-    for text in [name, host, address, address_from, device, master, version, role, &mut rules.frontend] {
-        if let Some((end, _)) = text.char_indices().nth(MAX_TEXT) {
+    let truncate = |text: &mut String, length| {
+        if let Some((end, _)) = text.char_indices().nth(length) {
             text.truncate(end);
         }
+    };
+    for text in [name, host, address, address_from, device, master, version, role, &mut rules.frontend] {
+        truncate(text, MAX_TEXT);
     }
+    while more.len() > MAX_MORE {
+        more.pop_last();
+    }
+    // Lists of devices and addresses.
+    more.values_mut().for_each(|text| truncate(text, 4 * MAX_TEXT));
 }
 
 /// A node's key below `/{job}/info` and its payload, as Paddle's launcher writes them.

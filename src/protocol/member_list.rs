@@ -23,6 +23,11 @@ pub fn encode(members: &[RoundMember]) -> String {
 /// The members of an encoded list; `None`: it is none.
 pub fn read(text: &str) -> Option<Vec<RoundMember>> {
     let mut members: Vec<RoundMember> = serde_json::from_str(&decode(text)?).ok()?;
+    // Each port repeats its host.
+    let length = members.iter().map(|member| split_length(&member.info.endpoints)).fold(0, usize::saturating_add);
+    if length > MAX_JSON {
+        return None;
+    }
     members.iter_mut().for_each(|member| member.info.endpoints = split(&member.info.endpoints));
     Some(members)
 }
@@ -36,6 +41,16 @@ fn joined(endpoints: &[String]) -> Vec<String> {
             vec![format!("{host}:{}", ports.join(","))]
         }
         _ => endpoints.to_vec(),
+    }
+}
+
+/// The length of what `split` makes of these, in bytes.
+fn split_length(endpoints: &[String]) -> usize {
+    match endpoints {
+        [one] => {
+            one.rsplit_once(':').map_or(0, |(host, ports)| (host.len() + 7).saturating_mul(ports.split(',').count()))
+        }
+        _ => 0,
     }
 }
 
@@ -100,6 +115,14 @@ mod tests {
             RoundMember { id, info }
         };
         (0..nodes).map(&mut member).collect()
+    }
+
+    #[test]
+    fn a_list_that_would_fill_the_memory_is_none() {
+        let endpoint = format!("{}:{}", "h".repeat(64 << 10), ",".repeat(64 << 10));
+        let members = [("a", NodeInfo { endpoints: vec![endpoint], ..NodeInfo::default() })];
+        let list = RoundMember::list(members.iter().map(|(id, info)| (*id, info)));
+        assert_eq!(read(&encode(&list)), None);
     }
 
     #[test]

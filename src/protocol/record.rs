@@ -50,7 +50,7 @@ pub struct NodeInfo {
     pub rules: JobRules,
     /// The version of its launcher.
     pub version: String,
-    /// The time of its clock when it wrote this, in milliseconds since 1970.
+    /// The time of its clock when it joined, in milliseconds since 1970; 0 in its later records.
     pub clock_ms: u64,
     /// Whether it is Paddle's own launcher, which writes nothing else and never receives a request to stop.
     pub is_paddle_launcher: bool,

@@ -246,7 +246,7 @@ class Chaos:
                 raise NoProgressError(f"launchers have not ended {ENDS:.0f} s after the last step")
             self.world.wait(0.1)
         for node in self.world.nodes:
-            node.explained.add(0)
+            node.explained.append({0})
         after = Counter(node.statuses[0] for node in self.world.nodes)
         if before != Counter({0: NODES}) or after != Counter({1: NODES}):
             raise NoProgressError(f"exits with status 0: {dict(before)} before the end, {dict(after)} at it")
@@ -257,7 +257,7 @@ class Chaos:
         for node in self.world.nodes:
             node.end()
             self.run.statuses += node.statuses
-            for status in set(node.statuses) - node.explained:
+            for status in node.unexplained():
                 self.run.breaks(f"a launcher of node {node.number} exited with status {status}")
             console = node.console.read_text(errors="replace")
             for text in BROKEN_TEXTS:

@@ -88,7 +88,7 @@ def supervisor_stopped(world: World, node: Node) -> Iterator[bool]:
 @contextmanager
 def killed(world: World, node: Node) -> Iterator[bool]:
     node.away = True
-    node.explained |= SIGKILL_STATUSES
+    node.explained.append(SIGKILL_STATUSES)
     was_there = node.rank() is not None
     node.kill()
     try:
@@ -100,7 +100,7 @@ def killed(world: World, node: Node) -> Iterator[bool]:
 @contextmanager
 def leaves(world: World, node: Node) -> Iterator[bool]:
     node.away = True
-    node.explained |= SIGTERM_STATUSES
+    node.explained.append(SIGTERM_STATUSES)
     was_there = node.rank() is not None
     if node.process is not None:
         node.process.send_signal(signal.SIGTERM)
@@ -112,7 +112,7 @@ def leaves(world: World, node: Node) -> Iterator[bool]:
 
 @contextmanager
 def launcher_killed(world: World, node: Node) -> Iterator[bool]:
-    node.explained |= SIGKILL_STATUSES
+    node.explained.append(SIGKILL_STATUSES)
     was_there = node.rank() is not None and node.process is not None
     if node.process is not None:
         node.process.kill()

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos_plan import LEASE
+
 # Seconds by which a process may have begun later than /proc says (a clock tick).
 RESOLUTION = 0.01
 # Seconds in which a rank whose round is over has to have ended after it was frozen.
@@ -121,8 +123,10 @@ def judge_rounds(findings: Findings, lives: list[Life], frozen: list[Hold]) -> N
 
 
 def thawed(life: Life, frozen: list[Hold], began: float) -> float | None:
-    """When a rank's node was thawed, if the newer round had begun while it was frozen."""
-    ends = [one.end for one in frozen if one.node == life.node and one.begin <= began <= one.end <= life.last]
+    """When a rank's node was last thawed, if the newer round had begun while it was frozen, or just after."""
+    # A freeze within the lease ends no round.
+    long = [one for one in frozen if one.node == life.node and one.end - one.begin > LEASE / 2]
+    ends = [one.end for one in long if one.end <= life.last and one.begin <= began <= one.end + AFTER_THAW]
     return max(ends, default=None)
 
 

@@ -19,7 +19,8 @@ class Witness:
         self.folder = folder
         self.ends: dict[int, float] = {}
         self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.failure: Exception | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Witness:
         self.thread.start()
@@ -28,6 +29,14 @@ class Witness:
     def __exit__(self, *_: object) -> None:
         self.ended.set()
         self.thread.join()
+        if self.failure is not None:
+            raise self.failure
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            self.failure = error
 
     def _watch(self) -> None:
         seen: set[str] = set()

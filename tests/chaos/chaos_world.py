@@ -98,8 +98,8 @@ class Node:
         self.away = False
         self.restart_at = 0.0
         self.statuses: Counter[int] = Counter()
-        # Statuses that a fault on this node explains.
-        self.explained: set[int] = set()
+        # For each fault on this node that ends its launcher, the statuses that it explains once.
+        self.explained: list[set[int]] = []
 
     @property
     def console(self) -> Path:
@@ -150,8 +150,22 @@ class Node:
         """All processes of the node, however many it starts meanwhile."""
         (self.cgroup / "cgroup.kill").write_text("1")
 
+    def unexplained(self) -> list[int]:
+        """The statuses of launchers that no fault has ended."""
+        left, found = list(self.explained), []
+        for status in self.statuses.elements():
+            fault = next((fault for fault in left if status in fault), None)
+            if fault is None:
+                found.append(status)
+            else:
+                left.remove(fault)
+        return found
+
     def end(self) -> None:
         """Kills all of it, and waits until it is gone."""
+        if self.process is not None:
+            # It may not be in the cgroup yet.
+            self.process.kill()
         self.kill()
         events = self.cgroup / "cgroup.events"
         until(lambda: "populated 0" in events.read_text(), f"the end of all processes of node {self.number}")

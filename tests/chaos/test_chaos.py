@@ -78,8 +78,8 @@ def test_a_frozen_rank_has_a_moment_to_end_once_it_is_thawed(after: float) -> No
     findings = judge([FIRST[0], thawed, SECOND], [Hold(1, 8, 15)], [])
     assert findings.thawed == [pytest.approx(after)]
     assert findings.overlaps == (after > AFTER_THAW)
-    # No reason: another node's freeze, one that began after the newer round, one that was over before it.
-    for frozen in (Hold(0, 8, 15), Hold(1, 12, 15), Hold(1, 8, 10.9)):
+    # No reason: another node's freeze, one after the newer round began, one before it, one within the lease.
+    for frozen in (Hold(0, 8, 15), Hold(1, 12, 15), Hold(1, 5, 9.5), Hold(1, 9, 11.2)):
         assert judge([FIRST[0], thawed, SECOND], [frozen], []).overlaps == 1
 
 

@@ -39,7 +39,7 @@ Exit status:
   70       an error of the launcher itself
   71       a rank could not be started: a limit of the system, or --preload failed
   72       the launcher's supervisor process was killed
-  73       the nodes of the job did not find each other
+  73       the nodes of the job did not find each other, or too few were left
   74       node 0's store, etcd or the master went away after ranks had run here,
            or the job went on without this node
   75       another node of the job was lost";

@@ -360,7 +360,7 @@ fn record_outcome(
     }
     // This node has taken part: the job has gone on, or has ended, without it.
     let outcome = &match outcome {
-        JobOutcome::Refused(why) => JobOutcome::Unreachable(why.clone()),
+        JobOutcome::Refused(why) => JobOutcome::Unreachable(format!("this node cannot take part any more: {why}")),
         other => other.clone(),
     };
     launched.outcome = outcome.clone();

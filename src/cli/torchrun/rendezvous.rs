@@ -21,6 +21,7 @@ use crate::spec::rendezvous;
 use crate::spec::torchrun::{StoreReach, TorchSpec};
 use crate::supervise::NoRestart;
 use crate::sys::random;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ use std::time::Duration;
 /// The key of a node's further addresses in `NodeInfo::more`: the source address of a rank's connection depends on the network that leads to
 /// the store.
 const ADDRESSES: &str = "addresses";
+/// Maximum number of them.
+const MAX_ADDRESSES: usize = 6;
 
 /// This node in a job whose nodes rendezvous.
 pub struct TorchrunRendezvous<'a> {
@@ -64,26 +67,39 @@ impl TorchrunRendezvous<'_> {
 
     /// The addresses from which the store takes connections.
     fn store_peers(&self, members: &[RoundMember]) -> StorePeers {
-        if self.spec.store_reach == StoreReach::Any {
-            return StorePeers::Any;
+        match self.spec.store_reach {
+            StoreReach::Any => StorePeers::Any,
+            StoreReach::Nodes => StorePeers::Nodes(addresses_of(members)),
         }
-        let parsed = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().ok();
-        let of = |RoundMember { info, .. }: &RoundMember| {
-            let interfaces = info.more.get(ADDRESSES).map_or("", String::as_str).split(',').filter_map(parsed);
-            parsed(&info.address).into_iter().chain(interfaces).collect::<Vec<_>>()
-        };
-        let nodes = members.iter().flat_map(of).map(|address| address.to_canonical()).collect();
-        StorePeers::Nodes(nodes)
     }
+}
+
+/// The addresses of interfaces beside the one that a node advertises, as text. Link-local ones lead to no other node's store.
+fn further_addresses(interfaces: &[IpAddr], advertised: &str) -> String {
+    let is_local = |address: &IpAddr| match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let others = interfaces.iter().filter(|address| !address.is_loopback() && !is_local(address));
+    let others = others.map(ToString::to_string).filter(|address| address != advertised);
+    others.take(MAX_ADDRESSES).collect::<Vec<_>>().join(",")
+}
+
+/// All addresses of these nodes, none of them mapped from IPv4 to IPv6.
+fn addresses_of(members: &[RoundMember]) -> BTreeSet<IpAddr> {
+    let parsed = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+    let of = |RoundMember { info, .. }: &RoundMember| {
+        let interfaces = info.more.get(ADDRESSES).map_or("", String::as_str).split(',').filter_map(parsed);
+        parsed(&info.address).into_iter().chain(interfaces).collect::<Vec<_>>()
+    };
+    members.iter().flat_map(of).map(|address| address.to_canonical()).collect()
 }
 
 impl RoundFrontend for TorchrunRendezvous<'_> {
     fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError> {
         let (_, host) = self.names;
-        let others =
-            net::addresses().into_iter().filter(|address| !address.is_loopback()).map(|address| address.to_string());
-        let others: Vec<String> = others.filter(|address| *address != self.advertised.address).collect();
-        let more = (!others.is_empty()).then(|| (ADDRESSES.to_owned(), others.join(",")));
+        let others = further_addresses(&net::addresses(), &self.advertised.address);
+        let more = (!others.is_empty()).then(|| (ADDRESSES.to_owned(), others));
         let node = NodeInfo {
             // Several nodes may be on one machine, with one address.
             name: format!("{}-{}", std::process::id(), random::rng().u32(..)),
@@ -140,5 +156,30 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
 
     fn restart_delay(&self, _launched: &LaunchResult, _failures: u32) -> Result<Duration, NoRestart> {
         Ok(Duration::ZERO)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+
+    #[test]
+    fn ranks_may_connect_from_each_address_of_a_node() {
+        let all = ["127.0.0.1", "::1", "10.0.0.1", "169.254.1.1", "fe80::1", "192.168.7.1", "fd77::1"];
+        let interfaces: Vec<IpAddr> = all.iter().map(|address| address.parse().unwrap()).collect();
+        let others = further_addresses(&interfaces, "10.0.0.1");
+        assert_eq!(others, "192.168.7.1,fd77::1");
+        let member = |address: &str, others: &str| {
+            let more = [(ADDRESSES.to_owned(), others.to_owned())].into();
+            RoundMember { id: "a".into(), info: NodeInfo { address: address.into(), more, ..NodeInfo::default() } }
+        };
+        let members = [member("10.0.0.1", &others), member("host.example", "10.0.0.2"), member("[fd77::3]", "")];
+        let mapped = [member("::ffff:10.0.0.4", "no address")];
+        let found: Vec<String> =
+            addresses_of(&[&members[..], &mapped].concat()).iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.1", "10.0.0.2", "10.0.0.4", "192.168.7.1", "fd77::1", "fd77::3"]);
+        let many: Vec<IpAddr> = (0..100).map(|number| IpAddr::from([10, 0, 1, number])).collect();
+        assert_eq!(further_addresses(&many, "").split(',').count(), MAX_ADDRESSES);
     }
 }

@@ -14,7 +14,7 @@ pub enum JobOutcome {
     Refused(String),
     /// The rendezvous backend was never reached.
     NeverReached(String),
-    /// The rendezvous backend has been unreachable for too long.
+    /// The rendezvous backend has been unreachable for too long, or the job goes on or has ended without this node.
     Unreachable(String),
     /// Node 0's store went away while ranks ran here, so these were stopped.
     StoreLost,

@@ -184,6 +184,10 @@ impl Membership {
     }
 
     fn note_loss(&mut self, why: String) {
+        // The record that is written when there is contact again must not say what time it was when this node first joined.
+        if self.node_state.status == (NodeStatus::Ready { seen: 0 }) {
+            self.backend.put(&Self::record(&self.info, &self.node_state.status));
+        }
         if let NodeStatus::Runs { .. } = self.node_state.status {
             let left = self.time_to_lapse().unwrap_or_else(|| self.patience()).as_secs_f64();
             warn!("no contact with {}: {why}; the ranks keep running for up to {left:.1} s", self.address);

@@ -1,8 +1,8 @@
 //! When the ranks of a node have to stop, and whether they are asked first: by what its rendezvous backend reports.
 
 use rlaunch::protocol::{
-    JobEnd, JobPhase, JobRules, JobState, LeaseTerms, NodeInfo, NodeStatus, OnNodeLoss, RoundMember, RoundStopCause,
-    member_list, record,
+    JobEnd, JobPhase, JobRules, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RoundMember,
+    RoundStopCause, member_list, record,
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::lease::NodeLease;
@@ -19,6 +19,7 @@ type Events = Arc<Mutex<Vec<BackendEvent>>>;
 
 struct Backend {
     events: Events,
+    puts: Arc<Mutex<Vec<String>>>,
     fd: File,
 }
 
@@ -29,7 +30,9 @@ impl AsFd for Backend {
 }
 
 impl RendezvousBackend for Backend {
-    fn put(&mut self, _: &str) {}
+    fn put(&mut self, record: &str) {
+        self.puts.lock().unwrap().push(record.to_owned());
+    }
 
     fn take_events(&mut self) -> Vec<BackendEvent> {
         self.events.lock().unwrap().drain(..).collect()
@@ -44,25 +47,33 @@ impl RendezvousBackend for Backend {
 struct Job {
     membership: Membership,
     events: Events,
+    puts: Arc<Mutex<Vec<String>>>,
     lease: Arc<NodeLease>,
     serial: u64,
 }
 
 impl Job {
     fn new(on_loss: OnNodeLoss) -> Self {
-        let terms = LeaseTerms { heartbeat_timeout: Duration::from_secs(10), loss_timeout: Duration::ZERO, on_loss };
-        let (events, lease) = (Events::default(), Arc::new(NodeLease::new().unwrap()));
-        let backend = Backend { events: Arc::clone(&events), fd: File::open("/dev/null").unwrap() };
-        let info = NodeInfo { rules: JobRules { on_loss, ..JobRules::default() }, ..NodeInfo::default() };
-        let kind = (BackendKind::Etcd, terms, Arc::clone(&lease));
-        let membership = Membership::new((Box::new(backend), None), "etcd at h:1".into(), "a", info, kind);
-        let mut job = Self { membership, events, lease, serial: 0 };
+        let mut job = Self::waiting(on_loss);
         job.lease.renewed(1, clock::boot());
         job.hear(BackendEvent::Joined { lease: 1 });
         job.state(1, JobPhase::Running);
         job.membership.publish(NodeStatus::Runs { round: 1 });
         assert_eq!(job.membership.round_stop(), None);
         job
+    }
+
+    /// Before its first round.
+    fn waiting(on_loss: OnNodeLoss) -> Self {
+        let terms = LeaseTerms { heartbeat_timeout: Duration::from_secs(10), loss_timeout: Duration::ZERO, on_loss };
+        let (events, lease) = (Events::default(), Arc::new(NodeLease::new().unwrap()));
+        let puts: Arc<Mutex<Vec<String>>> = Arc::default();
+        let fd = File::open("/dev/null").unwrap();
+        let backend = Backend { events: Arc::clone(&events), puts: Arc::clone(&puts), fd };
+        let info = NodeInfo { rules: JobRules { on_loss, ..JobRules::default() }, ..NodeInfo::default() };
+        let kind = (BackendKind::Etcd, terms, Arc::clone(&lease));
+        let membership = Membership::new((Box::new(backend), None), "etcd at h:1".into(), "a", info, kind);
+        Self { membership, events, puts, lease, serial: 0 }
     }
 
     fn hear(&mut self, event: BackendEvent) {
@@ -176,4 +187,18 @@ fn lost_contact_alone_stops_no_rank_before_the_lease_lapses() {
     assert_eq!(job.stop(), None);
     job.hear(BackendEvent::Hindered { why: "no space".into() });
     assert_eq!(job.stop(), None);
+}
+
+/// The record says what time it was when the node joined. A coordinator that first sees it later would take the clock for wrong.
+#[test]
+fn a_node_that_waits_without_contact_forgets_when_it_joined() {
+    let mut job = Job::waiting(OnNodeLoss::Regroup);
+    job.hear(lost());
+    let record: NodeRecord = serde_json::from_str(job.puts.lock().unwrap().last().unwrap()).unwrap();
+    assert_eq!((record.info.clock_ms, record.status), (0, NodeStatus::Ready { seen: 0 }));
+    // In a round it has replaced that record already.
+    let mut job = Job::new(OnNodeLoss::Regroup);
+    let count = job.puts.lock().unwrap().len();
+    job.hear(lost());
+    assert_eq!(job.puts.lock().unwrap().len(), count);
 }

@@ -16,9 +16,10 @@ use std::io;
 use std::mem;
 use std::time::Duration;
 
-/// How long a node whose link was closed may take to come back before it is considered gone; at most a twentieth of the lease. After a
-/// reset it has a fifth.
+/// How long a node whose link was closed may take to come back before it is considered gone; at most a twentieth of the lease.
 const RECONNECT: Duration = Duration::from_millis(250);
+/// The same after a reset; at most a fifth of the lease, and no longer than what is left of it.
+const RECONNECT_AFTER_RESET: Duration = Duration::from_secs(10);
 const PART_OF_LEASE: u32 = 20;
 
 /// A node whose link has broken, and that may come back.
@@ -197,8 +198,10 @@ impl JobLinks {
             self.coordinator.gone(node, Departure::Disconnected { age: now.saturating_sub(heard) }, now);
         } else {
             let lease_part = self.config.lease / PART_OF_LEASE;
-            let time = if end == ConnectionEnd::Reset { 4 * lease_part } else { RECONNECT.min(lease_part) };
-            let until = Some(now + time);
+            let after_reset =
+                (4 * lease_part).min(RECONNECT_AFTER_RESET).min((heard + self.config.lease).saturating_sub(now));
+            let time = RECONNECT.min(lease_part);
+            let until = Some(now + if end == ConnectionEnd::Reset { after_reset.max(time) } else { time });
             let disconnected = DisconnectedNode { until, record_cost, lease, heard };
             self.disconnected.insert(node.to_owned(), disconnected);
         }

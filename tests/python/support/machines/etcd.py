@@ -105,8 +105,12 @@ class Etcd:
         return f"{self.scheme}://{self.address}"
 
     def __enter__(self) -> Etcd:
-        if self.process is None:
-            self.start()
+        try:
+            if self.process is None:
+                self.start()
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -239,10 +243,14 @@ class EtcdCluster:
         return ",".join(member.address for member in self.members)
 
     def __enter__(self) -> EtcdCluster:
-        for member in self.members:
-            member.start()
-        for member in self.members:
-            member.until_healthy()
+        try:
+            for member in self.members:
+                member.start()
+            for member in self.members:
+                member.until_healthy()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
