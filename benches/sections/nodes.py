@@ -47,7 +47,7 @@ LIMIT = 60.0
 STAYS = 15.0
 
 # A rank that sums a number with all others again and again, by a star that only its world's network makes.
-# `life.*` has its world's size, and a line for each step (s) and while it is alive (a). Times: CLOCK_BOOTTIME.
+# `life.*` has its world's size, a line for each step (s) and many while it is alive (a), by CLOCK_BOOTTIME.
 RANK = f"""
 import json, os, signal, sys, threading, time
 rank = int(os.environ.get("PADDLE_TRAINER_ID") or os.environ["RANK"])
