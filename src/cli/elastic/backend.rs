@@ -7,7 +7,7 @@ use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
 use crate::model::plain_text::{escape, escape_document};
 use crate::net::listen;
-use crate::probe::net;
+use crate::probe::{memory, net};
 use crate::protocol::{
     Coordinator, JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis,
 };
@@ -25,7 +25,7 @@ use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, TcpListener};
 #[cfg(feature = "etcd")]
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
@@ -331,6 +331,7 @@ fn serve_master(
     let config = MasterConfig {
         key: key(rendezvous),
         connections,
+        memory: MasterConfig::memory_of(memory::total(Path::new("/"))),
         ..MasterConfig::new(&rendezvous.job_name, rendezvous.heartbeat_timeout, clock::now)
     };
     let coordinator = Box::new(Coordinator::new(clock::now()));

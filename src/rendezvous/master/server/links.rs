@@ -22,6 +22,9 @@ const RECONNECT: Duration = Duration::from_millis(250);
 const RECONNECT_AFTER_RESET: Duration = Duration::from_secs(10);
 const PART_OF_LEASE: u32 = 20;
 
+/// No line's signature is longer, bytes.
+const SIGNATURE: usize = 128;
+
 /// A node whose link has broken, and that may come back.
 struct DisconnectedNode {
     /// When the coordinator considers it gone; `None`: it does. Its lease goes on: no round begins before that has lapsed.
@@ -82,9 +85,9 @@ impl JobLinks {
     /// Sends the coordinator's decision to all nodes.
     pub(super) fn publish(&mut self, connections: &mut Connections<MasterConnection>, publication: Publication) {
         let Publication { state, members, .. } = publication;
-        let body = SharedBody::of(&FromMaster::State { state: state.clone(), members: members.clone() });
+        let body = state_message(state.clone(), members.clone());
         self.members = members.or(self.members.take());
-        self.published = Some(SharedBody::of(&FromMaster::State { state, members: self.members.clone() }));
+        self.published = Some(state_message(state, self.members.clone()));
         for id in self.by_node.values() {
             if let Some(connection) = connections.get_mut(*id) {
                 push_message(connection, &body);
@@ -237,6 +240,19 @@ impl JobLinks {
         self.budget.release(record_cost);
         (now < heard + self.config.lease).then_some(lease)
     }
+}
+
+/// A state as nodes receive it; why there is none, if they could not read it.
+fn state_message(state: String, members: Option<String>) -> SharedBody {
+    let body = SharedBody::of(&FromMaster::State { state, members });
+    let (length, most) = (body.text.len() + SIGNATURE, frame::MAX_LINE);
+    if length <= most {
+        return body;
+    }
+    let why = format!(
+        "the list of this job's nodes has {length} bytes, and a message {most} at most; start fewer nodes or ranks, or use etcd"
+    );
+    SharedBody::of(&FromMaster::Refused { why })
 }
 
 /// Closes a link for good, and sends the reason.

@@ -13,9 +13,6 @@ use std::io;
 use std::net::TcpListener;
 use std::time::Duration;
 
-/// Memory for all connections together, bytes.
-const MEMORY: usize = 512 * 1024 * 1024;
-
 /// A running master. Dropping it ends it at once.
 #[derive(Debug)]
 pub struct MasterServer {
@@ -31,7 +28,8 @@ pub fn serve(
     coordinator: Box<dyn CoordinatorLogic>,
 ) -> io::Result<MasterServer> {
     let clock = config.clock;
-    let limits = ServerLimits { connections: config.connections.clamp(16, 1 << 16), budget: MemoryBudget::new(MEMORY) };
+    let budget = MemoryBudget::new(config.memory);
+    let limits = ServerLimits { connections: config.connections.clamp(16, 1 << 16), budget };
     let service = MasterService::new(config, coordinator, limits.budget.clone())?;
     let event_loop = EventLoop::new(listeners, limits, clock, service)?;
     let traffic = event_loop.traffic();
