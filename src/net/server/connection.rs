@@ -37,7 +37,7 @@ pub enum ConnectionEnd {
     ByService,
     /// The client closed it or broke the protocol, or this server had no room for it.
     Closed,
-    /// It was reset or timed out. Where a process ends, its kernel closes its connections instead, unless it had not read all of what
+    /// It was reset, or the network did not carry it any more. Where a process ends, its kernel closes its connections instead, unless it had not read all of what
     /// had arrived.
     Reset,
 }

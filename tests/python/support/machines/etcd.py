@@ -120,7 +120,7 @@ class Etcd:
         """Starts it, on the data of its last run if there was one; when it returns it answers, unless others
         have to be there first."""
         with (self.folder / "log").open("ab") as log:
-            # Ctrl-C ends it after what uses it.
+            # Ctrl-C at a terminal reaches the tests alone, which end it last.
             self.process = subprocess.Popen(self.command, stdout=log, stderr=log, start_new_session=True)
         if self.is_alone:
             self.until_healthy()

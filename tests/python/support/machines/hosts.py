@@ -62,7 +62,7 @@ class Host:
 def hosts(count: int) -> Iterator[list[Host]]:
     """Hosts 1 to `count`, which reach each other by `ip` and `ipv6` on their interface `wire`."""
     command = ["unshare", *AS_USER, "--net", sys.executable, str(Path(__file__)), str(count)]
-    # Ctrl-C does not end the network before what is in it.
+    # Ctrl-C at a terminal reaches the tests alone, which end the network last.
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, start_new_session=True, **pipes) as holder:
         assert holder.stdin is not None
