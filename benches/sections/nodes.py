@@ -173,16 +173,15 @@ class Job:
             self.files.setdefault(path.name, Life(path)).update()
         return list(self.files.values())
 
-    def await_steps(self, world: int, since: float) -> float:
-        """When the first rank in a world of this size has made its first step after that, once it has."""
+    def await_steps(self, world: int | None, since: float) -> float:
+        """When a rank, in a world of this size if one is given, made the first step after that, once one has."""
         deadline = time.monotonic() + LIMIT
         while True:
             for node in self.nodes:
                 if node.process is not None and node.process.poll() is not None:
                     node.process = None
-            steps = [
-                step for life in self.lives() if life.world == world for step in life.steps if step > since
-            ]
+            lives = [life for life in self.lives() if world in (None, life.world)]
+            steps = [step for life in lives for step in life.steps if step > since]
             if steps:
                 return min(steps)
             if all(node.process is None for node in self.nodes):
@@ -277,7 +276,7 @@ def etcd_down(job: Job) -> dict[str, float]:
 
 
 def frozen(job: Job) -> dict[str, float]:
-    """A node stands still for two leases, and goes on."""
+    """A node stands still for two leases, and goes on: so does the old round, where no newer one has begun."""
     job.await_steps(len(job.nodes), job.began)
     victim = job.nodes[-1]
     begin = now()
@@ -287,7 +286,9 @@ def frozen(job: Job) -> dict[str, float]:
     finally:
         thawed = now()
         victim.freeze(False)
-    stepped = job.await_steps(len(job.nodes) - 1, begin)
+    # The others stand still soon after it.
+    stepped = job.await_steps(None, begin + 1)
+    newer = [life.alive[0] for life in job.lives() if life.alive and life.alive[0] > begin]
     old = [
         life for life in job.lives() if life.node == victim.number and life.alive and life.alive[0] < begin
     ]
@@ -297,7 +298,8 @@ def frozen(job: Job) -> dict[str, float]:
         time.sleep(0.1)
         job.lives()
     last = max(life.alive[-1] for life in old)
-    return {"first step": stepped - begin, "beside the new round": max(0.0, last - max(thawed, stepped))}
+    beside = max(0.0, last - max(thawed, min(newer))) if newer else 0.0
+    return {"first step": stepped - begin, "beside the new round": beside}
 
 
 @dataclass(frozen=True)
@@ -329,8 +331,8 @@ STORIES = [
         "a node is frozen for two leases",
         frozen,
         {
-            "first step": "to the first step without it",
-            "beside the new round": "its old rank runs beside the new round",
+            "first step": "to the next step",
+            "beside the new round": "its old rank runs beside a new round",
         },
         promises={"beside the new round": Promise("one world", most=1.0)},
     ),
