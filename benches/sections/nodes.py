@@ -174,7 +174,7 @@ class Job:
         return list(self.files.values())
 
     def await_steps(self, world: int | None, since: float) -> float:
-        """When a rank, in a world of this size if one is given, made the first step after that, once one has."""
+        """When the first step after that was made, in a world of this size if one is given, once it was."""
         deadline = time.monotonic() + LIMIT
         while True:
             for node in self.nodes:
@@ -276,7 +276,7 @@ def etcd_down(job: Job) -> dict[str, float]:
 
 
 def frozen(job: Job) -> dict[str, float]:
-    """A node stands still for two leases, and goes on: so does the old round, where no newer one has begun."""
+    """A node stands still for two leases, and goes on. Without a newer round the old one goes on too."""
     job.await_steps(len(job.nodes), job.began)
     victim = job.nodes[-1]
     begin = now()
