@@ -76,8 +76,8 @@ class Report:
     Attributes:
         outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system could not
             start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` (exit status 74: node 0's
-            store, etcd or the master became unreachable, or the job went on without this node) or ``node_lost``
-            (75: another node was lost, which ended the job).
+            store, etcd or the master became unreachable, or the job went on without this node) or
+            ``node_lost`` (75: another node was lost, which ended the job).
         exit_status: the launcher's exit status.
         culprit: the rank that failed first or could not be started.
         restarts: number of times that all ranks were restarted.

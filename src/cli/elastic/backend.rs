@@ -24,8 +24,9 @@ use crate::sys::random;
 use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, TcpListener};
+use std::path::Path;
 #[cfg(feature = "etcd")]
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{info, warn};
