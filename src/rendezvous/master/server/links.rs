@@ -268,3 +268,19 @@ fn push_message(connection: &mut Connection<MasterConnection>, body: &SharedBody
         connection.push_shared(body.text.clone());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_receive_why_a_list_cannot_be_sent() {
+        let text = |length: usize| {
+            let body = state_message("{}".into(), Some("x".repeat(length)));
+            String::from_utf8_lossy(&body.text).into_owned()
+        };
+        assert!(text(1000).contains(r#""members":"xxx"#));
+        let refused = text(frame::MAX_LINE);
+        assert!(refused.len() < 1000 && refused.contains("the list of this job's nodes has"), "{refused}");
+    }
+}

@@ -66,12 +66,8 @@ struct Node {
 
 impl Node {
     fn new(config: MasterAddress, name: &str, max: usize) -> Self {
-        Self::with_record(config, name, max, &record(name, max, NodeStatus::Ready { seen: 0 }))
-    }
-
-    fn with_record(config: MasterAddress, name: &str, max: usize, record: &str) -> Self {
         let node_state = NodeState::new(name);
-        let backend = join(config, name, record).unwrap();
+        let backend = join(config, name, &record(name, max, node_state.status.clone())).unwrap();
         Self { backend, node_state, max, state: None, members: Vec::new(), news: Vec::new(), end: None }
     }
 

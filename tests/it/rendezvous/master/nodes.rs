@@ -239,24 +239,3 @@ fn the_list_of_members_of_the_largest_job_fits_in_a_message() {
     // Beside it there is the state, with 64 refusals and 32 names at most.
     assert!(length < MAX_LINE - 100_000, "{length}");
 }
-
-#[test]
-fn nodes_hear_of_a_list_that_no_message_can_hold() {
-    const NODES: usize = 24;
-    let (_server, port) = started(config(None, LEASE));
-    let mut random = fastrand::Rng::with_seed(1);
-    let mut large = |name: String| {
-        // Compression makes them little shorter.
-        let mut word = || (0..40).map(|_| random.alphanumeric()).collect::<String>();
-        let endpoints: Vec<String> = (0..5_500).map(|_| word()).collect();
-        let rules = JobRules { min: NODES, max: NODES, join_ms: 600_000, ..JobRules::default() };
-        let info = NodeInfo { name: name.clone(), ranks: endpoints.len(), endpoints, rules, ..NodeInfo::default() };
-        let record = NodeRecord { format: FORMAT, info, status: NodeStatus::Ready { seen: 0 } };
-        Node::with_record(to(port, None, LEASE), &name, NODES, &serde_json::to_string(&record).unwrap())
-    };
-    let mut nodes: Vec<Node> = (0..NODES).map(|number| large(format!("n{number}"))).collect();
-    until(&mut nodes.iter_mut().collect::<Vec<_>>(), "all hear of it", |nodes| {
-        let hears = |node: &&mut Node| node.lost().is_some_and(|why| why.contains("the list of this job's nodes has"));
-        nodes.iter().all(hears)
-    });
-}
