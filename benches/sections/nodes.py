@@ -42,7 +42,7 @@ from multi_host import onto  # noqa: E402
 # Seconds without a renewal after which a node is lost, with every launcher that has an option for it.
 LEASE = 6
 OUTAGE = 30.0
-LIMIT = 60.0
+LIMIT = 30.0
 # How long a rank of an older round that does not end is watched.
 STAYS = 15.0
 

@@ -209,7 +209,7 @@ def test_so_does_one_whose_job_has_ended_meanwhile(tmp_path: Path, two: list[Hos
         def lost() -> None:
             assert zero.end().status == NODE_LOST
 
-        # Its lease does not bind the ranks of such a job, and the master has gone: it waits 0.3 T for contact.
+        # No lease binds the ranks of such a job, and the master has gone: it waits 0.3 T for contact.
         freeze_until_lost(one, lost, 0.3 * LEASE + 1)
         assert one.end().status in (NODE_LOST, STORE_LOST), one.stderr()
 
