@@ -10,7 +10,6 @@ import functools
 import itertools
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,24 +19,9 @@ from pathlib import Path
 
 from bench_launchers import PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
 from figures import NOT_INSTALLED, Cell, Promise
+from machines import STAR, EtcdCluster, Host, Node, cgroup, hosts, missing, onto
 from running import Late
 from session import Session
-
-TESTS = Path(__file__).parents[2] / "tests"
-SUPPORT = TESTS / "python" / "support"
-# First: a client of etcd has the name of a module of the tests.
-sys.path[:0] = [
-    str(SUPPORT),
-    str(SUPPORT / "machines"),
-    str(TESTS / "python" / "elastic"),
-    str(TESTS / "chaos"),
-]
-
-from chaos_world import Node, cgroup, missing  # noqa: E402
-from elastic_jobs import STAR  # noqa: E402
-from etcd import EtcdCluster  # noqa: E402
-from hosts import Host, hosts  # noqa: E402
-from multi_host import onto  # noqa: E402
 
 # Seconds without a renewal after which a node is lost, with every launcher that has an option for it.
 LEASE = 6

