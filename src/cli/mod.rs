@@ -1,6 +1,7 @@
 //! The command-line front ends: parse the options, build a plan, run it, report, exit.
 
 pub mod common;
+pub mod control;
 pub mod elastic;
 pub mod legacy;
 pub mod node;

@@ -1,12 +1,14 @@
 //! Role of a process in a job, and the label by which it is named.
 
-use serde::{Serialize, Serializer};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 /// Role of a process. Each role numbers its processes from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Trainer: a rank.
+    #[default]
     Trainer,
     /// Parameter server.
     Server,
@@ -52,6 +54,15 @@ impl fmt::Display for Role {
 impl Serialize for Role {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Role {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        let all = [Self::Trainer, Self::Server, Self::HeterWorker, Self::Coordinator, Self::Tuner, Self::Mapper];
+        let found = all.into_iter().find(|role| role.to_string() == name);
+        found.ok_or_else(|| D::Error::custom(format!("{name} is no role")))
     }
 }
 

@@ -110,6 +110,14 @@ pub enum OutputPlan {
 }
 
 impl OutputPlan {
+    /// All its log files in an attempt, relative to the log directory.
+    pub fn logs(&self, attempt: u32) -> Vec<String> {
+        match self {
+            OutputPlan::Combined(log) => vec![log.clone()],
+            OutputPlan::Separate(sinks) => sinks.iter().filter_map(|sink| sink.file(attempt)).collect(),
+        }
+    }
+
     /// The log file, relative to the log directory, with the last lines of an attempt.
     pub fn last_log(&self, attempt: u32) -> Option<String> {
         match self {

@@ -7,4 +7,5 @@ pub mod memory;
 pub mod net;
 pub mod numa;
 pub mod nvml;
+pub mod stacks;
 pub mod torch;

@@ -31,6 +31,7 @@ mod lib {
     use super::errors::{self, to_python};
     use super::rank::PortLeases;
     use super::texts;
+    use crate::cli::control;
     use crate::cli::paddle::frontend;
     use crate::model::{Endpoint, EnvDelta};
     use crate::plan::devices::assign;
@@ -39,6 +40,7 @@ mod lib {
     use crate::probe::{accelerators, net, nvml};
     use crate::report;
     use crate::run::prepare::{ports, preflight};
+    use crate::run::stacks::look;
     use crate::spec::options::{Opt, OptKind};
     use crate::spec::paddle::options::OPTIONS;
     use crate::spec::preload;
@@ -48,6 +50,7 @@ mod lib {
     use crate::spec::spawn::options::{SpawnBackend, SpawnError, SpawnOptions};
     use crate::sys::io::ports::PortLease;
     use crate::sys::process::{current, lifeline};
+    use pyo3::exceptions::PyValueError;
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
     use std::cell::LazyCell;
@@ -96,6 +99,23 @@ mod lib {
             names.map(|(name, replaced_by)| (name, (opt.kind == OptKind::Flag, replaced_by)))
         };
         OPTIONS.iter().flat_map(names).collect()
+    }
+
+    /// Runs the command `rlaunch` for running jobs with these arguments (without the program name) and returns its exit status.
+    #[pyfunction]
+    fn control_main(py: Python<'_>, args: Vec<OsString>) -> i32 {
+        py.detach(|| control::main(&args))
+    }
+
+    /// Reads the stacks of ranks: a request and its answer as JSON (`src/run/stacks/look.rs`). Only for a process of its own: a read
+    /// of memory that changes meanwhile may panic, which is one more failed read and prints nothing. ValueError: no request.
+    #[pyfunction]
+    fn read_stacks(py: Python<'_>, request: &[u8]) -> PyResult<Vec<u8>> {
+        let invalid = |error: serde_json::Error| PyValueError::new_err(error.to_string());
+        let request = serde_json::from_slice(request).map_err(invalid)?;
+        std::panic::set_hook(Box::new(|_| {}));
+        let answer = py.detach(|| look::answer(&request));
+        serde_json::to_vec(&answer).map_err(invalid)
     }
 
     /// The library that reports a lost peer in this end of a rank's log; None if there is no such message.

@@ -6,7 +6,9 @@ pub mod console;
 pub mod failure_report;
 pub mod github_annotation;
 pub mod gpu_log;
+pub mod job_status;
 pub mod secrets;
+pub mod stacks;
 pub mod torchrun_report;
 pub(crate) mod wording;
 

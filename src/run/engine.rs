@@ -206,6 +206,24 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
+    /// Whether ranks run, and are neither stopped nor suspended by the user.
+    pub fn is_running(&self) -> bool {
+        !self.is_stopping() && !self.supervisor.is_suspended() && !self.supervisor.living().is_empty()
+    }
+
+    /// From now on ranks that are stopped have at most this grace period.
+    pub fn limit_grace(&mut self, grace: Duration) {
+        self.supervisor.limit_grace(grace);
+    }
+
+    /// Sends a signal to one rank's own process.
+    pub fn signal_rank(&self, local_rank: usize, signal: i32) {
+        if let Some(Some(child)) = self.children.get(local_rank) {
+            // An error means that it has ended, or has changed its user.
+            let _ = child.signal_leader(signal);
+        }
+    }
+
     fn attempt_state(&self) -> AttemptState {
         match (self.supervisor.is_killing(), self.is_stopping()) {
             (true, _) => AttemptState::Killing,

@@ -3,11 +3,13 @@
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
+use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
+use crate::report::job_status::LaunchPhase;
+use crate::run::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::launcher_process::SupervisorSide;
@@ -18,6 +20,7 @@ use crate::run::output::console::ShownMark;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::spec::hang::OnHang;
 use crate::supervise::{
     Lifecycle, NodeOutcome, NodeReport, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
@@ -81,12 +84,15 @@ pub fn run(
         peers.resume_store()?;
         engine.poll().readable(&*peers, NODES)?;
     }
+    let round = launch.round.as_ref().map(|round| round.number);
+    launch.status.begin(launch.plan, round, launch.policy.first_attempt);
     let store = launch.torch_store.take();
     let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
     let event_loop = EventLoop {
+        hangs: HangDetector::new(launch.hang.timeout, &launch.stack_reader),
         engine,
         ranks,
         launch,
@@ -125,6 +131,7 @@ struct EventLoop<'a> {
     membership: Option<&'a mut Membership>,
     phase: RoundPhase,
     slow_stop: SlowStop,
+    hangs: HangDetector<'a>,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -157,6 +164,7 @@ impl<'a> EventLoop<'a> {
                 self.listener.preload_is_slow(&zygote.names());
             }
             self.watch_stop();
+            self.watch_hangs()?;
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -181,7 +189,7 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let due = [check_at, output_at, slow_at, stop_at].into_iter().flatten().min();
+        let due = [check_at, output_at, slow_at, stop_at, self.hangs.due()].into_iter().flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }
 
@@ -198,6 +206,21 @@ impl<'a> EventLoop<'a> {
             (Some(StopReason::RankFailed(..)), slow) => slow,
             _ => SlowStop::No,
         };
+    }
+
+    /// Looks at ranks that have been silent for long, and reports a hang.
+    fn watch_hangs(&mut self) -> io::Result<()> {
+        let (ranks, poll) = (&self.ranks, self.engine.poll());
+        let found = self.hangs.turn(self.engine.is_running(), || ranks.stack_targets(), (poll, STACKS))?;
+        let Some(found) = found else { return Ok(()) };
+        let aborted = if self.launch.hang.on_hang == OnHang::Abort { found.ranks_to_abort() } else { Vec::new() };
+        self.ranks.report_hang(&found, &aborted);
+        for local_rank in aborted {
+            self.engine.signal_rank(local_rank, libc::SIGABRT);
+            // A stopped process ends by no other signal than SIGKILL.
+            self.engine.signal_rank(local_rank, libc::SIGCONT);
+        }
+        Ok(())
     }
 
     /// Kills the ranks if the lease that they run under has lapsed.
@@ -270,6 +293,8 @@ impl<'a> EventLoop<'a> {
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
             GROWTH => self.ranks.logs_have_grown()?,
+            // `watch_hangs` receives it.
+            STACKS => {}
             _ => {
                 if let Some(follower) = self.ranks.follower(token.saturating_sub(FOLLOWERS) as usize) {
                     follower.writable(self.engine.poll())?;
@@ -292,6 +317,9 @@ impl<'a> EventLoop<'a> {
     fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
         let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
         self.ranks.journal.write_later(JournalEvent::Signal { signal });
+        if let SupervisorEvent::Stop(_) = event {
+            self.engine.limit_grace(self.launch.policy_of_stop().grace);
+        }
         // Ranks that receive it too print a traceback each.
         if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
             self.ranks.leave_out_interrupts();
@@ -327,6 +355,7 @@ impl<'a> EventLoop<'a> {
             mut outcome,
             ..
         } = self;
+        launch.status.set_phase(LaunchPhase::Ended);
         // A later round uses the same preload server.
         if let Some(zygote) = launch.zygote.as_deref().filter(|_| membership.is_none()) {
             zygote.end();

@@ -1,11 +1,15 @@
 //! What a launch needs beside the plan, and the interface through which a front end hears of its progress.
 
+use crate::model::ProcessLabel;
 use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
 use crate::rendezvous::torch_store::StoreSockets;
+use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
+use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::run::zygote::{PreloadContext, Zygote};
+use crate::spec::hang::HangSpec;
 use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::no_sweep;
 use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
@@ -55,6 +59,12 @@ pub struct Launch<'a> {
     pub colour: bool,
     /// How long the console may take to show the rest once all ranks have ended.
     pub console_drain_timeout: Duration,
+    /// When a silent job is looked at, and what follows if it hangs.
+    pub hang: HangSpec,
+    /// The state of the launch, for the control socket.
+    pub status: LiveStatus,
+    /// Starts the processes that read the ranks' stacks.
+    pub stack_reader: StackReader,
     /// How the job is stopped, and when the ranks are restarted.
     pub policy: SupervisionPolicy,
     /// Signals that are forwarded to the ranks and never stop the job.
@@ -88,6 +98,11 @@ pub struct LaunchRound {
 }
 
 impl Launch<'_> {
+    /// The policy with the grace period that a stop has by now: `rlaunch stop` may have shortened it.
+    pub fn policy_of_stop(&self) -> SupervisionPolicy {
+        SupervisionPolicy { grace: self.status.grace(self.policy.grace), ..self.policy.clone() }
+    }
+
     /// The variables of a rank that say which round it belongs to.
     pub fn round_env(&self, attempt: u32) -> impl Iterator<Item = (&'static str, String)> {
         let number = self.round.as_ref().map_or(u64::from(attempt) + 1, |round| round.number);
@@ -116,6 +131,9 @@ impl Launch<'_> {
             filters: self.filters.clone(),
             colour: self.colour,
             console_drain_timeout: self.console_drain_timeout,
+            hang: self.hang,
+            status: self.status.clone(),
+            stack_reader: self.stack_reader.clone(),
             policy: SupervisionPolicy { first_attempt: attempt, ..self.policy.clone() },
             forwarded_signals: self.forwarded_signals.clone(),
             nofile: self.nofile,
@@ -131,7 +149,8 @@ impl Launch<'_> {
 
     /// Children of the supervisor process that no sweep may end.
     pub fn kept_children(&self) -> BTreeSet<i32> {
-        self.zygote.iter().filter_map(|zygote| zygote.pid()).collect()
+        let zygote = self.zygote.iter().filter_map(|zygote| zygote.pid());
+        zygote.chain(self.stack_reader.pids()).collect()
     }
 
     /// Where the keys of the ranks are: those that the preload server forks have theirs in their memory.
@@ -174,6 +193,8 @@ pub trait LaunchListener {
     fn preload_done(&self, _modules: &str, _seconds: f64) {}
     /// Every rank imports for itself, for this reason.
     fn preload_abandoned(&self, _why: &str) {}
+    /// The job hangs; the text says where each rank is. `aborted`: ranks that get SIGABRT.
+    fn hang_found(&self, _report: &str, _aborted: &[ProcessLabel]) {}
     /// The round ended before the ranks did; they are stopped now.
     fn round_stopped(&self, _stop: &RoundStop) {}
 }

@@ -1,8 +1,10 @@
 //! The driver: runs a plan on this node. The event loop carries out what the pure supervisor decides.
 
+pub mod control;
 pub mod engine;
 pub mod event_loop;
 pub mod first_failure;
+pub mod hang_detector;
 pub mod launch;
 pub mod launch_result;
 pub mod launcher_process;
@@ -12,6 +14,7 @@ pub mod prepare;
 pub mod rank_state;
 pub mod ranks;
 pub mod record;
+pub mod stacks;
 pub mod stop_requests;
 pub mod sweep;
 mod tokens;

@@ -5,6 +5,7 @@ pub mod endpoints;
 pub mod error;
 pub mod forwarded_signals;
 pub mod frameworks;
+pub mod hang;
 pub mod legacy;
 pub mod log_rotation;
 pub mod no_sweep;

@@ -25,6 +25,7 @@
 
 mod child;
 mod event;
+mod hang;
 mod lifecycle;
 mod policy;
 mod report;
@@ -35,6 +36,7 @@ mod supervisor;
 mod timer;
 
 pub use event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
+pub use hang::{HangAction, HangEvent, HangLook, HangWatch};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;
 pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport};

@@ -99,6 +99,16 @@ impl Supervisor {
         self.phase == SupervisorPhase::Killing
     }
 
+    /// A later stop has at most this grace period.
+    pub fn limit_grace(&mut self, grace: Duration) {
+        self.grace = self.grace.min(grace);
+    }
+
+    /// Whether the user has suspended the job.
+    pub fn is_suspended(&self) -> bool {
+        self.timer.is_paused()
+    }
+
     /// Handles one event. Only this and `handle_timeout` change the state.
     pub fn handle(&mut self, now: Duration, event: SupervisorEvent, effects: &mut Vec<Effect>) {
         match event {

@@ -5,7 +5,9 @@ use crate::cli::common::message::print_notice;
 use crate::cli::elastic::outcome_text;
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::progress_messages;
+use crate::model::ProcessLabel;
 use crate::report::failure_report::FailureReport;
+use crate::report::wording::named;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
@@ -39,7 +41,9 @@ pub trait Frontend {
     fn rank_started(&self, _id: ChildId, _pid: i32, _launch: &Launch<'_>) {}
     /// The job is being stopped or restarted.
     fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
-        progress_messages::print_progress(note, failure, &launch.policy, &|local| launch.plan.ranks[local].label());
+        progress_messages::print_progress(note, failure, &launch.policy_of_stop(), &|local| {
+            launch.plan.ranks[local].label()
+        });
     }
     /// The local rank that failed first, where that is not the one that ended first.
     fn find_first_failure(&self, _launch: &Launch<'_>, _launched: &LaunchResult) -> Option<usize> {
@@ -99,6 +103,14 @@ impl LaunchListener for EngineListener<'_> {
 
     fn preload_abandoned(&self, why: &str) {
         print_notice(&format!("no preload server: {why}; every rank imports for itself"));
+    }
+
+    fn hang_found(&self, report: &str, aborted: &[ProcessLabel]) {
+        print_notice(report);
+        if !aborted.is_empty() {
+            let verb = if aborted.len() == 1 { "gets" } else { "get" };
+            print_notice(&format!("{} {verb} SIGABRT (--on_hang abort)", named(aborted)));
+        }
     }
 
     fn round_stopped(&self, stop: &RoundStop) {

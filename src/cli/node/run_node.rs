@@ -12,8 +12,9 @@ use crate::cli::node::job_record::{decide_exit_status, open_journal, record_end}
 use crate::model::Exit;
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_static::StaticPeers;
-use crate::report::failure_report;
+use crate::report::{failure_report, secrets};
 use crate::run;
+use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
 use crate::run::launcher_process;
@@ -33,7 +34,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// What the job lacks where processes cannot be looked up in /proc.
 const WITHOUT_PROCFS: &str = "a process that leaves the process group of its rank is not named, and outlives the job unless \
@@ -69,6 +70,7 @@ pub fn run_node(
         Ok(lease) => Arc::new(lease),
         Err(error) => return Err(not_started(launch, error)),
     };
+    let launcher_pid = std::process::id() as i32;
     let has_rounds = matches!(work, NodeWork::Rounds(_));
     match launcher_process::fork_supervisor(signals) {
         Ok(ProcessSide::Launcher(launcher)) => {
@@ -86,6 +88,12 @@ pub fn run_node(
         Ok(ProcessSide::Supervisor(supervisor)) => current::end(|| {
             if status_pipe.is_read() {
                 signals::unblock(&BLOCKED_IN_LAUNCHER);
+            }
+            let (host, id) = (&frontend.report_context().host, launcher_pid);
+            launch.status.describe(host, id, (&launch.log_dir, shown_command(launch)));
+            let control = ControlServer::start(launch, (&supervisor.launcher, id));
+            if let Err(error) = &control {
+                info!("no control socket, so `rlaunch status` does not find this job: {error}");
             }
             let done = match work {
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
@@ -108,6 +116,7 @@ pub fn run_node(
                 }
                 Err(error) => status_pipe.fail(&error),
             };
+            drop(control);
             // The zygote still runs after several rounds, or after an error.
             if launch.zygote.as_ref().is_some_and(|zygote| zygote.end()) {
                 // Ends what its modules have started. If /proc cannot be read here, the launcher process sweeps.
@@ -123,6 +132,12 @@ pub fn run_node(
         }),
         Err(error) => Err(not_started(launch, error)),
     }
+}
+
+/// The command line of the ranks, with secrets masked.
+fn shown_command(launch: &Launch<'_>) -> Vec<String> {
+    let argv = launch.plan.ranks.first().map_or(&[][..], |rank| &rank.argv);
+    secrets::words(argv.iter().map(|arg| arg.to_string_lossy()))
 }
 
 fn not_started(launch: &Launch<'_>, error: io::Error) -> CliError {

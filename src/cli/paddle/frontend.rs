@@ -29,9 +29,11 @@ use crate::probe::memory::OomCounters;
 use crate::probe::net;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::run;
+use crate::run::control::live_status::LiveStatus;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
 use crate::run::prepare::{gloo_tmpdir, preflight};
+use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::SpecError;
 use crate::spec::options::DryRun;
@@ -246,6 +248,7 @@ fn launch_on_this_node(
         // A mapper succeeds with a status other than 0.
         policy.restart.max_restart = 0;
     }
+    let stack_reader = StackReader::new(python.into(), &base);
     let launch = Launch {
         plan: &plan,
         program,
@@ -258,6 +261,9 @@ fn launch_on_this_node(
         torch_store: StoreSockets::default().into(),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         console_drain_timeout: spec.console.drain_timeout,
+        hang: spec.hang,
+        status: LiveStatus::default(),
+        stack_reader,
         policy,
         forwarded_signals: NOTIFY.into_iter().chain(spec.forward_signals.iter().copied()).collect(),
         nofile,

@@ -26,12 +26,14 @@ use crate::probe::{accelerators, cpus, net, numa, torch};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
+use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::{log_files, log_rotation, run_folder};
 use crate::run::prepare::{ports, preflight};
+use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::frameworks::Framework;
 use crate::spec::log_rotation::LogRotationSpec;
@@ -133,6 +135,7 @@ pub fn launch(
     for signal in &handled {
         signals.install_one(*signal);
     }
+    let stack_reader = StackReader::new(python.into(), &base);
     let launch = Launch {
         plan: &plan,
         program,
@@ -147,6 +150,9 @@ pub fn launch(
         filters: plan::filters(spec),
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         console_drain_timeout: spec.console_drain_timeout,
+        hang: spec.hang,
+        status: LiveStatus::default(),
+        stack_reader,
         policy: policy(spec, vars),
         forwarded_signals: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
         nofile,
@@ -367,7 +373,9 @@ impl Frontend for TorchrunFrontend<'_> {
             }
             info!("[{}] Worker group FAILED. {left}/{of} attempts left; will restart worker group", self.spec.role);
         }
-        progress_messages::print_progress(note, failure, &launch.policy, &|local| launch.plan.ranks[local].label());
+        progress_messages::print_progress(note, failure, &launch.policy_of_stop(), &|local| {
+            launch.plan.ranks[local].label()
+        });
     }
 
     fn find_first_failure(&self, launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {

@@ -1,10 +1,10 @@
 //! The listening sockets of a server, and the pause of accepting while there is no room for another connection.
 
+use super::socket::{Listener, Socket};
 use crate::net::listen::BACKLOG;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use std::io;
-use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 /// How long no connection is accepted after there was no room for one.
@@ -12,7 +12,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// What came of an attempt to accept.
 pub(super) enum Accepted {
-    Socket(TcpStream),
+    Socket(Socket),
     /// No connection waits.
     Nothing,
     /// The connection has closed already; others may wait.
@@ -22,16 +22,16 @@ pub(super) enum Accepted {
 }
 
 pub(super) struct Acceptor {
-    listeners: Vec<TcpListener>,
+    listeners: Vec<Listener>,
     /// The first listener's epoll token; the others follow.
     first_token: u64,
     paused_until: Option<Duration>,
 }
 
 impl Acceptor {
-    pub(super) fn new(listeners: Vec<TcpListener>, first_token: u64, epoll: &Epoll) -> io::Result<Self> {
+    pub(super) fn new(listeners: Vec<Listener>, first_token: u64, epoll: &Epoll) -> io::Result<Self> {
         for (token, listener) in (first_token..).zip(&listeners) {
-            listener.set_nonblocking(true)?;
+            listener.set_nonblocking()?;
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
         Ok(Self { listeners, first_token, paused_until: None })
@@ -41,7 +41,7 @@ impl Acceptor {
     pub(super) fn accept(&self, token: u64) -> Accepted {
         let Some(listener) = self.listeners.get((token - self.first_token) as usize) else { return Accepted::Nothing };
         match listener.accept() {
-            Ok((socket, _)) => Accepted::Socket(socket),
+            Ok(socket) => Accepted::Socket(socket),
             Err(error) => match error.raw_os_error().map(Errno::from_raw) {
                 Some(Errno::EAGAIN) => Accepted::Nothing,
                 Some(Errno::ECONNABORTED | Errno::EINTR) => Accepted::Aborted,

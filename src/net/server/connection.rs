@@ -1,10 +1,10 @@
 //! One connection of a server: what has arrived and what waits to be sent. It never blocks.
 
 use super::outbox::{Outbox, OutputChunk};
+use super::socket::Socket;
 use nix::errno::Errno;
 use std::io;
 use std::io::{ErrorKind, Read};
-use std::net::TcpStream;
 use std::time::Duration;
 
 /// Memory of the kernel and of the tables for a connection, roughly.
@@ -46,7 +46,7 @@ pub enum ConnectionEnd {
 pub struct Connection<S: ConnectionState> {
     /// What the protocol keeps of it.
     pub state: S,
-    pub(super) socket: TcpStream,
+    pub(super) socket: Socket,
     pub(super) outbox: Outbox<S::Shared>,
     /// What the memory budget has counted for it.
     pub(super) counted: usize,
@@ -60,7 +60,7 @@ pub struct Connection<S: ConnectionState> {
 }
 
 impl<S: ConnectionState> Connection<S> {
-    pub(super) fn new(socket: TcpStream, state: S) -> Self {
+    pub(super) fn new(socket: Socket, state: S) -> Self {
         Self {
             state,
             socket,

@@ -3,11 +3,11 @@
 use super::acceptor::Acceptor;
 use super::connection::{Connection, ConnectionState};
 use super::memory_budget::MemoryBudget;
+use super::socket::Socket;
 use crate::net::traffic::Traffic;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::TcpStream;
 use std::time::Duration;
 
 /// Names a connection. A server never uses an id again, so a late event never reaches another connection.
@@ -145,7 +145,7 @@ impl<S: ConnectionState> Connections<S> {
         }
     }
 
-    pub(super) fn add(&mut self, socket: TcpStream, state: S) -> io::Result<ConnectionId> {
+    pub(super) fn add(&mut self, socket: Socket, state: S) -> io::Result<ConnectionId> {
         let id = self.next;
         self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, id))?;
         self.next += 1;

@@ -4,6 +4,7 @@ use super::acceptor::{Accepted, Acceptor};
 use super::connection::ConnectionState;
 use super::connections::{ConnectionId, Connections, FIRST_CONNECTION, ServerLimits};
 use super::service::{Handled, Service};
+use super::socket::Listener;
 use crate::net::deadline::Clock;
 use crate::net::traffic::Traffic;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -11,7 +12,6 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::net::TcpListener;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(super) enum LoopCommand<C> {
 }
 
 /// Sends commands to an event loop, whose thread has to run.
-pub(super) struct CommandSender<C> {
+pub struct CommandSender<C> {
     commands: Sender<LoopCommand<C>>,
     wakeup: Arc<EventFd>,
 }
@@ -45,7 +45,12 @@ impl<C> Clone for CommandSender<C> {
 }
 
 impl<C> CommandSender<C> {
-    pub(super) fn send(&self, command: LoopCommand<C>) -> io::Result<()> {
+    /// Has the service carry out a command. Errors: the event loop has ended.
+    pub fn send(&self, command: C) -> io::Result<()> {
+        self.send_to_loop(LoopCommand::Service(command))
+    }
+
+    pub(super) fn send_to_loop(&self, command: LoopCommand<C>) -> io::Result<()> {
         self.commands.send(command).map_err(|_| io::Error::other("the server's thread has ended"))?;
         self.wakeup.write(1)?;
         Ok(())
@@ -64,10 +69,16 @@ pub struct EventLoop<S: Service> {
 
 impl<S: Service> EventLoop<S> {
     /// Serves on these sockets.
-    pub fn new(listeners: Vec<TcpListener>, limits: ServerLimits, clock: Clock, service: S) -> io::Result<Self> {
+    pub fn new(
+        listeners: Vec<impl Into<Listener>>,
+        limits: ServerLimits,
+        clock: Clock,
+        service: S,
+    ) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let wakeup = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
         epoll.add(&*wakeup, EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP))?;
+        let listeners = listeners.into_iter().map(Into::into).collect();
         let acceptor = Acceptor::new(listeners, FIRST_LISTENER, &epoll)?;
         let (sender, commands) = unbounded();
         Ok(Self {
@@ -85,7 +96,8 @@ impl<S: Service> EventLoop<S> {
         self.connections.traffic.clone()
     }
 
-    pub(super) fn sender(&self) -> CommandSender<S::Command> {
+    /// Sends commands to the service, also from threads of its own.
+    pub fn sender(&self) -> CommandSender<S::Command> {
         self.sender.clone()
     }
 
@@ -162,7 +174,7 @@ impl<S: Service> EventLoop<S> {
                 self.connections.evict();
                 self.notify_closed();
             }
-            let prepared = socket.set_nonblocking(true).and_then(|()| socket.set_nodelay(true));
+            let prepared = socket.prepare();
             let state = prepared.and_then(|()| self.service.accept(&socket));
             let Ok(id) = state.and_then(|state| self.connections.add(socket, state)) else { continue };
             self.service.opened(&mut self.connections, id, (self.clock)());

@@ -17,11 +17,13 @@ mod memory_budget;
 mod outbox;
 mod server_thread;
 mod service;
+mod socket;
 
 pub use connection::{Connection, ConnectionEnd, ConnectionState};
 pub use connections::{ConnectionId, Connections, ServerLimits};
-pub use event_loop::EventLoop;
+pub use event_loop::{CommandSender, EventLoop};
 pub use memory_budget::{BudgetExceeded, MemoryBudget, OVERHEAD};
 pub use outbox::OutputChunk;
 pub use server_thread::ServerThread;
 pub use service::{Handled, Service};
+pub use socket::{Listener, Socket};

@@ -46,7 +46,7 @@ impl<S: Service> ServerThread<S> {
 
     /// Has the service carry out a command. Errors: the thread has ended.
     pub fn send(&self, command: S::Command) -> io::Result<()> {
-        self.sender.send(LoopCommand::Service(command))
+        self.sender.send(command)
     }
 
     /// Waits until the thread ends by itself, for `timeout` at most. Whether it has ended.
@@ -58,7 +58,7 @@ impl<S: Service> ServerThread<S> {
     pub fn stop(&mut self) -> Option<EventLoop<S>> {
         let thread = self.thread.take()?;
         // A thread that has ended by itself takes no command.
-        let _ = self.sender.send(LoopCommand::Stop);
+        let _ = self.sender.send_to_loop(LoopCommand::Stop);
         thread.join().ok().flatten()
     }
 }

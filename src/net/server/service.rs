@@ -2,8 +2,8 @@
 
 use super::connection::{ConnectionEnd, ConnectionState};
 use super::connections::{ConnectionId, Connections};
+use super::socket::Socket;
 use std::io;
-use std::net::TcpStream;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ pub trait Service: Send + 'static {
     /// What other threads can order.
     type Command: Send;
 
-    /// Prepares a new connection, which is non-blocking already and sends without delay.
-    fn accept(&mut self, socket: &TcpStream) -> io::Result<Self::State>;
+    /// Prepares a new connection, which is non-blocking already; TCP sends without delay.
+    fn accept(&mut self, socket: &Socket) -> io::Result<Self::State>;
 
     /// A connection was accepted.
     fn opened(&mut self, _connections: &mut Connections<Self::State>, _id: ConnectionId, _now: Duration) {}

@@ -6,16 +6,16 @@ use super::sockets::StorePeers;
 use super::state::{Replies, StoreState};
 use super::stored_value::StoredValue;
 use super::watch::{StoreEvent, StoreWatch};
-use crate::net::server::ConnectionEnd;
 use crate::net::server::ConnectionState;
 use crate::net::server::MemoryBudget;
+use crate::net::server::{ConnectionEnd, Socket};
 use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
 use crate::net::tcp;
 use crossbeam_channel::Sender;
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::time::Duration;
 use tracing::warn;
@@ -92,7 +92,8 @@ impl Service for StoreService {
     type State = StoreConnection;
     type Command = Renew;
 
-    fn accept(&mut self, socket: &TcpStream) -> io::Result<StoreConnection> {
+    fn accept(&mut self, socket: &Socket) -> io::Result<StoreConnection> {
+        let socket = socket.tcp()?;
         if let Some(address) = self.peers.refused(socket)? {
             self.warn_of_refused(address);
             return Err(io::ErrorKind::PermissionDenied.into());

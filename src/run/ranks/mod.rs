@@ -11,9 +11,12 @@ use crate::plan::OutputPlan;
 use crate::protocol::{NodeStop, RankFailure};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::cause::uncaught::UncaughtException;
+use crate::report::job_status::LaunchPhase;
 use crate::report::lost_peer;
+use crate::report::stacks::{RankLine, find_odd_ranks, group, render_hang};
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
 use crate::run::first_failure::{self, FirstFailure};
+use crate::run::hang_detector::FoundHang;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::multi_node::membership::Membership;
 use crate::run::multi_node::torch_store::ServedTorchStore;
@@ -27,6 +30,7 @@ use crate::run::prepare::gloo_tmpdir;
 use crate::run::prepare::preflight::store_limits;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::stacks::look::RankTarget;
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
 use crate::run::sweep::{group_signal, paddle_memory};
@@ -39,11 +43,13 @@ use crate::sys::process::cgroup::CgroupDir;
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::Lifeline;
 use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::{ProcStat, ticks_per_second};
 use crate::sys::process::spawn;
 use crate::sys::process::tree;
 use std::cell::OnceCell;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -252,6 +258,50 @@ impl<'a> RankProcesses<'a> {
         }
     }
 
+    fn logs_of(&self, local_rank: usize, attempt: u32) -> Vec<PathBuf> {
+        let logs = self.launch.plan.ranks[local_rank].output.logs(attempt);
+        logs.into_iter().map(|log| self.launch.log_dir.join(log)).collect()
+    }
+
+    /// The living ranks, for the reader of stacks.
+    pub fn stack_targets(&self) -> Vec<RankTarget> {
+        let boot = clock::boot().as_secs_f64();
+        let target = |(local_rank, process): (usize, &RankState)| {
+            let pid = process.pid.filter(|_| process.exit.is_none())?;
+            let started = ProcStat::of(pid)?.started;
+            let lived_seconds = boot - started as f64 / ticks_per_second() as f64;
+            let logs = self.logs_of(local_rank, process.attempt);
+            Some(RankTarget { local_rank, pid, started, lived_seconds, logs })
+        };
+        self.processes.iter().enumerate().filter_map(target).collect()
+    }
+
+    /// The ranks of the present attempt, as reports name them.
+    pub fn rank_lines(&self) -> Vec<RankLine> {
+        let line = |(local_rank, process): (usize, &RankState)| RankLine {
+            local_rank,
+            label: self.launch.plan.ranks[local_rank].label(),
+            has_ended: process.exit.is_some_and(Exit::is_success),
+        };
+        self.processes.iter().enumerate().map(line).collect()
+    }
+
+    /// Reports a hang. `aborted`: local ranks that are ended because of it.
+    pub fn report_hang(&mut self, found: &FoundHang, aborted: &[usize]) {
+        let ranks = self.rank_lines();
+        let text = render_hang(&found.dump, &ranks, found.silence, found.watched, self.launch.plan.nnodes > 1);
+        let label = |local: &usize| self.launch.plan.ranks[*local].label();
+        let odd = find_odd_ranks(&group(&found.dump), &[]);
+        let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();
+        self.journal.write_later(JournalEvent::Hang {
+            silent_seconds: found.silence.as_secs_f64(),
+            odd: labels.iter().map(|label| label.number).collect(),
+            odd_roles: labels.iter().map(|label| label.role).collect(),
+            report: &text,
+        });
+        self.listener.hang_found(&text, &aborted.iter().map(label).collect::<Vec<_>>());
+    }
+
     fn read_uncaught(&self, local: usize) -> UncaughtException {
         self.uncaught_files[local].as_ref().map(UncaughtFile::read).unwrap_or_default()
     }
@@ -305,6 +355,7 @@ impl RankHost for RankProcesses<'_> {
         (process.exit, process.signalled) = (Some(exit), signalled);
         process.peak_memory = child.peak_memory();
         self.last_end = clock::now();
+        self.launch.status.rank_ended(id.local_rank, exit);
         let (pid, swept, peak_memory_bytes) = (child.pid(), self.swept_last, process.peak_memory);
         let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
         self.journal.write_later(JournalEvent::RankEnded {
@@ -394,6 +445,15 @@ impl RankHost for RankProcesses<'_> {
             *culprit = first.local_rank;
             *exit = self.processes[first.local_rank].exit.unwrap_or(*exit);
             failure = Some(first);
+        }
+        match &note {
+            ProgressNote::Restarting { .. } => self.launch.status.set_phase(LaunchPhase::Restarting),
+            ProgressNote::Finishing { .. }
+            | ProgressNote::Stopping { .. }
+            | ProgressNote::Forced { .. }
+            | ProgressNote::Killing { .. }
+            | ProgressNote::Unkillable { .. } => self.launch.status.set_phase(LaunchPhase::Stopping),
+            ProgressNote::AwaitingServers { .. } | ProgressNote::NotRestarting { .. } => {}
         }
         let message = failure.as_ref().map_or("", |first| first.message.as_str());
         self.journal.write_note(&note, message, |local| self.launch.plan.ranks[local].label());

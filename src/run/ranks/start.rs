@@ -105,6 +105,8 @@ impl RankProcesses<'_> {
             Ok(RankStart::Pending) => return Ok(RankStart::Pending),
             Ok(RankStart::Started(child)) => {
                 self.listener.started(id, child.pid());
+                let logs = self.logs_of(id.local_rank, attempt);
+                self.launch.status.rank_started(id.local_rank, (attempt, child.pid()), logs);
                 JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() }
             }
             Err(_) => JournalEvent::RankNotStarted { role, rank, local_rank: id.local_rank, attempt, why: &why },

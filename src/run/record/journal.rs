@@ -132,6 +132,12 @@ pub enum JournalEvent<'a> {
         outcome: &'a str,
         why: Option<&'a str>,
     },
+    Hang {
+        silent_seconds: f64,
+        odd: Vec<usize>,
+        odd_roles: Vec<Role>,
+        report: &'a str,
+    },
     JobEnded {
         outcome: &'a str,
         exit_status: i32,

@@ -8,6 +8,8 @@ use crate::spec::error::SpecError;
 use crate::spec::forwarded_signals;
 use crate::spec::frameworks;
 use crate::spec::frameworks::Framework;
+use crate::spec::hang;
+use crate::spec::hang::HangSpec;
 use crate::spec::log_rotation;
 use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::no_sweep;
@@ -101,6 +103,8 @@ pub struct LaunchSpec {
     pub restarts: RestartSpec,
     /// What the console shows of the ranks' output.
     pub console: ConsoleSpec,
+    /// When a silent job is looked at.
+    pub hang: HangSpec,
     /// Signals that are forwarded to the ranks, in addition to the default ones.
     pub forward_signals: BTreeSet<i32>,
     /// Whether the ranks run in a cgroup of their own, if one can be made.
@@ -236,6 +240,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         server_timeout: values.seconds("server_timeout")?.map(Duration::from_secs_f64),
         restarts: restarts::check(values)?,
         console: console::check(values)?,
+        hang: hang::check(values, "hang_timeout", "on_hang")?,
         forward_signals: forwarded_signals::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
         no_sweep: no_sweep::check(values, "no_sweep")?,

@@ -6,6 +6,8 @@ use crate::spec::error::{SpecError, shown};
 use crate::spec::forwarded_signals;
 use crate::spec::frameworks;
 use crate::spec::frameworks::Framework;
+use crate::spec::hang;
+use crate::spec::hang::HangSpec;
 use crate::spec::no_sweep;
 use crate::spec::options::{DryRun, EnvVars, OptValues};
 use crate::spec::preload;
@@ -179,6 +181,8 @@ pub struct TorchSpec {
     pub pty: bool,
     /// How long the console may take to show the rest once all workers have ended.
     pub console_drain_timeout: Duration,
+    /// When a silent job is looked at.
+    pub hang: HangSpec,
     /// Whether no message says that OMP_NUM_THREADS is 1.
     pub omp_compat: bool,
     /// Whether OMP_NUM_THREADS is the rank's share of the CPUs instead of 1.
@@ -272,6 +276,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         },
         pty: values::choice(values, "pty")? != Some("never"),
         console_drain_timeout: console::drain_timeout(values, "console-drain-timeout")?,
+        hang: hang::check(values, "hang-timeout", "on-hang")?,
         omp_compat: values::flag(values, "omp-compat")?,
         share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,

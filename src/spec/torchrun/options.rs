@@ -58,6 +58,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
     Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },
     opt("console-drain-timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
+    opt("hang-timeout", Seconds, &["RLAUNCH_HANG_TIMEOUT"], Some("600"), "Seconds for which no rank has to write anything before the launcher reads their Python stacks, twice; if none has moved, it reports where each rank is and which one the others wait for (0: never)"),
+    Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT (all ranks if none stands out), and the job fails, or restarts as after any failure") },
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

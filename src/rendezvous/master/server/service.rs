@@ -5,8 +5,8 @@ use super::connection::MasterConnection;
 use super::kv::{KvChange, KvStore};
 use super::links::{JobLinks, refuse};
 use crate::model::plain_text::escape;
-use crate::net::server::ConnectionEnd;
 use crate::net::server::MemoryBudget;
+use crate::net::server::{ConnectionEnd, Socket};
 use crate::net::server::{ConnectionId, Connections};
 use crate::net::server::{Handled, Service};
 use crate::protocol::{CoordinatorLogic, Departure};
@@ -15,7 +15,6 @@ use crate::rendezvous::master::http::{self, HttpMessage, HttpParser};
 use nix::sys::socket::{setsockopt, sockopt};
 use std::collections::BTreeSet;
 use std::io;
-use std::net::TcpStream;
 use std::ops::ControlFlow;
 use std::time::Duration;
 use tracing::warn;
@@ -181,8 +180,8 @@ impl Service for MasterService {
     type State = MasterConnection;
     type Command = CloseBy;
 
-    fn accept(&mut self, socket: &TcpStream) -> io::Result<MasterConnection> {
-        setsockopt(socket, sockopt::KeepAlive, &true)?;
+    fn accept(&mut self, socket: &Socket) -> io::Result<MasterConnection> {
+        setsockopt(socket.tcp()?, sockopt::KeepAlive, &true)?;
         Ok(MasterConnection::Http(HttpParser::of_requests()))
     }
 

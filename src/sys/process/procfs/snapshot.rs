@@ -85,7 +85,19 @@ mod tests {
     fn snapshot(processes: &[(i32, i32, u64)]) -> Snapshot {
         let stat = |(pid, parent, started): &(i32, i32, u64)| {
             let (name, state) = (String::new(), 'S');
-            (*pid, ProcStat { name, state, parent: *parent, group: 0, session: 0, exiting: false, started: *started })
+            (
+                *pid,
+                ProcStat {
+                    name,
+                    state,
+                    parent: *parent,
+                    group: 0,
+                    session: 0,
+                    exiting: false,
+                    cpu_ticks: 0,
+                    started: *started,
+                },
+            )
         };
         Snapshot::of(processes.iter().map(stat))
     }

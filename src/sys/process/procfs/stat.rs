@@ -15,6 +15,8 @@ pub struct ProcStat {
     pub session: i32,
     /// Whether it is exiting: it runs no more code of its own and becomes a zombie.
     pub exiting: bool,
+    /// CPU time of all its threads, in clock ticks.
+    pub cpu_ticks: u64,
     /// Its start time in clock ticks since boot.
     pub started: u64,
 }
@@ -40,8 +42,15 @@ impl ProcStat {
         let mut number = || fields.next()?.parse().ok();
         let (parent, group, session) = (number()?, number()?, number()?);
         let flags: u64 = fields.nth(2)?.parse().ok()?;
-        let started = fields.nth(12).and_then(|field| field.parse().ok()).unwrap_or(u64::MAX);
-        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0, started })
+        let mut later = |skipped: usize| fields.nth(skipped).and_then(|field| field.parse::<u64>().ok());
+        let cpu_ticks = later(4).unwrap_or(0).saturating_add(later(0).unwrap_or(0));
+        let started = later(6).unwrap_or(u64::MAX);
+        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0, cpu_ticks, started })
+    }
+
+    /// CPU time of all its threads, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        self.cpu_ticks as f64 / ticks_per_second() as f64
     }
 
     /// Whether it is a zombie or gone.
@@ -55,6 +64,12 @@ impl ProcStat {
     }
 }
 
+/// Clock ticks of /proc a second (sysconf(3), _SC_CLK_TCK).
+pub fn ticks_per_second() -> u64 {
+    let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+    ticks.and_then(|ticks| u64::try_from(ticks).ok()).filter(|ticks| *ticks > 0).unwrap_or(100)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,7 +79,7 @@ mod tests {
         let stat = ProcStat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9 0 0 0 1 2 3 4 20 0 1 0 77 8")
             .unwrap_or_else(|| unreachable!());
         assert_eq!((stat.name.as_str(), stat.state, stat.parent, stat.session), ("a) (S b", 'R', 1, 3));
-        assert_eq!(stat.started, 77);
+        assert_eq!((stat.cpu_ticks, stat.started), (3, 77));
         assert_eq!(
             [ProcStat::parse(b""), ProcStat::parse(b"1 ) ("), ProcStat::parse(b"1 (x) R 1")],
             [None, None, None]

@@ -1,0 +1,82 @@
+//! A connection to the control socket of a launcher.
+
+use super::error::ControlError;
+use crate::report::job_status::JobStatus;
+use crate::report::stacks::StackDump;
+use crate::run::control::message::{ControlAnswer, ControlRequest, RequestLine};
+use crate::sys::process::pidfd;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a launcher may take for an answer. It reads stacks within 30 s.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// How often `status --watch` and `logs --follow` ask again.
+pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+
+/// A launcher, by its socket. Each request has a connection of its own.
+#[derive(Debug)]
+pub(super) struct Client {
+    path: PathBuf,
+}
+
+impl Client {
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    /// Sends a request and returns the answer.
+    pub fn ask(&mut self, request: ControlRequest) -> Result<ControlAnswer, ControlError> {
+        match serde_json::from_slice(&self.exchange(request)?) {
+            Ok(ControlAnswer::Error { message }) => Err(ControlError::Refused(message)),
+            Ok(answer) => Ok(answer),
+            Err(_) => Err(ControlError::NotUnderstood),
+        }
+    }
+
+    /// The state of the launch.
+    pub fn status(&mut self) -> Result<JobStatus, ControlError> {
+        match self.ask(ControlRequest::Status)? {
+            ControlAnswer::Status(status) => Ok(status),
+            _ => Err(ControlError::NotUnderstood),
+        }
+    }
+
+    /// The stacks of the ranks that run.
+    pub fn stacks(&mut self) -> Result<(JobStatus, StackDump), ControlError> {
+        match self.ask(ControlRequest::Stacks)? {
+            ControlAnswer::Stacks { status, dump } => Ok((status, dump)),
+            _ => Err(ControlError::NotUnderstood),
+        }
+    }
+
+    /// Waits until the launcher has ended, at most for this time.
+    pub fn await_end(&self, status: &JobStatus, limit: Duration) {
+        // One in another PID namespace has no number here: then this waits for the limit.
+        let launcher = pidfd::open(status.launcher).ok();
+        let launcher: Vec<_> = launcher.iter().map(AsFd::as_fd).collect();
+        pidfd::await_any(&launcher, limit);
+    }
+
+    fn exchange(&self, request: ControlRequest) -> Result<Vec<u8>, ControlError> {
+        let is_gone = |error: &io::Error| {
+            use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
+            matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotFound)
+        };
+        let failed =
+            |error: io::Error| if is_gone(&error) { ControlError::Gone } else { ControlError::NoAnswer(error) };
+        let mut socket = UnixStream::connect(&self.path).map_err(failed)?;
+        socket
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+            .map_err(failed)?;
+        socket.write_all(&RequestLine::encode(request)).map_err(failed)?;
+        let mut line = Vec::new();
+        BufReader::new(socket).read_until(b'\n', &mut line).map_err(failed)?;
+        // The launcher has ended before its answer.
+        if line.is_empty() { Err(ControlError::Gone) } else { Ok(line) }
+    }
+}

@@ -1,0 +1,41 @@
+//! Why a command for running jobs fails.
+
+use crate::run::control::runtime_folder::{self, NoControlSocket};
+use nix::errno::Errno;
+use std::io;
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub(super) enum ControlError {
+    #[error(transparent)]
+    Folder(#[from] NoControlSocket),
+    #[error(
+        "no job of this user runs on this machine (control sockets are in {}; a job in a container is found from inside it)",
+        runtime_folder::path().display()
+    )]
+    NoJobs,
+    #[error("no running job is {job}; `rlaunch ps` lists them")]
+    NotFound { job: String },
+    #[error("{} jobs run; say which by its process id: {}", .jobs.len(), .jobs.join(", "))]
+    Several { jobs: Vec<String> },
+    #[error("the job has no rank {rank} on this machine; it has {has}")]
+    NotARank { rank: usize, has: String },
+    #[error("none of these ranks runs")]
+    NoRank,
+    #[error("process {pid} cannot be signalled: {error}")]
+    Signal { pid: i32, error: io::Error },
+    #[error("the job has ended")]
+    Gone,
+    #[error("the launcher does not answer: {0}")]
+    NoAnswer(io::Error),
+    #[error("the launcher's answer is not understood; is it of another version of rlaunch?")]
+    NotUnderstood,
+    #[error("the launcher refuses: {0}")]
+    Refused(String),
+    #[error("its launcher {0} is in another PID namespace, so its end cannot be waited for; use --no-wait")]
+    OtherNamespace(i32),
+    #[error("`launch` and `run` start with the interpreter: use `python -m rlaunch` or `python -m rlaunch.run`")]
+    NotHere,
+    #[error("{0}")]
+    System(#[from] Errno),
+}

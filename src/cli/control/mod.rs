@@ -1,0 +1,151 @@
+//! The command `rlaunch` for running jobs: `ps`, `status`, `stacks`, `logs`, `signal`, `stop`.
+
+mod arguments;
+mod client;
+mod error;
+mod find_jobs;
+mod follow_logs;
+mod rank_facts;
+mod status_table;
+mod stop_job;
+
+use crate::cli::common::exit_code;
+use crate::cli::common::message::{print_error, print_notice};
+use crate::cli::common::startup::print_output;
+use crate::report::job_status::JobStatus;
+use crate::report::stacks::{RankLine, StackDump, render_stacks};
+use crate::sys::process::pidfd;
+use arguments::{Command, Request};
+use clap::Parser;
+use client::INTERVAL;
+use error::ControlError;
+use rank_facts::RankFacts;
+use serde_json::json;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// The command was not carried out: there is no such job, or its launcher refused.
+const FAILED: i32 = 1;
+
+/// Over which time the CPU use of a rank is measured.
+const SAMPLE: Duration = Duration::from_millis(200);
+
+/// Runs the command with these arguments, without the program's name, and returns its exit status.
+pub fn main(args: &[OsString]) -> i32 {
+    let words = std::iter::once(OsString::from(arguments::PROGRAM)).chain(args.iter().cloned());
+    let request = match Request::try_parse_from(words) {
+        Ok(request) => request,
+        Err(error) => {
+            // Help and the version go to stdout.
+            let _ = error.print();
+            return if error.use_stderr() { exit_code::USAGE } else { exit_code::OK };
+        }
+    };
+    match carry_out(request.command) {
+        Ok(()) => exit_code::OK,
+        Err(error) => {
+            print_error(&error.to_string());
+            FAILED
+        }
+    }
+}
+
+fn carry_out(command: Command) -> Result<(), ControlError> {
+    match command {
+        Command::Ps { json } => list_jobs(json),
+        Command::Status { job, json, watch } => show_status(job.as_deref(), json, watch),
+        Command::Stacks { job, json } => show_stacks(job.as_deref(), json),
+        Command::Logs { job, rank, lines, follow } => {
+            let client = find_jobs::find(job.as_deref())?;
+            follow_logs::show(client, &rank, lines, follow)
+        }
+        Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
+        Command::Stop { job, grace_period, no_wait } => {
+            stop_job::stop(find_jobs::find(job.as_deref())?, grace_period, !no_wait)
+        }
+        Command::Completion { shell } => {
+            print_output(&arguments::completion(shell));
+            Ok(())
+        }
+        Command::Launch { .. } | Command::Run { .. } => Err(ControlError::NotHere),
+    }
+}
+
+fn list_jobs(json: bool) -> Result<(), ControlError> {
+    let jobs: Vec<JobStatus> = find_jobs::all()?.into_iter().map(|(_, status)| status).collect();
+    if json {
+        print_json(&json!(jobs));
+    } else if jobs.is_empty() {
+        print_notice("no job of this user runs on this machine");
+    } else {
+        print_output(&status_table::jobs(&jobs));
+    }
+    Ok(())
+}
+
+fn show_status(job: Option<&str>, json: bool, watch: bool) -> Result<(), ControlError> {
+    let mut client = find_jobs::find(job)?;
+    loop {
+        let status = match client.status() {
+            // The job has ended meanwhile.
+            Err(ControlError::Gone) if watch => return Ok(()),
+            status => status?,
+        };
+        let facts = RankFacts::of(&status.ranks, SAMPLE);
+        if json {
+            print_json(&status_table::as_json(&status, &facts));
+        } else {
+            let clear = if watch { "\x1b[H\x1b[2J" } else { "" };
+            print_output(&format!("{clear}{}", status_table::job(&status, &facts)));
+        }
+        if !watch {
+            return Ok(());
+        }
+        client.await_end(&status, INTERVAL);
+    }
+}
+
+fn show_stacks(job: Option<&str>, json: bool) -> Result<(), ControlError> {
+    let mut client = find_jobs::find(job)?;
+    let (status, dump) = client.stacks()?;
+    if json {
+        print_json(&json!({ "version": status.version, "status": status, "stacks": dump }));
+    } else {
+        print_output(&stacks_text(&status, &dump));
+    }
+    Ok(())
+}
+
+fn stacks_text(status: &JobStatus, dump: &StackDump) -> String {
+    let line = |rank: &crate::report::job_status::RankStatus| RankLine {
+        local_rank: rank.local_rank,
+        label: rank.label(),
+        has_ended: rank.succeeded,
+    };
+    let ranks: Vec<RankLine> = status.ranks.iter().map(line).collect();
+    if dump.ranks.is_empty() {
+        return format!("no rank runs: the launcher is {}\n", status.phase.word());
+    }
+    format!("{}\n", render_stacks(dump, &ranks))
+}
+
+fn send_signal(signal: i32, ranks: &[usize], job: Option<&str>) -> Result<(), ControlError> {
+    let status = find_jobs::find(job)?.status()?;
+    let chosen = find_jobs::choose_ranks(&status, ranks)?;
+    let mut sent = 0;
+    for rank in chosen.iter().filter(|rank| rank.is_alive()) {
+        let (Some(pid), Some(started)) = (rank.pid, rank.start_ticks) else { continue };
+        // The number may have gone to another process between the answer and now.
+        let Ok(process) = pidfd::open(pid) else { continue };
+        if rank_facts::start_ticks(pid) == Some(started) {
+            pidfd::send_signal(process.as_fd(), signal).map_err(|error| ControlError::Signal { pid, error })?;
+            sent += 1;
+        }
+    }
+    if sent == 0 { Err(ControlError::NoRank) } else { Ok(()) }
+}
+
+fn print_json(value: &serde_json::Value) {
+    print_output(&format!("{value:#}\n"));
+}

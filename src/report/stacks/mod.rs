@@ -1,0 +1,9 @@
+//! The Python stacks of a job's ranks: grouped, with the rank that the others wait for, as text.
+
+mod dump;
+mod odd_ranks;
+mod render;
+
+pub use dump::{ProcessStack, RankStacks, StackDump, StackFrame, ThreadStack};
+pub use odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
+pub use render::{RankLine, render_hang, render_stacks};

@@ -1,0 +1,244 @@
+//! The stacks of a job as text: equal ones once, the ranks that the others wait for last and named.
+
+use super::dump::{ProcessStack, RankStacks, StackDump, StackFrame};
+use super::odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
+use crate::model::ProcessLabel;
+use crate::model::plain_text::escape;
+use crate::report::wording::{lasted, named};
+use std::time::Duration;
+
+/// Frames of a stack that are shown: the innermost ones.
+const MOST_FRAMES: usize = 16;
+
+/// The CPU use in percent from which on it is mentioned.
+const BUSY: f64 = 20.0;
+
+/// A rank, as the text names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankLine {
+    /// Its number on this node.
+    pub local_rank: usize,
+    /// Its role and number in the job.
+    pub label: ProcessLabel,
+    /// Whether it has exited successfully.
+    pub has_ended: bool,
+}
+
+/// The report of a job that stands still. `silence`: how long no rank has written anything; `watched`: for how long no
+/// stack has moved; `has_other_nodes`: whether the job has ranks on other nodes.
+pub fn render_hang(
+    dump: &StackDump,
+    ranks: &[RankLine],
+    silence: Duration,
+    watched: Duration,
+    has_other_nodes: bool,
+) -> String {
+    let head = format!(
+        "the job seems to hang: no rank has written anything for {}, and no Python stack has moved for {}",
+        lasted(silence),
+        lasted(watched)
+    );
+    let odd = find_odd_ranks(&group(dump), &[]);
+    let others = if has_other_nodes && odd == OddRanks::None {
+        "\nall ranks of this node do the same; those of the other nodes are in the reports of their launchers"
+    } else {
+        ""
+    };
+    format!("{head}\n{}{others}", render(dump, ranks, Some(watched)))
+}
+
+/// The stacks of all ranks, and which rank the others wait for.
+pub fn render_stacks(dump: &StackDump, ranks: &[RankLine]) -> String {
+    render(dump, ranks, None)
+}
+
+/// `watched`: for how long the stacks were watched.
+fn render(dump: &StackDump, ranks: &[RankLine], watched: Option<Duration>) -> String {
+    let groups = group(dump);
+    let ended: Vec<usize> = ranks.iter().filter(|rank| rank.has_ended).map(|rank| rank.local_rank).collect();
+    let odd = find_odd_ranks(&groups, &ended);
+    let text = StackText { dump, ranks, odd: &odd, watched };
+    let is_odd = |group: &StackGroup<'_>| group.ranks.iter().any(|rank| odd.ranks().contains(rank));
+    let mut ordered: Vec<&StackGroup<'_>> = groups.iter().collect();
+    ordered.sort_by_key(|group| is_odd(group));
+    let mut lines: Vec<String> = ordered.into_iter().flat_map(|group| text.group(group, groups.len() == 1)).collect();
+    lines.extend(text.conclusion(&groups));
+    lines.join("\n")
+}
+
+struct StackText<'a> {
+    dump: &'a StackDump,
+    ranks: &'a [RankLine],
+    odd: &'a OddRanks,
+    watched: Option<Duration>,
+}
+
+impl StackText<'_> {
+    fn name(&self, locals: &[usize]) -> String {
+        let labels: Vec<ProcessLabel> =
+            self.ranks.iter().filter(|rank| locals.contains(&rank.local_rank)).map(|rank| rank.label).collect();
+        named(&labels)
+    }
+
+    fn group(&self, group: &StackGroup<'_>, is_only: bool) -> Vec<String> {
+        let place = place(group);
+        let of = format!("{} of {}", group.ranks.len(), self.dump.ranks.len());
+        let mut lines = vec![format!("{} ({of}): {place}{}", self.name(&group.ranks), self.cpu_use(group))];
+        lines.extend(frames(group.frames()));
+        let is_odd = group.ranks.iter().any(|rank| self.odd.ranks().contains(rank));
+        if is_odd || is_only {
+            let shown = self.dump.ranks.iter().filter(|rank| group.ranks.contains(&rank.local_rank)).take(1);
+            lines.extend(shown.flat_map(others));
+        }
+        let quiet = self.dump.ranks.iter().filter(|rank| group.ranks.contains(&rank.local_rank));
+        lines.extend(quiet.take(1).filter_map(last_line));
+        lines
+    }
+
+    /// The CPU use of the first rank of a group, if it is not idle: it may work in C code that takes long.
+    fn cpu_use(&self, group: &StackGroup<'_>) -> String {
+        let used = group.process.and_then(|process| process.cpu_seconds_watched);
+        let share = used.zip(self.watched).map(|(used, watched)| used / watched.as_secs_f64() * 100.0);
+        share.filter(|share| *share >= BUSY).map(|share| format!("; uses {share:.0} % of a CPU")).unwrap_or_default()
+    }
+
+    /// What the stacks say about who waits for whom.
+    fn conclusion(&self, groups: &[StackGroup<'_>]) -> Option<String> {
+        let odd = self.odd.ranks();
+        let name = self.name(odd);
+        let (verb, is) = if odd.len() == 1 { ("is the odd one", "is") } else { ("are the odd ones", "are") };
+        let waiting =
+            groups.iter().find(|group| group.waits_in.is_some() && !group.ranks.iter().any(|r| odd.contains(r)));
+        let at = groups.iter().find(|group| group.ranks.iter().any(|rank| odd.contains(rank)));
+        let wait = waiting.and_then(|group| group.waits_in).map(|frame| format!(" in {}", escape(&frame.function)));
+        let wait = wait.unwrap_or_default();
+        match self.odd {
+            OddRanks::None => None,
+            OddRanks::Ended(_) => Some(format!(
+                "{name} {} ended, and the others wait for it{wait}",
+                if odd.len() == 1 { "has" } else { "have" }
+            )),
+            OddRanks::Stopped(_) => {
+                Some(format!("{name} {verb}: stopped by a signal; `kill -CONT PID` resumes a process"))
+            }
+            OddRanks::NotWaiting(_) => Some(format!(
+                "{name} {verb}: the others wait{wait}, and {name} {is} {}",
+                at.map(place).unwrap_or_default()
+            )),
+            OddRanks::Elsewhere(_) => {
+                let most = groups.first().map(|group| format!("{} {}", named_are(group.ranks.len()), place(group)));
+                let most = most.unwrap_or_default();
+                Some(format!("{name} {verb}: {most}, and {name} {is} {}", at.map(place).unwrap_or_default()))
+            }
+            OddRanks::Mismatch => {
+                let places: Vec<String> =
+                    groups.iter().map(|group| format!("{} {}", self.name(&group.ranks), place(group))).collect();
+                Some(format!("the ranks wait for each other at different places: {}", places.join("; ")))
+            }
+        }
+    }
+}
+
+fn named_are(count: usize) -> String {
+    format!("{count} others {}", if count == 1 { "is" } else { "are" })
+}
+
+/// Where the main thread is, in a few words.
+fn place(group: &StackGroup<'_>) -> String {
+    let Some(process) = group.process else { return "ended meanwhile".to_owned() };
+    if process.is_stopped() {
+        return format!("stopped by a signal (pid {})", process.pid);
+    }
+    let frames = process.main_frames();
+    let (Some(inner), waits) = (frames.first(), group.waits_in) else {
+        return without_python(process);
+    };
+    if let Some(exit) = frames.iter().find(|frame| is_exit(frame)) {
+        return format!("at its exit, in {}", located(exit));
+    }
+    match waits {
+        Some(wait) => {
+            let caller = frames.iter().skip_while(|frame| *frame != wait).find(|frame| !is_library(&frame.file));
+            let called = caller.map(|frame| format!(", called by {}", located(frame))).unwrap_or_default();
+            format!("waiting for other ranks in {}{called}", escape(&wait.function))
+        }
+        None => {
+            let own = frames.iter().find(|frame| !is_library(&frame.file)).filter(|own| *own != inner);
+            let called = own.map(|frame| format!(", called by {}", located(frame))).unwrap_or_default();
+            format!("in {}{called}", located(inner))
+        }
+    }
+}
+
+/// Whether Python ends the process in this frame: it waits for the process's threads and children.
+fn is_exit(frame: &StackFrame) -> bool {
+    let ends = [("/threading.py", "_shutdown"), ("/multiprocessing/util.py", "_exit_function")];
+    ends.iter().any(|(file, function)| frame.file.ends_with(file) && frame.function == *function)
+}
+
+fn without_python(process: &ProcessStack) -> String {
+    let state = match process.state {
+        'R' => "running".to_owned(),
+        'D' => "waiting in the kernel, uninterruptibly".to_owned(),
+        'Z' => "ended".to_owned(),
+        _ => "waiting".to_owned(),
+    };
+    let wait = process.wait_channel.as_ref().map(|wait| format!(" in {}", escape(wait))).unwrap_or_default();
+    let why = process.unread.as_ref().map(|why| format!("; no Python stack: {}", escape(why))).unwrap_or_default();
+    format!("{} (pid {}) {state}{wait}{why}", escape(&process.name), process.pid)
+}
+
+/// Whether a file belongs to an installed library or to Python itself, not to the user's program.
+fn is_library(file: &str) -> bool {
+    ["/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python"].iter().any(|part| file.contains(part))
+        || file.starts_with('<')
+}
+
+/// `step (train.py:12)`
+fn located(frame: &StackFrame) -> String {
+    format!("{} ({}:{})", escape(&frame.function), escape(&short(&frame.file)), frame.line)
+}
+
+/// The path of a library from its package on; any other path as it is.
+fn short(file: &str) -> String {
+    let cut = ["/site-packages/", "/dist-packages/"].iter().find_map(|part| file.rsplit_once(part));
+    cut.map_or(file, |(_, rest)| rest).to_owned()
+}
+
+fn frames(frames: &[StackFrame]) -> Vec<String> {
+    // The import system has six frames an import.
+    let shown: Vec<&StackFrame> = frames.iter().filter(|frame| !frame.file.starts_with("<frozen importlib.")).collect();
+    let mut lines: Vec<String> =
+        shown.iter().take(MOST_FRAMES).map(|frame| format!("    {}", located(frame))).collect();
+    if shown.len() > MOST_FRAMES {
+        lines.push(format!("    ... {} more", shown.len() - MOST_FRAMES));
+    }
+    lines
+}
+
+/// The other threads and processes of a rank.
+fn others(rank: &RankStacks) -> Vec<String> {
+    let Some(main) = rank.main_process() else { return Vec::new() };
+    let mut lines = Vec::new();
+    for thread in main.threads.iter().skip(1).filter(|thread| !thread.frames.is_empty()) {
+        let name = thread.name.as_deref().unwrap_or("without a name");
+        lines.push(format!("  thread {}:", escape(name)));
+        lines.extend(frames(&thread.frames));
+    }
+    for process in rank.processes.iter().filter(|process| process.pid != main.pid && process.state != 'Z') {
+        match process.main_frames() {
+            [] => lines.push(format!("  process {}", without_python(process))),
+            all => {
+                lines.push(format!("  process {} (pid {}):", escape(&process.name), process.pid));
+                lines.extend(frames(all));
+            }
+        }
+    }
+    lines
+}
+
+fn last_line(rank: &RankStacks) -> Option<String> {
+    let ago = Duration::from_secs_f64(rank.silent_seconds?.max(0.0));
+    let line = rank.last_line.as_ref()?;
+    Some(format!("  last output, {} ago: {}", lasted(ago), escape(line)))
+}

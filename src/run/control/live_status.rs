@@ -1,0 +1,105 @@
+//! The state of a launch as the control socket shows it, also while the event loop waits for a disk.
+
+use crate::model::Exit;
+use crate::plan::Plan;
+use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
+use crate::sys::clock;
+use crate::sys::process::procfs::stat::ProcStat;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// No client has asked for a shorter grace period.
+const NONE: u64 = u64::MAX;
+
+#[derive(Debug)]
+struct Shared {
+    status: Mutex<JobStatus>,
+    /// The grace period that a client has asked for, in milliseconds, or `NONE`.
+    grace: AtomicU64,
+}
+
+/// The state of a launch. Clones share it.
+#[derive(Clone, Debug)]
+pub struct LiveStatus(Arc<Shared>);
+
+impl Default for LiveStatus {
+    fn default() -> Self {
+        let status = JobStatus { version: CONTROL_VERSION, started: now(), ..JobStatus::default() };
+        Self(Arc::new(Shared { status: Mutex::new(status), grace: AtomicU64::new(NONE) }))
+    }
+}
+
+fn now() -> f64 {
+    clock::wall().as_secs_f64()
+}
+
+impl LiveStatus {
+    fn lock(&self) -> MutexGuard<'_, JobStatus> {
+        self.0.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a client is shown.
+    pub fn get(&self) -> JobStatus {
+        self.lock().clone()
+    }
+
+    /// Sets what stays the same through all attempts and rounds.
+    pub fn describe(&self, host: &str, launcher: i32, (log_dir, command): (&Path, Vec<String>)) {
+        let mut status = self.lock();
+        status.host = host.to_owned();
+        (status.launcher, status.supervisor) = (launcher, std::process::id() as i32);
+        (status.log_dir, status.command) = (log_dir.to_owned(), command);
+    }
+
+    /// The ranks of this plan are about to be started.
+    pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32) {
+        let mut status = self.lock();
+        status.job_id.clone_from(&plan.job_id);
+        (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
+        (status.round, status.attempt, status.phase) = (round, attempt, LaunchPhase::Running);
+        let rank = |(local_rank, rank): (usize, &crate::plan::RankPlan)| RankStatus {
+            role: rank.role,
+            rank: rank.rank,
+            local_rank,
+            attempt,
+            ..RankStatus::default()
+        };
+        status.ranks = plan.ranks.iter().enumerate().map(rank).collect();
+    }
+
+    /// What the launcher does has changed.
+    pub fn set_phase(&self, phase: LaunchPhase) {
+        self.lock().phase = phase;
+    }
+
+    /// A rank's process runs and writes to these files.
+    pub fn rank_started(&self, local_rank: usize, (attempt, pid): (u32, i32), logs: Vec<std::path::PathBuf>) {
+        let start_ticks = ProcStat::of(pid).map(|stat| stat.started);
+        let mut status = self.lock();
+        (status.attempt, status.phase) = (attempt, LaunchPhase::Running);
+        if let Some(rank) = status.ranks.get_mut(local_rank) {
+            (rank.attempt, rank.pid, rank.start_ticks, rank.logs) = (attempt, Some(pid), start_ticks, logs);
+            (rank.since, rank.exit, rank.succeeded) = (Some(now()), None, false);
+        }
+    }
+
+    /// A rank's process has ended.
+    pub fn rank_ended(&self, local_rank: usize, exit: Exit) {
+        if let Some(rank) = self.lock().ranks.get_mut(local_rank) {
+            rank.end(exit, now());
+        }
+    }
+
+    /// A client wants the ranks to have at most this time to end.
+    pub fn limit_grace(&self, grace: Duration) {
+        let millis = u64::try_from(grace.as_millis()).unwrap_or(NONE - 1);
+        self.0.grace.store(millis, Ordering::SeqCst);
+    }
+
+    /// The grace period of a stop: the job's, or the shorter one that a client has asked for.
+    pub fn grace(&self, of_job: Duration) -> Duration {
+        Duration::from_millis(self.0.grace.load(Ordering::SeqCst)).min(of_job)
+    }
+}

@@ -1,0 +1,86 @@
+//! The protocol of the control socket: one JSON object a line, a request and its answer.
+
+use crate::report::job_status::{CONTROL_VERSION, JobStatus};
+use crate::report::stacks::StackDump;
+use serde::{Deserialize, Serialize};
+
+/// The longest request in bytes, with the end of its line.
+pub const LONGEST_REQUEST: usize = 4096;
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum ControlRequest {
+    /// The state of the launch.
+    Status,
+    /// The stacks of all ranks that run.
+    Stacks,
+    /// An end of the job as by SIGTERM.
+    Stop {
+        /// The grace period in seconds, at most that of the job; `None`: that of the job.
+        grace_period: Option<f64>,
+    },
+}
+
+/// A request on the wire.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RequestLine {
+    /// `CONTROL_VERSION`.
+    pub version: u32,
+    /// The request.
+    #[serde(flatten)]
+    pub request: ControlRequest,
+}
+
+impl RequestLine {
+    /// The line of a request.
+    pub fn encode(request: ControlRequest) -> Vec<u8> {
+        to_line(&Self { version: CONTROL_VERSION, request })
+    }
+}
+
+/// What the launcher answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum ControlAnswer {
+    /// The state of the launch.
+    Status(JobStatus),
+    /// The state, and the stacks of its ranks.
+    Stacks {
+        /// The state.
+        status: JobStatus,
+        /// The stacks.
+        dump: StackDump,
+    },
+    /// The job is being stopped.
+    Stopping,
+    /// The request cannot be met, for this reason.
+    Error {
+        /// The reason.
+        message: String,
+    },
+}
+
+/// A line with a JSON object.
+pub fn to_line(message: &impl Serialize) -> Vec<u8> {
+    // The messages have only maps whose keys are text.
+    let mut line = serde_json::to_vec(message).unwrap_or_default();
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_the_wire() {
+        for request in
+            [ControlRequest::Status, ControlRequest::Stacks, ControlRequest::Stop { grace_period: Some(1.5) }]
+        {
+            let line = RequestLine::encode(request.clone());
+            assert!(line.ends_with(b"}\n") && line.len() < LONGEST_REQUEST);
+            assert_eq!(serde_json::from_slice::<RequestLine>(&line).unwrap().request, request);
+        }
+    }
+}

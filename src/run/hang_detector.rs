@@ -1,0 +1,132 @@
+//! Looks at ranks that have been silent for long, by a reader process, and finds out whether the job hangs.
+
+use crate::report::stacks::{self, StackDump};
+use crate::run::stacks::collector::{StackCollector, StackReader};
+use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
+use crate::supervise::{HangAction, HangEvent, HangLook, HangWatch};
+use crate::sys::clock;
+use crate::sys::io::poll::Poller;
+use std::io;
+use std::time::Duration;
+use tracing::{debug, warn};
+
+/// For how long no stack may move.
+const WATCHED: Duration = Duration::from_secs(5);
+
+/// A job that hangs.
+#[derive(Clone, Debug)]
+pub struct FoundHang {
+    /// How long no rank has written anything.
+    pub silence: Duration,
+    /// For how long the stacks were watched.
+    pub watched: Duration,
+    /// The stacks.
+    pub dump: StackDump,
+}
+
+impl FoundHang {
+    /// The ranks that hold up the others, or all of them if none stands out.
+    pub fn ranks_to_abort(&self) -> Vec<usize> {
+        let groups = stacks::group(&self.dump);
+        match stacks::find_odd_ranks(&groups, &[]) {
+            odd if odd.ranks().is_empty() => self.dump.ranks.iter().map(|rank| rank.local_rank).collect(),
+            odd => odd.ranks().to_vec(),
+        }
+    }
+}
+
+/// Looks for hangs of the present attempt.
+pub struct HangDetector<'a> {
+    watch: HangWatch,
+    question: HangQuestion,
+    reader: &'a StackReader,
+    collector: Option<StackCollector>,
+    has_warned: bool,
+}
+
+impl<'a> HangDetector<'a> {
+    /// `timeout`: how long no rank has to write anything; `None`: never looks.
+    pub fn new(timeout: Option<Duration>, reader: &'a StackReader) -> Self {
+        let silent = timeout.unwrap_or(Duration::MAX);
+        let question =
+            HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds: WATCHED.min(silent).as_secs_f64() };
+        Self { watch: HangWatch::new(timeout), question, reader, collector: None, has_warned: false }
+    }
+
+    /// When `turn` has something to do, if nothing happens before.
+    pub fn due(&self) -> Option<Duration> {
+        self.collector.as_ref().map(StackCollector::until).or_else(|| self.watch.due())
+    }
+
+    /// Continues. `is_running`: whether ranks run, and neither stop nor are suspended; `targets`: those ranks; `token`: reported by
+    /// `poll` when an answer arrives.
+    pub fn turn(
+        &mut self,
+        is_running: bool,
+        targets: impl FnOnce() -> Vec<RankTarget>,
+        (poll, token): (&Poller, u64),
+    ) -> io::Result<Option<FoundHang>> {
+        let now = clock::now();
+        self.watch.handle(now, if is_running { HangEvent::Running } else { HangEvent::NotRunning });
+        if !is_running {
+            self.drop_collector(poll)?;
+        }
+        let mut found = None;
+        if let Some(collector) = &mut self.collector {
+            let answer = collector.receive();
+            if !matches!(answer, Ok(None)) {
+                self.drop_collector(poll)?;
+            }
+            let look = match answer {
+                Ok(None) => return Ok(None),
+                Ok(Some(StackAnswer::NotSilent(seconds))) => HangLook::NotSilent(duration(seconds)),
+                Ok(Some(StackAnswer::Still(seconds, dump))) => {
+                    let watched = duration(self.question.watched_seconds);
+                    found = Some(FoundHang { silence: duration(seconds), watched, dump });
+                    HangLook::Still
+                }
+                Ok(Some(StackAnswer::Moved | StackAnswer::Stacks(_))) => HangLook::Moved,
+                Err(error) => {
+                    self.warn(&error);
+                    HangLook::Failed
+                }
+            };
+            debug!("no rank has written anything for --hang_timeout: {look:?}");
+            let action = self.watch.handle(now, HangEvent::Looked(look));
+            return Ok(found.filter(|_| action == Some(HangAction::Report)));
+        }
+        if self.watch.due().is_some_and(|at| now >= at)
+            && self.watch.handle(now, HangEvent::Due) == Some(HangAction::Look)
+        {
+            let request = StackRequest { ranks: targets(), hang: Some(self.question) };
+            match self.reader.start(&request) {
+                Ok(collector) => {
+                    poll.readable(&collector, token)?;
+                    self.collector = Some(collector);
+                }
+                Err(error) => {
+                    self.warn(&error);
+                    self.watch.handle(now, HangEvent::Looked(HangLook::Failed));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn drop_collector(&mut self, poll: &Poller) -> io::Result<()> {
+        match self.collector.take() {
+            Some(collector) => poll.forget(&collector),
+            None => Ok(()),
+        }
+    }
+
+    fn warn(&mut self, error: &dyn std::fmt::Display) {
+        if !std::mem::replace(&mut self.has_warned, true) {
+            warn!("cannot find out whether the job hangs: {error}");
+        }
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+}

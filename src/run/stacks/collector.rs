@@ -1,0 +1,184 @@
+//! Starts the process that reads stacks, and receives its answer.
+
+use crate::run::stacks::look::{StackAnswer, StackRequest};
+use crate::sys::clock;
+use crate::sys::io::poll::Poller;
+use crate::sys::io::{fd, packet};
+use crate::sys::process::child::Child;
+use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsString};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use thiserror::Error;
+
+/// `-c` puts the working folder first into `sys.path`; a file there must not hide a module of the standard library.
+const COMMAND: &str =
+    "import sys; sys.path.sort(key=bool, reverse=True); from rlaunch.control._read_stacks import main; main()";
+
+/// How long the reader may take, beside the time for which stacks are watched.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest answer.
+const LONGEST: usize = 64 << 20;
+
+/// Why there are no stacks.
+#[derive(Debug, Error)]
+pub enum StacksUnavailable {
+    /// The launcher does not know its interpreter.
+    #[error("the launcher's Python interpreter is not known")]
+    NoInterpreter,
+    /// The reader process could not be started.
+    #[error("the process that reads stacks cannot be started: {0}")]
+    NotStarted(#[from] io::Error),
+    /// It took too long.
+    #[error("the process that reads stacks has not answered in {0:?}")]
+    Late(Duration),
+    /// It ended without an answer.
+    #[error("the process that reads stacks has failed; is the rlaunch package complete?")]
+    Failed,
+}
+
+/// Starts reader processes for one launch. Clones share the list of those that run.
+#[derive(Clone, Debug, Default)]
+pub struct StackReader {
+    python: PathBuf,
+    environment: Arc<[(OsString, OsString)]>,
+    running: Arc<Mutex<BTreeSet<i32>>>,
+}
+
+impl StackReader {
+    /// `python`: the absolute path of an interpreter that has this package; `environment`: its variables.
+    pub fn new(python: PathBuf, environment: &[(OsString, OsString)]) -> Self {
+        Self { python, environment: environment.into(), running: Arc::default() }
+    }
+
+    /// The reader processes that run: children of this process, and no ranks.
+    pub fn pids(&self) -> BTreeSet<i32> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Starts a reader process.
+    pub fn start(&self, request: &StackRequest) -> Result<StackCollector, StacksUnavailable> {
+        if !self.python.is_absolute() {
+            return Err(StacksUnavailable::NoInterpreter);
+        }
+        let watched = request.hang.map_or(0.0, |hang| hang.watched_seconds);
+        let patience = PATIENCE + Duration::from_secs_f64(watched);
+        let question = packet::file_of(&serde_json::to_vec(request).map_err(io::Error::from)?)?;
+        let (answer, end) = fd::pipe(OFlag::O_NONBLOCK)?;
+        // The end that the process writes to may block.
+        nix::fcntl::fcntl(&end, nix::fcntl::FcntlArg::F_SETFL(OFlag::empty())).map_err(io::Error::from)?;
+        let nothing = OpenOptions::new().write(true).open("/dev/null")?;
+        let (lifeline, tied) = Lifeline::open()?;
+        let words = [self.python.as_os_str().as_bytes(), b"-c", COMMAND.as_bytes()];
+        let variables = self.environment.iter().map(|(name, value)| [name.as_bytes(), value.as_bytes()].join(&b'='));
+        let strings = |words: Vec<Vec<u8>>| spawn::c_strings(words).map_err(io::Error::from);
+        let command = SpawnCommand {
+            program: CString::new(self.python.as_os_str().as_bytes()).map_err(io::Error::from)?,
+            argv: strings(words.map(<[u8]>::to_vec).into())?,
+            envp: strings(variables.collect())?,
+            stdio: [Some(question.as_raw_fd()), Some(end.as_raw_fd()), Some(nothing.as_raw_fd())],
+            keep: Vec::new(),
+            group: ProcessGroup::Session,
+            cgroup: None,
+            cwd: None,
+            detached: false,
+            lifeline: Some((tied.as_raw_fd(), KillScope::Group)),
+            mask: spawn::current_mask(),
+            nofile: None,
+            affinity: None,
+            default_sigpipe: true,
+        };
+        // Nothing may reap it or end it between its start and its entry in the list.
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = spawn::start(&command).map_err(io::Error::other)?;
+        running.insert(started.pid);
+        Ok(StackCollector {
+            child: Child::new(started.pid, started.pidfd, true),
+            answer,
+            received: Vec::new(),
+            patience,
+            until: clock::now() + patience,
+            running: Arc::clone(&self.running),
+            _lifeline: lifeline,
+        })
+    }
+}
+
+/// A reader process that runs.
+#[derive(Debug)]
+pub struct StackCollector {
+    child: Child,
+    answer: OwnedFd,
+    received: Vec<u8>,
+    patience: Duration,
+    until: Duration,
+    running: Arc<Mutex<BTreeSet<i32>>>,
+    /// Kills the process when this one dies.
+    _lifeline: Lifeline,
+}
+
+impl AsFd for StackCollector {
+    /// Readable when there is something to receive.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.answer.as_fd()
+    }
+}
+
+impl StackCollector {
+    /// When it is given up (`clock::now`).
+    pub fn until(&self) -> Duration {
+        self.until
+    }
+
+    /// Receives what has arrived; the answer once it is complete.
+    pub fn receive(&mut self) -> Result<Option<StackAnswer>, StacksUnavailable> {
+        let mut bytes = [0; 64 * 1024];
+        loop {
+            match nix::unistd::read(&self.answer, &mut bytes) {
+                Ok(0) => {
+                    let answer = serde_json::from_slice(&self.received).map_err(|_| StacksUnavailable::Failed)?;
+                    return Ok(Some(answer));
+                }
+                Ok(count) => self.received.extend(&bytes[..count]),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) if clock::now() >= self.until => return Err(StacksUnavailable::Late(self.patience)),
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+            if self.received.len() > LONGEST {
+                return Err(StacksUnavailable::Failed);
+            }
+        }
+    }
+
+    /// Waits for the answer.
+    pub fn wait(mut self) -> Result<StackAnswer, StacksUnavailable> {
+        let poll = Poller::new()?;
+        poll.readable(&self.answer, 0)?;
+        loop {
+            if let Some(answer) = self.receive()? {
+                return Ok(answer);
+            }
+            poll.wait(Some(self.until.saturating_sub(clock::now())))?;
+        }
+    }
+}
+
+impl Drop for StackCollector {
+    fn drop(&mut self) {
+        // An error means that it has ended.
+        let _ = self.child.signal(libc::SIGKILL);
+        // The kernel may need a moment; a process that it does not release is left to the reaping of orphans.
+        let _ = self.child.wait(Some(Duration::from_secs(1)));
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.child.pid());
+    }
+}

@@ -1,0 +1,124 @@
+//! What the reader process does: looks at the ranks' logs, reads their stacks, and compares them with those of a moment later.
+
+use crate::model::plain_text::escape;
+use crate::probe::stacks;
+use crate::report::stacks::{RankStacks, StackDump};
+use crate::run::output::log_files;
+use crate::sys::clock;
+use crate::sys::process::pidfd;
+use crate::sys::process::procfs::snapshot::Snapshot;
+use serde::{Deserialize, Serialize};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Bytes at the end of a log in which its last line is looked for.
+const TAIL: u64 = 4096;
+/// How many dumps have to be equal. Of two dumps of a job that made 20 steps a second, 9 of 56 were equal (torch, 3 ranks on 2 CPUs):
+/// most time goes by in few lines.
+const DUMPS: u32 = 11;
+/// Characters of that line that are kept.
+const LONGEST_LINE: usize = 200;
+
+/// A rank to look at.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RankTarget {
+    /// Its number on this node.
+    pub local_rank: usize,
+    /// Its process id.
+    pub pid: i32,
+    /// The start time of this process, in clock ticks since boot.
+    pub started: u64,
+    /// Seconds since its start.
+    pub lived_seconds: f64,
+    /// The files that its output goes to.
+    pub logs: Vec<PathBuf>,
+}
+
+/// What the reader process is asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StackRequest {
+    /// The ranks.
+    pub ranks: Vec<RankTarget>,
+    /// Whether the job hangs is in question; `None`: only the stacks are wanted.
+    pub hang: Option<HangQuestion>,
+}
+
+/// When a job counts as one that stands still.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct HangQuestion {
+    /// Seconds for which no rank has written anything.
+    pub silent_seconds: f64,
+    /// Seconds for which the stacks are watched.
+    pub watched_seconds: f64,
+}
+
+/// What the reader process answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum StackAnswer {
+    /// The stacks.
+    Stacks(StackDump),
+    /// A rank has written something so many seconds ago.
+    NotSilent(f64),
+    /// All ranks are silent, and the stack of one has moved.
+    Moved,
+    /// All ranks have been silent for so many seconds, and no stack has moved.
+    Still(f64, StackDump),
+}
+
+/// Answers a request. Takes as long as the request says that stacks are watched.
+pub fn answer(request: &StackRequest) -> StackAnswer {
+    let Some(hang) = &request.hang else { return StackAnswer::Stacks(dump(&request.ranks)) };
+    // A rank without a log says nothing; it counts as silent since its start.
+    let silence = |rank: &RankTarget| silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds);
+    let least = || request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
+    let silent = least();
+    if silent < hang.silent_seconds {
+        return StackAnswer::NotSilent(silent);
+    }
+    let first = dump(&request.ranks);
+    let mut last = first.clone();
+    for _ in 1..DUMPS {
+        pidfd::await_any(&[], Duration::from_secs_f64(hang.watched_seconds / f64::from(DUMPS - 1)));
+        last = dump(&request.ranks);
+        if last.has_moved(&first) {
+            return StackAnswer::Moved;
+        }
+    }
+    last.note_cpu_use(&first);
+    match least() {
+        now_silent if now_silent < silent => StackAnswer::NotSilent(now_silent),
+        now_silent => StackAnswer::Still(now_silent, last),
+    }
+}
+
+fn dump(ranks: &[RankTarget]) -> StackDump {
+    let all = Snapshot::take();
+    let read = |rank: &RankTarget| RankStacks {
+        local_rank: rank.local_rank,
+        processes: stacks::read_tree(&all, rank.pid, rank.started),
+        silent_seconds: silent_seconds(&rank.logs),
+        last_line: last_line(&rank.logs),
+    };
+    StackDump { ranks: ranks.iter().map(read).collect() }
+}
+
+/// Seconds since one of these files was written to.
+fn silent_seconds(logs: &[PathBuf]) -> Option<f64> {
+    let written = |log: &PathBuf| {
+        let data = std::fs::metadata(log).ok()?;
+        Some(Duration::new(u64::try_from(data.mtime()).ok()?, u32::try_from(data.mtime_nsec()).ok()?))
+    };
+    let last = logs.iter().filter_map(written).max()?;
+    Some(clock::wall().saturating_sub(last).as_secs_f64())
+}
+
+/// The last line of the file that was written to last.
+fn last_line(logs: &[PathBuf]) -> Option<String> {
+    let mtime = |log: &&PathBuf| std::fs::metadata(log).map(|data| (data.mtime(), data.mtime_nsec())).ok();
+    let log: &Path = logs.iter().max_by_key(mtime)?;
+    let bytes = log_files::tail(log, 0, TAIL);
+    let text = String::from_utf8_lossy(&bytes);
+    let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+    Some(escape(&line.chars().take(LONGEST_LINE).collect::<String>()))
+}

@@ -1,0 +1,159 @@
+//! When a job is looked at because no rank has written anything, and when it counts as one that hangs: silence alone is no hang.
+
+use std::time::Duration;
+
+/// What a look at the ranks has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangLook {
+    /// A rank has written something so long ago.
+    NotSilent(Duration),
+    /// All ranks are silent, and a stack has moved.
+    Moved,
+    /// All ranks are silent, and no stack has moved.
+    Still,
+    /// The ranks could not be looked at.
+    Failed,
+}
+
+/// What happens to the ranks, as far as hangs are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangEvent {
+    /// The ranks of an attempt run, or run again after a suspension.
+    Running,
+    /// They stop, have ended, or are suspended by the user.
+    NotRunning,
+    /// The time of `HangWatch::due` has come.
+    Due,
+    /// The ranks have been looked at.
+    Looked(HangLook),
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangAction {
+    /// Look at the ranks: at their logs, and at their stacks if no rank has written anything for the timeout.
+    Look,
+    /// Report that the job hangs.
+    Report,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HangPhase {
+    /// Nothing is to be looked at.
+    Off,
+    /// The ranks are looked at next at this time. `reported`: the hang has been reported, and they have not moved since.
+    Waiting { look_at: Duration, reported: bool },
+    /// They are being looked at.
+    Looking { reported: bool },
+}
+
+/// Decides when ranks are looked at. A hang is reported once, and again only after the ranks have moved meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub struct HangWatch {
+    timeout: Option<Duration>,
+    phase: HangPhase,
+}
+
+impl HangWatch {
+    /// `timeout`: how long no rank has to write anything; `None`: hangs are not looked for.
+    pub fn new(timeout: Option<Duration>) -> Self {
+        Self { timeout, phase: HangPhase::Off }
+    }
+
+    /// When `HangEvent::Due` is due; `None`: not before another event.
+    pub fn due(&self) -> Option<Duration> {
+        if let HangPhase::Waiting { look_at, .. } = self.phase { Some(look_at) } else { None }
+    }
+
+    /// Handles an event. Only this changes the state.
+    pub fn handle(&mut self, now: Duration, event: HangEvent) -> Option<HangAction> {
+        let timeout = self.timeout?;
+        let later = now.saturating_add(timeout);
+        let (phase, action) = match (event, self.phase) {
+            (HangEvent::NotRunning, _) => (HangPhase::Off, None),
+            (HangEvent::Running, HangPhase::Off) => (HangPhase::Waiting { look_at: later, reported: false }, None),
+            (HangEvent::Due, HangPhase::Waiting { look_at, reported }) if now >= look_at => {
+                (HangPhase::Looking { reported }, Some(HangAction::Look))
+            }
+            (HangEvent::Looked(look), HangPhase::Looking { reported }) => match look {
+                HangLook::NotSilent(ago) => {
+                    // A clock that was set back may have written the file in the future: never sooner than a quarter.
+                    let rest = timeout.saturating_sub(ago).max(timeout / 4);
+                    (HangPhase::Waiting { look_at: now.saturating_add(rest), reported: false }, None)
+                }
+                HangLook::Moved => (HangPhase::Waiting { look_at: later, reported: false }, None),
+                HangLook::Still => {
+                    let action = (!reported).then_some(HangAction::Report);
+                    (HangPhase::Waiting { look_at: later, reported: true }, action)
+                }
+                HangLook::Failed => (HangPhase::Waiting { look_at: later, reported }, None),
+            },
+            (_, phase) => (phase, None),
+        };
+        self.phase = phase;
+        action
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(100);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn looking() -> HangWatch {
+        let mut watch = HangWatch::new(Some(T));
+        assert_eq!(watch.handle(at(0), HangEvent::Running), None);
+        assert_eq!((watch.due(), watch.handle(at(99), HangEvent::Due)), (Some(T), None));
+        assert_eq!(watch.handle(at(100), HangEvent::Due), Some(HangAction::Look));
+        assert_eq!(watch.due(), None, "no second look at once");
+        watch
+    }
+
+    #[test]
+    fn a_hang_is_reported_once_until_the_ranks_move() {
+        let mut watch = looking();
+        assert_eq!(watch.handle(at(105), HangEvent::Looked(HangLook::Still)), Some(HangAction::Report));
+        let mut next = |now: u64, look| {
+            assert_eq!(watch.handle(at(now), HangEvent::Due), Some(HangAction::Look));
+            watch.handle(at(now), HangEvent::Looked(look))
+        };
+        assert_eq!(next(205, HangLook::Still), None);
+        assert_eq!(next(305, HangLook::Failed), None);
+        assert_eq!(next(405, HangLook::Still), None);
+        assert_eq!(next(505, HangLook::Moved), None);
+        assert_eq!(next(605, HangLook::Still), Some(HangAction::Report));
+    }
+
+    #[test]
+    fn the_next_look_is_when_the_silence_may_be_long_enough() {
+        let mut watch = looking();
+        watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(30))));
+        assert_eq!(watch.due(), Some(at(170)));
+        let mut watch = looking();
+        watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(99))));
+        assert_eq!(watch.due(), Some(at(125)));
+    }
+
+    #[test]
+    fn a_stop_ends_the_watch_and_a_new_attempt_begins_it_anew() {
+        let mut watch = looking();
+        watch.handle(at(101), HangEvent::NotRunning);
+        assert_eq!(watch.handle(at(105), HangEvent::Looked(HangLook::Still)), None, "the answer comes too late");
+        assert_eq!(watch.due(), None);
+        watch.handle(at(200), HangEvent::Running);
+        watch.handle(at(210), HangEvent::Running);
+        assert_eq!(watch.due(), Some(at(300)));
+    }
+
+    #[test]
+    fn without_a_timeout_nothing_is_ever_due() {
+        let mut watch = HangWatch::new(None);
+        assert_eq!(watch.handle(at(0), HangEvent::Running), None);
+        assert_eq!((watch.due(), watch.handle(at(9), HangEvent::Due)), (None, None));
+    }
+}

@@ -1,0 +1,155 @@
+"""The control socket: clients that hang, flood or lie; folders that are gone; launchers that were killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from jobs import Jobs, request
+from launching import supervisor_of, until
+
+QUIET = "tell('ready', os.getpid())\nawait_file('go')\n"
+STATUS = b'{"version": 1, "request": "status"}\n'
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+def test_only_this_user_can_connect(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1):
+        (path,) = jobs.sockets()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_is_refused_whatever_the_modes(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1):
+        (path,) = jobs.sockets()
+        for folder in [path, *path.parents]:
+            if folder.owner() == "root" and str(folder).startswith(str(jobs.folder)):
+                folder.chmod(0o777)
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            # Connecting by a descriptor needs no way through the folders above.
+            here = os.open(path.parent, os.O_PATH)
+            os.setresuid(65534, 65534, 65534)
+            with contextlib.suppress(OSError):
+                import socket
+
+                client = socket.socket(socket.AF_UNIX)
+                client.connect(f"/proc/self/fd/{here}/{path.name}")
+                client.sendall(STATUS)
+                os.write(write, b"got" + client.recv(10))
+            os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        assert os.read(read, 100) in (b"", b"got"), "the connection is closed without an answer"
+        os.close(read)
+        path.parent.chmod(0o700)
+        assert jobs.json("status")["phase"] == "running"
+
+
+def test_clients_that_hang_flood_and_lie(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1) as launcher, contextlib.ExitStack() as clients:
+        # More than there is room for, each with half a request.
+        for _ in range(40):
+            clients.enter_context(jobs.connect()).sendall(STATUS[:10])
+        assert jobs.json("status")["phase"] == "running"
+        for text in (
+            b"\n",
+            b"x\n",
+            b"[]\n",
+            b'{"version":1}\n',
+            b'{"version":1,"request":"format"}\n',
+            b"\xff\n",
+        ):
+            with jobs.connect() as client:
+                assert request(client, text)["answer"] == "error", text
+        with jobs.connect() as client, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(b"x" * 1_000_000)
+            assert client.recv(1) == b"", "a line without an end"
+        # One that never reads its answers.
+        greedy = clients.enter_context(jobs.connect())
+        greedy.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(10_000):
+                greedy.send(STATUS * 10)
+        with jobs.connect() as client:
+            answers = [request(client, STATUS)["answer"] for _ in range(3)]
+        assert answers == ["status"] * 3
+        assert launcher.poll() is None
+        assert supervisor_of(launcher).memory_info().rss < 100 << 20
+
+
+def test_a_client_that_goes_while_its_stacks_are_read(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1):
+        for _ in range(3):
+            with jobs.connect() as client:
+                client.sendall(b'{"version": 1, "request": "stacks"}\n')
+        until(lambda: jobs.ask("stacks").status == 0, "another client's turn")
+
+
+def test_the_job_s_folders_are_deleted(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        shutil.rmtree(jobs.folder / "log")
+        (rank,) = jobs.json("status")["ranks"]
+        assert rank["silent_seconds"] is None
+        assert "rank 0 (1 of 1): in " in jobs.ask("stacks").stdout.decode()
+        shutil.rmtree(jobs.folder / "run")
+        assert "no job of this user runs" in jobs.ask("status").stderr
+        (jobs.folder / "go").touch()
+        assert launcher.wait() == 0
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(jobs: Jobs) -> None:
+    (jobs.folder / "run").mkdir()
+    (jobs.folder / "run").chmod(0o777)
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        assert jobs.sockets() == []
+        refused = jobs.ask("ps")
+        assert refused.status == 1
+        assert "others may write to it; remove it, or set RLAUNCH_RUNTIME_DIR" in refused.stderr
+        (jobs.folder / "go").touch()
+        ended = jobs.wait(launcher)
+        assert ended.status == 0
+        assert "no control socket, so `rlaunch status` does not find this job" in ended.stderr
+
+
+def test_no_socket_is_left(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        (jobs.folder / "go").touch()
+        assert launcher.wait() == 0
+        assert jobs.sockets() == []
+        (jobs.folder / "go").unlink()
+        (jobs.folder / "ready.0").unlink()
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        os.kill(supervisor_of(launcher).pid, signal.SIGKILL)
+        launcher.wait()
+        assert len(jobs.sockets()) == 1, "of a supervisor process that was killed"
+        assert jobs.json("ps") == []
+        assert jobs.sockets() == []
+
+
+def test_a_job_whose_supervisor_is_stopped(jobs: Jobs) -> None:
+    with jobs.job(script=QUIET, ranks=1) as launcher:
+        supervisor = supervisor_of(launcher)
+        supervisor.suspend()
+        try:
+            with jobs.connect() as client:
+                client.sendall(STATUS)
+                client.settimeout(0.3)
+                with pytest.raises(TimeoutError):
+                    client.recv(1)
+                supervisor.resume()
+                client.settimeout(30)
+                assert client.recv(10)
+        finally:
+            supervisor.resume()

@@ -1,0 +1,160 @@
+"""``--hang_timeout`` and ``--on_hang``: when a job is looked at, and what follows."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import Place, environment, until
+
+HANGS = """
+def wait_for_ever():
+    await_file("never")
+print("here", flush=True)
+tell("ready", os.getpid())
+if rank == 0:
+    wait_for_ever()
+sleep()
+"""
+REPORT = "the job seems to hang: no rank has written anything for"
+
+
+def hangs(place: Place) -> list[dict[str, object]]:
+    path = place.folder / "log/rlaunch/events.jsonl"
+    return [one for one in place.events() if one["event"] == "hang"] if path.exists() else []
+
+
+def await_hang(place: Place) -> None:
+    until(lambda: hangs(place), "a hang")
+
+
+def test_a_hang_is_reported_once(place: Place) -> None:
+    # It polls: its stack is always the same, though it does not sleep.
+    place.script("print('here', flush=True)\ntell('ready', os.getpid())\nsleep()\n")
+    arguments = ("--hang_timeout=0.2", "--log_level=DEBUG", "train.py")
+    with place.start("--nproc_per_node=2", *arguments) as launcher:
+        place.ready(2)
+        assert launcher.stderr is not None
+        before = []
+        # Looked at again, and not reported again.
+        while sum(b"Still" in line for line in before) < 3:
+            before.append(launcher.stderr.readline())
+        launcher.send_signal(signal.SIGTERM)
+        text = b"".join(before).decode() + place.wait(launcher).stderr
+    assert text.count(REPORT) == 1, text
+    assert len(hangs(place)) == 1, text
+    assert re.search(r"^ranks 0, 1 \(2 of 2\): in sleep \(.*train\.py:\d+\)$", text, re.MULTILINE), text
+    assert "is the odd one" not in text
+
+
+def test_output_and_moving_stacks_are_no_hang(place: Place) -> None:
+    place.script("""
+        tell("ready", os.getpid())
+        if rank == 0:
+            while True:
+                print("step", flush=True)
+                time.sleep(0.05)
+        sleep()
+    """)
+    arguments = ("--hang_timeout=0.5", "--log_level=DEBUG", "train.py")
+    with place.start("--nproc_per_node=2", *arguments) as launcher:
+        place.ready(2)
+        assert launcher.stderr is not None
+        until(lambda: b"NotSilent" in launcher.stderr.readline(), "a look")
+        until(lambda: b"NotSilent" in launcher.stderr.readline(), "another look")
+        launcher.send_signal(signal.SIGTERM)
+        assert REPORT not in place.wait(launcher).stderr
+    assert hangs(place) == []
+
+
+def test_abort_fails_the_job_and_a_restart_may_follow(place: Place) -> None:
+    place.script("""
+        attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
+        def wait_for_ever():
+            sleep()
+        def compute():
+            sleep()
+        if attempt == 0:
+            wait_for_ever() if rank == 1 else compute()
+    """)
+    arguments = ("--hang_timeout=1", "--on_hang=abort", "--max_restart=1", "--restart_delay=0", "train.py")
+    ended = place.run("--nproc_per_node=3", *arguments)
+    assert ended.status == 0, ended.stderr
+    assert "rank 1 is the odd one: 2 others are in sleep" in ended.stderr, ended.stderr
+    assert "rank 1 gets SIGABRT (--on_hang abort)" in ended.stderr, ended.stderr
+    (failed,) = [one for one in place.events() if one["event"] == "restarting"]
+    assert (failed["culprit"], failed["exit"]["signal"]["name"]) == (1, "SIGABRT")
+
+
+def test_abort_without_an_odd_rank_ends_all(place: Place) -> None:
+    place.script("sleep()\n")
+    ended = place.run("--nproc_per_node=2", "--hang_timeout=0.5", "--on_hang=abort", "train.py")
+    assert ended.status == 128 + signal.SIGABRT, ended.stderr
+    assert "ranks 0, 1 get SIGABRT (--on_hang abort)" in ended.stderr, ended.stderr
+
+
+def test_a_stopped_rank_is_aborted(place: Place) -> None:
+    place.script("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else sleep()\n")
+    ended = place.run("--nproc_per_node=2", "--hang_timeout=0.5", "--on_hang=abort", "train.py")
+    assert ended.status == 128 + signal.SIGABRT, ended.stderr
+    assert "rank 1 is the odd one: stopped by a signal" in ended.stderr, ended.stderr
+
+
+def test_torchruns_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import time\ndef wait_for_ever():\n    time.sleep(1000)\nwait_for_ever()\n"
+    )
+    command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node=2", "--on-hang=abort", "train.py"]
+    env = environment(RLAUNCH_HANG_TIMEOUT="0.5")
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode != 0
+    assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_suspended_job_is_not_looked_at(place: Place) -> None:
+    place.script("tell('ready', os.getpid())\nsleep()\n")
+    with place.start("--nproc_per_node=1", "--hang_timeout=1", "train.py") as launcher:
+        place.ready(1)
+        launcher.send_signal(signal.SIGTSTP)
+        until(lambda: Path(f"/proc/{launcher.pid}/stat").read_text().split()[2] == "T", "the suspension")
+        # As long as it would take for two looks.
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=3)
+        assert hangs(place) == []
+        launcher.send_signal(signal.SIGCONT)
+        await_hang(place)
+
+
+def test_never(place: Place) -> None:
+    place.script("tell('ready', os.getpid())\nawait_file('go')\n")
+    with place.start("--nproc_per_node=1", "--hang_timeout=0", "train.py") as launcher:
+        place.ready(1)
+        (supervisor,) = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+
+        def sleeps() -> int:
+            status = Path(f"/proc/{supervisor}/status").read_text()
+            return int(re.search(r"^voluntary_ctxt_switches:\t(\d+)", status, re.MULTILINE)[1])  # type: ignore[index]
+
+        until(lambda: Path(f"/proc/{supervisor}/stat").read_text().split()[2] != "R", "an idle launcher")
+        before = sleeps()
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=1)
+        assert sleeps() == before, "nothing wakes it up"
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--hang_timeout=-1", "--hang_timeout -1"),
+        ("--hang_timeout=x", "--hang_timeout x"),
+        ("--on_hang=stop", "give report or abort"),
+    ],
+)
+def test_values_that_mean_nothing(option: str, text: str, place: Place) -> None:
+    ended = place.run(option, place.script(""))
+    assert ended.status == 2, ended.stderr
+    assert text in ended.stderr, ended.stderr
