@@ -9,6 +9,7 @@
 //! timeout later.
 
 use super::node::Sim;
+use super::scenario::Story;
 use super::world::{Event, World, time};
 use rlaunch::protocol::{JobState, LeaseTerms, NodeRecord, OnNodeLoss, RoundMember};
 use rlaunch::rendezvous::lease::next_number;
@@ -138,7 +139,8 @@ impl World<'_> {
 
     /// Renewals have a connection of their own.
     fn renewal_delay(&mut self) -> u64 {
-        let most = self.story.net.renewal;
+        let Story { net, lease, .. } = self.story;
+        let most = if self.now < self.story.heals() { net.renewal } else { net.renewal.min(lease / 10) };
         self.rng.u64(0..=most)
     }
 

@@ -122,7 +122,7 @@ impl World<'_> {
         | Event::PeerGone { node, .. }
         | Event::RanksStopped { node, .. }
         | Event::Signalled { node, .. }
-        | Event::LosesPatience { node }) = &event
+        | Event::LosesPatience { node, .. }) = &event
         else {
             panic!("no event of a node: {event:?}");
         };
@@ -165,19 +165,20 @@ impl World<'_> {
                         self.stop_within(node, 0);
                     }
                     if self.nodes[node].ranks.is_none() {
-                        self.at(self.now + MOST_ALONE, Event::LosesPatience { node });
+                        self.loses_patience(node);
                     }
                 }
             }
             Event::RanksEnd { node, run } => self.ranks_end(node, run),
             Event::PeerGone { node, run } => self.fails(node, run, true),
             Event::RanksStopped { node, run } => self.ranks_stopped(node, run),
-            Event::LosesPatience { node } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
+            Event::LosesPatience { node, contact } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
                 let sim = &self.nodes[node];
-                if sim.signalled {
-                    self.leave(node, Exit::Stopped);
-                } else if sim.lost {
-                    self.leave(node, Exit::Alone);
+                match contact {
+                    None => self.leave(node, Exit::Stopped),
+                    Some(contact) if sim.lost && sim.contact == contact => self.leave(node, Exit::Alone),
+                    // It has had contact since.
+                    Some(_) => {}
                 }
             }
             _ => {}
@@ -290,7 +291,7 @@ impl World<'_> {
         if let Some(Ranks { round, .. }) = sim.ranks.take() {
             sim.well.push(round);
             if sim.lost {
-                self.at(self.now + MOST_ALONE, Event::LosesPatience { node });
+                self.loses_patience(node);
             }
             self.stand(node, NodeStatus::Done { round });
             self.act(node);
@@ -334,12 +335,19 @@ impl World<'_> {
             Some(failure) => NodeStatus::Failed { round, failure },
             None => NodeStatus::Ready { seen: round },
         };
-        if sim.signalled || sim.lost {
-            let patience = if sim.lost { MOST_ALONE } else { PATIENCE };
-            self.at(self.now + patience, Event::LosesPatience { node });
+        if sim.signalled {
+            self.at(self.now + PATIENCE, Event::LosesPatience { node, contact: None });
+        } else if sim.lost {
+            self.loses_patience(node);
         }
         self.stand(node, standing);
         self.act(node);
+    }
+
+    /// It leaves if contact does not come back.
+    fn loses_patience(&mut self, node: usize) {
+        let contact = Some(self.nodes[node].contact);
+        self.at(self.now + MOST_ALONE, Event::LosesPatience { node, contact });
     }
 
     /// The ranks of the same round, where theirs notice.
@@ -394,7 +402,7 @@ impl World<'_> {
             self.peers_feel(node);
             self.stop(node);
         } else {
-            self.at(self.now + PATIENCE, Event::LosesPatience { node });
+            self.at(self.now + PATIENCE, Event::LosesPatience { node, contact: None });
         }
         self.act(node);
     }

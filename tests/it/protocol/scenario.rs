@@ -96,16 +96,22 @@ impl Story {
         self
     }
 
-    /// When all is over at the latest: after the last that befalls them there are only so many rounds left.
+    /// When the net gets better, some time after the last that befalls them: from then on, renewals of leases arrive in time. Where
+    /// it never does, a lease may end each round, which uses up nothing, so that the job never ends.
+    pub fn heals(&self) -> u64 {
+        let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
+        last.unwrap_or_default() + 60_000
+    }
+
+    /// When all is over at the latest: once nothing befalls them any more there are only so many rounds left.
     pub fn bound(&self) -> u64 {
         let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();
         let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
-        let last = self.plans.iter().map(|plan| plan.comes).chain(self.happenings.iter().map(|(at, _)| *at)).max();
         let JobRules { join_ms, restarts, loss_ms, .. } = self.rules;
         let net = 10 * (self.net.delay + self.net.again + self.net.renewal);
         let round = join_ms + 2 * loss_ms + lives + self.grace + 2 * self.lease + net;
         let patience = 60_000 + 6 * self.lease + 30_000;
-        last.unwrap_or_default() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
+        self.heals() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
     }
 
     pub fn random(seed: u64) -> Self {

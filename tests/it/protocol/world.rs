@@ -87,8 +87,10 @@ pub enum Event {
         node: usize,
         run: u32,
     },
+    /// `contact`: of a node without contact, the count of its losses; `None`: it was stopped.
     LosesPatience {
         node: usize,
+        contact: Option<u32>,
     },
     Signalled {
         node: usize,
@@ -232,8 +234,9 @@ impl<'a> World<'a> {
         if self.story.net.delay == 0 { most } else { self.rng.u64(0..=most) }
     }
 
+    /// Whether a renewal is lost, or what is sent with it. What else is lost is sent again.
     pub fn is_lost_message(&mut self) -> bool {
-        let lost = self.story.net.lost;
+        let lost = if self.now < self.story.heals() { self.story.net.lost } else { 0 };
         self.chance(lost)
     }
 
