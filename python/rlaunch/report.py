@@ -31,6 +31,10 @@ class RankResult:
         why: why it could not be started.
         role: ``rank`` (it trains), ``server``, ``heter worker`` or ``coordinator``; for a process that runs
             before the job, ``tuner`` or ``mapper``.
+        cpu_seconds: CPU time that it and the children that it waited for have used; None if it is unknown.
+        major_faults: number of their page faults that needed a read from a disk.
+        disk_read_bytes: bytes that they read from disks; the page cache is not counted.
+        disk_written_bytes: bytes that they wrote to disks.
     """
 
     rank: int
@@ -48,6 +52,10 @@ class RankResult:
     log: str
     why: str | None
     role: str
+    cpu_seconds: float | None
+    major_faults: int | None
+    disk_read_bytes: int | None
+    disk_written_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,9 @@ class Report:
 
 def make_report_from(result: dict[str, Any]) -> Report:
     """Returns the report of a ``result.json``. Fields that ``Report`` does not have are ignored."""
-    ranks = tuple(_make(RankResult, one) for one in result["ranks"])
+    # Records of earlier versions do not have them.
+    usage = dict.fromkeys(("cpu_seconds", "major_faults", "disk_read_bytes", "disk_written_bytes"))
+    ranks = tuple(_make(RankResult, {**usage, **one}) for one in result["ranks"])
     attempts = tuple(_make(AttemptResult, one) for one in result["attempts"])
     left = tuple((one["pid"], one["name"]) for one in result["left_running"])
     lists = {"ranks": ranks, "attempts": attempts, "left_running": left}

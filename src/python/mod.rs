@@ -40,7 +40,7 @@ mod lib {
     use crate::probe::{accelerators, net, nvml};
     use crate::report;
     use crate::run::prepare::{ports, preflight};
-    use crate::run::stacks::look;
+    use crate::run::stacks::{self, look};
     use crate::spec::options::{Opt, OptKind};
     use crate::spec::paddle::options::OPTIONS;
     use crate::spec::preload;
@@ -50,7 +50,7 @@ mod lib {
     use crate::spec::spawn::options::{SpawnBackend, SpawnError, SpawnOptions};
     use crate::sys::io::ports::PortLease;
     use crate::sys::process::{current, lifeline};
-    use pyo3::exceptions::PyValueError;
+    use pyo3::exceptions::{PyOSError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
     use std::cell::LazyCell;
@@ -105,6 +105,13 @@ mod lib {
     #[pyfunction]
     fn control_main(py: Python<'_>, args: Vec<OsString>) -> i32 {
         py.detach(|| control::main(&args))
+    }
+
+    /// The stacks of child processes as text, equal ones once: `ranks` are (number, process id); `python`: the interpreter for the
+    /// process that reads them. OSError: it cannot be started, or does not answer.
+    #[pyfunction]
+    fn describe_stacks(py: Python<'_>, ranks: Vec<(usize, i32)>, python: OsString) -> PyResult<String> {
+        py.detach(|| stacks::describe(&ranks, python)).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
     /// Reads the stacks of ranks: a request and its answer as JSON (`src/run/stacks/look.rs`). Only for a process of its own: a read

@@ -3,12 +3,13 @@
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
+use super::tokens::{EXIT_STACKS, FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
+use crate::run::exit_detector::ExitDetector;
 use crate::run::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
@@ -92,6 +93,7 @@ pub fn run(
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
     let event_loop = EventLoop {
+        exits: ExitDetector::new(launch.hang.exit_timeout, &launch.stack_reader),
         hangs: HangDetector::new(launch.hang.timeout, &launch.stack_reader),
         engine,
         ranks,
@@ -132,6 +134,7 @@ struct EventLoop<'a> {
     phase: RoundPhase,
     slow_stop: SlowStop,
     hangs: HangDetector<'a>,
+    exits: ExitDetector<'a>,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -165,6 +168,7 @@ impl<'a> EventLoop<'a> {
             }
             self.watch_stop();
             self.watch_hangs()?;
+            self.watch_exits()?;
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -189,7 +193,8 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let due = [check_at, output_at, slow_at, stop_at, self.hangs.due()].into_iter().flatten().min();
+        let due =
+            [check_at, output_at, slow_at, stop_at, self.hangs.due(), self.exits.due()].into_iter().flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }
 
@@ -221,6 +226,27 @@ impl<'a> EventLoop<'a> {
             self.engine.signal_rank(local_rank, libc::SIGCONT);
         }
         Ok(())
+    }
+
+    /// Ends a rank that has failed and does not exit.
+    fn watch_exits(&mut self) -> io::Result<()> {
+        let (ranks, poll, is_running) = (&self.ranks, self.engine.poll(), self.engine.is_running());
+        let Some(stuck) = self.exits.turn(is_running, |local| ranks.stack_target(local), (poll, EXIT_STACKS))? else {
+            return Ok(());
+        };
+        self.ranks.report_stuck_exit(&stuck);
+        self.engine.signal_rank(stuck.local_rank, libc::SIGABRT);
+        self.engine.signal_rank(stuck.local_rank, libc::SIGCONT);
+        Ok(())
+    }
+
+    /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).
+    fn note_failed_ranks(&mut self) {
+        for local_rank in self.engine.living() {
+            if !self.exits.knows(local_rank) && self.ranks.has_raised(local_rank) {
+                self.exits.has_failed(local_rank);
+            }
+        }
     }
 
     /// Kills the ranks if the lease that they run under has lapsed.
@@ -271,6 +297,7 @@ impl<'a> EventLoop<'a> {
                     }
                 }
                 self.reap_orphans();
+                self.note_failed_ranks();
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {
@@ -293,8 +320,8 @@ impl<'a> EventLoop<'a> {
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
             GROWTH => self.ranks.logs_have_grown()?,
-            // `watch_hangs` receives it.
-            STACKS => {}
+            // `watch_hangs` and `watch_exits` receive it.
+            STACKS | EXIT_STACKS => {}
             _ => {
                 if let Some(follower) = self.ranks.follower(token.saturating_sub(FOLLOWERS) as usize) {
                     follower.writable(self.engine.poll())?;

@@ -193,6 +193,8 @@ pub trait LaunchListener {
     fn preload_done(&self, _modules: &str, _seconds: f64) {}
     /// Every rank imports for itself, for this reason.
     fn preload_abandoned(&self, _why: &str) {}
+    /// A rank has failed and does not exit; it is ended.
+    fn stuck_exit(&self, _report: &str) {}
     /// The job hangs; the text says where each rank is. `aborted`: ranks that get SIGABRT.
     fn hang_found(&self, _report: &str, _aborted: &[ProcessLabel]) {}
     /// The round ended before the ranks did; they are stopped now.

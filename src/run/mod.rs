@@ -3,6 +3,7 @@
 pub mod control;
 pub mod engine;
 pub mod event_loop;
+pub mod exit_detector;
 pub mod first_failure;
 pub mod hang_detector;
 pub mod launch;

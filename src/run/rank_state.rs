@@ -2,6 +2,7 @@
 
 use crate::model::Exit;
 use crate::report::cause::uncaught::UncaughtException;
+use crate::sys::process::pidfd::ResourceUsage;
 
 /// The present process of one rank.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +22,6 @@ pub struct RankState {
     pub exit: Option<Exit>,
     /// Whether it was sent a signal to end before it did.
     pub signalled: bool,
-    /// Its peak memory in bytes, including children that it waited for.
-    pub peak_memory: u64,
+    /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
+    pub usage: Option<ResourceUsage>,
 }

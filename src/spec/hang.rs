@@ -1,4 +1,4 @@
-//! `--hang_timeout` and `--on_hang`: when a silent job is looked at, and what follows if it hangs.
+//! `--hang_timeout`, `--on_hang` and `--exit_timeout`: when a silent job is looked at, or a rank that has failed and does not exit.
 
 use crate::spec::error::SpecError;
 use crate::spec::options::OptValues;
@@ -22,15 +22,20 @@ pub struct HangSpec {
     pub timeout: Option<Duration>,
     /// What follows.
     pub on_hang: OnHang,
+    /// How long a rank may take to exit after the exception that ended its program; `None`: any time.
+    pub exit_timeout: Option<Duration>,
 }
 
 /// Reads the options, by the names that the front end has for them.
-pub fn check(values: &OptValues, timeout: &str, on_hang: &str) -> Result<HangSpec, SpecError> {
-    let seconds = values.seconds(timeout)?.unwrap_or_default();
+pub fn check(values: &OptValues, [timeout, on_hang, exit]: [&str; 3]) -> Result<HangSpec, SpecError> {
+    let time = |name| -> Result<Option<Duration>, SpecError> {
+        let seconds = values.seconds(name)?.unwrap_or_default();
+        Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
+    };
     let on_hang = match values.text(on_hang) {
         None | Some("" | "report") => OnHang::Report,
         Some("abort") => OnHang::Abort,
         Some(_) => return Err(values.error(on_hang, "is not a choice", "give report or abort")),
     };
-    Ok(HangSpec { timeout: (seconds > 0.0).then(|| Duration::from_secs_f64(seconds)), on_hang })
+    Ok(HangSpec { timeout: time(timeout)?, on_hang, exit_timeout: time(exit)? })
 }

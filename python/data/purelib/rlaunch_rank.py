@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # The rank's file for the exception (docs/environment.md).
 EXCEPTION_FILE = "RLAUNCH_EXCEPTION_FILE"
 
+# Modules whose functions wait for threads when the interpreter ends.
+WAITING_MODULES = ("threading", "concurrent.futures.thread")
+
 # Characters of an exception's message that are noted.
 _LONGEST_TEXT = 8192
 
@@ -35,17 +38,17 @@ class ExceptionNote:
         # The functions registered last are called first. Some take long.
         atexit.register(self._note)
 
-    def register(self) -> None:
+    def register(self, complete: str = "") -> None:
         """Has the exception noted before the functions of ``atexit`` run, if ``threading`` is imported.
 
         The functions of ``threading`` are called in reverse too. That of ``concurrent.futures`` waits for
-        its threads.
+        its threads. ``complete``: a module whose code has run, though its import is not over.
         """
-        for name in ("threading", "concurrent.futures.thread"):
+        for name in WAITING_MODULES:
             if name in sys.modules and name not in self._registered_after:
                 register = getattr(sys.modules.get("threading"), "_register_atexit", None)
                 # While a module is being imported it has not registered its own function yet.
-                if register is None or _is_being_imported(sys.modules[name]):
+                if register is None or (name != complete and _is_being_imported(sys.modules[name])):
                     return
                 self._registered_after.add(name)
                 try:
@@ -71,6 +74,9 @@ class ExceptionNote:
             note = b"unknown"  # The launcher reads the traceback.
         try:
             self._write(note + b"\n")
+            # Wakes the launcher, which waits for the end of this process from now on. The module `signal`
+            # would import `enum`.
+            os.kill(int(self._path.split("/")[2]), sys.modules["_signal"].SIGCHLD)
         except OSError:
             return  # The launcher has ended.
 
@@ -96,6 +102,8 @@ class ImportWatch:
         """For ``sys.meta_path``."""
         if self._note is not None:
             self._note.register()
+            if name in WAITING_MODULES:
+                return self._register_after(self._note, name, path)
         if name in ("torch", "paddle") and not self._is_prepared:
             self._is_prepared = True
             try:
@@ -108,6 +116,26 @@ class ImportWatch:
             except Exception as error:
                 print("rlaunch: warning: cannot prepare this rank:", repr(error), file=sys.stderr)
         return None
+
+    @staticmethod
+    def _register_after(note: ExceptionNote, name: str, path: "Any") -> "ModuleSpec | None":
+        """Returns the module's own spec, whose loader registers the note once the module's code has run.
+
+        There may be no further import.
+        """
+        finder: Any = sys.modules["_frozen_importlib_external"]
+        found: ModuleSpec | None = finder.PathFinder.find_spec(name, path)
+        loader: Any = found.loader if found is not None else None
+        # Else the next import registers it.
+        if hasattr(loader, "__dict__"):
+            execute = loader.exec_module
+
+            def execute_and_register(module: "Any") -> None:
+                execute(module)
+                note.register(complete=name)
+
+            loader.exec_module = execute_and_register
+        return found
 
 
 def describe(value: BaseException) -> "dict[str, Any]":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import TYPE_CHECKING
 
 from .. import _lib
@@ -63,6 +64,19 @@ class RanksContext:
         self._failed_pids: list[int] = []
         for process, slot in zip(processes, result_slots, strict=True):
             slot.set_rank(_SentinelOf(process))
+
+    def stacks(self) -> str:
+        """Returns where each rank that runs is: its Python stack, equal ones once, the odd one last.
+
+        The stacks are read from outside, by a process of its own, without stopping the ranks: also those of
+        ranks that are stuck in C. Empty if no rank runs.
+
+        Raises:
+            OSError: that process cannot be started, or does not answer in 30 s.
+        """
+        alive = [(i, process.pid) for i, process in enumerate(self.processes) if process.is_alive()]
+        ranks = [(i, pid) for i, pid in alive if pid is not None]
+        return _lib.describe_stacks(ranks, sys.executable) if ranks else ""
 
     def is_over(self) -> bool:
         """Returns whether all ranks have ended or were given up, and what they left has been swept."""

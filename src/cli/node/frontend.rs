@@ -105,6 +105,10 @@ impl LaunchListener for EngineListener<'_> {
         print_notice(&format!("no preload server: {why}; every rank imports for itself"));
     }
 
+    fn stuck_exit(&self, report: &str) {
+        print_notice(report);
+    }
+
     fn hang_found(&self, report: &str, aborted: &[ProcessLabel]) {
         print_notice(report);
         if !aborted.is_empty() {

@@ -4,6 +4,7 @@ use super::dump::{ProcessStack, RankStacks, StackDump, StackFrame};
 use super::odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
 use crate::model::ProcessLabel;
 use crate::model::plain_text::escape;
+use crate::report::cause::fault::RankFault;
 use crate::report::wording::{lasted, named};
 use std::time::Duration;
 
@@ -45,6 +46,17 @@ pub fn render_hang(
         ""
     };
     format!("{head}\n{}{others}", render(dump, ranks, Some(watched)))
+}
+
+/// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
+pub fn render_stuck_exit(label: ProcessLabel, fault: &RankFault, late: Duration, dump: &StackDump) -> String {
+    let what = escape(&fault.in_a_line());
+    let head = format!("{label} failed {} ago ({what}) and does not exit; it gets SIGABRT", lasted(late));
+    let stacks = dump.ranks.iter().flat_map(|rank| {
+        let main = rank.main_process().map(ProcessStack::main_frames).unwrap_or_default();
+        frames(main).into_iter().chain(others(rank))
+    });
+    std::iter::once(head).chain(stacks).collect::<Vec<_>>().join("\n")
 }
 
 /// The stacks of all ranks, and which rank the others wait for.

@@ -10,11 +10,13 @@ use crate::model::{Exit, ProcessLabel};
 use crate::plan::OutputPlan;
 use crate::protocol::{NodeStop, RankFailure};
 use crate::rendezvous::torch_store::StoreSockets;
+use crate::report::RankFault;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::job_status::LaunchPhase;
 use crate::report::lost_peer;
-use crate::report::stacks::{RankLine, find_odd_ranks, group, render_hang};
+use crate::report::stacks::{RankLine, find_odd_ranks, group, render_hang, render_stuck_exit};
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
+use crate::run::exit_detector::StuckExit;
 use crate::run::first_failure::{self, FirstFailure};
 use crate::run::hang_detector::FoundHang;
 use crate::run::launch::{Launch, LaunchListener};
@@ -265,15 +267,41 @@ impl<'a> RankProcesses<'a> {
 
     /// The living ranks, for the reader of stacks.
     pub fn stack_targets(&self) -> Vec<RankTarget> {
-        let boot = clock::boot().as_secs_f64();
-        let target = |(local_rank, process): (usize, &RankState)| {
-            let pid = process.pid.filter(|_| process.exit.is_none())?;
-            let started = ProcStat::of(pid)?.started;
-            let lived_seconds = boot - started as f64 / ticks_per_second() as f64;
-            let logs = self.logs_of(local_rank, process.attempt);
-            Some(RankTarget { local_rank, pid, started, lived_seconds, logs })
+        (0..self.processes.len()).filter_map(|local_rank| self.stack_target(local_rank)).collect()
+    }
+
+    /// A rank for the reader of stacks, if it lives.
+    pub fn stack_target(&self, local_rank: usize) -> Option<RankTarget> {
+        let process = self.processes.get(local_rank)?;
+        let pid = process.pid.filter(|_| process.exit.is_none())?;
+        let started = ProcStat::of(pid)?.started;
+        let lived_seconds = clock::boot().as_secs_f64() - started as f64 / ticks_per_second() as f64;
+        let logs = self.logs_of(local_rank, process.attempt);
+        Some(RankTarget { local_rank, pid, started, lived_seconds, logs })
+    }
+
+    /// Whether an exception has ended the program of this rank.
+    pub fn has_raised(&self, local_rank: usize) -> bool {
+        matches!(self.read_uncaught(local_rank), UncaughtException::Raised(_))
+    }
+
+    /// Reports a rank that has failed and does not exit, and is ended because of it.
+    pub fn report_stuck_exit(&mut self, stuck: &StuckExit) {
+        let label = self.launch.plan.ranks[stuck.local_rank].label();
+        let fault = match self.read_uncaught(stuck.local_rank) {
+            UncaughtException::Raised(noted) => noted.fault,
+            UncaughtException::Unknown | UncaughtException::None => RankFault::default(),
         };
-        self.processes.iter().enumerate().filter_map(target).collect()
+        let late = clock::now().saturating_sub(stuck.failed_at);
+        let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        self.journal.write_later(JournalEvent::StuckExit {
+            role: label.role,
+            rank: label.number,
+            local_rank: stuck.local_rank,
+            seconds: late.as_secs_f64(),
+            report: &text,
+        });
+        self.listener.stuck_exit(&text);
     }
 
     /// The ranks of the present attempt, as reports name them.
@@ -353,10 +381,10 @@ impl RankHost for RankProcesses<'_> {
         }
         let process = &mut self.processes[id.local_rank];
         (process.exit, process.signalled) = (Some(exit), signalled);
-        process.peak_memory = child.peak_memory();
+        process.usage = child.usage();
         self.last_end = clock::now();
         self.launch.status.rank_ended(id.local_rank, exit);
-        let (pid, swept, peak_memory_bytes) = (child.pid(), self.swept_last, process.peak_memory);
+        let (pid, swept, usage) = (child.pid(), self.swept_last, process.usage.unwrap_or_default());
         let (ProcessLabel { role, number: rank }, attempt) = (self.label(id), id.attempt);
         self.journal.write_later(JournalEvent::RankEnded {
             role,
@@ -366,7 +394,8 @@ impl RankHost for RankProcesses<'_> {
             pid,
             exit,
             swept,
-            peak_memory_bytes,
+            peak_memory_bytes: usage.peak_memory,
+            cpu_seconds: usage.cpu_seconds,
         });
     }
 

@@ -76,6 +76,7 @@ pub enum JournalEvent<'a> {
         exit: Exit,
         swept: usize,
         peak_memory_bytes: u64,
+        cpu_seconds: f64,
     },
     Signal {
         signal: i32,
@@ -131,6 +132,13 @@ pub enum JournalEvent<'a> {
         round: u64,
         outcome: &'a str,
         why: Option<&'a str>,
+    },
+    StuckExit {
+        role: Role,
+        rank: usize,
+        local_rank: usize,
+        seconds: f64,
+        report: &'a str,
     },
     Hang {
         silent_seconds: f64,

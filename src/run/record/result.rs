@@ -84,6 +84,10 @@ struct RankRecord<'a> {
     signalled: bool,
     killed: bool,
     peak_memory_bytes: Option<u64>,
+    cpu_seconds: Option<f64>,
+    major_faults: Option<u64>,
+    disk_read_bytes: Option<u64>,
+    disk_written_bytes: Option<u64>,
     swept: usize,
     log: String,
     /// Variables that the launcher sets for this rank with a value of its own.
@@ -116,6 +120,7 @@ pub fn build_result<'a>(
     });
     let rank = |(local, plan): (usize, &'a RankPlan)| {
         let (end, process) = (&report.ranks[local], &launched.processes[local]);
+        let usage = end.exit.and(process.usage);
         let own = plan.env.vars().iter().filter(|(name, _)| is_for_ranks(name) && !common.contains_key(&**name));
         RankRecord {
             role: plan.role,
@@ -130,7 +135,11 @@ pub fn build_result<'a>(
             ended: end.lived.map(|_| launched.ended(local).as_secs_f64()),
             signalled: end.signalled,
             killed: end.killed,
-            peak_memory_bytes: end.exit.map(|_| process.peak_memory),
+            peak_memory_bytes: end.exit.map(|_| process.usage.unwrap_or_default().peak_memory),
+            cpu_seconds: usage.map(|usage| usage.cpu_seconds),
+            major_faults: usage.map(|usage| usage.major_faults),
+            disk_read_bytes: usage.map(|usage| usage.disk_read),
+            disk_written_bytes: usage.map(|usage| usage.disk_written),
             swept: launched.swept[local].len(),
             log: launch.tail_file(local, process.attempt).map_or(String::new(), |log| log.display().to_string()),
             environment: own.map(|(name, value)| (&**name, secrets::value(name, value))).collect(),

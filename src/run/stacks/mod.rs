@@ -3,3 +3,29 @@
 
 pub mod collector;
 pub mod look;
+
+use crate::model::{ProcessLabel, Role};
+use crate::report::stacks::{RankLine, render_stacks};
+use crate::sys::process::procfs::stat::ProcStat;
+use collector::{StackReader, StacksUnavailable};
+use look::{RankTarget, StackAnswer, StackRequest};
+use std::ffi::OsString;
+
+/// The stacks of child processes of this one as text: their ranks and process ids. `python`: the absolute path of an interpreter that
+/// has this package.
+pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, StacksUnavailable> {
+    let target = |&(rank, pid): &(usize, i32)| {
+        let started = ProcStat::of(pid)?.started;
+        Some(RankTarget { local_rank: rank, pid, started, lived_seconds: 0.0, logs: Vec::new() })
+    };
+    let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
+    let request = StackRequest { ranks: ranks.iter().filter_map(target).collect(), hang: None };
+    let answer = StackReader::new(python.into(), &environment).start(&request)?.wait()?;
+    let StackAnswer::Stacks(dump) = answer else { return Err(StacksUnavailable::Failed) };
+    let line = |&(rank, _): &(usize, i32)| RankLine {
+        local_rank: rank,
+        label: ProcessLabel { role: Role::Trainer, number: rank },
+        has_ended: false,
+    };
+    Ok(render_stacks(&dump, &ranks.iter().map(line).collect::<Vec<_>>()))
+}

@@ -60,6 +60,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("console-drain-timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
     opt("hang-timeout", Seconds, &["RLAUNCH_HANG_TIMEOUT"], Some("600"), "Seconds for which no rank has to write anything before the launcher reads their Python stacks, twice; if none has moved, it reports where each rank is and which one the others wait for (0: never)"),
     Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT (all ranks if none stands out), and the job fails, or restarts as after any failure") },
+    opt("exit-timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program; if its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

@@ -4,9 +4,9 @@
 use crate::model::Exit;
 use crate::sys::process::current::Creator;
 use crate::sys::process::pidfd;
+use crate::sys::process::pidfd::ResourceUsage;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub struct Child {
     handle: ChildHandle,
     group: bool,
     exit: Mutex<Option<Exit>>,
-    peak_memory: AtomicU64,
+    usage: Mutex<Option<ResourceUsage>>,
 }
 
 /// The descriptors of a child.
@@ -49,7 +49,7 @@ impl Child {
 
     fn with_handle(pid: i32, handle: ChildHandle, group: bool) -> Self {
         let parent = Creator::this_process();
-        Self { pid, parent, handle, group, exit: Mutex::new(None), peak_memory: AtomicU64::new(0) }
+        Self { pid, parent, handle, group, exit: Mutex::new(None), usage: Mutex::new(None) }
     }
 
     /// A child that this process forked and has not reaped.
@@ -153,7 +153,7 @@ impl Child {
         }
         *exit = match pidfd::reap(pidfd) {
             Ok(found) => found.map(|collected| {
-                self.peak_memory.store(collected.peak_memory, Ordering::Relaxed);
+                *self.usage.lock().unwrap_or_else(PoisonError::into_inner) = Some(collected.usage);
                 collected.exit
             }),
             Err(error) if error.raw_os_error() == Some(libc::ECHILD) => exit_seen_elsewhere(pidfd),
@@ -162,9 +162,9 @@ impl Child {
         Ok(*exit)
     }
 
-    /// Its peak memory in bytes; 0 while it lives, or if other code reaped it.
-    pub fn peak_memory(&self) -> u64 {
-        self.peak_memory.load(Ordering::Relaxed)
+    /// What it has used; `None` while it lives, or if other code reaped it.
+    pub fn usage(&self) -> Option<ResourceUsage> {
+        *self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends a signal to the child, or to its process group if it leads one. Does nothing once the child has been reaped,

@@ -46,12 +46,43 @@ pub fn await_any(fds: &[BorrowedFd<'_>], patience: Duration) -> bool {
 }
 
 /// The status of a reaped child.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CollectedStatus {
     /// How it ended.
     pub exit: Exit,
-    /// Peak memory in bytes of the child or of a child that it waited for, whichever is larger (getrusage(2)).
+    /// What it has used.
+    pub usage: ResourceUsage,
+}
+
+/// What a process that has ended had used, with the children that it waited for (getrusage(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ResourceUsage {
+    /// Peak memory in bytes of the process or of one of those children, whichever is larger.
     pub peak_memory: u64,
+    /// CPU time in seconds, in user and kernel mode.
+    pub cpu_seconds: f64,
+    /// Page faults that needed a read from a disk.
+    pub major_faults: u64,
+    /// Bytes read from disks; the page cache is not counted.
+    pub disk_read: u64,
+    /// Bytes written to disks.
+    pub disk_written: u64,
+}
+
+impl ResourceUsage {
+    fn of(usage: &libc::rusage) -> Self {
+        let count = |value: libc::c_long| u64::try_from(value).unwrap_or(0);
+        let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+        Self {
+            // In KiB.
+            peak_memory: count(usage.ru_maxrss) * 1024,
+            cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+            major_faults: count(usage.ru_majflt),
+            // In blocks of 512 bytes.
+            disk_read: count(usage.ru_inblock) * 512,
+            disk_written: count(usage.ru_oublock) * 512,
+        }
+    }
 }
 
 /// Reaps the child if it has ended; `None` while it lives. `ECHILD` when other code has reaped it, or when it is no child of
@@ -90,9 +121,7 @@ fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<CollectedStatus>> {
         libc::CLD_EXITED => Exit::Code(status),
         _ => Exit::Signal(status),
     };
-    // In KiB (getrusage(2)).
-    let peak_memory = u64::try_from(usage.ru_maxrss).unwrap_or(0) * 1024;
-    Ok(Some(CollectedStatus { exit, peak_memory }))
+    Ok(Some(CollectedStatus { exit, usage: ResourceUsage::of(&usage) }))
 }
 
 /// Kills and reaps a child for which no pidfd could be opened. It has not been reaped, so its pid has not been reused.

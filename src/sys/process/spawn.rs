@@ -393,6 +393,9 @@ fn apply_settings_raw(start: &SpawnCommand, parent: libc::pid_t) -> (usize, i32)
             if libc::getppid() != parent {
                 libc::_exit(127);
             }
+            // Yama lets only ancestors trace a process, and those it names, with their descendants: the process that reads its stacks
+            // is a child of the parent (Documentation/admin-guide/LSM/Yama.rst). EINVAL without Yama.
+            libc::prctl(libc::PR_SET_PTRACER, parent as libc::c_ulong, 0, 0, 0);
         }
         for (target, source) in start.stdio.iter().enumerate() {
             if let Some(fd) = *source {

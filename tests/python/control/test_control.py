@@ -104,7 +104,8 @@ def test_stacks_name_what_each_rank_does(jobs: Jobs) -> None:
 
 def test_a_stopped_rank_and_one_without_python(jobs: Jobs) -> None:
     jobs.script(
-        '[ $PADDLE_TRAINER_ID = 0 ] && exec sleep 1000\nexec python3 -c "input()" <&0\n', name="run.sh"
+        '[ $PADDLE_TRAINER_ID = 0 ] && exec sleep 1000\nexec python3 -c "import time; time.sleep(1000)"\n',
+        name="run.sh",
     )
     with jobs.start("--nproc_per_node=2", "--no_python", "bash", "run.sh", env=jobs.env):
         until(jobs.sockets, "a socket")

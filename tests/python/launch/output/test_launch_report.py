@@ -80,7 +80,15 @@ def test_every_field_is_described(name: str) -> None:
 def test_the_schema_of_events_refuses_other_documents(spoil: dict[str, Any]) -> None:
     common = {"version": 1, "sequence": 0, "time": "2026-01-01T00:00:00.000000Z", "monotonic": 1.5}
     rank = {"role": "rank", "rank": 0, "local_rank": 0, "attempt": 0, "pid": 7}
-    event = {**common, "event": "rank_ended", **rank, "exit": {"code": 3}, "swept": 0, "peak_memory_bytes": 9}
+    event = {
+        **common,
+        "event": "rank_ended",
+        **rank,
+        "exit": {"code": 3},
+        "swept": 0,
+        "peak_memory_bytes": 9,
+        "cpu_seconds": 0.5,
+    }
     validator("events").validate(event)
     with pytest.raises(jsonschema.ValidationError):
         validator("events").validate({**event, **spoil})

@@ -1,0 +1,104 @@
+"""``--exit_timeout``: a rank that an exception has ended, and that does not exit."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from launching import Place, environment, until
+from paths import ROOT
+
+SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
+# A thread that is no daemon keeps the process alive after its main program has failed.
+STUCK = """
+import threading
+def prefetch():
+    await_file("never")
+if rank == 1:
+    threading.Thread(target=prefetch, name="prefetch").start()
+    raise ValueError("bad sample 17")
+sleep()
+"""
+
+
+def test_it_is_aborted_and_its_exception_is_the_cause(place: Place) -> None:
+    place.script(STUCK)
+    ended = place.run("--nproc_per_node=3", "--exit_timeout=1", "train.py")
+    assert ended.status == 128 + signal.SIGABRT, ended.stderr
+    assert re.search(
+        r"^rlaunch: rank 1 failed [1-9]\.\d s ago \(ValueError: bad sample 17\) and does not exit; "
+        r"it gets SIGABRT\n"
+        r"    \S*_shutdown \(.*threading\.py:\d+\)$",
+        ended.stderr,
+        re.MULTILINE,
+    ), ended.stderr
+    assert re.search(r"^  thread prefetch:\n", ended.stderr, re.MULTILINE), ended.stderr
+    (event,) = [one for one in place.events() if one["event"] == "stuck_exit"]
+    jsonschema.validate(event, SCHEMA)
+    assert event["rank"] == 1
+    result = place.result()
+    assert (result["culprit"], result["reason"]) == (1, "ValueError: bad sample 17"), ended.stderr
+
+
+def test_a_restart_follows(place: Place) -> None:
+    place.script("""
+        import threading
+        if rank == 1 and not os.path.exists("again"):
+            open("again", "w").close()
+            threading.Thread(target=sleep).start()
+            raise ValueError("bad sample 17")
+        await_file("again")
+    """)
+    restarts = ("--max_restart=1", "--restart_delay=0")
+    ended = place.run("--nproc_per_node=2", "--exit_timeout=0.5", *restarts, "train.py")
+    assert ended.status == 0, ended.stderr
+    assert "does not exit; it gets SIGABRT" in ended.stderr
+
+
+def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
+    place.script("""
+        import atexit
+        def save():
+            tell("saving", os.getpid())
+            while not os.path.exists("saved"):
+                sum(range(1000))
+        atexit.register(save)
+        raise ValueError("bad sample 17") if rank == 1 else SystemExit
+    """)
+    with place.start("--nproc_per_node=2", "--exit_timeout=0.3", "train.py") as launcher:
+        place.ready(0)
+        until(lambda: "saving.1" in place.names(), "rank 1")
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=2)
+        (place.folder / "saved").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 1, ended.stderr
+    assert "does not exit" not in ended.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
+def test_zero_means_any_time(more: list[str], place: Place) -> None:
+    place.script(STUCK.replace('await_file("never")', 'await_file("go")').replace("sleep()", ""))
+    with place.start("--nproc_per_node=2", "--exit_timeout=0", *more, "train.py") as launcher:
+        with pytest.raises(subprocess.TimeoutExpired):
+            launcher.wait(timeout=1.5)
+        (place.folder / "go").touch()
+        assert place.wait(launcher).status == 1
+
+
+def test_torchruns_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+        "raise ValueError('bad sample 17')\n"
+    )
+    command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node=1", "--exit-timeout=0.5", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert done.returncode != 0
+    assert "and does not exit; it gets SIGABRT" in done.stderr, done.stderr
+    assert "ValueError: bad sample 17" in done.stderr
