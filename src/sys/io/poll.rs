@@ -48,7 +48,7 @@ impl Poller {
     /// Waits until a descriptor is ready, for up to `timeout` (`None`: no limit), or until a signal handler has run. Consumes
     /// no event, so any number of threads may wait.
     pub fn ready(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::from(millis(t)));
+        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(millis(t)).unwrap_or(PollTimeout::MAX));
         let mut fds = [PollFd::new(self.0.0.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -61,7 +61,7 @@ impl Poller {
     pub fn ready_beside(&self, numbers: &[RawFd], timeout: Option<Duration>) -> io::Result<Vec<usize>> {
         let wanted = |&fd: &RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds: Vec<libc::pollfd> = numbers.iter().chain([&self.0.0.as_raw_fd()]).map(wanted).collect();
-        let timeout = timeout.map_or(-1, |t| i32::from(millis(t)));
+        let timeout = timeout.map_or(-1, millis);
         // SAFETY: the array outlives the call. poll(2) neither changes the descriptors nor keeps them.
         match Errno::result(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) }) {
             Err(Errno::EINTR) => return Ok(Vec::new()),
@@ -77,9 +77,9 @@ impl Poller {
     }
 
     /// Waits until descriptors are ready, for up to `timeout` (`None`: no limit), and returns their tokens. Empty after the
-    /// timeout, after 32 s of a longer one, or when a signal handler has run.
+    /// timeout, or when a signal handler has run.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
-        let timeout = timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::from(millis(t)));
+        let timeout = timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::try_from(millis(t)).unwrap_or(EpollTimeout::MAX));
         let mut events = [EpollEvent::empty(); 64];
         match self.0.wait(&mut events, timeout) {
             Ok(n) => Ok(events[..n].iter().map(EpollEvent::data).collect()),
@@ -89,7 +89,7 @@ impl Poller {
     }
 }
 
-/// Milliseconds, rounded up, because waking too early would spin; at most 32 s, because a rare early wake-up is harmless.
-fn millis(time: Duration) -> u16 {
-    time.as_micros().div_ceil(1000).min(32_000) as u16
+/// Milliseconds, rounded up, because waking too early would spin; at most 24 days.
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
 }
