@@ -17,7 +17,7 @@ pub mod tuner;
 
 use crate::framework::{Binding, paddle_launch, torch};
 use crate::model::{CpuSet, Endpoint, EnvDelta, ProcessLabel, Role};
-pub use output::{AttemptText, LineFilter, OutputPlan, ShownStream, Stream, StreamSink};
+pub use output::{AttemptText, LineFilter, OutputPlan, SeenOutput, ShownStream, Stream, StreamSink};
 use std::ffi::OsString;
 use std::sync::Arc;
 

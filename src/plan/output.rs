@@ -100,6 +100,17 @@ pub struct LineFilter {
     pub file: AttemptText,
 }
 
+/// Which output of a rank the launcher can see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeenOutput {
+    /// Both streams.
+    All,
+    /// This stream; the other one is inherited or discarded.
+    Only(Stream),
+    /// No stream.
+    None,
+}
+
 /// Destination of the output of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPlan {
@@ -115,6 +126,19 @@ impl OutputPlan {
         match self {
             OutputPlan::Combined(log) => vec![log.clone()],
             OutputPlan::Separate(sinks) => sinks.iter().filter_map(|sink| sink.file(attempt)).collect(),
+        }
+    }
+
+    /// Which of its output the launcher can see: both streams, one of them, or none.
+    pub fn seen(&self) -> SeenOutput {
+        match self {
+            OutputPlan::Combined(_) => SeenOutput::All,
+            OutputPlan::Separate([stdout, stderr]) => match (stdout.file(0).is_some(), stderr.file(0).is_some()) {
+                (true, true) => SeenOutput::All,
+                (true, false) => SeenOutput::Only(Stream::Stdout),
+                (false, true) => SeenOutput::Only(Stream::Stderr),
+                (false, false) => SeenOutput::None,
+            },
         }
     }
 

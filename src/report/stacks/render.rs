@@ -4,6 +4,7 @@ use super::dump::{ProcessStack, RankStacks, StackDump, StackFrame};
 use super::odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
 use crate::model::ProcessLabel;
 use crate::model::plain_text::escape;
+use crate::plan::{SeenOutput, Stream};
 use crate::report::cause::fault::RankFault;
 use crate::report::wording::{lasted, named};
 use std::time::Duration;
@@ -25,27 +26,40 @@ pub struct RankLine {
     pub has_ended: bool,
 }
 
-/// The report of a job that stands still. `silence`: how long no rank has written anything; `watched`: for how long no
-/// stack has moved; `has_other_nodes`: whether the job has ranks on other nodes.
-pub fn render_hang(
-    dump: &StackDump,
-    ranks: &[RankLine],
-    silence: Duration,
-    watched: Duration,
-    has_other_nodes: bool,
-) -> String {
-    let head = format!(
-        "the job seems to hang: no rank has written anything for {}, and no Python stack has moved for {}",
-        lasted(silence),
-        lasted(watched)
-    );
+/// A job that stands still.
+#[derive(Clone, Copy, Debug)]
+pub struct HangFacts {
+    /// How long no rank has written anything.
+    pub silence: Duration,
+    /// For how long no stack has moved.
+    pub watched: Duration,
+    /// Which output of all ranks the launcher can see.
+    pub seen: SeenOutput,
+    /// Whether the job has ranks on other nodes.
+    pub has_other_nodes: bool,
+}
+
+/// The report of a job that stands still.
+pub fn render_hang(dump: &StackDump, ranks: &[RankLine], facts: HangFacts) -> String {
+    let HangFacts { silence, watched, seen, has_other_nodes } = facts;
+    let silent = match seen {
+        SeenOutput::All => format!("no rank has written anything for {}, and", lasted(silence)),
+        SeenOutput::Only(Stream::Stdout) => {
+            format!("no rank has written anything to stdout for {}, and", lasted(silence))
+        }
+        SeenOutput::Only(Stream::Stderr) => {
+            format!("no rank has written anything to stderr for {}, and", lasted(silence))
+        }
+        SeenOutput::None => String::new(),
+    };
+    let head = format!("the job seems to hang: {silent} no Python stack has moved for {}", lasted(watched));
     let odd = find_odd_ranks(&group(dump), &[]);
     let others = if has_other_nodes && odd == OddRanks::None {
         "\nall ranks of this node do the same; those of the other nodes are in the reports of their launchers"
     } else {
         ""
     };
-    format!("{head}\n{}{others}", render(dump, ranks, Some(watched)))
+    format!("{}\n{}{others}", head.replace(":  ", ": "), render(dump, ranks, Some(watched)))
 }
 
 /// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
@@ -253,4 +267,94 @@ fn last_line(rank: &RankStacks) -> Option<String> {
     let ago = Duration::from_secs_f64(rank.silent_seconds?.max(0.0));
     let line = rank.last_line.as_ref()?;
     Some(format!("  last output, {} ago: {}", lasted(ago), escape(line)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::dump::tests::{frame, rank};
+    use super::*;
+    use crate::model::Role;
+
+    const FACTS: HangFacts = HangFacts {
+        silence: Duration::from_secs(602),
+        watched: Duration::from_secs(5),
+        seen: SeenOutput::All,
+        has_other_nodes: false,
+    };
+
+    fn lines(count: usize, ended: &[usize]) -> Vec<RankLine> {
+        let label = |number| ProcessLabel { role: Role::Trainer, number };
+        let line = |n| RankLine { local_rank: n, label: label(8 + n), has_ended: ended.contains(&n) };
+        (0..count).map(line).collect()
+    }
+
+    fn all_reduce() -> Vec<StackFrame> {
+        let library = "/v/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py";
+        vec![frame("all_reduce", library, 2806), frame("<module>", "train.py", 9)]
+    }
+
+    #[test]
+    fn the_odd_rank_is_last_with_all_its_threads_and_the_cpu_that_it_uses() {
+        let mut odd = rank(1, 'R', &[frame("load", "data.py", 7), frame("<module>", "train.py", 3)]);
+        odd.processes[0].cpu_seconds_watched = Some(4.9);
+        let loader = super::super::dump::ThreadStack {
+            thread: Some(9),
+            name: Some("loader".into()),
+            frames: vec![frame("wait", "data.py", 2)],
+        };
+        odd.processes[0].threads.push(loader);
+        odd.last_line = Some("half\u{1b}".into());
+        let dump = StackDump { ranks: vec![rank(0, 'S', &all_reduce()), odd, rank(2, 'S', &all_reduce())] };
+        let text = render_hang(&dump, &lines(3, &[]), FACTS);
+        assert_eq!(
+            text,
+            "the job seems to hang: no rank has written anything for 10 min 2 s, and no Python stack has moved for 5.0 s\n\
+             ranks 8, 10 (2 of 3): waiting for other ranks in all_reduce, called by <module> (train.py:9)\n    \
+             all_reduce (torch/distributed/distributed_c10d.py:2806)\n    \
+             <module> (train.py:9)\n  \
+             last output, 1 min 0 s ago: step 7\n\
+             rank 9 (1 of 3): in load (data.py:7); uses 98 % of a CPU\n    \
+             load (data.py:7)\n    \
+             <module> (train.py:3)\n  \
+             thread loader:\n    \
+             wait (data.py:2)\n  \
+             last output, 1 min 0 s ago: half\\u{1b}\n\
+             rank 9 is the odd one: the others wait in all_reduce, and rank 9 is in load (data.py:7)"
+        );
+    }
+
+    #[test]
+    fn what_is_not_seen_is_not_claimed() {
+        let dump = StackDump { ranks: vec![rank(0, 'S', &all_reduce())] };
+        let head =
+            |seen| render_hang(&dump, &lines(1, &[]), HangFacts { seen, ..FACTS }).lines().next().map(str::to_owned);
+        let stderr = head(SeenOutput::Only(Stream::Stderr));
+        assert!(
+            stderr.is_some_and(|text| text.contains("no rank has written anything to stderr for 10 min 2 s, and no"))
+        );
+        let nothing = head(SeenOutput::None);
+        assert_eq!(nothing.as_deref(), Some("the job seems to hang: no Python stack has moved for 5.0 s"));
+    }
+
+    #[test]
+    fn other_nodes_and_ranks_that_have_ended_are_mentioned() {
+        let dump = StackDump { ranks: vec![rank(0, 'S', &all_reduce())] };
+        let text = render_hang(&dump, &lines(1, &[]), HangFacts { has_other_nodes: true, ..FACTS });
+        assert!(text.ends_with("those of the other nodes are in the reports of their launchers"), "{text}");
+        let text = render_stacks(&dump, &lines(2, &[1]));
+        assert!(text.ends_with("rank 9 has ended, and the others wait for it in all_reduce"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_without_python_and_one_at_its_exit() {
+        let mut shell = rank(0, 'D', &[]);
+        shell.processes[0].wait_channel = Some("nfs_wait".into());
+        let exit = [frame("_shutdown", "/usr/lib/python3.12/threading.py", 1590)];
+        let text = render_stacks(&StackDump { ranks: vec![shell, rank(1, 'S', &exit)] }, &lines(2, &[]));
+        assert!(text.contains("rank 8 (1 of 2): python (pid 100) waiting in the kernel, uninterruptibly in nfs_wait; no Python stack: no Python"), "{text}");
+        assert!(
+            text.contains("rank 9 (1 of 2): at its exit, in _shutdown (/usr/lib/python3.12/threading.py:1590)"),
+            "{text}"
+        );
+    }
 }

@@ -26,6 +26,8 @@ const COMMAND: &str =
 
 /// How long the reader may take, beside the time for which stacks are watched.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the end of a killed reader is waited for, on the event loop.
+const END: Duration = Duration::from_millis(100);
 /// The longest answer.
 const LONGEST: usize = 64 << 20;
 
@@ -177,8 +179,8 @@ impl Drop for StackCollector {
     fn drop(&mut self) {
         // An error means that it has ended.
         let _ = self.child.signal(libc::SIGKILL);
-        // The kernel may need a moment; a process that it does not release is left to the reaping of orphans.
-        let _ = self.child.wait(Some(Duration::from_secs(1)));
+        // The kernel needs a millisecond. A process that it does not release is left to the reaping of orphans.
+        let _ = self.child.wait(Some(END));
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.child.pid());
     }
 }

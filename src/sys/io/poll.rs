@@ -48,7 +48,8 @@ impl Poller {
     /// Waits until a descriptor is ready, for up to `timeout` (`None`: no limit), or until a signal handler has run. Consumes
     /// no event, so any number of threads may wait.
     pub fn ready(&self, timeout: Option<Duration>) -> io::Result<()> {
-        let timeout = timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(millis(t)).unwrap_or(PollTimeout::MAX));
+        let timeout =
+            timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(millis(t)).unwrap_or(PollTimeout::MAX));
         let mut fds = [PollFd::new(self.0.0.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
@@ -79,7 +80,8 @@ impl Poller {
     /// Waits until descriptors are ready, for up to `timeout` (`None`: no limit), and returns their tokens. Empty after the
     /// timeout, or when a signal handler has run.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Vec<u64>> {
-        let timeout = timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::try_from(millis(t)).unwrap_or(EpollTimeout::MAX));
+        let timeout =
+            timeout.map_or(EpollTimeout::NONE, |t| EpollTimeout::try_from(millis(t)).unwrap_or(EpollTimeout::MAX));
         let mut events = [EpollEvent::empty(); 64];
         match self.0.wait(&mut events, timeout) {
             Ok(n) => Ok(events[..n].iter().map(EpollEvent::data).collect()),

@@ -60,8 +60,9 @@ LAUNCHERS = {
     ),
 }
 NOTES = {
-    "torch": "`--tee 3` only marks the ranks' lines on torchrun's console.",
-    "paddle": "Paddle's gloo fails after 30 s by itself: a report comes only if `--hang_timeout` is less.",
+    "torch": "torch's gloo waits for 30 minutes. `--tee 3` only marks the ranks' lines on torchrun's console.",
+    "paddle": """Paddle's gloo waits for 30 s: a report comes only if `--hang_timeout` is less. Otherwise collectives
+fail, and the launchers name a rank whose collective has failed. It need not be the odd rank.""",
 }
 
 
@@ -247,7 +248,7 @@ torch {version("torch")}, Paddle {version("paddlepaddle")}.
 
 - rlaunch runs with a short `--hang_timeout`, so that two minutes suffice. Its default is 600 s: a report then
   comes about 10 minutes after the last output.
-- *nothing*: the console shows no new line, and the job goes on.
+- *nothing*: the console shows no new line, and the job goes on. An error is the last one that the console shows.
 - `silent_but_moving` does not hang: no launcher may report it."""
     sections = [line for framework in LAUNCHERS for line in section(framework, folder, runs)]
     return "\n".join([text, *sections, ""])

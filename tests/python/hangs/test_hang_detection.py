@@ -112,6 +112,8 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     env = environment(RLAUNCH_HANG_TIMEOUT="0.5")
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode != 0
+    # Its stdout goes to the console, past the launcher.
+    assert "the job seems to hang: no rank has written anything to stderr for" in done.stderr, done.stderr
     assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
 
 

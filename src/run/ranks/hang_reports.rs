@@ -1,0 +1,97 @@
+//! What the detectors of hangs ask of the ranks, and their reports.
+
+use super::RankProcesses;
+use crate::model::{Exit, ProcessLabel};
+use crate::plan::SeenOutput;
+use crate::report::RankFault;
+use crate::report::cause::uncaught::UncaughtException;
+use crate::report::stacks::{HangFacts, RankLine, find_odd_ranks, group, render_hang, render_stuck_exit};
+use crate::run::exit_detector::StuckExit;
+use crate::run::hang_detector::FoundHang;
+use crate::run::rank_state::RankState;
+use crate::run::record::journal::JournalEvent;
+use crate::run::stacks::look::RankTarget;
+use crate::sys::clock;
+use crate::sys::process::procfs::stat::{ProcStat, ticks_per_second};
+use std::path::PathBuf;
+
+impl RankProcesses<'_> {
+    pub(super) fn logs_of(&self, local_rank: usize, attempt: u32) -> Vec<PathBuf> {
+        let logs = self.launch.plan.ranks[local_rank].output.logs(attempt);
+        logs.into_iter().map(|log| self.launch.log_dir.join(log)).collect()
+    }
+
+    /// The living ranks, for the reader of stacks.
+    pub fn stack_targets(&self) -> Vec<RankTarget> {
+        (0..self.processes.len()).filter_map(|local_rank| self.stack_target(local_rank)).collect()
+    }
+
+    /// A rank for the reader of stacks, if it lives.
+    pub fn stack_target(&self, local_rank: usize) -> Option<RankTarget> {
+        let process = self.processes.get(local_rank)?;
+        let pid = process.pid.filter(|_| process.exit.is_none())?;
+        let started = ProcStat::of(pid)?.started;
+        let lived_seconds = clock::boot().as_secs_f64() - started as f64 / ticks_per_second() as f64;
+        let logs = self.logs_of(local_rank, process.attempt);
+        Some(RankTarget { local_rank, pid, started, lived_seconds, logs })
+    }
+
+    /// Whether an exception has ended the program of this rank.
+    pub fn has_raised(&self, local_rank: usize) -> bool {
+        matches!(self.read_uncaught(local_rank), UncaughtException::Raised(_))
+    }
+
+    /// Reports a rank that has failed and does not exit, and is ended because of it.
+    pub fn report_stuck_exit(&mut self, stuck: &StuckExit) {
+        let label = self.launch.plan.ranks[stuck.local_rank].label();
+        let fault = match self.read_uncaught(stuck.local_rank) {
+            UncaughtException::Raised(noted) => noted.fault,
+            UncaughtException::Unknown | UncaughtException::None => RankFault::default(),
+        };
+        let late = clock::now().saturating_sub(stuck.failed_at);
+        let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        self.journal.write_later(JournalEvent::StuckExit {
+            role: label.role,
+            rank: label.number,
+            local_rank: stuck.local_rank,
+            seconds: late.as_secs_f64(),
+            report: &text,
+        });
+        self.listener.stuck_exit(&text);
+    }
+
+    /// The ranks of the present attempt, as reports name them.
+    pub fn rank_lines(&self) -> Vec<RankLine> {
+        let line = |(local_rank, process): (usize, &RankState)| RankLine {
+            local_rank,
+            label: self.launch.plan.ranks[local_rank].label(),
+            has_ended: process.exit.is_some_and(Exit::is_success),
+        };
+        self.processes.iter().enumerate().map(line).collect()
+    }
+
+    /// Reports a hang. `aborted`: local ranks that are ended because of it.
+    pub fn report_hang(&mut self, found: &FoundHang, aborted: &[usize]) {
+        let ranks = self.rank_lines();
+        let plan = self.launch.plan;
+        // The stream of all ranks that is seen in each: they are planned alike.
+        let seen = plan.ranks.iter().map(|rank| rank.output.seen()).find(|seen| *seen != SeenOutput::All);
+        let facts = HangFacts {
+            silence: found.silence,
+            watched: found.watched,
+            seen: seen.unwrap_or(SeenOutput::All),
+            has_other_nodes: plan.nnodes > 1,
+        };
+        let text = render_hang(&found.dump, &ranks, facts);
+        let label = |local: &usize| self.launch.plan.ranks[*local].label();
+        let odd = find_odd_ranks(&group(&found.dump), &[]);
+        let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();
+        self.journal.write_later(JournalEvent::Hang {
+            silent_seconds: found.silence.as_secs_f64(),
+            odd: labels.iter().map(|label| label.number).collect(),
+            odd_roles: labels.iter().map(|label| label.role).collect(),
+            report: &text,
+        });
+        self.listener.hang_found(&text, &aborted.iter().map(label).collect::<Vec<_>>());
+    }
+}
