@@ -60,6 +60,11 @@ $(VENV)/pytest-8 $(VENV)/pytest-9: $(VENV)/installed
 	$(UV_INSTALL) --python $@/bin/python --group $(@F)
 	touch $@
 
+# What looks at pages of reports in Chromium, which is of the system.
+$(VENV)/browser: $(VENV)/installed
+	$(INSTALL) --group browser
+	touch $@
+
 # The package itself, editable: only a change of Rust builds anything. One of the two is installed at a time.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
 	rm -f $(VENV)/built-debug
@@ -86,7 +91,7 @@ test:
 test-full: export RLAUNCH_TEST_FULL := 1
 test-full: export PROPTEST_CASES := 20000
 test-full: export PROTOCOL_CASES := 100000
-test-full: test
+test-full: $(VENV)/browser test
 	$(BIN)/python tests/faults/soak.py --minutes 30
 
 # PYTHONS="/opt/a/bin/python3.14 ..." names the interpreters.

@@ -7,6 +7,7 @@ pub mod failure_report;
 pub mod github_annotation;
 pub mod gpu_log;
 pub mod job_status;
+pub mod run_page;
 pub mod secrets;
 pub mod stacks;
 pub mod torchrun_report;

@@ -56,6 +56,16 @@ pub(crate) fn lasted(time: Duration) -> String {
     }
 }
 
+/// `999 B`, `1.5 KB`, `10 MB`: two or three digits.
+pub(crate) fn sized(bytes: u64) -> String {
+    let units = ["B", "KB", "MB", "GB", "TB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1000.0 && unit + 1 < units.len() {
+        (value, unit) = (value / 1024.0, unit + 1);
+    }
+    if value < 10.0 && unit > 0 { format!("{value:.1} {}", units[unit]) } else { format!("{value:.0} {}", units[unit]) }
+}
+
 /// How a process ended, with what its signal usually means.
 pub(crate) fn ended(exit: Exit) -> String {
     match exit {
@@ -113,4 +123,15 @@ pub(crate) fn wrapped(indent: &str, text: &str) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_two_or_three_digits() {
+        let shown = [0, 999, 1000, 1536, 10 << 20, 3 << 30, 2 << 40].map(sized);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 KB", "1.5 KB", "10 MB", "3.0 GB", "2.0 TB"]);
+    }
 }

@@ -5,13 +5,14 @@ use crate::report::wording;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// The name of the command.
 pub(super) const PROGRAM: &str = "rlaunch";
 
 const JOB: &str = "The launcher's process id, the job's id or its log folder [default: the only job that runs]";
 
-/// Starts distributed training jobs, and looks into those that run.
+/// Starts distributed training jobs, and looks into those that run or have ended.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, max_term_width = wording::COLUMNS, disable_help_subcommand = true)]
 #[command(
@@ -99,6 +100,18 @@ pub(super) enum Command {
         /// Do not wait for the end
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
+    },
+    /// Write a page about a job that has ended or runs: outcome, timeline, ranks, logs
+    Report {
+        /// The job's log folder
+        #[arg(value_name = "LOG_DIR")]
+        folder: PathBuf,
+        /// The HTML file; - for stdout [default: LOG_DIR/rlaunch/report.html]
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Write a Chrome trace too, for Perfetto; - for stdout
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
     },
     /// Print the script that completes this command in a shell
     Completion {

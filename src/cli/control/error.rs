@@ -1,5 +1,6 @@
 //! Why a command for running jobs fails.
 
+use super::write_report::ReportError;
 use crate::run::control::runtime_folder::{self, NoControlSocket};
 use nix::errno::Errno;
 use std::io;
@@ -9,6 +10,8 @@ use thiserror::Error;
 pub(super) enum ControlError {
     #[error(transparent)]
     Folder(#[from] NoControlSocket),
+    #[error(transparent)]
+    Report(#[from] ReportError),
     #[error(
         "no job of this user runs on this machine (control sockets are in {}; a job in a container is found from inside it)",
         runtime_folder::path().display()

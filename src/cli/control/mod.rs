@@ -1,4 +1,4 @@
-//! The command `rlaunch` for running jobs: `ps`, `status`, `stacks`, `logs`, `signal`, `stop`.
+//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop` for running jobs, `report` for any.
 
 mod arguments;
 mod client;
@@ -8,6 +8,7 @@ mod follow_logs;
 mod rank_facts;
 mod status_table;
 mod stop_job;
+mod write_report;
 
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
@@ -63,6 +64,12 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop { job, grace_period, no_wait } => {
             stop_job::stop(find_jobs::find(job.as_deref())?, grace_period, !no_wait)
+        }
+        Command::Report { folder, output, trace } => {
+            for path in write_report::write(&folder, output.as_deref(), trace.as_deref())? {
+                print_output(&format!("{}\n", path.display()));
+            }
+            Ok(())
         }
         Command::Completion { shell } => {
             print_output(&arguments::completion(shell));

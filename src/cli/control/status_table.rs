@@ -3,7 +3,7 @@
 use super::rank_facts::RankFacts;
 use crate::model::plain_text::escape;
 use crate::report::job_status::{JobStatus, RankStatus};
-use crate::report::wording::lasted;
+use crate::report::wording::{lasted, sized};
 use crate::sys::clock;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -14,15 +14,6 @@ fn since(seconds: f64) -> String {
 
 fn ago(seconds: f64) -> String {
     lasted(Duration::try_from_secs_f64(seconds).unwrap_or_default())
-}
-
-fn size(bytes: u64) -> String {
-    let units = ["B", "KB", "MB", "GB", "TB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 1000.0 && unit + 1 < units.len() {
-        (value, unit) = (value / 1024.0, unit + 1);
-    }
-    if value < 10.0 && unit > 0 { format!("{value:.1} {}", units[unit]) } else { format!("{value:.0} {}", units[unit]) }
 }
 
 /// Lines with columns of equal width, two blanks apart.
@@ -110,7 +101,7 @@ fn row(rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
         shown(rank.since.map(since)),
         shown(rank.pid.map(|pid| pid.to_string())),
         shown(facts.cpu_percent.map(|percent| format!("{percent:.0} %"))),
-        shown(facts.memory_bytes.map(size)),
+        shown(facts.memory_bytes.map(sized)),
         if facts.processes > 0 { facts.processes.to_string() } else { missing() },
         shown(facts.silent_seconds.map(|seconds| format!("{} ago", ago(seconds)))),
     ]
@@ -132,12 +123,6 @@ pub(super) fn as_json(status: &JobStatus, facts: &[RankFacts]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_two_or_three_digits() {
-        let shown = [0, 999, 1000, 1536, 10 << 20, 3 << 30, 2 << 40].map(size);
-        assert_eq!(shown, ["0 B", "999 B", "1.0 KB", "1.5 KB", "10 MB", "3.0 GB", "2.0 TB"]);
-    }
 
     #[test]
     fn columns_are_as_wide_as_their_longest_cell() {

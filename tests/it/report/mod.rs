@@ -3,4 +3,5 @@
 mod blame;
 mod failure_report;
 mod invariants;
+mod run_page;
 mod uncaught;

@@ -1,0 +1,159 @@
+"""The page of ``rlaunch report`` in Chromium: it renders, sorts and scrolls, light and dark, on a phone too.
+
+For ``make test-full`` (``conftest.py``). Needs Debian's package chromium, and playwright of PyPI to drive it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import Jobs
+from run_records import failed_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# In CI a missing browser fails the tests.
+pytestmark = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, reason="needs chromium")
+PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 800}
+RANKS = 512
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if "CI" not in os.environ:
+        pytest.importorskip("playwright")
+    from playwright.sync_api import sync_playwright
+
+    assert CHROMIUM is not None, "install chromium"
+    with sync_playwright() as playwright:
+        # Chromium's sandbox refuses root.
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    jobs = Jobs(tmp_path_factory.mktemp("t"))
+    failed_run(jobs.folder / "log", RANKS)
+    done = jobs.ask("report", "log")
+    assert done.status == 0, done.stderr
+    return Path(done.stdout.decode().strip())
+
+
+class Tab:
+    """The page in a tab, with all that the browser complains of."""
+
+    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
+        self.context = browser.new_context(offline=True, **options)
+        self.page = self.context.new_page()
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(path.as_uri())
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+        assert self.complaints == []
+        assert [url for url in self.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def column(page: Any, name: str) -> list[str]:
+    """The cells of a column from the top."""
+    script = """name => {
+        const table = document.querySelector("table");
+        const at = [...table.tHead.rows[0].cells].findIndex(cell => cell.textContent === name);
+        return [...table.tBodies[0].rows].map(row => row.cells[at].textContent);
+    }"""
+    cells: list[str] = page.evaluate(script, name)
+    return cells
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_it_renders_without_a_complaint(
+    size: dict[str, int], scheme: str, browser: Any, page_file: Path
+) -> None:
+    with Tab(browser, page_file, viewport=size, color_scheme=scheme) as page:
+        assert "Rank 1 failed with exit code 3" in page.locator("h1").inner_text()
+        widths = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert widths[0] == widths[1] == size["width"], "the page itself does not scroll sideways"
+        luminance = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
+        assert (sum(page.evaluate(luminance)) > 384) == (scheme == "light")
+        for part in ("#culprit", "#timeline .lanes", "#ranks table", "#logs details"):
+            assert page.locator(part).first.bounding_box()["height"] > 10, part
+        # A segment of each rank has a width and a colour.
+        segment = page.locator("#timeline .p.failed").last
+        assert segment.bounding_box()["width"] > 100
+        assert segment.evaluate("one => getComputedStyle(one).backgroundColor") != "rgba(0, 0, 0, 0)"
+
+
+def test_the_table_sorts_by_mouse_and_keyboard(browser: Any, page_file: Path) -> None:
+    with Tab(browser, page_file, viewport=DESKTOP) as page:
+        header = page.locator("th", has_text="Wall time")
+        header.locator("button").click()
+        assert header.get_attribute("aria-sort") == "descending", "large numbers are looked for"
+        assert column(page, "Rank")[:2] == [f"rank {RANKS - 1}", f"rank {RANKS - 2}"]
+        page.keyboard.press("Enter")
+        assert header.get_attribute("aria-sort") == "ascending"
+        assert column(page, "Rank")[:3] == ["rank 0", "rank 1", "rank 2"]
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        assert header.get_attribute("aria-sort") is None
+        assert column(page, "Peak memory")[0] == "512 MB"
+        page.locator("th button", has_text="Status").click()
+        assert column(page, "Status")[0] == "failed"
+        page.locator("th button", has_text="Rank").click()
+        assert column(page, "Rank") == [f"rank {rank}" for rank in range(RANKS)]
+
+
+def test_512_ranks_scroll(browser: Any, page_file: Path) -> None:
+    with Tab(browser, page_file, viewport=PHONE, has_touch=True, is_mobile=True) as page:
+        for part in ("#timeline .lanes", "#ranks .scroll"):
+            scroller = page.locator(part)
+            inside = scroller.evaluate("one => [one.scrollHeight > 8000, one.clientHeight < 740]")
+            assert inside == [True, True], part
+            scroller.evaluate("one => one.scrollTo(100, one.scrollHeight)")
+            assert scroller.evaluate("one => [one.scrollTop > 7000, one.scrollLeft > 50]") == [True, True], (
+                part
+            )
+            edge = scroller.bounding_box()["x"]
+            name = page.locator(f"{part} .name", has_text=f"rank {RANKS - 1}")
+            # The names stay where they are.
+            assert abs(name.bounding_box()["x"] - edge) < 3, part
+
+
+def test_a_link_opens_the_log(browser: Any, page_file: Path) -> None:
+    with Tab(browser, page_file, viewport=DESKTOP) as page:
+        log = page.locator("#log-rank-300")
+        assert not log.locator("pre").is_visible()
+        page.locator("#rank-300 .path a").click()
+        log.locator("pre").wait_for(state="visible")
+        assert log.locator("pre").inner_text() == "step 1 of rank 300"
+
+
+def test_the_timeline_zooms(browser: Any, page_file: Path) -> None:
+    with Tab(browser, page_file, viewport=DESKTOP) as page:
+        width = "document.querySelector('.wide').offsetWidth"
+        before = page.evaluate(width)
+        page.get_by_label("Zoom in").click()
+        assert page.evaluate(width) > 1.8 * before
+        page.get_by_label("Zoom out").click()
+        assert page.evaluate(width) == before
+
+
+def test_without_javascript(browser: Any, page_file: Path) -> None:
+    with Tab(browser, page_file, viewport=PHONE, java_script_enabled=False) as page:
+        assert page.locator("button").count() == 0, "none that does nothing"
+        page.locator("#log-rank-1 summary").click()
+        assert page.locator("#log-rank-1 pre").is_visible()
