@@ -64,7 +64,7 @@ fn short_command(command: &[String]) -> String {
 /// A job and one line a rank.
 pub(super) fn job(status: &JobStatus, facts: &[RankFacts]) -> String {
     let round = status.round.map(|round| format!(", round {round}")).unwrap_or_default();
-    let attempt = if status.attempt > 0 { format!(", attempt {}", status.attempt + 1) } else { String::new() };
+    let attempt = if status.attempt > 0 { format!(", attempt {}", status.attempt) } else { String::new() };
     let nodes = if status.nnodes > 1 {
         format!(", {} nodes (these are the ranks of {})", status.nnodes, escape(&status.host))
     } else {
