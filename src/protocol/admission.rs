@@ -110,4 +110,114 @@ mod tests {
         let why = |ranks: usize| format!("its {ranks} ranks are too many: a job has {MAX_RANKS} at most");
         assert_eq!(unfit, BTreeMap::from([("b".to_owned(), why(MAX_RANKS)), ("d".to_owned(), why(1))]));
     }
+
+    #[test]
+    fn a_node_could_be_fit_by_its_format_and_its_number() {
+        for (format, rank, fit) in [
+            (FORMAT, None, true),
+            (FORMAT, Some(1), true),
+            (FORMAT, Some(2), false),
+            (FORMAT, Some(3), false),
+            (FORMAT + 1, None, false),
+            (FORMAT + 1, Some(1), false),
+        ] {
+            let rules = JobRules { max: 2, ..JobRules::default() };
+            let info = NodeInfo { rank, rules, ..NodeInfo::default() };
+            let record = NodeRecord { format, info, status: NodeStatus::Ready { seen: 0 } };
+            assert_eq!(could_be_fit(&record), fit, "format {format}, rank {rank:?}");
+        }
+    }
+
+    #[test]
+    fn nodes_that_cannot_take_part_are_refused_with_the_reason() {
+        let rules = JobRules { min: 2, max: 2, ..JobRules::default() };
+        let info = |host: &str, rank| NodeInfo { host: host.into(), rank, rules: rules.clone(), ..NodeInfo::default() };
+        let paddle = |rank| NodeInfo { is_paddle_launcher: true, rules: JobRules::default(), ..info("paddle", rank) };
+        let other_rules = JobRules { restarts: 3, ..rules.clone() };
+        let nodes = [
+            ("first", FORMAT, info("host0", Some(0))),
+            ("format", FORMAT + 1, NodeInfo { version: "9.9".into(), ..info("host1", Some(1)) }),
+            ("rules", FORMAT, NodeInfo { rules: other_rules, ..info("host2", Some(1)) }),
+            ("high", FORMAT, info("host3", Some(2))),
+            ("same", FORMAT, info("host4", Some(0))),
+            ("paddle", FORMAT, paddle(None)),
+            ("numbered_paddle", FORMAT, paddle(Some(1))),
+            ("plain", FORMAT, info("host5", None)),
+        ];
+        let nodes =
+            nodes.map(|(id, format, info)| (id, NodeRecord { format, info, status: NodeStatus::Ready { seen: 0 } }));
+        let unfit = find_unfit(nodes.iter().map(|(id, node)| (*id, node)), &nodes[0].1.info);
+        let why = [
+            ("format", "its launcher is version 9.9, whose protocol is another; use one version on all nodes"),
+            ("high", "--rank 2: there are 2 nodes, numbered from 0"),
+            ("paddle", "--rank: give it to all nodes or to none"),
+            ("rules", "restarts: it was started with 3, the job with 0; start all nodes alike"),
+            ("same", "--rank 0: host0 has that number already"),
+        ];
+        assert_eq!(unfit, BTreeMap::from(why.map(|(id, why)| (id.to_owned(), why.to_owned()))));
+    }
+
+    #[test]
+    fn only_launchers_of_different_versions_are_warned_of() {
+        let node = |version: &str, host: &str, is_paddle_launcher| NodeInfo {
+            version: version.into(),
+            host: host.into(),
+            is_paddle_launcher,
+            ..NodeInfo::default()
+        };
+        let (old, new, paddle) = (node("1.0", "a", false), node("1.1", "b", false), node("", "c", true));
+        let mixed = "the launchers have different versions: 1.0 (on a), 1.1 (on b)".to_owned();
+        for (nodes, warning) in [
+            (vec![], None),
+            (vec![&old], None),
+            (vec![&old, &old], None),
+            (vec![&old, &paddle], None),
+            (vec![&new, &old, &paddle], Some(mixed)),
+        ] {
+            assert_eq!(version_warning(nodes.iter().copied()), warning, "{nodes:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_difference_of_the_rules_is_named() {
+        use crate::protocol::record::{NodeOrder, OnFailure, OnNodeLoss};
+        let job = JobRules { min: 2, max: 2, ..JobRules::default() };
+        let with = |change: fn(&mut JobRules)| {
+            let mut rules = job.clone();
+            change(&mut rules);
+            rules
+        };
+        for (change, text) in [
+            (
+                (|rules| rules.frontend = "torch".into()) as fn(&mut JobRules),
+                "the front end: it was started with torch, the job with ;",
+            ),
+            (|rules| rules.max = 3, "--nnodes: it was started with 2:3, the job with 2;"),
+            (|rules| (rules.min, rules.max) = (3, 3), "--nnodes: it was started with 3, the job with 2;"),
+            (|rules| rules.restarts = 1, "restarts: it was started with 1, the job with 0;"),
+            (
+                |rules| rules.on_failure = OnFailure::Hold,
+                "the action after a failure: it was started with Hold, the job with End;",
+            ),
+            (
+                |rules| rules.on_loss = OnNodeLoss::Regroup,
+                "the action after a loss: it was started with Regroup, the job with End;",
+            ),
+            (
+                |rules| rules.order = NodeOrder::Address,
+                "the order of nodes: it was started with Address, the job with Name;",
+            ),
+            (|rules| rules.lease_ms = 1_500, "--heartbeat_timeout: it was started with 1.5 s, the job with 0 s;"),
+            (|rules| rules.loss_ms = 2_000, "--etcd_loss_timeout: it was started with 2 s, the job with 0 s;"),
+            (|rules| rules.last_call_ms = 10, "the last call: it was started with 0.01 s, the job with 0 s;"),
+            (|rules| rules.join_ms = 9_000, "the time to join: it was started with 9 s, the job with 0 s;"),
+        ] {
+            let text = format!("{text} start all nodes alike");
+            assert_eq!(with(change).difference(&job), Some(text));
+        }
+        // The first node decides about the last call, and each node about its own exit status for a restart.
+        for change in [(|rules| rules.no_last_call_at = Some(2)) as fn(&mut JobRules), |rules| rules.again = Some(9)] {
+            assert_eq!(with(change).difference(&job), None);
+        }
+    }
 }

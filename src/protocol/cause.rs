@@ -162,3 +162,191 @@ impl Coordinator {
         self.may_run.values().copied().fold(self.not_before, Duration::max)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::record::FORMAT;
+    use crate::protocol::state::JobState;
+
+    const RUNS: NodeStatus = NodeStatus::Runs { round: 2 };
+    const DONE: NodeStatus = NodeStatus::Done { round: 2 };
+    const LEAVES: NodeStatus = NodeStatus::Leaves { signal: 15 };
+    const STOPS: NodeStatus = NodeStatus::Stops { round: 2, why: NodeStop::Signal { signal: 15 } };
+
+    fn record(id: &str, rules: &JobRules, status: NodeStatus) -> NodeRecord {
+        let info = NodeInfo { host: format!("host-{id}"), rules: rules.clone(), ..NodeInfo::default() };
+        NodeRecord { format: FORMAT, info, status }
+    }
+
+    /// In round 2, whose members are a, b and c, as many as there are statuses. A member without a status is gone.
+    fn running(rules: &JobRules, statuses: &[Option<NodeStatus>]) -> Coordinator {
+        let nodes = || ["a", "b", "c"].into_iter().zip(statuses);
+        let member = |id: &str| RoundMember { id: id.into(), info: record(id, rules, RUNS).info };
+        let state = JobState { round: 2, phase: JobPhase::Running, ..Coordinator::new(Duration::ZERO).state().clone() };
+        let mut coordinator = Coordinator::resume(state, nodes().map(|(id, _)| member(id)).collect(), Duration::ZERO);
+        for (id, status) in nodes() {
+            if let Some(status) = status {
+                coordinator.record(id, record(id, rules, status.clone()), Duration::ZERO);
+            }
+        }
+        coordinator
+    }
+
+    fn failure(process: &str) -> RankFailure {
+        RankFailure { process: process.into(), lost_peer: process == "felt it", ..RankFailure::default() }
+    }
+
+    fn failed(round: u64, process: &str) -> NodeStatus {
+        NodeStatus::Failed { round, failure: failure(process) }
+    }
+
+    fn lost(node: usize, id: &str) -> LostNode {
+        LostNode { node, host: format!("host-{id}"), ..LostNode::default() }
+    }
+
+    #[test]
+    fn the_cause_is_what_happened_first_not_what_was_reported_first() {
+        let stops = |round| NodeStatus::Stops { round, why: NodeStop::Failure { failure: failure("own") } };
+        let by_failure = |process: &str| Some(RoundStopCause::Failed { failure: failure(process) });
+        let by_signal = |id: &str| Some(RoundStopCause::Stopped { host: format!("host-{id}"), signal: 15 });
+        let by_loss = |node, id: &str| Some(RoundStopCause::Lost { lost: lost(node, id) });
+        for (statuses, cause) in [
+            ([Some(RUNS), Some(RUNS)], None),
+            ([Some(failed(1, "own")), Some(RUNS)], None),
+            ([Some(stops(1)), Some(RUNS)], None),
+            ([Some(RUNS), Some(failed(2, "own"))], by_failure("own")),
+            ([Some(stops(2)), Some(RUNS)], by_failure("own")),
+            ([Some(failed(2, "felt it")), Some(failed(2, "own"))], by_failure("own")),
+            ([Some(LEAVES), Some(failed(2, "own"))], by_failure("own")),
+            ([None, Some(failed(2, "own"))], by_failure("own")),
+            ([Some(failed(2, "felt it")), Some(LEAVES)], by_signal("b")),
+            ([None, Some(STOPS)], by_signal("b")),
+            ([Some(failed(2, "felt it")), None], by_loss(1, "b")),
+            ([None, None], by_loss(0, "a")),
+            ([Some(failed(2, "felt it")), Some(RUNS)], by_failure("felt it")),
+        ] {
+            assert_eq!(running(&JobRules::default(), &statuses).find_cause(true), cause, "{statuses:?}");
+        }
+        let gave_up = running(&JobRules::default(), &[Some(NodeStatus::Ready { seen: 2 }), Some(RUNS)]);
+        assert_eq!((gave_up.find_cause(true), gave_up.find_cause(false)), (by_loss(0, "a"), None));
+        let not_begun = running(&JobRules::default(), &[Some(NodeStatus::Ready { seen: 1 }), Some(RUNS)]);
+        assert_eq!(not_begun.find_cause(true), None);
+        let mut left = running(&JobRules::default(), &[Some(RUNS), Some(LEAVES)]);
+        left.gone("b", Departure::Left, Duration::ZERO);
+        assert_eq!(left.find_cause(true), by_signal("b"), "it has gone since");
+    }
+
+    #[test]
+    fn a_failure_ends_the_job_as_the_rules_say() {
+        let again = RankFailure { again: true, ..failure("own") };
+        let no_restart = RankFailure { no_restart: Some("it says so".into()), ..failure("own") };
+        let text = |text: &str| Some(Some(text.to_owned()));
+        for (failure, on_failure, restarts, used, ends) in [
+            (&again, OnFailure::End, 0, 0, None),
+            (&again, OnFailure::Restart, 0, 0, None),
+            (&failure("own"), OnFailure::End, 5, 0, Some(None)),
+            (&failure("own"), OnFailure::Hold, 0, 0, None),
+            (&failure("own"), OnFailure::Restart, 0, 0, Some(None)),
+            (&failure("own"), OnFailure::Restart, 2, 1, None),
+            (&failure("own"), OnFailure::Restart, 2, 2, text("2 of 2 restarts used")),
+            (&no_restart, OnFailure::Restart, 2, 0, text("it says so")),
+        ] {
+            let rules = JobRules { on_failure, restarts, ..JobRules::default() };
+            let mut coordinator = running(&rules, &[Some(RUNS)]);
+            coordinator.state.failures = used;
+            let end = coordinator.end_by(&rules, &RoundStopCause::Failed { failure: failure.clone() });
+            let expected = ends.map(|no_restart| JobEnd::Failed { failure: failure.clone(), no_restart });
+            assert_eq!(end, expected, "{failure:?}, {on_failure:?}, {used} of {restarts}");
+        }
+    }
+
+    #[test]
+    fn a_job_goes_on_without_a_lost_node_unless_another_has_finished() {
+        for (on_loss, status, ends) in [
+            (OnNodeLoss::End, RUNS, true),
+            (OnNodeLoss::Regroup, RUNS, false),
+            (OnNodeLoss::Regroup, DONE, true),
+            (OnNodeLoss::Regroup, NodeStatus::Done { round: 1 }, false),
+        ] {
+            let rules = JobRules { on_loss, ..JobRules::default() };
+            let coordinator = running(&rules, &[None, Some(status.clone())]);
+            let end = coordinator.end_by(&rules, &RoundStopCause::Lost { lost: lost(0, "a") });
+            assert_eq!(end, ends.then(|| JobEnd::Lost { lost: lost(0, "a") }), "{on_loss:?}, {status:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_received_a_signal_leaves_alone_only_while_enough_nodes_stay() {
+        let (end, regroup) = (OnNodeLoss::End, OnNodeLoss::Regroup);
+        for (min, max, on_loss, statuses, ends) in [
+            (1, 2, regroup, &[LEAVES, RUNS][..], false),
+            (1, 2, end, &[LEAVES, RUNS], true),
+            (1, 2, regroup, &[LEAVES, DONE], true),
+            (2, 2, regroup, &[LEAVES, RUNS], true),
+            (2, 3, regroup, &[LEAVES, RUNS], true),
+            (2, 3, regroup, &[LEAVES, RUNS, RUNS], false),
+            (2, 3, regroup, &[STOPS, RUNS, RUNS], false),
+            (2, 3, regroup, &[STOPS, LEAVES, RUNS], true),
+        ] {
+            let rules = JobRules { min, max, on_loss, ..JobRules::default() };
+            let coordinator = running(&rules, &statuses.iter().cloned().map(Some).collect::<Vec<_>>());
+            let why = RoundStopCause::Stopped { host: "host-a".into(), signal: 15 };
+            let expected = ends.then(|| JobEnd::Stopped { host: "host-a".into(), signal: 15 });
+            assert_eq!(coordinator.end_by(&rules, &why), expected, "{min}:{max}, {on_loss:?}, {statuses:?}");
+        }
+    }
+
+    /// There are restarts left, but ranks of the lost node may outlive its lease.
+    #[test]
+    fn where_a_lost_node_ends_the_job_no_restart_follows_while_one_is_lost() {
+        let lost = JobPhase::Ended { end: JobEnd::Lost { lost: lost(1, "b") } };
+        for (on_loss, phase) in [(OnNodeLoss::End, lost), (OnNodeLoss::Regroup, JobPhase::Gathering)] {
+            let rules = JobRules {
+                min: 2,
+                max: 2,
+                join_ms: 60_000,
+                on_failure: OnFailure::Restart,
+                restarts: 5,
+                on_loss,
+                ..JobRules::default()
+            };
+            let mut coordinator = running(&rules, &[Some(failed(2, "own")), None]);
+            coordinator.turn(Duration::ZERO);
+            assert_eq!(coordinator.state.phase, phase, "{on_loss:?}");
+        }
+    }
+
+    #[test]
+    fn the_final_report_of_a_failure_is_one_that_differs_from_the_first() {
+        for (status, differs) in
+            [(failed(2, "all known"), true), (failed(2, "own"), false), (failed(1, "all known"), false), (RUNS, false)]
+        {
+            let coordinator = running(&JobRules::default(), &[Some(status.clone()), Some(RUNS)]);
+            let last = coordinator.final_failure(&failure("own"));
+            assert_eq!(last, differs.then(|| failure("all known")), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_has_ranks_while_it_runs_or_may_begin_the_round() {
+        let coordinator = running(&JobRules::default(), &[Some(RUNS)]);
+        for (id, is_paddle_launcher, status, has_ranks) in [
+            ("a", false, RUNS, true),
+            ("a", false, STOPS, true),
+            ("stranger", false, RUNS, true),
+            ("stranger", false, STOPS, true),
+            ("a", false, NodeStatus::Ready { seen: 1 }, true),
+            ("a", false, NodeStatus::Done { round: 1 }, true),
+            ("a", false, NodeStatus::Ready { seen: 2 }, false),
+            ("a", false, DONE, false),
+            ("a", false, LEAVES, false),
+            ("stranger", false, NodeStatus::Ready { seen: 1 }, false),
+            ("a", true, NodeStatus::Ready { seen: 0 }, false),
+        ] {
+            let mut record = record(id, &JobRules::default(), status);
+            record.info.is_paddle_launcher = is_paddle_launcher;
+            assert_eq!(coordinator.has_ranks(id, &record), has_ranks, "{id}: {record:?}");
+        }
+    }
+}

@@ -66,4 +66,26 @@ mod tests {
         let absurd = [("a", reading(u64::MAX, 0)), ("b", reading(0, 1))];
         assert_eq!(offset_warnings(&absurd).len(), 1);
     }
+
+    #[test]
+    fn clocks_are_compared_with_the_median_from_10_seconds_on() {
+        let all = |wrong: &[u64]| {
+            let right = wrong.iter().map(|_| ("right", reading(100_000, 0)));
+            let wrong = wrong.iter().map(|clock_ms| ("wrong", reading(*clock_ms, 0)));
+            offset_warnings(&right.chain([("right", reading(100_000, 0))]).chain(wrong).collect::<Vec<_>>()).len()
+        };
+        for (clocks, warnings) in [
+            (&[90_000, 110_000][..], 0),
+            (&[89_999, 110_000], 1),
+            (&[90_000, 110_001], 1),
+            (&[0, 0, 0], 3),
+            (&[0; 9], MAX_NAMED),
+        ] {
+            assert_eq!(all(clocks), warnings, "{clocks:?}");
+        }
+        let even =
+            [("a", reading(0, 0)), ("b", reading(50_000, 0)), ("c", reading(50_000, 0)), ("d", reading(51_000, 0))];
+        let warnings = offset_warnings(&even);
+        assert!(matches!(&warnings[..], [one] if one.contains("the clock of a is 50 s behind")), "{warnings:?}");
+    }
 }

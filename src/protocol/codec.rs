@@ -132,4 +132,103 @@ mod tests {
         assert_eq!((coordinator.state().serial, coordinator.state().round), (u64::MAX, u64::MAX));
         assert_eq!(coordinator.members().len(), 1, "{:?}", coordinator.state());
     }
+
+    fn record(info: &NodeInfo, status: NodeStatus) -> String {
+        json!(NodeRecord { format: FORMAT, info: info.clone(), status }).to_string()
+    }
+
+    #[test]
+    fn only_states_that_begin_a_round_require_that_all_nodes_are_known() {
+        let rules = JobRules { min: 2, max: 2, join_ms: 60_000, ..JobRules::default() };
+        let info = NodeInfo { rules, ranks: 1, ..NodeInfo::default() };
+        let mut coordinator = Coordinator::new(Duration::ZERO);
+        let logic: &mut dyn CoordinatorLogic = &mut coordinator;
+        let turn = |logic: &mut dyn CoordinatorLogic, at: u64| {
+            let publication = logic.turn(Duration::from_millis(at));
+            publication.map(|publication| (publication.requires_all_nodes, publication.members.is_some()))
+        };
+        logic.record("a", &record(&info, NodeStatus::Ready { seen: 0 }), Duration::ZERO);
+        assert_eq!(turn(logic, 0), Some((false, true)), "the first state comes with the list, which is empty");
+        assert_eq!(logic.next_deadline(), Some(Duration::from_millis(1_500)), "waiting nodes receive the participants");
+        logic.record("b", &record(&info, NodeStatus::Ready { seen: 0 }), Duration::ZERO);
+        assert_eq!(turn(logic, 1), Some((true, true)), "a round begins");
+        assert_eq!(logic.next_deadline(), None);
+        logic.gone("b", Departure::Lapsed { age: Duration::from_secs(1) }, Duration::from_millis(2));
+        assert_eq!(turn(logic, 2), Some((false, false)), "it stops");
+        assert!(!logic.is_over());
+        logic.record("a", &record(&info, NodeStatus::Ready { seen: 1 }), Duration::from_millis(3));
+        assert_eq!(turn(logic, 3), Some((false, false)), "the job ends");
+        assert!(!logic.is_over(), "a has to receive the end");
+        logic.gone("a", Departure::Left, Duration::from_millis(4));
+        assert!(logic.is_over());
+    }
+
+    #[test]
+    fn paddle_s_launchers_see_the_nodes_that_are_ready_or_run() {
+        let named = |name: &str| NodeInfo { name: name.into(), ..NodeInfo::default() };
+        let paddle = NodeInfo { is_paddle_launcher: true, ..named("theirs") };
+        let mut coordinator = Coordinator::new(Duration::ZERO);
+        let logic: &mut dyn CoordinatorLogic = &mut coordinator;
+        for (id, info, status) in [
+            ("1", named("ready"), NodeStatus::Ready { seen: 0 }),
+            ("2", named("runs"), NodeStatus::Runs { round: 1 }),
+            ("3", named("done"), NodeStatus::Done { round: 1 }),
+            ("4", paddle, NodeStatus::Ready { seen: 0 }),
+        ] {
+            logic.record(id, &record(&info, status), Duration::ZERO);
+        }
+        let keys: Vec<String> = logic.shown_to_paddle().into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["ready/-1", "runs/-1"]);
+    }
+
+    #[test]
+    fn an_entry_for_paddle_s_launchers_has_their_form() {
+        let info = NodeInfo {
+            name: "aaaaaa".into(),
+            ranks: 2,
+            device: "gpu".into(),
+            master: "10.0.0.1:6070".into(),
+            endpoints: vec!["10.0.0.1:1".into(), "10.0.0.1:2".into()],
+            ..NodeInfo::default()
+        };
+        let payload = |rank: i64| {
+            json!({
+                "name": "aaaaaa", "rank": rank, "replicas": 2, "dtype": "gpu", "candidate": "10.0.0.1:6070",
+                "endpoints": "10.0.0.1:1,10.0.0.1:2",
+            })
+        };
+        for (rank, number) in [(None, -1), (Some(3), 3)] {
+            let (key, text) = paddle_entry(&NodeInfo { rank, ..info.clone() });
+            assert_eq!((key, text), (format!("aaaaaa/{number}"), payload(number).to_string()));
+        }
+    }
+
+    #[test]
+    fn long_texts_of_a_record_are_cut_at_whole_characters() {
+        let long = |length: usize| "\u{e4}".repeat(length);
+        let text = || long(MAX_TEXT + 1);
+        let mut info = NodeInfo {
+            name: text(),
+            host: text(),
+            address: text(),
+            address_from: text(),
+            device: text(),
+            master: text(),
+            version: text(),
+            role: text(),
+            rules: JobRules { frontend: text(), ..JobRules::default() },
+            more: (0..10).map(|key| (format!("{key}"), long(4 * MAX_TEXT + 1))).collect(),
+            ..NodeInfo::default()
+        };
+        truncate_texts(&mut info);
+        let NodeInfo { name, host, address, address_from, device, master, version, role, rules, more, .. } = &info;
+        for text in [name, host, address, address_from, device, master, version, role, &rules.frontend] {
+            assert_eq!(*text, long(MAX_TEXT));
+        }
+        assert_eq!(more.keys().cloned().collect::<String>(), "01234567", "the first {MAX_MORE} stay");
+        assert!(more.values().all(|text| *text == long(4 * MAX_TEXT)));
+        let cut = info.clone();
+        truncate_texts(&mut info);
+        assert_eq!(info, cut, "texts that are short enough stay");
+    }
 }

@@ -74,3 +74,28 @@ pub struct Publication {
     /// whose records are there: one that had been lost may be back, and may have read the state before.
     pub requires_all_nodes: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_node_that_is_gone_may_run_as_its_lease_and_the_rules_say() {
+        let age = Duration::from_secs(1);
+        let (left, broken, lapsed) = (Departure::Left, Departure::Disconnected { age }, Departure::Lapsed { age });
+        for (departure, on_loss, loss_ms, seconds) in [
+            (left, OnNodeLoss::End, 60_000, None),
+            (left, OnNodeLoss::Regroup, 60_000, None),
+            (broken, OnNodeLoss::End, 60_000, Some(69)),
+            (broken, OnNodeLoss::Regroup, 60_000, Some(9)),
+            (lapsed, OnNodeLoss::End, 60_000, Some(60)),
+            (lapsed, OnNodeLoss::End, 0, None),
+            (lapsed, OnNodeLoss::Regroup, 60_000, None),
+        ] {
+            let rules = JobRules { lease_ms: 10_000, loss_ms, on_loss, ..JobRules::default() };
+            let run_for = departure.ranks_run_for(&rules);
+            assert_eq!(run_for, seconds.map(Duration::from_secs), "{departure:?}, {on_loss:?}, {loss_ms}");
+        }
+        assert_eq!([left, broken, lapsed].map(Departure::silence), [Duration::ZERO, Duration::ZERO, age]);
+    }
+}

@@ -69,4 +69,14 @@ mod tests {
         let terms = LeaseTerms { heartbeat_timeout, loss_timeout, on_loss: OnNodeLoss::End };
         assert_eq!(terms.time_to_live(), heartbeat_timeout);
     }
+
+    #[test]
+    fn ranks_begin_within_four_fifths_of_the_heartbeat_timeout() {
+        let (heartbeat_timeout, loss_timeout) = (Duration::from_secs(10), Duration::from_secs(60));
+        for on_loss in [OnNodeLoss::End, OnNodeLoss::Regroup] {
+            let terms = LeaseTerms { heartbeat_timeout, loss_timeout, on_loss };
+            let times = [terms.ranks_begin_within(), terms.ranks_run_for(), terms.enforced_after()];
+            assert_eq!(times, [8, 68, 1].map(Duration::from_secs), "{on_loss:?}");
+        }
+    }
 }

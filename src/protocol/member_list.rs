@@ -146,6 +146,9 @@ mod tests {
             let endpoints: Vec<String> = endpoints.into_iter().map(str::to_owned).collect();
             assert_eq!(joined(&endpoints), text);
             assert_eq!(split(&joined(&endpoints)), endpoints);
+            let (length, one) = (endpoints.concat().len(), joined(&endpoints));
+            let is_bound = split_length(&one) >= length && split_length(&one) <= length + 5 * endpoints.len();
+            assert!(is_bound || one.len() != 1, "{one:?}: {}", split_length(&one));
         }
     }
 

@@ -93,6 +93,7 @@ mod tests {
         let grown = [("h0", None), ("h1", None), ("new", None), ("a", None)];
         assert_eq!(ordered(&grown, 8, &["h0", "h1"]), ["h0", "h1", "a", "new"]);
         assert_eq!(ordered(&[("new", None), ("h1", None)], 2, &["h0", "h1"]), ["new", "h1"]);
+        assert_eq!(ordered(&[("h0", None), ("new", Some(0))], 2, &["h0"]), ["new", "h0"], "its number is taken");
     }
 
     #[test]
@@ -104,5 +105,10 @@ mod tests {
         let infos = [of("a", "10.0.0.10"), of("b", "10.0.0.9")];
         let list: Vec<_> = (0..).zip(&infos).map(|(joined, info)| Candidate { id: &info.name, info, joined }).collect();
         assert_eq!(order_round(&list, 2, &[]), ["b", "a"]);
+        // The rules of Paddle's own launcher are unknown.
+        let paddle = NodeInfo { rules: JobRules::default(), is_paddle_launcher: true, ..of("c", "10.0.0.8") };
+        let joined_first = Candidate { id: "c", info: &paddle, joined: 0 };
+        let list: Vec<_> = [joined_first].into_iter().chain(list).collect();
+        assert_eq!(order_round(&list, 3, &[]), ["c", "b", "a"]);
     }
 }

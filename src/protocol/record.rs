@@ -230,3 +230,48 @@ pub struct RankFailure {
     /// Milliseconds to wait before the restart.
     pub delay_ms: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_whole_milliseconds_and_the_longest_stays_the_longest() {
+        assert_eq!(millis(Duration::from_micros(1_999)), 1);
+        assert_eq!(millis(Duration::from_secs(2)), 2_000);
+        assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn only_the_exit_status_of_the_rules_asks_for_a_restart() {
+        for (again, exit_status, asks) in [(Some(101), 101, true), (Some(101), 1, false), (None, 101, false)] {
+            let rules = JobRules { again, ..JobRules::default() };
+            assert_eq!(rules.ask_for_restart(exit_status), asks, "{again:?}, {exit_status}");
+        }
+    }
+
+    #[test]
+    fn rules_are_written_unless_there_are_none() {
+        let text = |max| {
+            let info = NodeInfo { rules: JobRules { max, ..JobRules::default() }, ..NodeInfo::default() };
+            serde_json::to_value(info).map(|json| json["rules"]["max"].as_u64()).ok()
+        };
+        assert_eq!((text(0), text(2)), (Some(None), Some(Some(2))));
+    }
+
+    #[test]
+    fn a_node_has_stopped_in_the_last_round_that_it_reports() {
+        let failure = RankFailure::default;
+        for (status, stopped_in) in [
+            (NodeStatus::Ready { seen: 0 }, Some(0)),
+            (NodeStatus::Ready { seen: 4 }, Some(4)),
+            (NodeStatus::Runs { round: 4 }, None),
+            (NodeStatus::Stops { round: 4, why: NodeStop::Failure { failure: failure() } }, None),
+            (NodeStatus::Done { round: 4 }, Some(4)),
+            (NodeStatus::Failed { round: 4, failure: failure() }, Some(4)),
+            (NodeStatus::Leaves { signal: 15 }, Some(u64::MAX)),
+        ] {
+            assert_eq!(status.stopped_in(), stopped_in, "{status:?}");
+        }
+    }
+}

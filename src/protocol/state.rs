@@ -183,3 +183,55 @@ impl RoundMember {
         nodes.enumerate().map(member).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::record::JobRules;
+
+    /// With what only the coordinator needs to know of it.
+    fn info(number: usize, is_paddle_launcher: bool) -> NodeInfo {
+        NodeInfo {
+            address_from: "an option".into(),
+            device: "gpu".into(),
+            rules: JobRules { max: 2, ..JobRules::default() },
+            version: "1.0".into(),
+            clock_ms: 9,
+            ..listed(number, is_paddle_launcher)
+        }
+    }
+
+    fn listed(number: usize, is_paddle_launcher: bool) -> NodeInfo {
+        NodeInfo {
+            name: format!("name{number}"),
+            rank: Some(number),
+            host: format!("host{number}"),
+            address: format!("10.0.0.{number}"),
+            ranks: 2,
+            master: format!("10.0.0.{number}:1"),
+            endpoints: vec![format!("10.0.0.{number}:2"), format!("10.0.0.{number}:3")],
+            is_paddle_launcher,
+            role: "trainer".into(),
+            more: BTreeMap::from([("key".to_owned(), "value".to_owned())]),
+            ..NodeInfo::default()
+        }
+    }
+
+    #[test]
+    fn a_list_has_what_the_others_need_to_know_of_each_member() {
+        let list = |infos: [NodeInfo; 2]| {
+            let list = RoundMember::list(["a", "b"].into_iter().zip(&infos));
+            assert!(list.iter().map(|member| member.id.as_str()).eq(["a", "b"]));
+            list.into_iter().map(|member| member.info).collect::<Vec<_>>()
+        };
+        let without_name = |number| NodeInfo { name: String::new(), ..listed(number, false) };
+        let second = NodeInfo { master: String::new(), ..without_name(1) };
+        assert_eq!(
+            list([info(0, false), info(1, false)]),
+            [without_name(0), second],
+            "only the first one's store counts"
+        );
+        let with_paddle = [listed(0, false), listed(1, true)];
+        assert_eq!(list([info(0, false), info(1, true)]), with_paddle, "the names and stores of all");
+    }
+}

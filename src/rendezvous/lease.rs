@@ -243,4 +243,43 @@ mod tests {
         assert!(!rank.is_valid(), "another round runs");
         assert!(RankLease::open(Path::new("/proc/self/cmdline"), 7).is_err());
     }
+
+    #[test]
+    fn a_time_that_is_too_long_does_not_change_the_number_of_its_lease() {
+        for (time, kept) in
+            [(0, 0), (7, 7), ((1 << TIME_BITS) - 1, (1 << TIME_BITS) - 1), (u64::MAX, (1 << TIME_BITS) - 1)]
+        {
+            let word = packed(2, Duration::from_micros(time));
+            assert_eq!(unpacked(word), (2, Duration::from_micros(kept)));
+        }
+    }
+
+    #[test]
+    fn each_lease_has_another_number_than_the_one_before_and_none_has_0() {
+        for (number, next) in [(0, 1), (1, 2), (u16::MAX - 1, u16::MAX), (u16::MAX, 1)] {
+            assert_eq!(next_number(number), next);
+        }
+    }
+
+    #[test]
+    fn the_age_of_a_lease_counts_from_the_last_renewal() {
+        let lease = NodeLease::new().unwrap();
+        lease.renewed(1, clock::boot().saturating_sub(Duration::from_secs(7)));
+        assert!(lease.age() >= Duration::from_secs(7), "{:?}", lease.age());
+        lease.renewed(1, clock::boot());
+        assert!(lease.age() < Duration::from_secs(7), "{:?}", lease.age());
+    }
+
+    #[test]
+    fn its_descriptor_is_readable_from_hold_until_the_change_is_taken() {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        let lease = NodeLease::new().unwrap();
+        let is_readable =
+            || poll(&mut [PollFd::new(lease.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1;
+        assert!(!is_readable());
+        lease.hold(1, 1, &TERMS);
+        assert!(is_readable());
+        lease.take_changes();
+        assert!(!is_readable());
+    }
 }

@@ -58,6 +58,10 @@ pub struct RankStatus {
     pub exit: Option<String>,
     /// Whether it exited successfully.
     pub succeeded: bool,
+    /// Whether all its output goes to these files.
+    pub all_output_logged: bool,
+    /// Where its output begins in the first of these files, in bytes.
+    pub log_start: u64,
     /// The files that its output goes to.
     pub logs: Vec<PathBuf>,
 }
@@ -102,6 +106,8 @@ pub struct JobStatus {
     pub started: f64,
     /// What it does.
     pub phase: LaunchPhase,
+    /// Since when it does that (seconds since 1970).
+    pub phase_since: f64,
     /// The round of a job whose nodes rendezvous; `None`: there are no rounds.
     pub round: Option<u64>,
     /// The number of nodes of the job.

@@ -206,9 +206,10 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
-    /// Whether ranks run, and are neither stopped nor suspended by the user.
-    pub fn is_running(&self) -> bool {
-        !self.is_stopping() && !self.supervisor.is_suspended() && !self.supervisor.living().is_empty()
+    /// The attempt whose ranks run, unless they are stopped or suspended by the user.
+    pub fn running_attempt(&self) -> Option<u32> {
+        let is_running = !self.is_stopping() && !self.supervisor.is_suspended() && !self.supervisor.living().is_empty();
+        is_running.then_some(self.attempt)
     }
 
     /// From now on ranks that are stopped have at most this grace period.

@@ -216,10 +216,15 @@ impl<'a> EventLoop<'a> {
     /// Looks at ranks that have been silent for long, and reports a hang.
     fn watch_hangs(&mut self) -> io::Result<()> {
         let (ranks, poll) = (&self.ranks, self.engine.poll());
-        let found = self.hangs.turn(self.engine.is_running(), || ranks.stack_targets(), (poll, STACKS))?;
+        let found = self.hangs.turn(self.engine.running_attempt(), || ranks.stack_targets(), (poll, STACKS))?;
         let Some(found) = found else { return Ok(()) };
-        let aborted = if self.launch.hang.on_hang == OnHang::Abort { found.ranks_to_abort() } else { Vec::new() };
-        self.ranks.report_hang(&found, &aborted);
+        let has_other_nodes = self.launch.plan.nnodes > 1;
+        let aborted = match self.launch.hang.on_hang {
+            OnHang::Abort => found.ranks_to_abort(has_other_nodes),
+            OnHang::Report => Vec::new(),
+        };
+        let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
+        self.ranks.report_hang(&found, &aborted, is_spared);
         for local_rank in aborted {
             self.engine.signal_rank(local_rank, libc::SIGABRT);
             // A stopped process ends by no other signal than SIGKILL.
@@ -230,8 +235,8 @@ impl<'a> EventLoop<'a> {
 
     /// Ends a rank that has failed and does not exit.
     fn watch_exits(&mut self) -> io::Result<()> {
-        let (ranks, poll, is_running) = (&self.ranks, self.engine.poll(), self.engine.is_running());
-        let Some(stuck) = self.exits.turn(is_running, |local| ranks.stack_target(local), (poll, EXIT_STACKS))? else {
+        let (ranks, poll, attempt) = (&self.ranks, self.engine.poll(), self.engine.running_attempt());
+        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local), (poll, EXIT_STACKS))? else {
             return Ok(());
         };
         self.ranks.report_stuck_exit(&stuck);
@@ -242,7 +247,8 @@ impl<'a> EventLoop<'a> {
 
     /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).
     fn note_failed_ranks(&mut self) {
-        for local_rank in self.engine.living() {
+        let living = if self.engine.running_attempt().is_some() { self.engine.living() } else { Vec::new() };
+        for local_rank in living {
             if !self.exits.knows(local_rank) && self.ranks.has_raised(local_rank) {
                 self.exits.has_failed(local_rank);
             }
@@ -382,7 +388,8 @@ impl<'a> EventLoop<'a> {
             mut outcome,
             ..
         } = self;
-        launch.status.set_phase(LaunchPhase::Ended);
+        // Where nodes rendezvous, another round may follow.
+        launch.status.set_phase(if membership.is_some() { LaunchPhase::Preparing } else { LaunchPhase::Ended });
         // A later round uses the same preload server.
         if let Some(zygote) = launch.zygote.as_deref().filter(|_| membership.is_none()) {
             zygote.end();
@@ -395,11 +402,12 @@ impl<'a> EventLoop<'a> {
             let events = all.filter_map(|(signal, route)| requests.event(signal, route, &launch.forwarded_signals));
             events.filter(|event| matches!(event, SupervisorEvent::Stop(_))).count() > 0
         };
-        let (kept, cgroup) = (launch.kept_children(), launch.cgroup.as_ref());
+        let ((kept, readers), cgroup) = (launch.kept_in_sweep(), launch.cgroup.as_ref());
         let mut rest = sweep::all(&kept, &launch.no_sweep, cgroup, clock::now(), &mut is_stopped_again)?;
         if let Some(membership) = &membership {
             membership.ranks_have_ended();
         }
+        drop(readers);
         ranks.remove_memory();
         rest.killed.append(&mut ranks.strays);
         ranks.close_terminals();

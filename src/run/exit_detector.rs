@@ -2,6 +2,7 @@
 //! in the framework's clean-up, and the other ranks wait for them.
 
 use crate::report::stacks::StackDump;
+use crate::run::hang_detector::BUSY;
 use crate::run::stacks::collector::{StackCollector, StackReader};
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::sys::clock;
@@ -32,12 +33,14 @@ pub struct ExitDetector<'a> {
     /// When each rank failed, and when it is looked at next.
     failed: BTreeMap<usize, (Duration, Duration)>,
     looking: Option<(usize, StackCollector)>,
+    /// The attempt that is watched.
+    attempt: Option<u32>,
 }
 
 impl<'a> ExitDetector<'a> {
     /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
     pub fn new(timeout: Option<Duration>, reader: &'a StackReader) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), looking: None }
+        Self { timeout, reader, failed: BTreeMap::new(), looking: None, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -59,17 +62,18 @@ impl<'a> ExitDetector<'a> {
         looking.or_else(|| self.failed.values().map(|(_, look_at)| *look_at).min())
     }
 
-    /// Continues. `is_running`: whether ranks run and do not stop; `target`: a rank, if it lives; `token`: reported by `poll` when an
+    /// Continues. `attempt`: the one whose ranks run and do not stop; `target`: a rank, if it lives; `token`: reported by `poll` when an
     /// answer arrives.
     pub fn turn(
         &mut self,
-        is_running: bool,
+        attempt: Option<u32>,
         target: impl Fn(usize) -> Option<RankTarget>,
         (poll, token): (&Poller, u64),
     ) -> io::Result<Option<StuckExit>> {
-        if !is_running {
+        if attempt != self.attempt {
+            self.attempt = attempt;
             self.failed.clear();
-            return self.end_look(poll).map(|()| None);
+            self.end_look(poll)?;
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
         if let Some((local_rank, collector)) = &mut self.looking {
@@ -81,7 +85,10 @@ impl<'a> ExitDetector<'a> {
             let Some((failed_at, look_at)) = self.failed.get_mut(&local_rank) else { return Ok(None) };
             *look_at = now.saturating_add(timeout);
             return Ok(match answer {
-                Ok(Some(StackAnswer::Still(_, dump))) => {
+                // One that works in C code does not move.
+                Ok(Some(StackAnswer::Still { watched, dump, .. }))
+                    if dump.ranks.iter().all(|rank| rank.cpu_share(Duration::from_secs_f64(watched)) < BUSY) =>
+                {
                     let stuck = StuckExit { local_rank, failed_at: *failed_at, dump };
                     // It is aborted, and looked at no more.
                     *look_at = Duration::MAX;

@@ -2,7 +2,7 @@
 
 use crate::report::stacks::{self, StackDump};
 use crate::run::stacks::collector::{StackCollector, StackReader};
-use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
+use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest, WrittenBytes};
 use crate::supervise::{HangAction, HangEvent, HangLook, HangWatch};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
@@ -25,15 +25,26 @@ pub struct FoundHang {
 }
 
 impl FoundHang {
-    /// The ranks that hold up the others, or all of them if none stands out.
-    pub fn ranks_to_abort(&self) -> Vec<usize> {
+    /// The ranks to be aborted: those that hold up the others and are idle; or all of them, if none stands out and all wait for each
+    /// other. `has_other_nodes`: then ranks that wait may wait for those of other nodes, which may work.
+    pub fn ranks_to_abort(&self, has_other_nodes: bool) -> Vec<usize> {
         let groups = stacks::group(&self.dump);
+        let all = || self.dump.ranks.iter().map(|rank| rank.local_rank);
+        let is_idle = |local: usize| {
+            let rank = self.dump.ranks.iter().find(|rank| rank.local_rank == local);
+            rank.is_some_and(|rank| rank.cpu_share(self.watched) < BUSY)
+        };
         match stacks::find_odd_ranks(&groups, &[]) {
-            odd if odd.ranks().is_empty() => self.dump.ranks.iter().map(|rank| rank.local_rank).collect(),
-            odd => odd.ranks().to_vec(),
+            odd if !odd.ranks().is_empty() => odd.ranks().iter().copied().filter(|local| is_idle(*local)).collect(),
+            _ if has_other_nodes => Vec::new(),
+            _ if groups.iter().all(|group| group.waits_in.is_some()) || all().all(is_idle) => all().collect(),
+            _ => Vec::new(),
         }
     }
 }
+
+/// The share of a CPU from which on a rank is not idle.
+pub(super) const BUSY: f64 = 0.05;
 
 /// Looks for hangs of the present attempt.
 pub struct HangDetector<'a> {
@@ -41,6 +52,10 @@ pub struct HangDetector<'a> {
     question: HangQuestion,
     reader: &'a StackReader,
     collector: Option<StackCollector>,
+    /// The attempt that is watched.
+    attempt: Option<u32>,
+    /// What each rank had written in all when it was last looked at.
+    written: WrittenBytes,
     has_warned: bool,
 }
 
@@ -50,7 +65,15 @@ impl<'a> HangDetector<'a> {
         let silent = timeout.unwrap_or(Duration::MAX);
         let question =
             HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds: WATCHED.min(silent).as_secs_f64() };
-        Self { watch: HangWatch::new(timeout), question, reader, collector: None, has_warned: false }
+        Self {
+            watch: HangWatch::new(timeout),
+            question,
+            reader,
+            collector: None,
+            attempt: None,
+            written: WrittenBytes::new(),
+            has_warned: false,
+        }
     }
 
     /// When `turn` has something to do, if nothing happens before.
@@ -58,18 +81,23 @@ impl<'a> HangDetector<'a> {
         self.collector.as_ref().map(StackCollector::until).or_else(|| self.watch.due())
     }
 
-    /// Continues. `is_running`: whether ranks run, and neither stop nor are suspended; `targets`: those ranks; `token`: reported by
+    /// Continues. `attempt`: the one whose ranks run, and neither stop nor are suspended; `targets`: those ranks; `token`: reported by
     /// `poll` when an answer arrives.
     pub fn turn(
         &mut self,
-        is_running: bool,
+        attempt: Option<u32>,
         targets: impl FnOnce() -> Vec<RankTarget>,
         (poll, token): (&Poller, u64),
     ) -> io::Result<Option<FoundHang>> {
         let now = clock::now();
-        self.watch.handle(now, if is_running { HangEvent::Running } else { HangEvent::NotRunning });
-        if !is_running {
+        if attempt != self.attempt {
+            self.attempt = attempt;
+            self.watch.handle(now, HangEvent::NotRunning);
+            self.written.clear();
             self.drop_collector(poll)?;
+            if attempt.is_some() {
+                self.watch.handle(now, HangEvent::Running);
+            }
         }
         let mut found = None;
         if let Some(collector) = &mut self.collector {
@@ -79,10 +107,12 @@ impl<'a> HangDetector<'a> {
             }
             let look = match answer {
                 Ok(None) => return Ok(None),
-                Ok(Some(StackAnswer::NotSilent(seconds))) => HangLook::NotSilent(duration(seconds)),
-                Ok(Some(StackAnswer::Still(seconds, dump))) => {
-                    let watched = duration(self.question.watched_seconds);
-                    found = Some(FoundHang { silence: duration(seconds), watched, dump });
+                Ok(Some(StackAnswer::NotSilent { seconds, written })) => {
+                    self.written = written;
+                    HangLook::NotSilent(duration(seconds))
+                }
+                Ok(Some(StackAnswer::Still { seconds, watched, dump })) => {
+                    found = Some(FoundHang { silence: duration(seconds), watched: duration(watched), dump });
                     HangLook::Still
                 }
                 Ok(Some(StackAnswer::Moved | StackAnswer::Stacks(_))) => HangLook::Moved,
@@ -98,7 +128,15 @@ impl<'a> HangDetector<'a> {
         if self.watch.due().is_some_and(|at| now >= at)
             && self.watch.handle(now, HangEvent::Due) == Some(HangAction::Look)
         {
-            let request = StackRequest { ranks: targets(), hang: Some(self.question) };
+            let mut ranks = targets();
+            for rank in &mut ranks {
+                rank.written_before = self.written.get(&rank.local_rank).copied();
+            }
+            if ranks.is_empty() {
+                self.watch.handle(now, HangEvent::Looked(HangLook::Moved));
+                return Ok(None);
+            }
+            let request = StackRequest { ranks, hang: Some(self.question) };
             match self.reader.start(&request) {
                 Ok(collector) => {
                     poll.readable(&collector, token)?;

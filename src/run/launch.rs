@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 /// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
@@ -145,6 +146,13 @@ impl Launch<'_> {
             gloo_tmpdir: self.gloo_tmpdir.clone(),
             removed_on_success: self.removed_on_success.clone(),
         }
+    }
+
+    /// The same for a sweep of the job, with no reader started until the second part is dropped.
+    pub fn kept_in_sweep(&self) -> (BTreeSet<i32>, MutexGuard<'_, BTreeSet<i32>>) {
+        let readers = self.stack_reader.pause();
+        let zygote = self.zygote.iter().filter_map(|zygote| zygote.pid());
+        (zygote.chain(readers.iter().copied()).collect(), readers)
     }
 
     /// Children of the supervisor process that no sweep may end.

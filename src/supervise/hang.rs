@@ -77,8 +77,8 @@ impl HangWatch {
             }
             (HangEvent::Looked(look), HangPhase::Looking { reported }) => match look {
                 HangLook::NotSilent(ago) => {
-                    // A clock that was set back may have written the file in the future: never sooner than a quarter.
-                    let rest = timeout.saturating_sub(ago).max(timeout / 4);
+                    // Not at once, should it have been written in the future by a clock that was set back.
+                    let rest = timeout.saturating_sub(ago).max(timeout / 20);
                     (HangPhase::Waiting { look_at: now.saturating_add(rest), reported: false }, None)
                 }
                 HangLook::Moved => (HangPhase::Waiting { look_at: later, reported: false }, None),
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(watch.due(), Some(at(170)));
         let mut watch = looking();
         watch.handle(at(100), HangEvent::Looked(HangLook::NotSilent(at(99))));
-        assert_eq!(watch.due(), Some(at(125)));
+        assert_eq!(watch.due(), Some(at(105)));
     }
 
     #[test]

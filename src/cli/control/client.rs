@@ -30,7 +30,12 @@ impl Client {
 
     /// Sends a request and returns the answer.
     pub fn ask(&mut self, request: ControlRequest) -> Result<ControlAnswer, ControlError> {
-        match serde_json::from_slice(&self.exchange(request)?) {
+        self.ask_within(request, PATIENCE)
+    }
+
+    /// The same with this patience.
+    pub fn ask_within(&mut self, request: ControlRequest, patience: Duration) -> Result<ControlAnswer, ControlError> {
+        match serde_json::from_slice(&self.exchange(request, patience)?) {
             Ok(ControlAnswer::Error { message }) => Err(ControlError::Refused(message)),
             Ok(answer) => Ok(answer),
             Err(_) => Err(ControlError::NotUnderstood),
@@ -61,7 +66,7 @@ impl Client {
         pidfd::await_any(&launcher, limit);
     }
 
-    fn exchange(&self, request: ControlRequest) -> Result<Vec<u8>, ControlError> {
+    fn exchange(&self, request: ControlRequest, patience: Duration) -> Result<Vec<u8>, ControlError> {
         let is_gone = |error: &io::Error| {
             use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound};
             matches!(error.kind(), BrokenPipe | ConnectionRefused | ConnectionReset | NotFound)
@@ -70,8 +75,8 @@ impl Client {
             |error: io::Error| if is_gone(&error) { ControlError::Gone } else { ControlError::NoAnswer(error) };
         let mut socket = UnixStream::connect(&self.path).map_err(failed)?;
         socket
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)))
+            .set_read_timeout(Some(patience))
+            .and_then(|()| socket.set_write_timeout(Some(patience)))
             .map_err(failed)?;
         socket.write_all(&RequestLine::encode(request)).map_err(failed)?;
         let mut line = Vec::new();

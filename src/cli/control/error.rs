@@ -17,10 +17,10 @@ pub(super) enum ControlError {
         runtime_folder::path().display()
     )]
     NoJobs,
-    #[error("no running job is {job}; `rlaunch ps` lists them")]
+    #[error("no running job is {job}; `rlaunch ps` lists those that run")]
     NotFound { job: String },
-    #[error("{} jobs run; say which by its process id: {}", .jobs.len(), .jobs.join(", "))]
-    Several { jobs: Vec<String> },
+    #[error("{} jobs{of} run; say which by its process id: {}", .jobs.len(), .jobs.join(", "))]
+    Several { of: String, jobs: Vec<String> },
     #[error("the job has no rank {rank} on this machine; it has {has}")]
     NotARank { rank: usize, has: String },
     #[error("none of these ranks runs")]

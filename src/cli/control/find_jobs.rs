@@ -2,19 +2,42 @@
 
 use super::client::Client;
 use super::error::ControlError;
+use crate::cli::common::message::print_notice;
+use crate::model::Role;
 use crate::report::job_status::{JobStatus, RankStatus};
 use crate::report::wording::named;
+use crate::run::control::message::{ControlAnswer, ControlRequest};
 use crate::run::control::runtime_folder;
 use std::path::Path;
+use std::time::Duration;
 
-/// All jobs that answer.
+/// How long a launcher may take to say which job it is. One that is stopped does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// All jobs that answer. All launchers are asked at once; those that do not answer are named on stderr.
 pub(super) fn all() -> Result<Vec<(Client, JobStatus)>, ControlError> {
-    let answering = |path: &Path| {
-        let mut client = Client::new(path);
-        let status = client.status().ok()?;
-        Some((client, status))
-    };
-    Ok(runtime_folder::sockets()?.iter().filter_map(|path| answering(path)).collect())
+    let sockets = runtime_folder::sockets()?;
+    let answers = std::thread::scope(|scope| {
+        let ask = |path: &Path| {
+            let mut client = Client::new(path);
+            let answer = client.ask_within(ControlRequest::Status, PATIENCE);
+            (client, answer)
+        };
+        let asked: Vec<_> = sockets.iter().map(|path| scope.spawn(move || ask(path))).collect();
+        asked.into_iter().filter_map(|thread| thread.join().ok()).collect::<Vec<_>>()
+    });
+    let mut found = Vec::new();
+    for (path, (client, answer)) in sockets.iter().zip(answers) {
+        match answer {
+            Ok(ControlAnswer::Status(status)) => found.push((client, status)),
+            Err(ControlError::Gone) => {}
+            Ok(_) | Err(_) => print_notice(&format!(
+                "the launcher behind {} does not answer; is it stopped, or of another version?",
+                path.display()
+            )),
+        }
+    }
+    Ok(found)
 }
 
 /// The job that the user means: by its launcher's process id, its id or its log folder; without a name, the only one.
@@ -28,9 +51,10 @@ pub(super) fn find(job: Option<&str>) -> Result<Client, ControlError> {
     }
     match (jobs.pop(), job) {
         (Some((client, _)), _) if jobs.is_empty() => Ok(client),
-        (Some((_, last)), _) => {
+        (Some((_, last)), name) => {
             let all = jobs.iter().map(|(_, status)| status).chain([&last]);
-            Err(ControlError::Several { jobs: all.map(describe).collect() })
+            let of = name.map(|name| format!(" with the id {name}")).unwrap_or_default();
+            Err(ControlError::Several { of, jobs: all.map(describe).collect() })
         }
         (None, name) => Err(ControlError::NotFound { job: name.unwrap_or_default().to_owned() }),
     }
@@ -49,12 +73,17 @@ fn describe(status: &JobStatus) -> String {
     format!("{} ({})", status.launcher, status.job_id)
 }
 
-/// The ranks with these numbers in the job, or all.
+/// The ranks with these numbers in the job, or all processes. Servers have numbers of their own, and no option.
 pub(super) fn choose_ranks<'a>(status: &'a JobStatus, numbers: &[usize]) -> Result<Vec<&'a RankStatus>, ControlError> {
-    let has = |number: usize| status.ranks.iter().any(|rank| rank.rank == number);
+    let is_it = |rank: &RankStatus, number: usize| rank.role == Role::Trainer && rank.rank == number;
+    let has = |number: usize| status.ranks.iter().any(|rank| is_it(rank, number));
     if let Some(rank) = numbers.iter().copied().find(|number| !has(*number)) {
         let labels: Vec<_> = status.ranks.iter().map(RankStatus::label).collect();
         return Err(ControlError::NotARank { rank, has: named(&labels) });
     }
-    Ok(status.ranks.iter().filter(|rank| numbers.is_empty() || numbers.contains(&rank.rank)).collect())
+    Ok(status
+        .ranks
+        .iter()
+        .filter(|rank| numbers.is_empty() || numbers.iter().any(|number| is_it(rank, *number)))
+        .collect())
 }

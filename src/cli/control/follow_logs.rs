@@ -3,6 +3,7 @@
 use super::client::{Client, INTERVAL};
 use super::error::ControlError;
 use super::find_jobs::choose_ranks;
+use crate::cli::common::message::print_notice;
 use crate::cli::common::startup::print_output;
 use crate::report::LineSplitter;
 use crate::report::console::escape::ColorPolicy;
@@ -22,122 +23,151 @@ const TICK: Duration = Duration::from_millis(200);
 /// Bytes read of one log before the others have their turn.
 const AT_ONCE: u64 = 1 << 20;
 /// Bytes at the end of a log in which its last lines are looked for.
-const TAIL: u64 = 1 << 20;
+const TAIL: u64 = 16 << 20;
 
-/// A log that is followed.
-struct FollowedLog {
+/// A log to show.
+struct ShownLog {
+    path: PathBuf,
     prefix: String,
-    /// Where the next unread byte is.
-    position: u64,
-    /// The file, as it may be replaced by another of its name.
-    inode: u64,
-    splitter: LineSplitter,
+    /// Where the output of the present attempt begins.
+    start: u64,
 }
 
 pub(super) fn show(mut client: Client, ranks: &[usize], lines: usize, follow: bool) -> Result<(), ControlError> {
     let mut status = client.status()?;
     let mut logs: BTreeMap<PathBuf, FollowedLog> = BTreeMap::new();
-    for (path, prefix) in chosen(&status, ranks)? {
-        logs.insert(path.clone(), begin(&path, prefix, lines));
+    if choose_ranks(&status, ranks)?.iter().any(|rank| rank.pid.is_some() && !rank.all_output_logged) {
+        print_notice(
+            "not all output goes to logs: the rest goes to the job's console (rlaunch run: --tee 3 logs it too)",
+        );
+    }
+    for log in chosen(&status, ranks)? {
+        let followed = FollowedLog::begin(&log, lines, follow);
+        logs.insert(log.path, followed);
     }
     let mut asked = clock::now();
+    if !follow {
+        return Ok(());
+    }
     loop {
-        if !follow {
-            break;
-        }
-        let mut has_more = false;
-        for (path, log) in &mut logs {
-            has_more |= log.copy(path);
-        }
+        let has_more = logs.values_mut().map(FollowedLog::copy).filter(|has_more| *has_more).count() > 0;
         if has_more {
             continue;
         }
         if clock::now() - asked > INTERVAL {
             asked = clock::now();
             status = match client.status() {
-                Err(ControlError::Gone) => break,
+                Err(ControlError::Gone) => return end(logs),
                 status => status?,
             };
             // Ranks of a new attempt may have new logs.
-            for (path, prefix) in chosen(&status, ranks)? {
-                logs.entry(path.clone()).or_insert_with(|| FollowedLog::new(prefix, inode(&path), 0));
+            for log in chosen(&status, ranks)? {
+                logs.entry(log.path.clone()).or_insert_with(|| FollowedLog::new(log.path, log.prefix));
             }
         }
         client.await_end(&status, TICK);
     }
-    for (path, log) in &mut logs {
-        if follow {
-            while log.copy(path) {}
-        }
+}
+
+/// Prints the rest.
+fn end(mut logs: BTreeMap<PathBuf, FollowedLog>) -> Result<(), ControlError> {
+    for log in logs.values_mut() {
+        while log.copy() {}
         log.finish();
     }
     Ok(())
 }
 
-/// The logs of these ranks with the prefix of their lines.
-fn chosen(status: &JobStatus, ranks: &[usize]) -> Result<Vec<(PathBuf, String)>, ControlError> {
+/// The logs of these ranks.
+fn chosen(status: &JobStatus, ranks: &[usize]) -> Result<Vec<ShownLog>, ControlError> {
     let chosen = choose_ranks(status, ranks)?;
     let prefix = |label| if chosen.len() > 1 { LinePrefix::Rank.text(label, &status.host) } else { String::new() };
-    Ok(chosen.iter().flat_map(|rank| rank.logs.iter().map(|log| (log.clone(), prefix(rank.label())))).collect())
-}
-
-fn inode(path: &Path) -> u64 {
-    std::fs::metadata(path).map(|data| data.ino()).unwrap_or_default()
-}
-
-/// Prints the last lines of a log, and returns it with the position after them.
-fn begin(path: &Path, prefix: String, lines: usize) -> FollowedLog {
-    let length = std::fs::metadata(path).map(|data| data.len()).unwrap_or_default();
-    let bytes = log_files::tail_until(path, 0, length, TAIL);
-    // An unfinished line is continued later.
-    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    let mut log = FollowedLog::new(prefix, inode(path), length - (bytes.len() - whole) as u64);
-    let mut found: Vec<Vec<u8>> = Vec::new();
-    LineSplitter::new().feed(&bytes[..whole], |line| found.push(line.to_vec()));
-    let first = found.len().saturating_sub(lines);
-    let mut text = Vec::new();
-    for line in &found[first..] {
-        write_line(&mut text, &log.prefix, line, ColorPolicy::Drop);
+    let mut found = Vec::new();
+    for rank in &chosen {
+        let starts = [rank.log_start].into_iter().chain(std::iter::repeat(0));
+        let logs = rank.logs.iter().zip(starts);
+        found.extend(logs.map(|(path, start)| ShownLog { path: path.clone(), prefix: prefix(rank.label()), start }));
     }
-    print(&text);
-    log.splitter = LineSplitter::new();
-    log
+    Ok(found)
 }
 
-fn print(text: &[u8]) {
-    print_output(&String::from_utf8_lossy(text));
+/// A log that is followed.
+struct FollowedLog {
+    path: PathBuf,
+    prefix: String,
+    /// The file that is read; a rename of it changes nothing.
+    file: Option<File>,
+    splitter: LineSplitter,
 }
 
 impl FollowedLog {
-    fn new(prefix: String, inode: u64, position: u64) -> Self {
-        Self { prefix, position, inode, splitter: LineSplitter::new() }
+    fn new(path: PathBuf, prefix: String) -> Self {
+        Self { path, prefix, file: None, splitter: LineSplitter::new() }
+    }
+
+    /// Prints the last lines of the present attempt. `is_followed`: an unfinished one is continued later.
+    fn begin(log: &ShownLog, lines: usize, is_followed: bool) -> Self {
+        let mut this = Self::new(log.path.clone(), log.prefix.clone());
+        let Some(mut file) = open(&log.path) else { return this };
+        let end = file.metadata().map(|data| data.len()).unwrap_or_default();
+        let bytes = log_files::tail_until(&log.path, log.start, end, TAIL);
+        let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let shown = if is_followed { &bytes[..whole] } else { &bytes[..] };
+        let (mut found, mut splitter): (Vec<Vec<u8>>, _) = (Vec::new(), LineSplitter::new());
+        splitter.feed(shown, |line| found.push(line.to_vec()));
+        found.extend(splitter.finish());
+        let first = found.len().saturating_sub(lines);
+        found[first..].iter().for_each(|line| this.print(line));
+        let read = end - (bytes.len() - shown.len()) as u64;
+        this.file = file.seek(SeekFrom::Start(read)).is_ok().then_some(file);
+        this
+    }
+
+    fn print(&self, line: &[u8]) {
+        let mut text = Vec::new();
+        write_line(&mut text, &self.prefix, line, ColorPolicy::Drop);
+        print_output(&String::from_utf8_lossy(&text));
     }
 
     /// Prints new whole lines. Whether there may be more.
-    fn copy(&mut self, path: &Path) -> bool {
-        let Ok(mut file) = File::open(path) else { return false };
-        let Ok(data) = file.metadata() else { return false };
-        // The log of another attempt, or one that was emptied.
-        if data.ino() != self.inode || data.len() < self.position {
-            (self.inode, self.position) = (data.ino(), 0);
+    fn copy(&mut self) -> bool {
+        if self.file.is_none() {
+            self.file = open(&self.path);
         }
+        let Some(file) = &mut self.file else { return false };
         let mut bytes = Vec::new();
-        if file.seek(SeekFrom::Start(self.position)).is_err() || file.take(AT_ONCE).read_to_end(&mut bytes).is_err() {
+        if file.take(AT_ONCE).read_to_end(&mut bytes).is_err() {
             return false;
         }
-        self.position += bytes.len() as u64;
-        let (mut text, prefix) = (Vec::new(), self.prefix.clone());
-        self.splitter.feed(&bytes, |line| write_line(&mut text, &prefix, line, ColorPolicy::Drop));
-        print(&text);
-        bytes.len() as u64 == AT_ONCE
+        let mut splitter = std::mem::take(&mut self.splitter);
+        splitter.feed(&bytes, |line| self.print(line));
+        self.splitter = splitter;
+        if !bytes.is_empty() {
+            return bytes.len() as u64 == AT_ONCE;
+        }
+        // All is read. Another attempt has another file of this name, and rotation may have removed the beginning.
+        if self.was_replaced() {
+            self.finish();
+            self.file = open(&self.path);
+            return self.file.is_some();
+        }
+        false
+    }
+
+    fn was_replaced(&self) -> bool {
+        let (Some(file), Ok(now)) = (&self.file, std::fs::metadata(&self.path)) else { return false };
+        let position = { file }.stream_position().unwrap_or_default();
+        file.metadata().is_ok_and(|own| own.ino() != now.ino() || own.dev() != now.dev()) || now.len() < position
     }
 
     /// Prints an unfinished line.
     fn finish(&mut self) {
         if let Some(rest) = self.splitter.finish() {
-            let mut text = Vec::new();
-            write_line(&mut text, &self.prefix, &rest, ColorPolicy::Drop);
-            print(&text);
+            self.print(&rest);
         }
     }
+}
+
+fn open(path: &Path) -> Option<File> {
+    File::open(path).ok()
 }

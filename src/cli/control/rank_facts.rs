@@ -21,7 +21,7 @@ pub(super) struct RankFacts {
     pub memory_bytes: Option<u64>,
     /// Number of processes.
     pub processes: usize,
-    /// Seconds since the last output; `None`: there is no log.
+    /// Seconds since the last output; `None`: not all of it goes to a log.
     pub silent_seconds: Option<f64>,
 }
 
@@ -43,7 +43,7 @@ impl RankFacts {
     }
 
     fn of_rank(rank: &RankStatus, (before, after): (&Snapshot, &Snapshot), took: f64) -> Self {
-        let silent_seconds = silence(rank);
+        let silent_seconds = if rank.all_output_logged { silence(rank) } else { None };
         let is_same = |pid: &i32| after.get(*pid).is_some_and(|stat| Some(stat.started) == rank.start_ticks);
         let Some(pid) = rank.pid.filter(|pid| rank.is_alive() && is_same(pid)) else {
             return Self { silent_seconds, ..Self::default() };

@@ -75,7 +75,7 @@ pub(super) fn job(status: &JobStatus, facts: &[RankFacts]) -> String {
         escape(&status.job_id),
         status.launcher,
         status.phase.word(),
-        since(status.started),
+        since(status.phase_since),
         escape(&status.log_dir.display().to_string()),
     );
     if status.ranks.is_empty() {

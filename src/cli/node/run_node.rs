@@ -90,8 +90,8 @@ pub fn run_node(
                 signals::unblock(&BLOCKED_IN_LAUNCHER);
             }
             let (host, id) = (&frontend.report_context().host, launcher_pid);
-            launch.status.describe(host, id, (&launch.log_dir, shown_command(launch)));
-            let control = ControlServer::start(launch, (&supervisor.launcher, id));
+            launch.status.describe((&launch.plan.job_id, host), id, (&launch.log_dir, shown_command(launch)));
+            let control = ControlServer::start(launch, (&supervisor.launcher, id), signals);
             if let Err(error) = &control {
                 info!("no control socket, so `rlaunch status` does not find this job: {error}");
             }

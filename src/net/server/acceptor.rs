@@ -5,6 +5,7 @@ use crate::net::listen::BACKLOG;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
 /// How long no connection is accepted after there was no room for one.
@@ -35,6 +36,10 @@ impl Acceptor {
             epoll.add(listener, EpollEvent::new(EpollFlags::EPOLLIN, token))?;
         }
         Ok(Self { listeners, first_token, paused_until: None })
+    }
+
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.listeners.iter().map(|listener| listener.as_fd().as_raw_fd())
     }
 
     /// Accepts a connection of the listener with this token.

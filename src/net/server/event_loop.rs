@@ -13,6 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,6 +100,13 @@ impl<S: Service> EventLoop<S> {
     /// Sends commands to the service, also from threads of its own.
     pub fn sender(&self) -> CommandSender<S::Command> {
         self.sender.clone()
+    }
+
+    /// Tells the service that its thread begins.
+    pub(super) fn begin(&mut self) {
+        let own = [self.connections.epoll.0.as_raw_fd(), self.sender.wakeup.as_fd().as_raw_fd()];
+        let own: Vec<RawFd> = own.into_iter().chain(self.connections.acceptor.descriptors()).collect();
+        self.service.begin(&own);
     }
 
     /// Serves until it is stopped or the service ends it. It can be run again.

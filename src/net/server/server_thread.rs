@@ -32,6 +32,7 @@ impl<S: Service> ServerThread<S> {
         let (guard, ended) = bounded::<()>(0);
         let thread = thread::spawn(name, move || {
             let _guard = guard;
+            event_loop.begin();
             match event_loop.run() {
                 Ok(()) => Some(event_loop),
                 // The event loop is dropped, and with it commands that wait: their senders do not wait for ever.

@@ -5,6 +5,7 @@ use super::connections::{ConnectionId, Connections};
 use super::socket::Socket;
 use std::io;
 use std::ops::ControlFlow;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// What came of an attempt to handle a request.
@@ -24,6 +25,9 @@ pub trait Service: Send + 'static {
     type State: ConnectionState<Shared: Send> + Send;
     /// What other threads can order.
     type Command: Send;
+
+    /// Called once, on the thread of the event loop, before it serves. `own`: the descriptors that the event loop uses.
+    fn begin(&mut self, _own: &[RawFd]) {}
 
     /// Prepares a new connection, which is non-blocking already; TCP sends without delay.
     fn accept(&mut self, socket: &Socket) -> io::Result<Self::State>;

@@ -1,6 +1,7 @@
 //! What is read of each rank: its processes, their threads, their frames.
 
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// A frame of a Python stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -76,6 +77,12 @@ impl RankStacks {
     pub fn main_process(&self) -> Option<&ProcessStack> {
         let python = self.processes.iter().find(|process| !process.main_frames().is_empty());
         python.or_else(|| self.processes.first())
+    }
+
+    /// The CPUs that its processes used while they were watched, for so long.
+    pub fn cpu_share(&self, watched: Duration) -> f64 {
+        let used: f64 = self.processes.iter().filter_map(|process| process.cpu_seconds_watched).sum();
+        used / watched.as_secs_f64().max(0.001)
     }
 
     /// Whether any of its Python stacks differs from those of another dump: it makes progress.

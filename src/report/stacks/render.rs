@@ -12,6 +12,8 @@ use std::time::Duration;
 /// Frames of a stack that are shown: the innermost ones.
 const MOST_FRAMES: usize = 16;
 
+/// Groups of ranks that the last line names.
+const MOST_CLAUSES: usize = 4;
 /// The CPU use in percent from which on it is mentioned.
 const BUSY: f64 = 20.0;
 
@@ -52,14 +54,14 @@ pub fn render_hang(dump: &StackDump, ranks: &[RankLine], facts: HangFacts) -> St
         }
         SeenOutput::None => String::new(),
     };
-    let head = format!("the job seems to hang: {silent} no Python stack has moved for {}", lasted(watched));
     let odd = find_odd_ranks(&group(dump), &[]);
-    let others = if has_other_nodes && odd == OddRanks::None {
-        "\nall ranks of this node do the same; those of the other nodes are in the reports of their launchers"
-    } else {
-        ""
+    // Ranks of another node may be at work, and write.
+    let seems = match has_other_nodes && odd.ranks().is_empty() {
+        true => "the ranks of this node wait, perhaps for those of other nodes",
+        false => "the job seems to hang",
     };
-    format!("{}\n{}{others}", head.replace(":  ", ": "), render(dump, ranks, Some(watched)))
+    let head = format!("{seems}: {silent} no Python stack has moved for {}", lasted(watched));
+    format!("{}\n{}", head.replace(":  ", ": "), render(dump, ranks, Some(watched)))
 }
 
 /// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
@@ -108,7 +110,7 @@ impl StackText<'_> {
 
     fn group(&self, group: &StackGroup<'_>, is_only: bool) -> Vec<String> {
         let place = place(group);
-        let of = format!("{} of {}", group.ranks.len(), self.dump.ranks.len());
+        let of = format!("{} of {}", group.ranks.len(), self.ranks.len());
         let mut lines = vec![format!("{} ({of}): {place}{}", self.name(&group.ranks), self.cpu_use(group))];
         lines.extend(frames(group.frames()));
         let is_odd = group.ranks.iter().any(|rank| self.odd.ranks().contains(rank));
@@ -132,36 +134,60 @@ impl StackText<'_> {
     fn conclusion(&self, groups: &[StackGroup<'_>]) -> Option<String> {
         let odd = self.odd.ranks();
         let name = self.name(odd);
-        let (verb, is) = if odd.len() == 1 { ("is the odd one", "is") } else { ("are the odd ones", "are") };
-        let waiting =
-            groups.iter().find(|group| group.waits_in.is_some() && !group.ranks.iter().any(|r| odd.contains(r)));
-        let at = groups.iter().find(|group| group.ranks.iter().any(|rank| odd.contains(rank)));
-        let wait = waiting.and_then(|group| group.waits_in).map(|frame| format!(" in {}", escape(&frame.function)));
-        let wait = wait.unwrap_or_default();
+        let verb = if odd.len() == 1 { "is the odd one" } else { "are the odd ones" };
+        let is_odd = |group: &&StackGroup<'_>| group.ranks.iter().any(|rank| odd.contains(rank));
+        let rest = groups.iter().find(|group| !is_odd(group));
+        let waiting = groups.iter().filter(|group| !is_odd(group)).find_map(|group| group.waits_in);
+        let clause = |group: &StackGroup<'_>| {
+            format!(
+                "{} {} {}",
+                self.name(&group.ranks),
+                if group.ranks.len() == 1 { "is" } else { "are" },
+                place(group)
+            )
+        };
+        let clauses = || groups.iter().filter(is_odd).take(MOST_CLAUSES).map(clause).collect::<Vec<_>>().join("; ");
         match self.odd {
             OddRanks::None => None,
-            OddRanks::Ended(_) => Some(format!(
-                "{name} {} ended, and the others wait for it{wait}",
-                if odd.len() == 1 { "has" } else { "have" }
-            )),
-            OddRanks::Stopped(_) => {
-                Some(format!("{name} {verb}: stopped by a signal; `kill -CONT PID` resumes a process"))
+            OddRanks::Ended(_) => {
+                let has = if odd.len() == 1 { "has" } else { "have" };
+                Some(match (waiting, rest) {
+                    (Some(wait), _) => {
+                        format!("{name} {has} ended, and the others wait for it in {}", escape(&wait.function))
+                    }
+                    (None, Some(rest)) => format!("{name} {has} ended; the others are {}", place(rest)),
+                    (None, None) => format!("{name} {has} ended"),
+                })
             }
-            OddRanks::NotWaiting(_) => Some(format!(
-                "{name} {verb}: the others wait{wait}, and {name} {is} {}",
-                at.map(place).unwrap_or_default()
-            )),
+            OddRanks::Stopped(_) => {
+                let stopped = self.dump.ranks.iter().filter(|rank| odd.contains(&rank.local_rank));
+                let pids: Vec<String> = stopped.filter_map(|rank| Some(rank.main_process()?.pid.to_string())).collect();
+                Some(format!("{name} {verb}: stopped by a signal; `kill -CONT {}` continues", pids.join(" ")))
+            }
+            OddRanks::NotWaiting(_) => {
+                let wait = waiting.map(|frame| format!(" in {}", escape(&frame.function))).unwrap_or_default();
+                let child = self.waits_for_child(odd).unwrap_or_default();
+                Some(format!("{name} {verb}: the others wait{wait}, and {}{child}", clauses()))
+            }
             OddRanks::Elsewhere(_) => {
                 let most = groups.first().map(|group| format!("{} {}", named_are(group.ranks.len()), place(group)));
-                let most = most.unwrap_or_default();
-                Some(format!("{name} {verb}: {most}, and {name} {is} {}", at.map(place).unwrap_or_default()))
+                Some(format!("{name} {verb}: {}, and {}", most.unwrap_or_default(), clauses()))
             }
             OddRanks::Mismatch => {
-                let places: Vec<String> =
-                    groups.iter().map(|group| format!("{} {}", self.name(&group.ranks), place(group))).collect();
+                let places: Vec<String> = groups.iter().take(MOST_CLAUSES).map(clause).collect();
                 Some(format!("the ranks wait for each other at different places: {}", places.join("; ")))
             }
         }
+    }
+
+    /// Where a process is that the odd rank has started, if the rank itself is in library code: a data loader waits for its workers.
+    fn waits_for_child(&self, odd: &[usize]) -> Option<String> {
+        let rank = self.dump.ranks.iter().find(|rank| odd.contains(&rank.local_rank))?;
+        let main =
+            rank.main_process().filter(|main| main.main_frames().first().is_some_and(|one| is_library(&one.file)))?;
+        let child = rank.processes.iter().find(|one| one.pid != main.pid && !one.main_frames().is_empty())?;
+        let own = child.main_frames().iter().find(|frame| !is_library(&frame.file))?;
+        Some(format!("; its process {} (pid {}) is in {}", escape(&child.name), child.pid, located(own)))
     }
 }
 
@@ -173,7 +199,7 @@ fn named_are(count: usize) -> String {
 fn place(group: &StackGroup<'_>) -> String {
     let Some(process) = group.process else { return "ended meanwhile".to_owned() };
     if process.is_stopped() {
-        return format!("stopped by a signal (pid {})", process.pid);
+        return "stopped by a signal".to_owned();
     }
     let frames = process.main_frames();
     let (Some(inner), waits) = (frames.first(), group.waits_in) else {
@@ -340,7 +366,10 @@ mod tests {
     fn other_nodes_and_ranks_that_have_ended_are_mentioned() {
         let dump = StackDump { ranks: vec![rank(0, 'S', &all_reduce())] };
         let text = render_hang(&dump, &lines(1, &[]), HangFacts { has_other_nodes: true, ..FACTS });
-        assert!(text.ends_with("those of the other nodes are in the reports of their launchers"), "{text}");
+        assert!(
+            text.starts_with("the ranks of this node wait, perhaps for those of other nodes: no rank has "),
+            "{text}"
+        );
         let text = render_stacks(&dump, &lines(2, &[1]));
         assert!(text.ends_with("rank 9 has ended, and the others wait for it in all_reduce"), "{text}");
     }

@@ -1,11 +1,11 @@
 //! The state of a launch as the control socket shows it, also while the event loop waits for a disk.
 
 use crate::model::Exit;
-use crate::plan::Plan;
+use crate::plan::{Plan, RankPlan, SeenOutput};
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,13 +26,19 @@ pub struct LiveStatus(Arc<Shared>);
 
 impl Default for LiveStatus {
     fn default() -> Self {
-        let status = JobStatus { version: CONTROL_VERSION, started: now(), ..JobStatus::default() };
+        let status = JobStatus { version: CONTROL_VERSION, started: now(), phase_since: now(), ..JobStatus::default() };
         Self(Arc::new(Shared { status: Mutex::new(status), grace: AtomicU64::new(NONE) }))
     }
 }
 
 fn now() -> f64 {
     clock::wall().as_secs_f64()
+}
+
+fn enter(status: &mut JobStatus, phase: LaunchPhase) {
+    if status.phase != phase {
+        (status.phase, status.phase_since) = (phase, now());
+    }
 }
 
 impl LiveStatus {
@@ -46,8 +52,9 @@ impl LiveStatus {
     }
 
     /// Sets what stays the same through all attempts and rounds.
-    pub fn describe(&self, host: &str, launcher: i32, (log_dir, command): (&Path, Vec<String>)) {
+    pub fn describe(&self, (job_id, host): (&str, &str), launcher: i32, (log_dir, command): (&Path, Vec<String>)) {
         let mut status = self.lock();
+        status.job_id = job_id.to_owned();
         status.host = host.to_owned();
         (status.launcher, status.supervisor) = (launcher, std::process::id() as i32);
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
@@ -58,12 +65,14 @@ impl LiveStatus {
         let mut status = self.lock();
         status.job_id.clone_from(&plan.job_id);
         (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
-        (status.round, status.attempt, status.phase) = (round, attempt, LaunchPhase::Running);
-        let rank = |(local_rank, rank): (usize, &crate::plan::RankPlan)| RankStatus {
+        (status.round, status.attempt) = (round, attempt);
+        enter(&mut status, LaunchPhase::Running);
+        let rank = |(local_rank, rank): (usize, &RankPlan)| RankStatus {
             role: rank.role,
             rank: rank.rank,
             local_rank,
             attempt,
+            all_output_logged: rank.output.seen() == SeenOutput::All,
             ..RankStatus::default()
         };
         status.ranks = plan.ranks.iter().enumerate().map(rank).collect();
@@ -71,17 +80,19 @@ impl LiveStatus {
 
     /// What the launcher does has changed.
     pub fn set_phase(&self, phase: LaunchPhase) {
-        self.lock().phase = phase;
+        enter(&mut self.lock(), phase);
     }
 
     /// A rank's process runs and writes to these files.
-    pub fn rank_started(&self, local_rank: usize, (attempt, pid): (u32, i32), logs: Vec<std::path::PathBuf>) {
+    pub fn rank_started(&self, local_rank: usize, (attempt, pid): (u32, i32), (logs, log_start): (Vec<PathBuf>, u64)) {
         let start_ticks = ProcStat::of(pid).map(|stat| stat.started);
         let mut status = self.lock();
-        (status.attempt, status.phase) = (attempt, LaunchPhase::Running);
+        status.attempt = attempt;
+        enter(&mut status, LaunchPhase::Running);
         if let Some(rank) = status.ranks.get_mut(local_rank) {
             (rank.attempt, rank.pid, rank.start_ticks, rank.logs) = (attempt, Some(pid), start_ticks, logs);
             (rank.since, rank.exit, rank.succeeded) = (Some(now()), None, false);
+            rank.log_start = log_start;
         }
     }
 

@@ -18,7 +18,7 @@ const ENDING: &str = ".sock";
 #[derive(Debug, Error)]
 pub enum NoControlSocket {
     /// Another user could put sockets there.
-    #[error("{} belongs to another user, or others may write to it; remove it, or set {VARIABLE}", .0.display())]
+    #[error("{} is no folder of this user alone; let {VARIABLE} name one that only you may write to", .0.display())]
     NotPrivate(PathBuf),
     /// The system refused something.
     #[error("{}: {}", .0.display(), .1)]
@@ -48,8 +48,14 @@ pub fn listen(name: &str) -> Result<(UnixListener, PathBuf), NoControlSocket> {
     check(&folder)?;
     remove_stale(&folder);
     let path = folder.join(format!("{name}{ENDING}"));
-    let listener = UnixListener::bind(&path).map_err(system)?;
-    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(system)?;
+    // Others take a socket that does not listen yet for one that was left behind.
+    let unfinished = folder.join(format!("{name}.new"));
+    let listener = UnixListener::bind(&unfinished).map_err(system)?;
+    let mode = std::fs::set_permissions(&unfinished, Permissions::from_mode(0o600));
+    if let Err(error) = mode.and_then(|()| std::fs::rename(&unfinished, &path)) {
+        let _ = std::fs::remove_file(&unfinished);
+        return Err(system(error));
+    }
     Ok((listener, path))
 }
 

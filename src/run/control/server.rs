@@ -5,7 +5,7 @@ use super::service::{ControlService, StopSwitch};
 use crate::net::server::{EventLoop, MemoryBudget, ServerLimits, ServerThread};
 use crate::run::launch::Launch;
 use crate::sys::io::fd;
-use crate::sys::signals::STOP;
+use crate::sys::signals::{STOP, Signals};
 use crate::sys::{clock, random};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,12 +36,17 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Serves a launch. `launcher`: a pidfd of the launcher process; `pid`: its process id.
-    pub fn start(launch: &Launch<'_>, (launcher, pid): (&OwnedFd, i32)) -> Result<Self, ControlUnavailable> {
+    /// Serves a launch. `launcher`: a pidfd of the launcher process; `pid`: its process id; `signals`: those that it handles.
+    pub fn start(
+        launch: &Launch<'_>,
+        (launcher, pid): (&OwnedFd, i32),
+        signals: &Signals,
+    ) -> Result<Self, ControlUnavailable> {
         let launcher = fd::duplicate(launcher.as_raw_fd()).map_err(io::Error::from)?;
         // Process ids repeat in other PID namespaces that have the same folder.
         let (listener, path) = runtime_folder::listen(&format!("{pid}-{}", random::lowercase(6)))?;
-        let signal = STOP.into_iter().find(|signal| !launch.forwarded_signals.contains(signal));
+        let stops = |signal: &i32| !launch.forwarded_signals.contains(signal) && !signals.is_ignored(*signal);
+        let signal = STOP.into_iter().find(stops);
         let answers = Arc::new(OnceLock::new());
         let service = ControlService {
             status: launch.status.clone(),

@@ -7,19 +7,20 @@ use crate::net::server::{
     CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
 };
 use crate::net::thread;
-use crate::report::job_status::{CONTROL_VERSION, JobStatus, RankStatus};
+use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::run::stacks::collector::{StackReader, StacksUnavailable};
 use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
 use crate::sys::clock;
-use crate::sys::process::pidfd;
 use crate::sys::process::procfs::stat::ticks_per_second;
+use crate::sys::process::{current, pidfd};
 use nix::unistd::geteuid;
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tracing::warn;
 
 /// How long a client may take for a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -78,6 +79,15 @@ pub(super) struct ControlService {
 impl Service for ControlService {
     type State = ClientState;
     type Command = PreparedAnswer;
+
+    fn begin(&mut self, own: &[RawFd]) {
+        // A lifeline kills the rest of a rank's process group when its last copy closes, and the threads of a killed process end one after
+        // another: this one must not hold any.
+        let kept: Vec<RawFd> = own.iter().copied().chain([self.stop.launcher.as_raw_fd()]).collect();
+        if let Err(error) = current::keep_descriptors(&kept) {
+            warn!("the thread of the control socket has no table of descriptors of its own: {error}");
+        }
+    }
 
     fn accept(&mut self, socket: &Socket) -> io::Result<ClientState> {
         // The mode of the socket's folder keeps others out already, but for root.
@@ -142,7 +152,7 @@ impl ControlService {
     fn stop(&self, grace_period: Option<f64>) -> ControlAnswer {
         let Some(signal) = self.stop.signal else {
             return refused(
-                "the job forwards all stop signals to its ranks (--forward_signals); kill the launcher instead",
+                "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
             );
         };
         if let Some(seconds) = grace_period {
@@ -153,6 +163,10 @@ impl ControlService {
                     return refused(format!("--grace_period {seconds}: give 0 to {most}, the job's own"));
                 }
             }
+        }
+        // A second signal would end the grace period.
+        if self.status.get().phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
+            return ControlAnswer::Stopping;
         }
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
             Ok(()) => ControlAnswer::Stopping,
@@ -167,6 +181,10 @@ impl ControlService {
             return Err("another client reads the stacks at the moment; try again".into());
         }
         let (status, reader, reads) = (self.status.get(), self.reader.clone(), Arc::clone(&self.reads_stacks));
+        if !status.ranks.iter().any(RankStatus::is_alive) {
+            reads.store(false, Ordering::SeqCst);
+            return Err(format!("no rank runs: the launcher is {}", status.phase.word()));
+        }
         let begun = thread::spawn("rlaunch-stacks", move || {
             let answer = read_stacks(status, &reader).unwrap_or_else(|error| refused(error.to_string()));
             reads.store(false, Ordering::SeqCst);
@@ -185,7 +203,15 @@ fn read_stacks(status: JobStatus, reader: &StackReader) -> Result<ControlAnswer,
     let target = |rank: &RankStatus| {
         let (pid, started) = (rank.pid.filter(|_| rank.exit.is_none())?, rank.start_ticks?);
         let lived_seconds = boot - started as f64 / ticks_per_second() as f64;
-        Some(RankTarget { local_rank: rank.local_rank, pid, started, lived_seconds, logs: rank.logs.clone() })
+        Some(RankTarget {
+            local_rank: rank.local_rank,
+            pid,
+            started,
+            lived_seconds,
+            logs: rank.logs.clone(),
+            all_seen: true,
+            written_before: None,
+        })
     };
     let request = StackRequest { ranks: status.ranks.iter().filter_map(target).collect(), hang: None };
     match reader.start(&request)?.wait()? {

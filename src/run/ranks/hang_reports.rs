@@ -11,6 +11,7 @@ use crate::run::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::JournalEvent;
 use crate::run::stacks::look::RankTarget;
+use crate::supervise::Lifecycle;
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::{ProcStat, ticks_per_second};
 use std::path::PathBuf;
@@ -23,7 +24,9 @@ impl RankProcesses<'_> {
 
     /// The living ranks, for the reader of stacks.
     pub fn stack_targets(&self) -> Vec<RankTarget> {
-        (0..self.processes.len()).filter_map(|local_rank| self.stack_target(local_rank)).collect()
+        // Servers wait for their clients by design.
+        let is_main = |local: &usize| Lifecycle::of(self.launch.plan.ranks[*local].role) == Lifecycle::Main;
+        (0..self.processes.len()).filter(is_main).filter_map(|local_rank| self.stack_target(local_rank)).collect()
     }
 
     /// A rank for the reader of stacks, if it lives.
@@ -33,7 +36,8 @@ impl RankProcesses<'_> {
         let started = ProcStat::of(pid)?.started;
         let lived_seconds = clock::boot().as_secs_f64() - started as f64 / ticks_per_second() as f64;
         let logs = self.logs_of(local_rank, process.attempt);
-        Some(RankTarget { local_rank, pid, started, lived_seconds, logs })
+        let all_seen = self.launch.plan.ranks[local_rank].output.seen() == SeenOutput::All;
+        Some(RankTarget { local_rank, pid, started, lived_seconds, logs, all_seen, written_before: None })
     }
 
     /// Whether an exception has ended the program of this rank.
@@ -71,7 +75,8 @@ impl RankProcesses<'_> {
     }
 
     /// Reports a hang. `aborted`: local ranks that are ended because of it.
-    pub fn report_hang(&mut self, found: &FoundHang, aborted: &[usize]) {
+    /// `is_spared`: none is, although the user wants it.
+    pub fn report_hang(&mut self, found: &FoundHang, aborted: &[usize], is_spared: bool) {
         let ranks = self.rank_lines();
         let plan = self.launch.plan;
         // The stream of all ranks that is seen in each: they are planned alike.
@@ -82,7 +87,10 @@ impl RankProcesses<'_> {
             seen: seen.unwrap_or(SeenOutput::All),
             has_other_nodes: plan.nnodes > 1,
         };
-        let text = render_hang(&found.dump, &ranks, facts);
+        let mut text = render_hang(&found.dump, &ranks, facts);
+        if is_spared {
+            text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
+        }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);
         let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();

@@ -359,8 +359,9 @@ impl RankHost for RankProcesses<'_> {
     }
 
     fn sweep_job(&mut self) {
-        let (kept, cgroup) = (self.launch.kept_children(), self.launch.cgroup.as_ref());
+        let ((kept, readers), cgroup) = (self.launch.kept_in_sweep(), self.launch.cgroup.as_ref());
         let swept = sweep::all(&kept, &self.launch.no_sweep, cgroup, self.last_end, &mut || false);
+        drop(readers);
         self.strays.extend(swept.map(|swept| swept.killed).unwrap_or_default());
         self.remove_memory();
         self.cgroup = self.launch.cgroup.as_ref().and_then(|cgroup| cgroup.renew(sweep::CGROUP_PATIENCE).ok());

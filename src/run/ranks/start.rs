@@ -106,6 +106,7 @@ impl RankProcesses<'_> {
             Ok(RankStart::Started(child)) => {
                 self.listener.started(id, child.pid());
                 let logs = self.logs_of(id.local_rank, attempt);
+                let logs = (logs, self.processes[id.local_rank].log_start);
                 self.launch.status.rank_started(id.local_rank, (attempt, child.pid()), logs);
                 JournalEvent::RankStarted { role, rank, local_rank: id.local_rank, attempt, pid: child.pid() }
             }

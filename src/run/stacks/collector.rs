@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -26,6 +26,8 @@ const COMMAND: &str =
 
 /// How long the reader may take, beside the time for which stacks are watched.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take beside that for each rank.
+const RANK_PATIENCE: Duration = Duration::from_millis(200);
 /// How long the end of a killed reader is waited for, on the event loop.
 const END: Duration = Duration::from_millis(100);
 /// The longest answer.
@@ -62,9 +64,15 @@ impl StackReader {
         Self { python, environment: environment.into(), running: Arc::default() }
     }
 
+    /// The reader processes that run, and none is started until the result is dropped: during a sweep, which would take it for a process
+    /// that a rank has left behind.
+    pub fn pause(&self) -> MutexGuard<'_, BTreeSet<i32>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The reader processes that run: children of this process, and no ranks.
     pub fn pids(&self) -> BTreeSet<i32> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.pause().clone()
     }
 
     /// Starts a reader process.
@@ -73,7 +81,8 @@ impl StackReader {
             return Err(StacksUnavailable::NoInterpreter);
         }
         let watched = request.hang.map_or(0.0, |hang| hang.watched_seconds);
-        let patience = PATIENCE + Duration::from_secs_f64(watched);
+        let ranks = u32::try_from(request.ranks.len()).unwrap_or(u32::MAX);
+        let patience = PATIENCE + Duration::from_secs_f64(watched) + RANK_PATIENCE.saturating_mul(ranks);
         let question = packet::file_of(&serde_json::to_vec(request).map_err(io::Error::from)?)?;
         let (answer, end) = fd::pipe(OFlag::O_NONBLOCK)?;
         // The end that the process writes to may block.
@@ -100,7 +109,7 @@ impl StackReader {
             default_sigpipe: true,
         };
         // Nothing may reap it or end it between its start and its entry in the list.
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.pause();
         let started = spawn::start(&command).map_err(io::Error::other)?;
         running.insert(started.pid);
         Ok(StackCollector {

@@ -4,19 +4,22 @@ use crate::model::plain_text::escape;
 use crate::probe::stacks;
 use crate::report::stacks::{RankStacks, StackDump};
 use crate::run::output::log_files;
-use crate::sys::clock;
-use crate::sys::process::pidfd;
 use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::{pidfd, procfs};
+use crate::sys::{clock, random};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Bytes at the end of a log in which its last line is looked for.
 const TAIL: u64 = 4096;
-/// How many dumps have to be equal. Of two dumps of a job that made 20 steps a second, 9 of 56 were equal (torch, 3 ranks on 2 CPUs):
-/// most time goes by in few lines.
+/// How many dumps are made, more or less, where one takes no time. Of two dumps of a job that made 20 steps a second, 9 of 56 were equal
+/// (torch, 3 ranks on 2 CPUs): most time goes by in few lines.
 const DUMPS: u32 = 11;
+/// How many there are at least, however long one takes.
+const FEWEST_DUMPS: u32 = 4;
 /// Characters of that line that are kept.
 const LONGEST_LINE: usize = 200;
 
@@ -33,7 +36,15 @@ pub struct RankTarget {
     pub lived_seconds: f64,
     /// The files that its output goes to.
     pub logs: Vec<PathBuf>,
+    /// Whether all its output goes to these files. If not, what its processes write anywhere counts as output.
+    pub all_seen: bool,
+    /// What its processes had written in all when they were last looked at.
+    #[serde(default)]
+    pub written_before: Option<u64>,
 }
+
+/// What the processes of each rank have written so far, in bytes, to files, pipes and terminals; by local rank.
+pub type WrittenBytes = BTreeMap<usize, u64>;
 
 /// What the reader process is asked.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -58,38 +69,75 @@ pub struct HangQuestion {
 pub enum StackAnswer {
     /// The stacks.
     Stacks(StackDump),
-    /// A rank has written something so many seconds ago.
-    NotSilent(f64),
+    /// A rank has written something so many seconds ago, or may have.
+    NotSilent {
+        /// The seconds.
+        seconds: f64,
+        /// What each rank has written so far, if not all its output is seen.
+        written: WrittenBytes,
+    },
     /// All ranks are silent, and the stack of one has moved.
     Moved,
-    /// All ranks have been silent for so many seconds, and no stack has moved.
-    Still(f64, StackDump),
+    /// All ranks have been silent, and no stack has moved.
+    Still {
+        /// Seconds since a rank has written something.
+        seconds: f64,
+        /// Seconds for which the stacks were watched.
+        watched: f64,
+        /// The stacks.
+        dump: StackDump,
+    },
 }
 
-/// Answers a request. Takes as long as the request says that stacks are watched.
+/// Answers a request. Takes as long as the request says that stacks are watched, or longer where there are many processes.
 pub fn answer(request: &StackRequest) -> StackAnswer {
     let Some(hang) = &request.hang else { return StackAnswer::Stacks(dump(&request.ranks)) };
-    // A rank without a log says nothing; it counts as silent since its start.
-    let silence = |rank: &RankTarget| silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds);
+    let written = written(&request.ranks);
+    let silence = |rank: &RankTarget| match written.get(&rank.local_rank) {
+        // It has written something since it was last looked at, or was not looked at yet.
+        Some(bytes) if rank.written_before != Some(*bytes) => 0.0,
+        _ => silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds),
+    };
     let least = || request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
     let silent = least();
     if silent < hang.silent_seconds {
-        return StackAnswer::NotSilent(silent);
+        return StackAnswer::NotSilent { seconds: silent, written };
     }
+    let began = clock::now();
     let first = dump(&request.ranks);
     let mut last = first.clone();
-    for _ in 1..DUMPS {
-        pidfd::await_any(&[], Duration::from_secs_f64(hang.watched_seconds / f64::from(DUMPS - 1)));
+    let (mut dumps, mut random) = (1, random::rng());
+    let watched = || (clock::now() - began).as_secs_f64();
+    while dumps < FEWEST_DUMPS || watched() < hang.watched_seconds {
+        // At random times: a program may be at the same place every half second.
+        let pause = hang.watched_seconds / f64::from(DUMPS) * (0.5 + random.f64());
+        pidfd::await_any(&[], Duration::from_secs_f64(pause));
         last = dump(&request.ranks);
+        dumps += 1;
         if last.has_moved(&first) {
             return StackAnswer::Moved;
         }
     }
     last.note_cpu_use(&first);
     match least() {
-        now_silent if now_silent < silent => StackAnswer::NotSilent(now_silent),
-        now_silent => StackAnswer::Still(now_silent, last),
+        now_silent if now_silent < silent => StackAnswer::NotSilent { seconds: now_silent, written },
+        now_silent => StackAnswer::Still { seconds: now_silent, watched: watched(), dump: last },
     }
+}
+
+/// What the processes of the ranks have written whose output is not all seen (proc_pid_io(5), wchar).
+fn written(ranks: &[RankTarget]) -> WrittenBytes {
+    let unseen: Vec<&RankTarget> = ranks.iter().filter(|rank| !rank.all_seen).collect();
+    if unseen.is_empty() {
+        return WrittenBytes::new();
+    }
+    let all = Snapshot::take();
+    let of = |pid: i32| -> Option<u64> {
+        let text = String::from_utf8(procfs::read(pid, "io").ok()?).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("wchar:"))?.trim().parse().ok()
+    };
+    let sum = |rank: &RankTarget| all.trees([rank.pid]).into_iter().filter_map(of).sum();
+    unseen.iter().map(|rank| (rank.local_rank, sum(rank))).collect()
 }
 
 fn dump(ranks: &[RankTarget]) -> StackDump {
@@ -120,5 +168,7 @@ fn last_line(logs: &[PathBuf]) -> Option<String> {
     let bytes = log_files::tail(log, 0, TAIL);
     let text = String::from_utf8_lossy(&bytes);
     let line = text.lines().rev().find(|line| !line.trim().is_empty())?;
+    // A progress bar: its newest state.
+    let line = line.rsplit('\r').find(|state| !state.trim().is_empty())?;
     Some(escape(&line.chars().take(LONGEST_LINE).collect::<String>()))
 }

@@ -16,7 +16,15 @@ use std::ffi::OsString;
 pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, StacksUnavailable> {
     let target = |&(rank, pid): &(usize, i32)| {
         let started = ProcStat::of(pid)?.started;
-        Some(RankTarget { local_rank: rank, pid, started, lived_seconds: 0.0, logs: Vec::new() })
+        Some(RankTarget {
+            local_rank: rank,
+            pid,
+            started,
+            lived_seconds: 0.0,
+            logs: Vec::new(),
+            all_seen: true,
+            written_before: None,
+        })
     };
     let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let request = StackRequest { ranks: ranks.iter().filter_map(target).collect(), hang: None };

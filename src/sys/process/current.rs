@@ -4,6 +4,7 @@
 use nix::errno::Errno;
 use std::fmt;
 use std::io;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 
@@ -21,6 +22,21 @@ pub fn end(body: impl FnOnce() -> i32) -> ! {
 /// Whether the calling thread is the main one, which in a Python program ends with the process.
 pub fn is_main_thread() -> bool {
     nix::unistd::gettid() == nix::unistd::getpid()
+}
+
+/// Gives this thread a table of descriptors of its own, with these and the first three (unshare(2), close_range(2)). To be called by a
+/// thread that uses no other descriptor.
+pub fn keep_descriptors(kept: &[RawFd]) -> io::Result<()> {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
+    let mut kept: Vec<libc::c_uint> = kept.iter().filter_map(|fd| libc::c_uint::try_from(*fd).ok()).collect();
+    kept.extend([0, 1, 2]);
+    kept.sort_unstable();
+    let ends = kept.iter().skip(1).map(|fd| fd.saturating_sub(1)).chain([libc::c_uint::MAX]);
+    for (first, last) in kept.iter().map(|fd| fd + 1).zip(ends).filter(|(first, last)| first <= last) {
+        // SAFETY: integers; the table belongs to this thread alone, which uses none of these descriptors.
+        Errno::result(unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) })?;
+    }
+    Ok(())
 }
 
 /// Has the kernel kill this process when the thread that forked it ends (prctl(2), PR_SET_PDEATHSIG). Kills it now if

@@ -5,7 +5,7 @@ use super::states::state;
 use super::world::time;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, Departure, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RoundMember,
+    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RoundMember,
     RoundStopCause,
 };
 
@@ -80,4 +80,28 @@ fn nodes_that_begin_anew_wait_for_ranks_of_lost_ones() {
         machine.turn(time(end));
         assert_eq!((machine.state().round, &machine.state().phase), (3, &JobPhase::Running));
     }
+}
+
+/// The coordinator before was waiting for ranks of lost nodes, and the job has ended since. The wait does not begin again with
+/// every turn.
+#[test]
+fn a_later_coordinator_waits_once_for_ranks_that_it_has_not_seen() {
+    let rules = JobRules { on_loss: OnNodeLoss::End, loss_ms: 60_000, lease_ms: 10_000, ..level_1(1, 1, 0) };
+    let record =
+        |status| NodeRecord { format: FORMAT, info: NodeInfo { rules: rules.clone(), ..NodeInfo::default() }, status };
+    let mut ended = state(5, 2, JobPhase::Ended { end: JobEnd::Completed });
+    ended.ranks_may_run = true;
+    let members = vec![RoundMember { id: "a".into(), info: NodeInfo::default() }];
+    let mut machine = Coordinator::resume(ended, members, time(0));
+    machine.record("a", record(NodeStatus::Done { round: 2 }), time(0));
+    machine.turn(time(0));
+    machine.record("new", record(NodeStatus::Ready { seen: 0 }), time(10_000));
+    machine.turn(time(10_000));
+    machine.gone("a", Departure::Left, time(30_000));
+    machine.turn(time(30_000));
+    machine.record("new", record(NodeStatus::Ready { seen: 2 }), time(30_000));
+    machine.turn(time(30_000));
+    assert_eq!(machine.state().phase, JobPhase::Gathering);
+    machine.turn(time(60_000));
+    assert_eq!((machine.state().round, &machine.state().phase), (3, &JobPhase::Running));
 }

@@ -2,6 +2,7 @@
 
 mod cases;
 mod checks;
+mod coordinator;
 mod lease;
 mod lost_ranks;
 mod node;

@@ -9,9 +9,10 @@ import signal
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 from jobs import Jobs, request
-from launching import supervisor_of, until
+from launching import await_gone, supervisor_of, until
 
 QUIET = "tell('ready', os.getpid())\nawait_file('go')\n"
 STATUS = b'{"version": 1, "request": "status"}\n'
@@ -121,7 +122,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(jobs: Jobs) -> None:
         assert jobs.sockets() == []
         refused = jobs.ask("ps")
         assert refused.status == 1
-        assert "others may write to it; remove it, or set RLAUNCH_RUNTIME_DIR" in refused.stderr
+        assert "is no folder of this user alone; let RLAUNCH_RUNTIME_DIR name one" in refused.stderr
         (jobs.folder / "go").touch()
         ended = jobs.wait(launcher)
         assert ended.status == 0
@@ -143,11 +144,44 @@ def test_no_socket_is_left(jobs: Jobs) -> None:
         assert jobs.sockets() == []
 
 
+# A rank, and a process that it has forked into its group.
+PAIR = """
+if os.fork() == 0:
+    tell("child", os.getpid())
+    sleep()
+tell("ready", os.getpid())
+sleep()
+"""
+
+
+def test_no_thread_keeps_the_lifelines_of_a_killed_supervisor_open(tmp_path: Path) -> None:
+    """The kernel kills a rank's group when the last copy of its lifeline closes; ranks die with the main thread."""
+    for turn in range(10):
+        jobs = Jobs(tmp_path / str(turn))
+        jobs.folder.mkdir()
+        with jobs.job(script=PAIR, ranks=4) as launcher:
+            children = [
+                psutil.Process(int(until(lambda n=n: read(jobs, f"child.{n}"), "a child"))) for n in range(4)
+            ]
+            supervisor = supervisor_of(launcher)
+            launcher.kill()
+            supervisor.kill()
+            await_gone(*children, limit=5)
+
+
+def read(jobs: Jobs, name: str) -> str:
+    path = jobs.folder / name
+    return path.read_text() if path.exists() else ""
+
+
 def test_a_job_whose_supervisor_is_stopped(jobs: Jobs) -> None:
     with jobs.job(script=QUIET, ranks=1) as launcher:
         supervisor = supervisor_of(launcher)
         supervisor.suspend()
         try:
+            silent = jobs.ask("status")
+            assert silent.status == 1
+            assert "does not answer; is it stopped, or of another version?" in silent.stderr
             with jobs.connect() as client:
                 client.sendall(STATUS)
                 client.settimeout(0.3)

@@ -60,9 +60,9 @@ LAUNCHERS = {
     ),
 }
 NOTES = {
-    "torch": "torch's gloo waits for 30 minutes. `--tee 3` only marks the ranks' lines on torchrun's console.",
-    "paddle": """Paddle's gloo waits for 30 s: a report comes only if `--hang_timeout` is less. Otherwise collectives
-fail, and the launchers name a rank whose collective has failed. It need not be the odd rank.""",
+    "torch": "torch's gloo waits for 30 minutes. `--tee 3` marks the ranks' lines on torchrun's console.",
+    "paddle": """Paddle's gloo waits for 30 s: a report comes only if `--hang_timeout` is less. Otherwise
+collectives fail, and the launchers name a rank whose collective has failed. It need not be the odd rank.""",
 }
 
 
@@ -140,7 +140,7 @@ class Job:
         return text
 
     def watch(self) -> Run | None:
-        """None if not all ranks become ready within 60 s, or if the script is told to stop."""
+        """None if not all ranks become ready within 60 s, or if the script is named to stop."""
         ready = self.await_ready()
         while ready is not None and self.goes_on(ready + WATCHED):
             pass
@@ -196,17 +196,18 @@ def seen(run: Run | None) -> str:
     """What a user sees of a job: the report of its hang, its end, or else new lines of the console."""
     if run is None:
         return "not run"
+    end = f"ended after {run['ended']:.0f} s with status {run['status']}" if run["ended"] is not None else ""
     if run["hang"] is not None:
-        return conclusion(run)
+        return "; ".join(filter(None, [conclusion(run), end]))
     since = [(whose, line) for at, whose, line in run["console"] if at >= 0 and line.strip()]
     errors = [found[1] for _, line in since if (found := ERROR.match(line))]
     last = f": {code(errors[-1])}" if errors else ""
-    if run["ended"] is not None:
+    if end:
         named = [found[1] or found[2] for _, line in since if (found := CULPRIT.match(line))]
         names = f"rank {named[0]}" if named else "no rank"
-        return f"ended after {run['ended']:.0f} s with status {run['status']}, names {names}{last}"
-    told = [line for whose, line in since if whose == "launcher"]
-    text = f"{len(told)} lines, the last {code(told[-1])}" if told else "nothing"
+        return f"{end}, names {names}{last}"
+    named = [line for whose, line in since if whose == "launcher"]
+    text = f"{len(named)} lines, the last {code(named[-1])}" if named else "nothing"
     return f"{text} from the launcher; a rank's own error{last}" if errors else text
 
 
@@ -229,8 +230,7 @@ def section(framework: str, folder: Path, runs: dict[str, Run]) -> list[str]:
         when = f"{hangs[0]:.0f} s" if hangs else "no report" if found[0] else ""
         rows.append([f"`{story.stem}`: {about}", when, *map(seen, found)])
     if times:
-        span = f"{min(times):.0f} to {max(times):.0f} s after all ranks were ready"
-        lines += ["", f"rlaunch reported {len(times)} jobs, {span}."]
+        lines += ["", f"rlaunch's {len(times)} reports came after {min(times):.0f} to {max(times):.0f} s."]
     return [*lines, "", *(f"| {' | '.join(row)} |" for row in rows)]
 
 
@@ -247,8 +247,8 @@ Linux {os.uname().release.partition("-")[0]}, Python {sys.version.split()[0]}, r
 torch {version("torch")}, Paddle {version("paddlepaddle")}.
 
 - rlaunch runs with a short `--hang_timeout`, so that two minutes suffice. Its default is 600 s: a report then
-  comes about 10 minutes after the last output.
-- *nothing*: the console shows no new line, and the job goes on. An error is the last one that the console shows.
+  comes about 10 minutes after the last output. The launcher reads the stacks twice, 5 s apart.
+- *nothing*: the console shows no new line, and the job goes on. Errors: the last one on the console.
 - `silent_but_moving` does not hang: no launcher may report it."""
     sections = [line for framework in LAUNCHERS for line in section(framework, folder, runs)]
     return "\n".join([text, *sections, ""])

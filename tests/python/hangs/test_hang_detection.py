@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import Place, environment, until
+from launching import Place, environment, free_ports, until
 
 HANGS = """
 def wait_for_ever():
@@ -115,6 +115,33 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     # Its stdout goes to the console, past the launcher.
     assert "the job seems to hang: no rank has written anything to stderr for" in done.stderr, done.stderr
     assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_a_job_that_prints_past_the_launcher_is_no_hang(tmp_path: Path) -> None:
+    """Its stdout is inherited, and it is at the same place every time its stack is read."""
+    (tmp_path / "train.py").write_text(
+        "import time\nfor step in range(8):\n    print('step', step, flush=True)\n    time.sleep(0.5)\n"
+    )
+    arguments = ["--nproc-per-node=2", "--hang-timeout=0.5", "--on-hang=abort", "train.py"]
+    command = [sys.executable, "-m", "rlaunch.run", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
+    assert done.returncode == 0, done.stderr
+    assert REPORT not in done.stderr
+
+
+def test_a_node_that_waits_for_another_is_not_aborted(place: Place) -> None:
+    """The ranks of this node are silent, because those of another print."""
+    place.script("print('here', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n")
+    options = ("--nproc_per_node=1", "--hang_timeout=0.5", "--on_hang=abort")
+    nodes = ("--ips=127.0.0.1,127.0.0.2", "--host=127.0.0.1", f"--start_port={free_ports(2)}")
+    with place.start(*options, *nodes, "train.py") as launcher:
+        place.ready(1)
+        await_hang(place)
+        (place.folder / "go").touch()
+        ended = place.wait(launcher)
+    assert ended.status == 0, ended.stderr
+    assert "the ranks of this node wait, perhaps for those of other nodes: no rank has" in ended.stderr
+    assert "no rank is aborted: " in ended.stderr
 
 
 def test_a_suspended_job_is_not_looked_at(place: Place) -> None:

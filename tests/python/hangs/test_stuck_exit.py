@@ -82,6 +82,28 @@ def test_a_rank_that_still_works_is_left_alone(place: Place) -> None:
     assert "does not exit" not in ended.stderr
 
 
+def test_a_second_attempt_is_watched_too(place: Place) -> None:
+    place.script(STUCK.replace("if rank == 1:", "if True:"))
+    restarts = ("--max_restart=1", "--restart_delay=0")
+    ended = place.run("--nproc_per_node=1", "--exit_timeout=0.5", *restarts, "train.py")
+    assert ended.status == 128 + signal.SIGABRT, ended.stderr
+    assert ended.stderr.count("and does not exit; it gets SIGABRT") == 2, ended.stderr
+
+
+def test_a_rank_that_works_in_c_is_left_alone(place: Place) -> None:
+    place.script("""
+        import atexit, hashlib
+        def save():
+            tell("saving", os.getpid())
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 4_000_000)
+        atexit.register(save)
+        raise ValueError("bad sample 17")
+    """)
+    ended = place.run("--nproc_per_node=1", "--exit_timeout=0.5", "train.py")
+    assert ended.status == 1, ended.stderr
+    assert "does not exit" not in ended.stderr
+
+
 @pytest.mark.parametrize("more", [[], ["--preload=json"]], ids=["exec", "preload"])
 def test_zero_means_any_time(more: list[str], place: Place) -> None:
     place.script(STUCK.replace('await_file("never")', 'await_file("go")').replace("sleep()", ""))
