@@ -155,23 +155,19 @@ sleep()
 
 
 def test_no_thread_keeps_the_lifelines_of_a_killed_supervisor_open(tmp_path: Path) -> None:
-    """The kernel kills a rank's group when the last copy of its lifeline closes; ranks die with the main thread."""
+    """A rank dies with the main thread, and its group when the last copy of its lifeline closes."""
     for turn in range(10):
         jobs = Jobs(tmp_path / str(turn))
         jobs.folder.mkdir()
         with jobs.job(script=PAIR, ranks=4) as launcher:
-            children = [
-                psutil.Process(int(until(lambda n=n: read(jobs, f"child.{n}"), "a child"))) for n in range(4)
-            ]
+            paths = [jobs.folder / f"child.{number}" for number in range(4)]
+            for path in paths:
+                until(path.exists, path.name)
+            children = [psutil.Process(int(path.read_text())) for path in paths]
             supervisor = supervisor_of(launcher)
             launcher.kill()
             supervisor.kill()
             await_gone(*children, limit=5)
-
-
-def read(jobs: Jobs, name: str) -> str:
-    path = jobs.folder / name
-    return path.read_text() if path.exists() else ""
 
 
 def test_a_job_whose_supervisor_is_stopped(jobs: Jobs) -> None:

@@ -129,19 +129,23 @@ def test_a_job_that_prints_past_the_launcher_is_no_hang(tmp_path: Path) -> None:
     assert REPORT not in done.stderr
 
 
-def test_a_node_that_waits_for_another_is_not_aborted(place: Place) -> None:
-    """The ranks of this node are silent, because those of another print."""
-    place.script("print('here', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n")
-    options = ("--nproc_per_node=1", "--hang_timeout=0.5", "--on_hang=abort")
-    nodes = ("--ips=127.0.0.1,127.0.0.2", "--host=127.0.0.1", f"--start_port={free_ports(2)}")
-    with place.start(*options, *nodes, "train.py") as launcher:
-        place.ready(1)
-        await_hang(place)
-        (place.folder / "go").touch()
-        ended = place.wait(launcher)
-    assert ended.status == 0, ended.stderr
-    assert "the ranks of this node wait, perhaps for those of other nodes: no rank has" in ended.stderr
-    assert "no rank is aborted: " in ended.stderr
+def test_a_node_that_waits_for_another_is_not_aborted(tmp_path: Path) -> None:
+    """Its ranks are silent, while a rank of the other node prints."""
+    prints, waits = Place(tmp_path / "prints"), Place(tmp_path / "waits")
+    go = tmp_path / "go"
+    nodes = (f"--master=127.0.0.1:{free_ports(1)}", "--nnodes=2", "--nproc_per_node=1")
+    options = ("--hang_timeout=0.5", "--on_hang=abort", "train.py")
+    for place, line in ((prints, "print('step', flush=True)"), (waits, "pass")):
+        place.folder.mkdir()
+        place.script(f"while not os.path.exists({str(go)!r}):\n    {line}\n    time.sleep(0.05)\n")
+    with prints.start(*nodes, *options) as one, waits.start(*nodes, *options) as two:
+        await_hang(waits)
+        go.touch()
+        ended = [prints.wait(one), waits.wait(two)]
+    assert [end.status for end in ended] == [0, 0], ended
+    assert hangs(prints) == []
+    assert "the ranks of this node wait, perhaps for those of other nodes: no rank has" in ended[1].stderr
+    assert "no rank is aborted: " in ended[1].stderr
 
 
 def test_a_suspended_job_is_not_looked_at(place: Place) -> None:
