@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak clean
+.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -38,6 +38,7 @@ help:
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
+	@echo "make hangs   ten jobs that hang, on rlaunch and on the other launchers; writes docs/hangs.md (an hour)"
 	@echo "make clean   removes .venv and target"
 
 # What the tests and the demo need beside the package.
@@ -139,6 +140,9 @@ test-python: $(VENV)/built-debug $(VENV)/torch $(VENV)/pytest-8 $(VENV)/pytest-9
 bench: $(VENV)/built $(VENV)/torch
 	$(INSTALL) --group bench
 	$(BIN)/python benches/bench.py $(BENCH)
+
+hangs: $(VENV)/built $(VENV)/torch
+	$(BIN)/python tests/python/hangs/hang_table.py --results target/hangs.json --jobs 2 --write docs/hangs.md
 
 agents: $(VENV)/built
 	$(BIN)/python benches/agents.py --write docs

@@ -109,6 +109,11 @@ impl<S: Service> EventLoop<S> {
         self.service.begin(&own);
     }
 
+    /// Tells the service that its thread ends.
+    pub(super) fn end(&mut self) {
+        self.service.end(&mut self.connections);
+    }
+
     /// Serves until it is stopped or the service ends it. It can be run again.
     pub(super) fn run(&mut self) -> io::Result<()> {
         loop {

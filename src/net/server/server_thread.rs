@@ -34,7 +34,10 @@ impl<S: Service> ServerThread<S> {
             let _guard = guard;
             event_loop.begin();
             match event_loop.run() {
-                Ok(()) => Some(event_loop),
+                Ok(()) => {
+                    event_loop.end();
+                    Some(event_loop)
+                }
                 // The event loop is dropped, and with it commands that wait: their senders do not wait for ever.
                 Err(failure) => {
                     error!("the {name} server has stopped: {failure}");

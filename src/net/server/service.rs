@@ -29,6 +29,9 @@ pub trait Service: Send + 'static {
     /// Called once, on the thread of the event loop, before it serves. `own`: the descriptors that the event loop uses.
     fn begin(&mut self, _own: &[RawFd]) {}
 
+    /// Called once, on the thread of the event loop, after it has served.
+    fn end(&mut self, _connections: &mut Connections<Self::State>) {}
+
     /// Prepares a new connection, which is non-blocking already; TCP sends without delay.
     fn accept(&mut self, socket: &Socket) -> io::Result<Self::State>;
 

@@ -251,10 +251,12 @@ fn located(frame: &StackFrame) -> String {
     format!("{} ({}:{})", escape(&frame.function), escape(&short(&frame.file)), frame.line)
 }
 
-/// The path of a library from its package on; any other path as it is.
+/// The path of a library from its package on, of the standard library from its folder on; any other path as it is.
 fn short(file: &str) -> String {
-    let cut = ["/site-packages/", "/dist-packages/"].iter().find_map(|part| file.rsplit_once(part));
-    cut.map_or(file, |(_, rest)| rest).to_owned()
+    let package = ["/site-packages/", "/dist-packages/"].iter().find_map(|part| file.rsplit_once(part));
+    let standard = || Some(("", &file[file.rfind("/lib/python3").or_else(|| file.rfind("/lib64/python3"))?..]));
+    let cut = package.or_else(standard).map_or(file, |(_, rest)| rest);
+    cut.trim_start_matches("/lib64/").trim_start_matches("/lib/").to_owned()
 }
 
 fn frames(frames: &[StackFrame]) -> Vec<String> {
@@ -381,9 +383,6 @@ mod tests {
         let exit = [frame("_shutdown", "/usr/lib/python3.12/threading.py", 1590)];
         let text = render_stacks(&StackDump { ranks: vec![shell, rank(1, 'S', &exit)] }, &lines(2, &[]));
         assert!(text.contains("rank 8 (1 of 2): python (pid 100) waiting in the kernel, uninterruptibly in nfs_wait; no Python stack: no Python"), "{text}");
-        assert!(
-            text.contains("rank 9 (1 of 2): at its exit, in _shutdown (/usr/lib/python3.12/threading.py:1590)"),
-            "{text}"
-        );
+        assert!(text.contains("rank 9 (1 of 2): at its exit, in _shutdown (python3.12/threading.py:1590)"), "{text}");
     }
 }

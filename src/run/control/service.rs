@@ -89,6 +89,11 @@ impl Service for ControlService {
         }
     }
 
+    fn end(&mut self, connections: &mut Connections<ClientState>) {
+        // Their numbers mean other files in the other threads' table. An error leaves clients waiting until the process ends.
+        let _ = connections.close_all();
+    }
+
     fn accept(&mut self, socket: &Socket) -> io::Result<ClientState> {
         // The mode of the socket's folder keeps others out already, but for root.
         let user = socket.user()?;

@@ -247,7 +247,7 @@ Linux {os.uname().release.partition("-")[0]}, Python {sys.version.split()[0]}, r
 torch {version("torch")}, Paddle {version("paddlepaddle")}.
 
 - rlaunch runs with a short `--hang_timeout`, so that two minutes suffice. Its default is 600 s: a report then
-  comes about 10 minutes after the last output. The launcher reads the stacks twice, 5 s apart.
+  comes about 10 minutes after the last output. The launcher then watches the stacks for 5 s.
 - *nothing*: the console shows no new line, and the job goes on. Errors: the last one on the console.
 - `silent_but_moving` does not hang: no launcher may report it."""
     sections = [line for framework in LAUNCHERS for line in section(framework, folder, runs)]

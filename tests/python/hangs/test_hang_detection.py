@@ -150,13 +150,13 @@ def test_a_node_that_waits_for_another_is_not_aborted(tmp_path: Path) -> None:
 
 def test_a_suspended_job_is_not_looked_at(place: Place) -> None:
     place.script("tell('ready', os.getpid())\nsleep()\n")
-    with place.start("--nproc_per_node=1", "--hang_timeout=1", "train.py") as launcher:
+    with place.start("--nproc_per_node=1", "--hang_timeout=3", "train.py") as launcher:
         place.ready(1)
         launcher.send_signal(signal.SIGTSTP)
         until(lambda: Path(f"/proc/{launcher.pid}/stat").read_text().split()[2] == "T", "the suspension")
         # As long as it would take for two looks.
         with pytest.raises(subprocess.TimeoutExpired):
-            launcher.wait(timeout=3)
+            launcher.wait(timeout=7)
         assert hangs(place) == []
         launcher.send_signal(signal.SIGCONT)
         await_hang(place)
