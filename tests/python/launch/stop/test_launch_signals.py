@@ -409,8 +409,8 @@ def test_running_out_of_processes_ends_the_ranks_that_run_already(place: Place) 
     place.script("sleep()")
     mark = uuid.uuid4().hex
     env = environment(MARK=mark)
-    # Two for the launcher.
-    ended = place.run("--nproc_per_node=4", "train.py", env=env, preexec_fn=lambda: few_processes(4))
+    # Two processes of the launcher, and the thread of its control socket.
+    ended = place.run("--nproc_per_node=4", "train.py", env=env, preexec_fn=lambda: few_processes(5))
     start_failure(ended, 2, "clone")
     assert not marked(mark)
 
