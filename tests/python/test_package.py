@@ -106,7 +106,7 @@ def unpack(archive: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_sdist_builds_a_wheel_with_everything_in_it(tmp_path: Path) -> None:
     maturin = str(Path(sys.executable).with_name("maturin"))
     run(maturin, "sdist", "--out", str(tmp_path))
