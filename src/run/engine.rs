@@ -212,11 +212,6 @@ impl Engine {
         is_running.then_some(self.attempt)
     }
 
-    /// From now on ranks that are stopped have at most this grace period.
-    pub fn limit_grace(&mut self, grace: Duration) {
-        self.supervisor.limit_grace(grace);
-    }
-
     /// Sends a signal to one rank's own process.
     pub fn signal_rank(&self, local_rank: usize, signal: i32) {
         if let Some(Some(child)) = self.children.get(local_rank) {

@@ -20,6 +20,7 @@ use crate::run::multi_node::peers;
 use crate::run::output::console::ShownMark;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
+use crate::run::stacks::polled_reader::PolledReader;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
 use crate::spec::hang::OnHang;
 use crate::supervise::{
@@ -93,8 +94,8 @@ pub fn run(
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
     let event_loop = EventLoop {
-        exits: ExitDetector::new(launch.hang.exit_timeout, &launch.stack_reader),
-        hangs: HangDetector::new(launch.hang.timeout, &launch.stack_reader),
+        exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader, EXIT_STACKS)),
+        hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader, STACKS)),
         engine,
         ranks,
         launch,
@@ -181,6 +182,11 @@ impl<'a> EventLoop<'a> {
     }
 
     fn send(&mut self, event: SupervisorEvent) -> io::Result<()> {
+        if let SupervisorEvent::Stop(_) = event {
+            // `rlaunch stop` may have asked for a shorter one.
+            let grace = self.launch.policy_of_stop().grace;
+            self.engine.send(SupervisorEvent::LimitGrace(grace), &mut self.ranks)?;
+        }
         self.engine.send(event, &mut self.ranks)
     }
 
@@ -216,7 +222,7 @@ impl<'a> EventLoop<'a> {
     /// Looks at ranks that have been silent for long, and reports a hang.
     fn watch_hangs(&mut self) -> io::Result<()> {
         let (ranks, poll) = (&self.ranks, self.engine.poll());
-        let found = self.hangs.turn(self.engine.running_attempt(), || ranks.stack_targets(), (poll, STACKS))?;
+        let found = self.hangs.turn(self.engine.running_attempt(), || ranks.stack_targets(), poll)?;
         let Some(found) = found else { return Ok(()) };
         let has_other_nodes = self.launch.plan.nnodes > 1;
         let aborted = match self.launch.hang.on_hang {
@@ -236,7 +242,7 @@ impl<'a> EventLoop<'a> {
     /// Ends a rank that has failed and does not exit.
     fn watch_exits(&mut self) -> io::Result<()> {
         let (ranks, poll, attempt) = (&self.ranks, self.engine.poll(), self.engine.running_attempt());
-        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local), (poll, EXIT_STACKS))? else {
+        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local), poll)? else {
             return Ok(());
         };
         self.ranks.report_stuck_exit(&stuck);
@@ -350,9 +356,6 @@ impl<'a> EventLoop<'a> {
     fn event_of(&mut self, signal: i32, route: SignalRoute) -> Option<SupervisorEvent> {
         let event = self.requests.event(signal, route, &self.launch.forwarded_signals)?;
         self.ranks.journal.write_later(JournalEvent::Signal { signal });
-        if let SupervisorEvent::Stop(_) = event {
-            self.engine.limit_grace(self.launch.policy_of_stop().grace);
-        }
         // Ranks that receive it too print a traceback each.
         if matches!(event, SupervisorEvent::Stop(libc::SIGINT)) {
             self.ranks.leave_out_interrupts();

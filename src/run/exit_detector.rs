@@ -2,9 +2,10 @@
 //! in the framework's clean-up, and the other ranks wait for them.
 
 use crate::report::stacks::StackDump;
-use crate::run::hang_detector::BUSY;
-use crate::run::stacks::collector::{StackCollector, StackReader};
+use crate::run::hang_detector::WATCHED;
+use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
+use crate::run::stacks::polled_reader::PolledReader;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use std::collections::BTreeMap;
@@ -12,8 +13,7 @@ use std::io;
 use std::time::Duration;
 use tracing::warn;
 
-/// For how long the stacks of such a rank may not move: one that still works, to save something, is left alone.
-const WATCHED: Duration = Duration::from_secs(5);
+const UNKNOWN: &str = "cannot find out whether a rank that has failed will exit";
 
 /// A rank that does not exit.
 #[derive(Clone, Debug)]
@@ -29,18 +29,19 @@ pub struct StuckExit {
 /// Watches the ranks of the present attempt.
 pub struct ExitDetector<'a> {
     timeout: Option<Duration>,
-    reader: &'a StackReader,
+    reader: PolledReader<'a>,
     /// When each rank failed, and when it is looked at next.
     failed: BTreeMap<usize, (Duration, Duration)>,
-    looking: Option<(usize, StackCollector)>,
+    /// The rank that is looked at.
+    looked_at: usize,
     /// The attempt that is watched.
     attempt: Option<u32>,
 }
 
 impl<'a> ExitDetector<'a> {
     /// `timeout`: how long a rank may take to exit after its exception; `None`: any time.
-    pub fn new(timeout: Option<Duration>, reader: &'a StackReader) -> Self {
-        Self { timeout, reader, failed: BTreeMap::new(), looking: None, attempt: None }
+    pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
+        Self { timeout, reader, failed: BTreeMap::new(), looked_at: 0, attempt: None }
     }
 
     /// Whether the end of this rank is waited for already, or never.
@@ -58,48 +59,27 @@ impl<'a> ExitDetector<'a> {
 
     /// When `turn` has something to do, if nothing happens before.
     pub fn due(&self) -> Option<Duration> {
-        let looking = self.looking.as_ref().map(|(_, collector)| collector.until());
-        looking.or_else(|| self.failed.values().map(|(_, look_at)| *look_at).min())
+        self.reader.until().or_else(|| self.failed.values().map(|(_, look_at)| *look_at).min())
     }
 
-    /// Continues. `attempt`: the one whose ranks run and do not stop; `target`: a rank, if it lives; `token`: reported by `poll` when an
-    /// answer arrives.
+    /// Continues. `attempt`: the one whose ranks run and do not stop; `target`: a rank, if it lives.
     pub fn turn(
         &mut self,
         attempt: Option<u32>,
         target: impl Fn(usize) -> Option<RankTarget>,
-        (poll, token): (&Poller, u64),
+        poll: &Poller,
     ) -> io::Result<Option<StuckExit>> {
         if attempt != self.attempt {
             self.attempt = attempt;
             self.failed.clear();
-            self.end_look(poll)?;
+            self.reader.end(poll)?;
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
-        if let Some((local_rank, collector)) = &mut self.looking {
-            let (local_rank, answer) = (*local_rank, collector.receive());
-            if matches!(answer, Ok(None)) {
-                return Ok(None);
-            }
-            self.end_look(poll)?;
-            let Some((failed_at, look_at)) = self.failed.get_mut(&local_rank) else { return Ok(None) };
-            *look_at = now.saturating_add(timeout);
-            return Ok(match answer {
-                // One that works in C code does not move.
-                Ok(Some(StackAnswer::Still { watched, dump, .. }))
-                    if dump.ranks.iter().all(|rank| rank.cpu_share(Duration::from_secs_f64(watched)) < BUSY) =>
-                {
-                    let stuck = StuckExit { local_rank, failed_at: *failed_at, dump };
-                    // It is aborted, and looked at no more.
-                    *look_at = Duration::MAX;
-                    Some(stuck)
-                }
-                Ok(_) => None,
-                Err(error) => {
-                    warn!("cannot find out whether a rank that has failed will exit: {error}");
-                    None
-                }
-            });
+        if let Some(answer) = self.reader.receive(poll)? {
+            return Ok(self.judge(answer, now.saturating_add(timeout)));
+        }
+        if self.reader.is_reading() {
+            return Ok(None);
         }
         let next = self.failed.iter().find(|(_, (_, look_at))| *look_at <= now).map(|(local_rank, _)| *local_rank);
         let Some(local_rank) = next else { return Ok(None) };
@@ -109,23 +89,34 @@ impl<'a> ExitDetector<'a> {
         };
         let watched_seconds = WATCHED.min(timeout).as_secs_f64();
         let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds });
-        match self.reader.start(&StackRequest { ranks: vec![target], hang }) {
-            Ok(collector) => {
-                poll.readable(&collector, token)?;
-                self.looking = Some((local_rank, collector));
-            }
-            Err(error) => {
-                warn!("cannot find out whether a rank that has failed will exit: {error}");
-                self.failed.remove(&local_rank);
-            }
+        self.looked_at = local_rank;
+        if let Err(error) = self.reader.start(&StackRequest { ranks: vec![target], hang }, poll) {
+            warn!("{UNKNOWN}: {error}");
+            self.failed.remove(&local_rank);
         }
         Ok(None)
     }
 
-    fn end_look(&mut self, poll: &Poller) -> io::Result<()> {
-        match self.looking.take() {
-            Some((_, collector)) => poll.forget(&collector),
-            None => Ok(()),
+    /// What the answer says about the rank that was looked at, which otherwise is looked at again at this time.
+    fn judge(&mut self, answer: Result<StackAnswer, StacksUnavailable>, again: Duration) -> Option<StuckExit> {
+        let local_rank = self.looked_at;
+        let (failed_at, look_at) = self.failed.get_mut(&local_rank)?;
+        *look_at = again;
+        match answer {
+            Ok(StackAnswer::Still { watched, dump, .. }) => {
+                let watched = Duration::try_from_secs_f64(watched).unwrap_or_default();
+                if !dump.ranks.iter().all(|rank| rank.is_idle(watched)) {
+                    return None;
+                }
+                // It is aborted, and looked at no more.
+                *look_at = Duration::MAX;
+                Some(StuckExit { local_rank, failed_at: *failed_at, dump })
+            }
+            Ok(_) => None,
+            Err(error) => {
+                warn!("{UNKNOWN}: {error}");
+                None
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Looks at ranks that have been silent for long, by a reader process, and finds out whether the job hangs.
 
 use crate::report::stacks::{self, StackDump};
-use crate::run::stacks::collector::{StackCollector, StackReader};
+use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest, WrittenBytes};
+use crate::run::stacks::polled_reader::PolledReader;
 use crate::supervise::{HangAction, HangEvent, HangLook, HangWatch};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use tracing::{debug, warn};
 
 /// For how long no stack may move.
-const WATCHED: Duration = Duration::from_secs(5);
+pub const WATCHED: Duration = Duration::from_secs(5);
 
 /// A job that hangs.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ impl FoundHang {
         let all = || self.dump.ranks.iter().map(|rank| rank.local_rank);
         let is_idle = |local: usize| {
             let rank = self.dump.ranks.iter().find(|rank| rank.local_rank == local);
-            rank.is_some_and(|rank| rank.cpu_share(self.watched) < BUSY)
+            rank.is_some_and(|rank| rank.is_idle(self.watched))
         };
         match stacks::find_odd_ranks(&groups, &[]) {
             odd if !odd.ranks().is_empty() => odd.ranks().iter().copied().filter(|local| is_idle(*local)).collect(),
@@ -43,15 +44,11 @@ impl FoundHang {
     }
 }
 
-/// The share of a CPU from which on a rank is not idle.
-pub(super) const BUSY: f64 = 0.05;
-
 /// Looks for hangs of the present attempt.
 pub struct HangDetector<'a> {
     watch: HangWatch,
     question: HangQuestion,
-    reader: &'a StackReader,
-    collector: Option<StackCollector>,
+    reader: PolledReader<'a>,
     /// The attempt that is watched.
     attempt: Option<u32>,
     /// What each rank had written in all when it was last looked at.
@@ -61,7 +58,7 @@ pub struct HangDetector<'a> {
 
 impl<'a> HangDetector<'a> {
     /// `timeout`: how long no rank has to write anything; `None`: never looks.
-    pub fn new(timeout: Option<Duration>, reader: &'a StackReader) -> Self {
+    pub fn new(timeout: Option<Duration>, reader: PolledReader<'a>) -> Self {
         let silent = timeout.unwrap_or(Duration::MAX);
         let question =
             HangQuestion { silent_seconds: silent.as_secs_f64(), watched_seconds: WATCHED.min(silent).as_secs_f64() };
@@ -69,7 +66,6 @@ impl<'a> HangDetector<'a> {
             watch: HangWatch::new(timeout),
             question,
             reader,
-            collector: None,
             attempt: None,
             written: WrittenBytes::new(),
             has_warned: false,
@@ -78,49 +74,28 @@ impl<'a> HangDetector<'a> {
 
     /// When `turn` has something to do, if nothing happens before.
     pub fn due(&self) -> Option<Duration> {
-        self.collector.as_ref().map(StackCollector::until).or_else(|| self.watch.due())
+        self.reader.until().or_else(|| self.watch.due())
     }
 
-    /// Continues. `attempt`: the one whose ranks run, and neither stop nor are suspended; `targets`: those ranks; `token`: reported by
-    /// `poll` when an answer arrives.
+    /// Continues. `attempt`: the one whose ranks run, and neither stop nor are suspended; `targets`: those ranks.
     pub fn turn(
         &mut self,
         attempt: Option<u32>,
         targets: impl FnOnce() -> Vec<RankTarget>,
-        (poll, token): (&Poller, u64),
+        poll: &Poller,
     ) -> io::Result<Option<FoundHang>> {
         let now = clock::now();
         if attempt != self.attempt {
             self.attempt = attempt;
             self.watch.handle(now, HangEvent::NotRunning);
             self.written.clear();
-            self.drop_collector(poll)?;
+            self.reader.end(poll)?;
             if attempt.is_some() {
                 self.watch.handle(now, HangEvent::Running);
             }
         }
-        let mut found = None;
-        if let Some(collector) = &mut self.collector {
-            let answer = collector.receive();
-            if !matches!(answer, Ok(None)) {
-                self.drop_collector(poll)?;
-            }
-            let look = match answer {
-                Ok(None) => return Ok(None),
-                Ok(Some(StackAnswer::NotSilent { seconds, written })) => {
-                    self.written = written;
-                    HangLook::NotSilent(duration(seconds))
-                }
-                Ok(Some(StackAnswer::Still { seconds, watched, dump })) => {
-                    found = Some(FoundHang { silence: duration(seconds), watched: duration(watched), dump });
-                    HangLook::Still
-                }
-                Ok(Some(StackAnswer::Moved | StackAnswer::Stacks(_))) => HangLook::Moved,
-                Err(error) => {
-                    self.warn(&error);
-                    HangLook::Failed
-                }
-            };
+        if let Some(answer) = self.reader.receive(poll)? {
+            let (look, found) = self.judge(answer);
             debug!("no rank has written anything for --hang_timeout: {look:?}");
             let action = self.watch.handle(now, HangEvent::Looked(look));
             return Ok(found.filter(|_| action == Some(HangAction::Report)));
@@ -137,24 +112,29 @@ impl<'a> HangDetector<'a> {
                 return Ok(None);
             }
             let request = StackRequest { ranks, hang: Some(self.question) };
-            match self.reader.start(&request) {
-                Ok(collector) => {
-                    poll.readable(&collector, token)?;
-                    self.collector = Some(collector);
-                }
-                Err(error) => {
-                    self.warn(&error);
-                    self.watch.handle(now, HangEvent::Looked(HangLook::Failed));
-                }
+            if let Err(error) = self.reader.start(&request, poll) {
+                self.warn(&error);
+                self.watch.handle(now, HangEvent::Looked(HangLook::Failed));
             }
         }
-        Ok(found)
+        Ok(None)
     }
 
-    fn drop_collector(&mut self, poll: &Poller) -> io::Result<()> {
-        match self.collector.take() {
-            Some(collector) => poll.forget(&collector),
-            None => Ok(()),
+    fn judge(&mut self, answer: Result<StackAnswer, StacksUnavailable>) -> (HangLook, Option<FoundHang>) {
+        match answer {
+            Ok(StackAnswer::NotSilent { seconds, written }) => {
+                self.written = written;
+                (HangLook::NotSilent(duration(seconds)), None)
+            }
+            Ok(StackAnswer::Still { seconds, watched, dump }) => {
+                let found = FoundHang { silence: duration(seconds), watched: duration(watched), dump };
+                (HangLook::Still, Some(found))
+            }
+            Ok(StackAnswer::Moved | StackAnswer::Stacks(_)) => (HangLook::Moved, None),
+            Err(error) => {
+                self.warn(&error);
+                (HangLook::Failed, None)
+            }
         }
     }
 

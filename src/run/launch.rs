@@ -157,8 +157,7 @@ impl Launch<'_> {
 
     /// Children of the supervisor process that no sweep may end.
     pub fn kept_children(&self) -> BTreeSet<i32> {
-        let zygote = self.zygote.iter().filter_map(|zygote| zygote.pid());
-        zygote.chain(self.stack_reader.pids()).collect()
+        self.kept_in_sweep().0
     }
 
     /// Where the keys of the ranks are: those that the preload server forks have theirs in their memory.

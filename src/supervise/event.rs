@@ -43,6 +43,8 @@ pub enum SupervisorEvent {
     Regroup(RankStop),
     /// A signal that is only forwarded to the ranks.
     ForwardSignal(i32),
+    /// A later stop has at most this grace period.
+    LimitGrace(Duration),
     /// The user suspends the job (Ctrl-Z). A second one changes nothing.
     Suspend,
     /// The user resumes the job (`fg`, `bg`). A second one changes nothing.

@@ -99,11 +99,6 @@ impl Supervisor {
         self.phase == SupervisorPhase::Killing
     }
 
-    /// A later stop has at most this grace period.
-    pub fn limit_grace(&mut self, grace: Duration) {
-        self.grace = self.grace.min(grace);
-    }
-
     /// Whether the user has suspended the job.
     pub fn is_suspended(&self) -> bool {
         self.timer.is_paused()
@@ -122,6 +117,7 @@ impl Supervisor {
             SupervisorEvent::ForwardSignal(signal) => {
                 self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
             }
+            SupervisorEvent::LimitGrace(grace) => self.grace = self.grace.min(grace),
             SupervisorEvent::Suspend => self.suspend(now, effects),
             SupervisorEvent::Resume => self.resume(now, effects),
             SupervisorEvent::LauncherKilled => self.launcher_killed(now, effects),

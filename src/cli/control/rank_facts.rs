@@ -1,13 +1,13 @@
 //! What /proc and the logs say about ranks: CPU, memory, processes, last output.
 
 use crate::report::job_status::RankStatus;
+use crate::run::stacks::look::silent_seconds;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use serde::Serialize;
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// A rank and the processes that it has started.
@@ -43,7 +43,7 @@ impl RankFacts {
     }
 
     fn of_rank(rank: &RankStatus, (before, after): (&Snapshot, &Snapshot), took: f64) -> Self {
-        let silent_seconds = if rank.all_output_logged { silence(rank) } else { None };
+        let silent_seconds = if rank.all_output_logged { silent_seconds(&rank.logs) } else { None };
         let is_same = |pid: &i32| after.get(*pid).is_some_and(|stat| Some(stat.started) == rank.start_ticks);
         let Some(pid) = rank.pid.filter(|pid| rank.is_alive() && is_same(pid)) else {
             return Self { silent_seconds, ..Self::default() };
@@ -65,13 +65,4 @@ fn resident(pid: i32) -> Option<u64> {
     let pages: u64 = String::from_utf8(procfs::read(pid, "statm").ok()?).ok()?.split(' ').nth(1)?.parse().ok()?;
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten()?;
     pages.checked_mul(u64::try_from(size).ok()?)
-}
-
-fn silence(rank: &RankStatus) -> Option<f64> {
-    let written = |log: &std::path::PathBuf| {
-        let data = std::fs::metadata(log).ok()?;
-        Some(data.mtime() as f64 + data.mtime_nsec() as f64 / 1e9)
-    };
-    let last = rank.logs.iter().filter_map(written).fold(f64::NEG_INFINITY, f64::max);
-    last.is_finite().then(|| (clock::wall().as_secs_f64() - last).max(0.0))
 }

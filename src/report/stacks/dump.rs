@@ -79,10 +79,11 @@ impl RankStacks {
         python.or_else(|| self.processes.first())
     }
 
-    /// The CPUs that its processes used while they were watched, for so long.
-    pub fn cpu_share(&self, watched: Duration) -> f64 {
+    /// Whether its processes used next to no CPU while they were watched, for so long. One that works in C code does not move, but is
+    /// not idle.
+    pub fn is_idle(&self, watched: Duration) -> bool {
         let used: f64 = self.processes.iter().filter_map(|process| process.cpu_seconds_watched).sum();
-        used / watched.as_secs_f64().max(0.001)
+        used < IDLE * watched.as_secs_f64()
     }
 
     /// Whether any of its Python stacks differs from those of another dump: it makes progress.
@@ -129,6 +130,8 @@ impl StackDump {
     }
 }
 
+/// The share of a CPU below which a rank is idle.
+const IDLE: f64 = 0.05;
 /// CPU seconds between two dumps above which a rank whose stacks cannot be read counts as one that works.
 const UNREAD_BUSY: f64 = 0.05;
 

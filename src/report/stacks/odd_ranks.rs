@@ -52,66 +52,49 @@ impl OddRanks {
     }
 }
 
-/// Where ranks wait for each other: a part of the file's path, and beginnings of functions, without leading `_`. Measured on torch
-/// 2.15 and Paddle 3.3 with a rank that is missing. In `backward` the hooks of data parallelism wait, in C++.
-const WAITS: [(&str, &[&str]); 7] = [
-    (
-        "torch/distributed/",
-        &[
-            "all_",
-            "allreduce",
-            "allgather",
-            "alltoall",
-            "reduce",
-            "broadcast",
-            "barrier",
-            "gather",
-            "scatter",
-            "wait",
-            "recv",
-            "send",
-            "isend",
-            "irecv",
-            "batch_isend_irecv",
-            "monitored_barrier",
-            "store_based_barrier",
-            "init_process_group",
-            "new_group",
-            "create_gloo_process_group",
-            "create_c10d_store",
-            "verify_param_shape",
-            "rendezvous",
-            "synchronize",
-            "destroy_process_group",
-        ],
-    ),
-    ("torch/nn/parallel/distributed.py", &["pre_forward", "sync_", "init", "join"]),
-    ("torch/autograd/graph.py", &["engine_run_backward"]),
-    (
-        "paddle/distributed/",
-        &[
-            "all_",
-            "alltoall",
-            "reduce",
-            "broadcast",
-            "barrier",
-            "gather",
-            "scatter",
-            "wait",
-            "recv",
-            "send",
-            "isend",
-            "irecv",
-            "batch_isend_irecv",
-            "new_group",
-            "new_process_group_impl",
-            "init_parallel_env",
-            "destroy_process_group",
-        ],
-    ),
-    ("paddle/base/dygraph/parallel.py", &["sync_", "init"]),
-    ("paddle/base/dygraph/tensor_patch_methods.py", &["backward"]),
-    ("rlaunch/_rank/", &["create_after_wait"]),
+/// Beginnings of the functions of both frameworks in which ranks wait for each other, without leading `_`. Measured on torch 2.15 and
+/// Paddle 3.3 with a rank that is missing.
+const COLLECTIVES: &[&str] = &[
+    "all_",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "destroy_process_group",
+    "gather",
+    "init_parallel_env",
+    "init_process_group",
+    "irecv",
+    "isend",
+    "new_group",
+    "new_process_group_impl",
+    "recv",
+    "reduce",
+    "scatter",
+    "send",
+    "wait",
+];
+/// Further ones of torch.
+const OF_TORCH: &[&str] = &[
+    "create_c10d_store",
+    "create_gloo_process_group",
+    "monitored_barrier",
+    "rendezvous",
+    "store_based_barrier",
+    "synchronize",
+    "verify_param_shape",
+];
+/// Where ranks wait for each other: a part of the file's path, and functions. In `backward` the hooks of data parallelism wait, in C++.
+const WAITS: [(&str, &[&[&str]]); 7] = [
+    ("torch/distributed/", &[COLLECTIVES, OF_TORCH]),
+    ("torch/nn/parallel/distributed.py", &[&["pre_forward", "sync_", "init", "join"]]),
+    ("torch/autograd/graph.py", &[&["engine_run_backward"]]),
+    ("paddle/distributed/", &[COLLECTIVES]),
+    ("paddle/base/dygraph/parallel.py", &[&["sync_", "init"]]),
+    ("paddle/base/dygraph/tensor_patch_methods.py", &[&["backward"]]),
+    ("rlaunch/_rank/", &[&["create_after_wait"]]),
 ];
 
 /// The outermost frame of a call that waits for other ranks.
@@ -119,7 +102,7 @@ fn waits_in(frames: &[StackFrame]) -> Option<&StackFrame> {
     let waits = |frame: &StackFrame| {
         let name = frame.function.rsplit('.').next().unwrap_or(&frame.function).trim_start_matches('_');
         let (_, functions) = WAITS.iter().find(|(file, _)| frame.file.contains(file))?;
-        functions.iter().any(|one| name.starts_with(one)).then_some(())
+        functions.iter().copied().flatten().any(|one| name.starts_with(one)).then_some(())
     };
     frames.iter().rev().find(|frame| waits(frame).is_some())
 }

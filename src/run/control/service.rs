@@ -10,8 +10,6 @@ use crate::net::thread;
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::run::stacks::collector::{StackReader, StacksUnavailable};
 use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
-use crate::sys::clock;
-use crate::sys::process::procfs::stat::ticks_per_second;
 use crate::sys::process::{current, pidfd};
 use nix::unistd::geteuid;
 use std::io;
@@ -204,19 +202,9 @@ impl ControlService {
 }
 
 fn read_stacks(status: JobStatus, reader: &StackReader) -> Result<ControlAnswer, StacksUnavailable> {
-    let boot = clock::boot().as_secs_f64();
     let target = |rank: &RankStatus| {
-        let (pid, started) = (rank.pid.filter(|_| rank.exit.is_none())?, rank.start_ticks?);
-        let lived_seconds = boot - started as f64 / ticks_per_second() as f64;
-        Some(RankTarget {
-            local_rank: rank.local_rank,
-            pid,
-            started,
-            lived_seconds,
-            logs: rank.logs.clone(),
-            all_seen: true,
-            written_before: None,
-        })
+        let process = (rank.pid.filter(|_| rank.exit.is_none())?, rank.start_ticks?);
+        Some(RankTarget::new(rank.local_rank, process, rank.logs.clone()))
     };
     let request = StackRequest { ranks: status.ranks.iter().filter_map(target).collect(), hang: None };
     match reader.start(&request)?.wait()? {

@@ -13,7 +13,7 @@ use crate::run::record::journal::JournalEvent;
 use crate::run::stacks::look::RankTarget;
 use crate::supervise::Lifecycle;
 use crate::sys::clock;
-use crate::sys::process::procfs::stat::{ProcStat, ticks_per_second};
+use crate::sys::process::procfs::stat::ProcStat;
 use std::path::PathBuf;
 
 impl RankProcesses<'_> {
@@ -34,10 +34,9 @@ impl RankProcesses<'_> {
         let process = self.processes.get(local_rank)?;
         let pid = process.pid.filter(|_| process.exit.is_none())?;
         let started = ProcStat::of(pid)?.started;
-        let lived_seconds = clock::boot().as_secs_f64() - started as f64 / ticks_per_second() as f64;
         let logs = self.logs_of(local_rank, process.attempt);
         let all_seen = self.launch.plan.ranks[local_rank].output.seen() == SeenOutput::All;
-        Some(RankTarget { local_rank, pid, started, lived_seconds, logs, all_seen, written_before: None })
+        Some(RankTarget { all_seen, ..RankTarget::new(local_rank, (pid, started), logs) })
     }
 
     /// Whether an exception has ended the program of this rank.

@@ -70,11 +70,6 @@ impl StackReader {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reader processes that run: children of this process, and no ranks.
-    pub fn pids(&self) -> BTreeSet<i32> {
-        self.pause().clone()
-    }
-
     /// Starts a reader process.
     pub fn start(&self, request: &StackRequest) -> Result<StackCollector, StacksUnavailable> {
         if !self.python.is_absolute() {

@@ -5,6 +5,7 @@ use crate::probe::stacks;
 use crate::report::stacks::{RankStacks, StackDump};
 use crate::run::output::log_files;
 use crate::sys::process::procfs::snapshot::Snapshot;
+use crate::sys::process::procfs::stat::ticks_per_second;
 use crate::sys::process::{pidfd, procfs};
 use crate::sys::{clock, random};
 use serde::{Deserialize, Serialize};
@@ -32,8 +33,6 @@ pub struct RankTarget {
     pub pid: i32,
     /// The start time of this process, in clock ticks since boot.
     pub started: u64,
-    /// Seconds since its start.
-    pub lived_seconds: f64,
     /// The files that its output goes to.
     pub logs: Vec<PathBuf>,
     /// Whether all its output goes to these files. If not, what its processes write anywhere counts as output.
@@ -41,6 +40,18 @@ pub struct RankTarget {
     /// What its processes had written in all when they were last looked at.
     #[serde(default)]
     pub written_before: Option<u64>,
+}
+
+impl RankTarget {
+    /// A rank all of whose output goes to these files. `started`: in clock ticks since boot.
+    pub fn new(local_rank: usize, (pid, started): (i32, u64), logs: Vec<PathBuf>) -> Self {
+        Self { local_rank, pid, started, logs, all_seen: true, written_before: None }
+    }
+
+    /// Seconds since its start.
+    fn lived_seconds(&self) -> f64 {
+        clock::boot().as_secs_f64() - self.started as f64 / ticks_per_second() as f64
+    }
 }
 
 /// What the processes of each rank have written so far, in bytes, to files, pipes and terminals; by local rank.
@@ -96,7 +107,7 @@ pub fn answer(request: &StackRequest) -> StackAnswer {
     let silence = |rank: &RankTarget| match written.get(&rank.local_rank) {
         // It has written something since it was last looked at, or was not looked at yet.
         Some(bytes) if rank.written_before != Some(*bytes) => 0.0,
-        _ => silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds),
+        _ => silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds()),
     };
     let least = || request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
     let silent = least();
@@ -151,8 +162,8 @@ fn dump(ranks: &[RankTarget]) -> StackDump {
     StackDump { ranks: ranks.iter().map(read).collect() }
 }
 
-/// Seconds since one of these files was written to.
-fn silent_seconds(logs: &[PathBuf]) -> Option<f64> {
+/// Seconds since one of these files was written to; `None`: none can be read.
+pub fn silent_seconds(logs: &[PathBuf]) -> Option<f64> {
     let written = |log: &PathBuf| {
         let data = std::fs::metadata(log).ok()?;
         Some(Duration::new(u64::try_from(data.mtime()).ok()?, u32::try_from(data.mtime_nsec()).ok()?))

@@ -3,6 +3,7 @@
 
 pub mod collector;
 pub mod look;
+pub mod polled_reader;
 
 use crate::model::{ProcessLabel, Role};
 use crate::report::stacks::{RankLine, render_stacks};
@@ -14,18 +15,8 @@ use std::ffi::OsString;
 /// The stacks of child processes of this one as text: their ranks and process ids. `python`: the absolute path of an interpreter that
 /// has this package.
 pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, StacksUnavailable> {
-    let target = |&(rank, pid): &(usize, i32)| {
-        let started = ProcStat::of(pid)?.started;
-        Some(RankTarget {
-            local_rank: rank,
-            pid,
-            started,
-            lived_seconds: 0.0,
-            logs: Vec::new(),
-            all_seen: true,
-            written_before: None,
-        })
-    };
+    let target =
+        |&(rank, pid): &(usize, i32)| Some(RankTarget::new(rank, (pid, ProcStat::of(pid)?.started), Vec::new()));
     let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let request = StackRequest { ranks: ranks.iter().filter_map(target).collect(), hang: None };
     let answer = StackReader::new(python.into(), &environment).start(&request)?.wait()?;

@@ -48,8 +48,8 @@ pub struct Leftover {
 /// loader's worker to remove the name of the shared memory that it is creating.
 const MULTIPROCESSING_PATIENCE: Duration = Duration::from_millis(200);
 
-/// The same for torch's, which first waits 2 s for other clients.
-const TORCH_PATIENCE: Duration = Duration::from_secs(3);
+/// The same for torch's, which first waits 2 s for other clients. With 3 s one was killed too early on a busy machine.
+const TORCH_PATIENCE: Duration = Duration::from_secs(6);
 
 /// How many command lines are read between two looks at the clock.
 const COMMAND_LINES_AT_ONCE: usize = 16;

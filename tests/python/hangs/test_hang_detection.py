@@ -149,7 +149,8 @@ def test_a_node_that_waits_for_another_is_not_aborted(tmp_path: Path) -> None:
 
 
 def test_a_suspended_job_is_not_looked_at(place: Place) -> None:
-    place.script("tell('ready', os.getpid())\nsleep()\n")
+    # The output is new when the job is suspended, also where the start of Python takes seconds.
+    place.script("print('begins', flush=True)\ntell('ready', os.getpid())\nsleep()\n")
     with place.start("--nproc_per_node=1", "--hang_timeout=3", "train.py") as launcher:
         place.ready(1)
         launcher.send_signal(signal.SIGTSTP)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jsonschema
 import pytest
+from effort import FULL
 from launching import Place, environment, until
 from paths import ROOT
 
@@ -22,7 +23,7 @@ STORIES = Path(__file__).with_name("stories")
 SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 TIMEOUT = 2
 # Paddle's processes take twice as long to start: `make test-full`.
-FRAMEWORKS = ("torch", "paddle") if "RLAUNCH_TEST_FULL" in os.environ else ("torch",)
+FRAMEWORKS = ("torch", "paddle") if FULL else ("torch",)
 
 
 class Story(NamedTuple):
@@ -76,7 +77,7 @@ CASES = [
     pytest.param(story, framework, id=f"{story.name}-{framework}")
     for story in TALES
     for framework in story.frameworks
-    if framework in FRAMEWORKS and (len(FRAMEWORKS) > 1 or story.name in SOME)
+    if framework in FRAMEWORKS and (FULL or story.name in SOME)
 ]
 
 
