@@ -6,7 +6,6 @@ One that is silent but makes steps must not be called a hang.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
