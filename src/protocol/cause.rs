@@ -43,7 +43,7 @@ impl Coordinator {
         let failed = |failure: &RankFailure| RoundStopCause::Failed { failure: failure.clone() };
         let own = || failures().find(|failure| !failure.lost_peer).map(failed);
         let lost = || self.find_lost(running).map(|lost| RoundStopCause::Lost { lost });
-        own().or_else(|| self.find_stopped()).or_else(lost).or_else(|| failures().next().map(failed))
+        own().or_else(|| self.find_stopped(true)).or_else(lost).or_else(|| failures().next().map(failed))
     }
 
     /// The final report of a failure, if its node has made one that differs from the first.
@@ -57,14 +57,20 @@ impl Coordinator {
         }
     }
 
-    /// The first member that received a signal.
-    pub(crate) fn find_stopped(&self) -> Option<RoundStopCause> {
+    /// The first member that received a signal, unless the round stops for it already. Once the round stops for one, members that
+    /// are gone do not count: a later coordinator does not know their signals.
+    pub(crate) fn find_other_stopped(&self, why: &RoundStopCause) -> Option<RoundStopCause> {
+        let is_first = !matches!(why, RoundStopCause::Stopped { .. });
+        self.find_stopped(is_first).filter(|stopped| stopped != why)
+    }
+
+    /// The first member that received a signal. `gone`: also one that has gone since.
+    fn find_stopped(&self, gone: bool) -> Option<RoundStopCause> {
         let signal = |member: &RoundMember| match self.nodes.get(&member.id).map(|node| &node.record.status) {
             Some(NodeStatus::Leaves { signal }) => Some(*signal),
             Some(NodeStatus::Stops { why: NodeStop::Signal { signal }, .. }) => Some(*signal),
             Some(_) => None,
-            // It has gone since.
-            None => self.left.get(&member.id).copied(),
+            None => self.left.get(&member.id).copied().filter(|_| gone),
         };
         let why = |member: &RoundMember| {
             Some(RoundStopCause::Stopped { host: member.info.host.clone(), signal: signal(member)? })

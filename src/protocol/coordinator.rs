@@ -464,9 +464,7 @@ impl Coordinator {
             (end, why, corrected) = (self.end_by(rules, &better), better, true);
         }
         // A node that receives a signal while the job is to go on stops the job all the same.
-        if let (None, Some(stopped), Some(rules)) =
-            (&end, self.find_stopped().filter(|stopped| *stopped != why), &rules)
-        {
+        if let (None, Some(stopped), Some(rules)) = (&end, self.find_other_stopped(&why), &rules) {
             (end, why, corrected) = (self.end_by(rules, &stopped), stopped, true);
         }
         // A failure is reported at once, and again when all ranks of its node have ended.

@@ -305,6 +305,36 @@ fn a_round_that_a_node_has_finished_is_not_stopped_for_more_nodes() {
     }
 }
 
+/// The first one has gone by then, and a later coordinator does not know its signal.
+#[test]
+fn a_second_node_with_a_signal_ends_a_job_of_which_too_few_nodes_stay() {
+    let own = info(&level_1(2, 3, 5));
+    for (min, ends) in [(1, false), (2, true)] {
+        let own = info(&JobRules { min, ..own.rules.clone() });
+        let leaves = record(&own, NodeStatus::Leaves { signal: 15 });
+        let mut members = members(&["a", "b", "c"]);
+        members.iter_mut().for_each(|member| member.info.host = member.id.clone());
+        let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members, time(0));
+        for id in ["a", "b", "c"] {
+            machine.record(id, record(&own, NodeStatus::Runs { round: 2 }), time(0));
+        }
+        machine.record("a", leaves.clone(), time(0));
+        machine.turn(time(0));
+        assert!(matches!(machine.state().phase, JobPhase::Stopping { end: None, .. }), "{:?}", machine.state());
+        machine.gone("a", Departure::Left, time(1));
+        machine.turn(time(1));
+        let mut successor = Coordinator::resume(machine.state().clone(), machine.members().to_vec(), time(1));
+        successor.record("c", record(&own, NodeStatus::Runs { round: 2 }), time(1));
+        for machine in [&mut machine, &mut successor] {
+            machine.record("b", leaves.clone(), time(2));
+            machine.turn(time(2));
+            let is_end = matches!(machine.state().phase, JobPhase::Stopping { end: Some(JobEnd::Stopped { .. }), .. });
+            assert_eq!(is_end, ends, "{:?}", machine.state());
+        }
+        assert_eq!(machine.state().phase, successor.state().phase);
+    }
+}
+
 /// What a round that has stopped for a failure leaves to the next: a restart that is used up, or a failure that is held.
 #[test]
 fn a_failure_that_is_followed_by_a_round_is_counted_or_held_as_the_rules_say() {
