@@ -9,8 +9,9 @@ use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
-use crate::run::exit_detector::ExitDetector;
-use crate::run::hang_detector::HangDetector;
+use crate::run::hangs::aborted_ranks::AbortedRanks;
+use crate::run::hangs::exit_detector::ExitDetector;
+use crate::run::hangs::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::launcher_process::SupervisorSide;
@@ -96,6 +97,7 @@ pub fn run(
     let event_loop = EventLoop {
         exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader, EXIT_STACKS)),
         hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader, STACKS)),
+        aborted: AbortedRanks::default(),
         engine,
         ranks,
         launch,
@@ -136,6 +138,7 @@ struct EventLoop<'a> {
     slow_stop: SlowStop,
     hangs: HangDetector<'a>,
     exits: ExitDetector<'a>,
+    aborted: AbortedRanks,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -170,6 +173,7 @@ impl<'a> EventLoop<'a> {
             self.watch_stop();
             self.watch_hangs()?;
             self.watch_exits()?;
+            self.kill_aborted_ranks();
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -199,8 +203,8 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let due =
-            [check_at, output_at, slow_at, stop_at, self.hangs.due(), self.exits.due()].into_iter().flatten().min();
+        let watched = [self.hangs.due(), self.exits.due(), self.aborted.due()];
+        let due = [check_at, output_at, slow_at, stop_at].into_iter().chain(watched).flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }
 
@@ -231,12 +235,22 @@ impl<'a> EventLoop<'a> {
         };
         let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
         self.ranks.report_hang(&found, &aborted, is_spared);
-        for local_rank in aborted {
-            self.engine.signal_rank(local_rank, libc::SIGABRT);
-            // A stopped process ends by no other signal than SIGKILL.
-            self.engine.signal_rank(local_rank, libc::SIGCONT);
-        }
+        aborted.into_iter().for_each(|local_rank| self.abort_rank(local_rank));
         Ok(())
+    }
+
+    fn abort_rank(&mut self, local_rank: usize) {
+        let Some(attempt) = self.engine.running_attempt() else { return };
+        self.engine.signal_rank(local_rank, libc::SIGABRT);
+        // A stopped process ends by no other signal than SIGKILL.
+        self.engine.signal_rank(local_rank, libc::SIGCONT);
+        self.aborted.add(attempt, local_rank, clock::now() + self.launch.policy.grace);
+    }
+
+    fn kill_aborted_ranks(&mut self) {
+        for local_rank in self.aborted.take_due(clock::now(), self.engine.running_attempt()) {
+            self.engine.signal_rank(local_rank, libc::SIGKILL);
+        }
     }
 
     /// Ends a rank that has failed and does not exit.
@@ -246,8 +260,7 @@ impl<'a> EventLoop<'a> {
             return Ok(());
         };
         self.ranks.report_stuck_exit(&stuck);
-        self.engine.signal_rank(stuck.local_rank, libc::SIGABRT);
-        self.engine.signal_rank(stuck.local_rank, libc::SIGCONT);
+        self.abort_rank(stuck.local_rank);
         Ok(())
     }
 

@@ -22,6 +22,8 @@ pub struct RankState {
     pub exit: Option<Exit>,
     /// Whether it was sent a signal to end before it did.
     pub signalled: bool,
+    /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
+    pub aborted: Option<String>,
     /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
     pub usage: Option<ResourceUsage>,
 }

@@ -182,7 +182,7 @@ fn culprit_of(
                 format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
             }
         })
-    } else if exit == Exit::Signal(libc::SIGKILL) {
+    } else if exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none() {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
         None
@@ -203,6 +203,8 @@ fn culprit_of(
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
         },
         stopped_by_launcher: signalled,
+        // A handler of SIGABRT may have made it another status.
+        aborted: process.aborted.clone().filter(|_| matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL))),
         explanation,
         tail,
     }

@@ -6,4 +6,4 @@ mod render;
 
 pub use dump::{ProcessStack, RankStacks, StackDump, StackFrame, ThreadStack};
 pub use odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
-pub use render::{HangFacts, RankLine, render_hang, render_stacks, render_stuck_exit};
+pub use render::{HangFacts, RankLine, conclude, render_hang, render_stacks, render_stuck_exit};

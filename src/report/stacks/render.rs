@@ -80,6 +80,13 @@ pub fn render_stacks(dump: &StackDump, ranks: &[RankLine]) -> String {
     render(dump, ranks, None)
 }
 
+/// Which rank the others wait for, in a sentence; `None`: none stands out.
+pub fn conclude(dump: &StackDump, ranks: &[RankLine]) -> Option<String> {
+    let groups = group(dump);
+    let odd = find_odd_ranks(&groups, &[]);
+    StackText { dump, ranks, odd: &odd, watched: None }.conclusion(&groups)
+}
+
 /// `watched`: for how long the stacks were watched.
 fn render(dump: &StackDump, ranks: &[RankLine], watched: Option<Duration>) -> String {
     let groups = group(dump);

@@ -5,9 +5,10 @@ use crate::model::{Exit, ProcessLabel};
 use crate::plan::SeenOutput;
 use crate::report::RankFault;
 use crate::report::cause::uncaught::UncaughtException;
-use crate::report::stacks::{HangFacts, RankLine, find_odd_ranks, group, render_hang, render_stuck_exit};
-use crate::run::exit_detector::StuckExit;
-use crate::run::hang_detector::FoundHang;
+use crate::report::stacks::{HangFacts, RankLine, conclude, find_odd_ranks, group, render_hang, render_stuck_exit};
+use crate::report::wording::lasted;
+use crate::run::hangs::exit_detector::StuckExit;
+use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::JournalEvent;
 use crate::run::stacks::look::RankTarget;
@@ -53,6 +54,10 @@ impl RankProcesses<'_> {
         };
         let late = clock::now().saturating_sub(stuck.failed_at);
         let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        self.processes[stuck.local_rank].aborted = Some(format!(
+            "it had failed {} before and did not exit: rlaunch sent it SIGABRT (--exit_timeout)",
+            lasted(late)
+        ));
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -89,6 +94,11 @@ impl RankProcesses<'_> {
         let mut text = render_hang(&found.dump, &ranks, facts);
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
+        }
+        let silent = format!("no rank had written anything for {}", lasted(found.silence));
+        let why = conclude(&found.dump, &ranks).unwrap_or(silent);
+        for local_rank in aborted {
+            self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT (--on_hang abort): {why}"));
         }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);

@@ -44,6 +44,7 @@ fn culprit(exit: Exit) -> Culprit {
         tail: log(2),
         lost_peer: None,
         stopped_by_launcher: false,
+        aborted: None,
         explanation: None,
     }
 }

@@ -104,6 +104,22 @@ def test_a_stopped_rank_is_aborted(place: Place) -> None:
     assert "rank 1 is the odd one: stopped by a signal" in ended.stderr, ended.stderr
 
 
+def test_the_failure_report_says_why_a_rank_was_aborted(place: Place) -> None:
+    """Also if it ignores SIGABRT, and is killed after the grace period."""
+    place.script("""
+        def wait_for_ever():
+            signal.signal(signal.SIGABRT, signal.SIG_IGN)
+            sleep()
+        wait_for_ever() if rank == 1 else sleep()
+    """)
+    options = ("--hang_timeout=0.5", "--on_hang=abort", "--grace_period=1", "train.py")
+    ended = place.run("--nproc_per_node=3", *options)
+    assert ended.status == 128 + signal.SIGKILL, ended.stderr
+    assert "rank 1 failed: signal SIGKILL (sent by rlaunch)" in ended.stderr, ended.stderr
+    report = " ".join(ended.stderr.split())
+    assert "rlaunch sent it SIGABRT (--on_hang abort): rank 1 is the odd one: 2 others are in sleep" in report
+
+
 def test_torchruns_command_line(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\ndef wait_for_ever():\n    time.sleep(1000)\nwait_for_ever()\n"
