@@ -74,6 +74,8 @@ pub struct Culprit {
     pub attempt: u32,
     /// Its log file, if it has one.
     pub log: Option<String>,
+    /// Where its core file is, if it left one.
+    pub core: Option<String>,
     /// The error that it printed.
     pub blame: Option<Blame>,
     /// The end of its log.
@@ -241,6 +243,9 @@ impl ReportWriter {
             self.sentence_line("  ", &plain(paragraph.as_bytes()));
         }
         self.tail(&culprit.tail);
+        if let Some(core) = &culprit.core {
+            self.line(&format!("  {}", plain(core.as_bytes())));
+        }
         if let Some(log) = &culprit.log {
             self.line(&format!("  log: {}", plain(log.as_bytes())));
         }

@@ -2,6 +2,7 @@
 
 use crate::cli::common::message::{print_error, print_notice};
 use crate::model::{Exit, Role};
+use crate::probe::core_dump::describe_core;
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
@@ -20,8 +21,10 @@ use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
 use crate::supervise::{NodeOutcome, RankReport};
+use crate::sys::clock;
 use crate::sys::process::tree;
 use std::path::Path;
+use std::time::SystemTime;
 use tracing::warn;
 
 /// What failure reports need beside the node's report.
@@ -196,6 +199,7 @@ fn culprit_of(
         lived: launched.report.ranks[local].lived.unwrap_or_default(),
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
+        core: find_core(launched, local),
         blame: blame(&bytes, exit, &process.uncaught),
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
@@ -208,6 +212,15 @@ fn culprit_of(
         explanation,
         tail,
     }
+}
+
+/// The core file of a rank whose working directory is the launcher's: no process has that of one that has ended.
+fn find_core(launched: &LaunchResult, local: usize) -> Option<String> {
+    let process = &launched.processes[local];
+    process.usage.filter(|usage| usage.dumped_core)?;
+    let lived = clock::now().saturating_sub(launched.report.ranks[local].started_at?);
+    let started = SystemTime::UNIX_EPOCH + clock::wall().saturating_sub(lived);
+    describe_core(process.pid?.unsigned_abs(), &std::env::current_dir().ok()?, started)
 }
 
 /// What is known of the peers of a rank that lost its connection to one.
