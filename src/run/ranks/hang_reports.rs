@@ -37,7 +37,8 @@ impl RankProcesses<'_> {
         let started = ProcStat::of(pid)?.started;
         let logs = self.logs_of(local_rank, process.attempt);
         let all_seen = self.launch.plan.ranks[local_rank].output.seen() == SeenOutput::All;
-        Some(RankTarget { all_seen, ..RankTarget::new(local_rank, (pid, started), logs) })
+        let heartbeat = self.uncaught_files[local_rank].as_ref().map(|file| file.path().into());
+        Some(RankTarget { all_seen, heartbeat, ..RankTarget::new(local_rank, (pid, started), logs) })
     }
 
     /// Whether an exception has ended the program of this rank.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rlaunch
 from launching import Place, environment, free_ports, until
 
 HANGS = """
@@ -69,6 +70,34 @@ def test_output_and_moving_stacks_are_no_hang(place: Place) -> None:
         launcher.send_signal(signal.SIGTERM)
         assert REPORT not in place.wait(launcher).stderr
     assert hangs(place) == []
+
+
+def test_a_heartbeat_counts_as_output(place: Place) -> None:
+    """A rank that writes nothing, and is at the same place every time its stack is read."""
+    place.script("""
+        import rlaunch
+        tell("ready", os.getpid())
+        while True:
+            rlaunch.heartbeat()
+            time.sleep(0.05)
+    """)
+    arguments = ("--hang_timeout=1", "--log_level=DEBUG", "train.py")
+    with place.start("--nproc_per_node=1", *arguments) as launcher:
+        place.ready(1)
+        assert launcher.stderr is not None
+        for _ in range(3):
+            until(lambda: b"NotSilent" in launcher.stderr.readline(), "a look")
+        launcher.send_signal(signal.SIGTERM)
+        assert REPORT not in place.wait(launcher).stderr
+    assert hangs(place) == []
+
+
+def test_a_heartbeat_without_a_launcher_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (None, "", "/proc/1/fd/no number"):
+        monkeypatch.delenv("RLAUNCH_EXCEPTION_FILE", raising=False)
+        if path is not None:
+            monkeypatch.setenv("RLAUNCH_EXCEPTION_FILE", path)
+        rlaunch.heartbeat()
 
 
 def test_abort_fails_the_job_and_a_restart_may_follow(place: Place) -> None:
