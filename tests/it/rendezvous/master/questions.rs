@@ -9,7 +9,7 @@ use rlaunch::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION, QuestionEvent, Qu
 /// A node that takes part in questions, and what it hears.
 fn connected(node: &mut Node) -> (Box<dyn QuestionSender>, Receiver<QuestionEvent>) {
     let (events, heard) = unbounded();
-    (node.backend.connect_questions(Box::new(move |event| events.send(event).unwrap())), heard)
+    (node.backend.connect_questions(Box::new(move |event| drop(events.send(event)))), heard)
 }
 
 fn ask(number: u64, text: &str) -> QuestionMessage {
