@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// A frame of a Python stack.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StackFrame {
     /// The name of the function.
     pub function: String,
@@ -106,6 +106,15 @@ pub struct StackDump {
 }
 
 impl StackDump {
+    /// Leaves out all but the main thread of each rank's program.
+    pub fn keep_main_threads(&mut self) {
+        for rank in &mut self.ranks {
+            let main = rank.main_process().map(|process| process.pid);
+            rank.processes.retain(|process| Some(process.pid) == main);
+            rank.processes.iter_mut().for_each(|process| process.threads.truncate(1));
+        }
+    }
+
     /// Notes how much CPU time each process has used since an earlier dump.
     pub fn note_cpu_use(&mut self, earlier: &Self) {
         let before: Vec<&ProcessStack> = earlier.ranks.iter().flat_map(|rank| &rank.processes).collect();

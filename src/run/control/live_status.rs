@@ -18,6 +18,19 @@ struct Shared {
     status: Mutex<JobStatus>,
     /// The grace period that a client has asked for, in milliseconds, or `NONE`.
     grace: AtomicU64,
+    /// The nodes of the job's last round, and this node's number among them.
+    nodes: Mutex<(Vec<JobNode>, usize)>,
+}
+
+/// A node of the job, as this one knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobNode {
+    /// Its id with the rendezvous backend.
+    pub id: String,
+    /// The name of its machine.
+    pub host: String,
+    /// Whether Paddle's own launcher runs there, which knows no questions.
+    pub is_paddle_launcher: bool,
 }
 
 /// The state of a launch. Clones share it.
@@ -27,7 +40,7 @@ pub struct LiveStatus(Arc<Shared>);
 impl Default for LiveStatus {
     fn default() -> Self {
         let status = JobStatus { version: CONTROL_VERSION, started: now(), phase_since: now(), ..JobStatus::default() };
-        Self(Arc::new(Shared { status: Mutex::new(status), grace: AtomicU64::new(NONE) }))
+        Self(Arc::new(Shared { status: Mutex::new(status), grace: AtomicU64::new(NONE), nodes: Mutex::default() }))
     }
 }
 
@@ -76,6 +89,16 @@ impl LiveStatus {
             ..RankStatus::default()
         };
         status.ranks = plan.ranks.iter().enumerate().map(rank).collect();
+    }
+
+    /// These are the nodes of the round that begins, `own` of them is this one.
+    pub fn set_nodes(&self, nodes: Vec<JobNode>, own: usize) {
+        *self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner) = (nodes, own);
+    }
+
+    /// The nodes of the last round, and this node's number among them.
+    pub fn nodes(&self) -> (Vec<JobNode>, usize) {
+        self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the launcher does has changed.

@@ -1,6 +1,6 @@
 //! Membership of this node in an elastic job: its record, the job's state as received, and what follows for its ranks.
 
-use crate::model::plain_text::{escape, escape_document};
+use crate::model::plain_text::{escape, escape_document, read_document};
 use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
@@ -10,6 +10,7 @@ use crate::protocol::{
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::MasterServer;
+use crate::rendezvous::questions::{QuestionListener, QuestionSender};
 use crate::supervise::RankStop;
 use crate::sys::clock;
 use serde::Serialize;
@@ -117,6 +118,11 @@ impl Membership {
             lease,
             joined: 0,
         }
+    }
+
+    /// Takes part in questions between nodes from now on. To be called once.
+    pub fn connect_questions(&mut self, listener: QuestionListener) -> Box<dyn QuestionSender> {
+        self.backend.connect_questions(listener)
     }
 
     /// The address of the rendezvous backend as text.
@@ -405,11 +411,6 @@ impl Membership {
 fn escaped<T: Serialize + DeserializeOwned>(value: T) -> T {
     let document = serde_json::to_value(&value).map(escape_document);
     document.and_then(serde_json::from_value).unwrap_or(value)
-}
-
-/// Reads a document whose texts other nodes have written.
-fn read_document<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
-    serde_json::from_value(escape_document(serde_json::from_str(text)?))
 }
 
 impl AsFd for Membership {

@@ -74,6 +74,7 @@ impl RankProcesses<'_> {
         let line = |(local_rank, process): (usize, &RankState)| RankLine {
             local_rank,
             label: self.launch.plan.ranks[local_rank].label(),
+            place: None,
             has_ended: process.exit.is_some_and(Exit::is_success),
         };
         self.processes.iter().enumerate().map(line).collect()

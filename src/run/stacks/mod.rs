@@ -25,6 +25,7 @@ pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, Stac
         local_rank: rank,
         label: ProcessLabel { role: Role::Trainer, number: rank },
         has_ended: false,
+        place: None,
     };
     Ok(render_stacks(&dump, &ranks.iter().map(line).collect::<Vec<_>>()))
 }
