@@ -27,6 +27,7 @@ pub(crate) struct CoordinatorNode {
     /// Its place in the order in which nodes joined.
     pub(crate) joined: u64,
     clock: Option<ClockReading>,
+    has_taken_part: bool,
 }
 
 /// Decides for one job.
@@ -138,7 +139,8 @@ impl Coordinator {
                 // A node that was here before the first decision may have joined at any time.
                 let clock_ms = Some(record.info.clock_ms).filter(|clock| *clock > 0 && self.has_decided);
                 let clock = clock_ms.map(|clock_ms| ClockReading { clock_ms, joined: now });
-                self.nodes.insert(id.to_owned(), CoordinatorNode { record, joined: self.joined, clock });
+                let (joined, has_taken_part) = (self.joined, self.members.iter().any(|member| member.id == id));
+                self.nodes.insert(id.to_owned(), CoordinatorNode { record, joined, clock, has_taken_part });
                 self.last_change = now;
             }
         }
@@ -307,16 +309,15 @@ impl Coordinator {
     }
 
     /// Nodes that are ready for the next round. They have to know the last one: a node that does not might still begin it, or an
-    /// earlier one. The records of Paddle's own launchers say nothing of rounds.
+    /// earlier one. The records of Paddle's own launchers say nothing of rounds, and these take part once.
     fn ready_nodes(&self) -> Vec<Candidate<'_>> {
         let round = self.state.round;
-        // Paddle's own launchers take part once.
-        let is_new = |id: &String| !self.members.iter().any(|member| member.id == *id);
-        let is_ready = |id: &String, node: &CoordinatorNode| match node.record.status {
-            NodeStatus::Ready { seen } => seen >= round || node.record.info.is_paddle_launcher && is_new(id),
+        let is_ready = |node: &CoordinatorNode| match node.record.status {
+            NodeStatus::Ready { .. } if node.record.info.is_paddle_launcher => !node.has_taken_part,
+            NodeStatus::Ready { seen } => seen >= round,
             _ => false,
         };
-        let ready = self.nodes.iter().filter(|(id, node)| is_ready(id, node) && !self.unfit.contains(*id));
+        let ready = self.nodes.iter().filter(|(id, node)| is_ready(node) && !self.unfit.contains(*id));
         ready.map(|(id, node)| Candidate { id, info: &node.record.info, joined: node.joined }).collect()
     }
 
@@ -356,6 +357,9 @@ impl Coordinator {
             let versions = ids.iter().map(|id| &self.nodes[*id].record.info);
             let warning = admission::version_warning(versions);
             self.members = RoundMember::list(ids.into_iter().map(|id| (id, &self.nodes[id].record.info)));
+            for member in &self.members {
+                self.nodes.entry(member.id.clone()).and_modify(|node| node.has_taken_part = true);
+            }
             (self.may_run, self.ages, self.left) = Default::default();
             self.state.round = self.state.round.saturating_add(1);
             self.state.phase = JobPhase::Running;

@@ -119,15 +119,17 @@ mod tests {
 
     #[test]
     fn a_list_that_would_fill_the_memory_is_none() {
-        let endpoint = format!("{}:{}", "h".repeat(64 << 10), ",".repeat(64 << 10));
-        let members = [("a", NodeInfo { endpoints: vec![endpoint], ..NodeInfo::default() })];
-        let list = RoundMember::list(members.iter().map(|(id, info)| (*id, info)));
-        assert_eq!(read(&encode(&list)), None);
+        for (ports, fits) in [(2 << 10, true), ((2 << 10) + 1, false), (64 << 10, false)] {
+            let endpoint = format!("{}:{}", "h".repeat((64 << 10) - 7), ",".repeat(ports - 1));
+            let members = [("a", NodeInfo { endpoints: vec![endpoint], ..NodeInfo::default() })];
+            let list = RoundMember::list(members.iter().map(|(id, info)| (*id, info)));
+            assert_eq!(read(&encode(&list)).is_some(), fits, "{ports} ports");
+        }
     }
 
     #[test]
     fn a_list_is_read_as_it_was_written() {
-        for nodes in [0, 1, 100] {
+        for nodes in [0, 1, 1000] {
             let list = members(nodes, 8);
             assert_eq!(read(&encode(&list)), Some(list));
         }

@@ -43,6 +43,9 @@
 //! - The coordinator receives the records of each node in order. Some may be left out, but not the last.
 //! - A node may receive states in any order (`NodeState::note_state`), but always the last one, and with it the members of its round
 //!   if it does not have them. A node that has lost contact reads the newest state before it reports its status again.
+//! - `join_ms` is longer than a state takes to a node and the node's record to the coordinator. Otherwise each round may begin without
+//!   the nodes of the one before, whose records then stop it, for as long as ranks end while another node joins. No two rounds run
+//!   at once then either.
 //! - A node keeps its record until it has received an end, is refused, or its patience is over.
 
 pub mod admission;

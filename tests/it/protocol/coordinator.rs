@@ -244,7 +244,7 @@ fn a_job_is_over_when_all_nodes_but_the_refused_have_left() {
 }
 
 #[test]
-fn a_launcher_of_paddle_s_joins_a_running_job_and_is_not_ready_for_the_next_round() {
+fn a_launcher_of_paddle_s_joins_a_running_job_and_takes_part_once() {
     let own = info(&level_1(2, 3, 5));
     let mut machine = joined(&[("a", own.clone()), ("b", own.clone())]);
     machine.turn(time(2_000));
@@ -261,19 +261,27 @@ fn a_launcher_of_paddle_s_joins_a_running_job_and_is_not_ready_for_the_next_roun
     }
     machine.turn(time(4_000));
     assert_eq!((machine.state().round, machine.members().len()), (2, 3), "it has not reported that it saw round 1");
-    // It never receives a request to stop, so it is not ready for another round.
-    let failure = RankFailure::default();
-    machine.record("a", record(&own, NodeStatus::Failed { round: 2, failure }), time(5_000));
-    machine.record("b", record(&own, NodeStatus::Ready { seen: 2 }), time(5_000));
-    machine.turn(time(5_000));
-    assert_eq!(machine.state().phase, JobPhase::Gathering);
-    machine.record("a", record(&own, NodeStatus::Ready { seen: 2 }), time(5_000));
-    machine.turn(time(5_000));
-    assert_eq!(
-        machine.state().phase,
-        JobPhase::Gathering,
-        "without it they are too few for a round without a last call"
-    );
+    // It never receives a request to stop, so it is not ready for another round, also where another coordinator goes on.
+    let mut successor = Coordinator::resume(machine.state().clone(), machine.members().to_vec(), time(5_000));
+    successor.record("paddle", record(&paddle(), NEW), time(5_000));
+    for machine in [&mut machine, &mut successor] {
+        let failed = NodeStatus::Failed { round: 2, failure: RankFailure::default() };
+        machine.record("a", record(&own, failed), time(5_000));
+        machine.record("b", record(&own, NodeStatus::Ready { seen: 2 }), time(5_000));
+        machine.turn(time(5_000));
+        assert_eq!(machine.state().phase, JobPhase::Gathering);
+        machine.record("a", record(&own, NodeStatus::Ready { seen: 2 }), time(5_000));
+        machine.turn(time(5_000));
+        let without_it = "without it they are too few for a round without a last call";
+        assert_eq!(machine.state().phase, JobPhase::Gathering, "{without_it}");
+        machine.turn(time(7_000));
+        assert_eq!(member_ids(machine), ["a", "b"]);
+        for id in ["a", "b"] {
+            machine.record(id, record(&own, NodeStatus::Runs { round: 3 }), time(8_000));
+            machine.turn(time(8_000));
+        }
+        assert_eq!(machine.state().phase, JobPhase::Running, "it is not new after a round without it");
+    }
 }
 
 /// Only Paddle's launcher is a member. It reports nothing, so its round goes on.

@@ -103,6 +103,15 @@ impl Story {
         last.unwrap_or_default() + 60_000
     }
 
+    /// Whether a round may gather for a shorter time than a state takes to a node and its record to the coordinator. Then the sets of
+    /// nodes that begin rounds may alternate for as long as ranks end while another node joins.
+    pub fn may_alternate(&self) -> bool {
+        let (JobRules { min, max, join_ms, .. }, Net { delay, lost, again, .. }) = (&self.rules, self.net);
+        // The state is published and heard, the record written and fed; what is lost on the second half of either way is sent again.
+        let again = if lost > 0 { again } else { 0 };
+        min < max && *join_ms < 4 * delay + 2 * again
+    }
+
     /// When all is over at the latest: once nothing befalls them any more there are only so many rounds left.
     pub fn bound(&self) -> u64 {
         let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();

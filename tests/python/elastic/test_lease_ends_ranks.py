@@ -5,6 +5,7 @@ What nodes do when nothing else is wrong is in test_elastic_faults.py and test_e
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -16,13 +17,18 @@ import psutil
 import pytest
 from elastic_jobs import PADDLE, AtMaster, Backend, Job, Node
 from etcd import Etcd, EtcdCluster
+from hanging_folder import hanging_folder
 from hosts import Host
 from launching import gone, supervisor_of, until
 from multi_host import AtEtcd, MultiHost, await_ranks, joining, lived, onto
 
 LEASE = 3.0
 # Even if it is asked to end.
-DEAF = 'signal.signal(signal.SIGTERM, signal.SIG_IGN)\nlive_until("finish")\n'
+DEAF = """
+for one in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(one, signal.SIG_IGN)
+live_until("finish")
+"""
 
 # The election timeout of etcd. A leader that is cut off renews leases for up to twice as long (CheckQuorum).
 # Its successor comes one such time later at the earliest, and prolongs all leases by another (etcd's
@@ -195,6 +201,33 @@ def test_ranks_end_though_the_supervisor_process_is_stopped(
         until(lambda: one.events("round_ended"), "the end of the round")
         assert one.events("round_ended")[0]["outcome"] == "regrouped", one.events("round_ended")
         assert "failed" not in one.stderr()
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["kills-first", "writes-before"])
+def test_ranks_end_though_the_log_folder_hangs(
+    tmp_path: Path, made: MultiHost, backend: Backend, writes: bool
+) -> None:
+    """The supervisor process kills them before it records that. While it waits to record something else, the
+    launcher process does.
+    """
+    with (
+        hanging_folder(made.on[1], tmp_path / "log.1") as logs,
+        Job(tmp_path, made.on, backend, "1:2") as job,
+    ):
+        zero, one = both(job, *logs.prefix)
+        (rank,) = one.ranks()
+        with logs.hangs():
+            if writes:
+                # It is forwarded to the rank and recorded.
+                one.process.send_signal(signal.SIGUSR1)
+            check_cut(made, job, zero, LEASE)
+            assert gone(rank)
+            if writes:
+                one.await_message(rf"its supervisor process \(pid \d+\) {GUARD}")
+            else:
+                assert GUARD not in one.stderr()
+        until(lambda: one.events("round_ended"), "the end of the round")
+        assert one.events("round_ended")[0]["outcome"] == "regrouped", one.events("round_ended")
 
 
 # Says whether it may save, until it sees that it may not.
