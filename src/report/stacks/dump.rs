@@ -79,6 +79,19 @@ impl RankStacks {
         python.or_else(|| self.processes.first())
     }
 
+    /// The Python stacks of its program as faulthandler writes them: the main thread last. Empty without Python stacks.
+    pub fn as_faulthandler(&self) -> String {
+        let frame =
+            |frame: &StackFrame| format!("  File \"{}\", line {} in {}\n", frame.file, frame.line, frame.function);
+        let thread = |thread: &ThreadStack| {
+            let name = thread.name.as_ref().map(|name| format!(" [{name}]")).unwrap_or_default();
+            let frames: String = thread.frames.iter().map(frame).collect();
+            format!("Thread 0x{:x}{name} (most recent call first):\n{frames}", thread.thread.unwrap_or_default())
+        };
+        let threads = self.main_process().map_or(&[][..], |process| &process.threads);
+        threads.iter().rev().map(thread).collect::<Vec<_>>().join("\n")
+    }
+
     /// Whether its processes used next to no CPU while they were watched, for so long. One that works in C code does not move, but is
     /// not idle.
     pub fn is_idle(&self, watched: Duration) -> bool {
