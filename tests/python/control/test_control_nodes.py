@@ -25,12 +25,12 @@ from test_control import check
 # path of its file makes it.
 ODD = """
 def collective(path="/v/site-packages/torch/distributed/distributed_c10d.py"):
-    source = "def all_reduce():\\n    await_file('finish')\\n"
+    source = "def all_reduce():\\n    sleep()\\n"
     exec(compile(source, path, "exec"), globals())
 
 def load():
     tell("odd", rank)
-    await_file("finish")
+    sleep()
 
 collective()
 print("rank", rank, "waits", flush=True)
@@ -99,6 +99,15 @@ def await_text(job: Job, node: int, pattern: str, *args: str) -> str:
     return str(until(found, pattern))
 
 
+def stop(job: Job, *on: int) -> None:
+    """Stops the job on one node, or on these where they have no common backend."""
+    for node in on or (1,):
+        assert ask(job, node, "stop").returncode == 0
+    statuses = [node.end().status for node in job.nodes]
+    assert statuses == [128 + signal.SIGTERM] * 2, statuses
+    assert not [rank for node in job.nodes for rank in node.ranks()]
+
+
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_each_node_shows_the_ranks_of_all(
     tmp_path: Path, made: MultiHost, backend: Backend, module: str
@@ -140,12 +149,8 @@ def test_each_node_shows_the_ranks_of_all(
                 assert re.search(last, text, re.MULTILINE), text
             both = shown(job, node, "stacks")["nodes"]
             assert [len(entry["stacks"]["ranks"]) for entry in both] == [2, 2]
-        # A stop on one node is one of the job.
-        assert ask(job, 1, "stop").returncode == 0
-        statuses = [node.end().status for node in nodes]
-        assert statuses == [128 + signal.SIGTERM] * 2, statuses
+        stop(job)
         assert [node.result()["outcome"] for node in nodes] == ["stopped"] * 2
-        assert not [rank for node in nodes for rank in node.ranks()]
 
 
 def test_a_node_that_does_not_answer_is_named(tmp_path: Path, made: MultiHost, backend: Backend) -> None:
@@ -175,8 +180,7 @@ def test_a_node_that_does_not_answer_is_named(tmp_path: Path, made: MultiHost, b
             lambda: [entry["error"] for entry in shown(job, 0, "status")["nodes"]] == [None, None],
             "both answer again",
         )
-        job.finish()
-        job.end_successfully()
+        stop(job)
 
 
 def test_the_answer_has_its_schema(tmp_path: Path, made: MultiHost, backend: Backend) -> None:
@@ -192,8 +196,7 @@ def test_the_answer_has_its_schema(tmp_path: Path, made: MultiHost, backend: Bac
                 answer = request(client, line)
                 check(answer, "answer")
                 assert [entry["error"] for entry in answer["nodes"]] == [None, None]
-        job.finish()
-        job.end_successfully()
+        stop(job)
 
 
 # A job whose nodes have no backend in common: torchrun's static rendezvous.
@@ -217,5 +220,4 @@ def test_nodes_without_a_common_backend(tmp_path: Path, made: MultiHost) -> None
         done = ask(job, 0, "status")
         assert len(re.findall("^rank .* running ", done.stdout, re.MULTILINE)) == 2, done.stdout
         assert "these are the ranks of this machine: the nodes of this job have no common" in done.stderr
-        job.finish()
-        job.end_successfully()
+        stop(job, 1, 0)
