@@ -1,5 +1,5 @@
-"""Collects the stacks of running ranks: sends the signal on which faulthandler writes them, and reads those of
-ranks that do not answer from outside."""
+"""Collects the stacks of running ranks: sends the signal on which faulthandler writes them. Those of ranks
+that do not answer are read from outside."""
 
 from __future__ import annotations
 
