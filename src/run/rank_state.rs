@@ -27,3 +27,11 @@ pub struct RankState {
     /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
     pub usage: Option<ResourceUsage>,
 }
+
+impl RankState {
+    /// The exit by which its error is looked for: after an exception, SIGABRT was the launcher's answer to a rank that did not exit.
+    pub fn own_exit(&self, exit: Exit) -> Exit {
+        let has_raised = matches!(self.uncaught, UncaughtException::Raised(_));
+        if self.aborted.is_some() && has_raised { Exit::Code(1) } else { exit }
+    }
+}

@@ -200,7 +200,7 @@ fn culprit_of(
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
         core: find_core(launched, local),
-        blame: blame(&bytes, exit, &process.uncaught),
+        blame: blame(&bytes, process.own_exit(exit), &process.uncaught),
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
             Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),
