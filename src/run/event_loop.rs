@@ -9,6 +9,7 @@ use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
+use crate::run::control::live_status::{RestartRefused, RestartRequest};
 use crate::run::exit_detector::ExitDetector;
 use crate::run::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
@@ -87,7 +88,8 @@ pub fn run(
         engine.poll().readable(&*peers, NODES)?;
     }
     let round = launch.round.as_ref().map(|round| round.number);
-    launch.status.begin(launch.plan, round, launch.policy.first_attempt);
+    let refused = restart_refusal(launch.plan, membership.is_some());
+    launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);
     let store = launch.torch_store.take();
     let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
@@ -120,6 +122,16 @@ fn lifecycles(plan: &Plan) -> Vec<Lifecycle> {
         lifecycle => lifecycle,
     };
     plan.ranks.iter().map(of).collect()
+}
+
+/// Why a user cannot have the ranks restarted, if so.
+fn restart_refusal(plan: &Plan, has_membership: bool) -> Option<RestartRefused> {
+    let has_server = plan.ranks.iter().any(|rank| Lifecycle::of(rank.role) == Lifecycle::Server);
+    if has_server || plan.mode == "ps" {
+        Some(RestartRefused::Servers)
+    } else {
+        (plan.nnodes > 1 && !has_membership).then_some(RestartRefused::NoRendezvous)
+    }
 }
 
 struct EventLoop<'a> {
@@ -310,6 +322,9 @@ impl<'a> EventLoop<'a> {
                 }
                 self.reap_orphans();
                 self.note_failed_ranks();
+                if let Some(RestartRequest { grace }) = self.launch.status.take_restart() {
+                    self.send(SupervisorEvent::Restart { grace })?;
+                }
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {

@@ -14,6 +14,8 @@ pub struct SupervisionPolicy {
     pub restart: RestartPolicy,
     /// Number of the first attempt; not 0 if earlier rounds had attempts.
     pub first_attempt: u32,
+    /// Whether the rendezvous decides what follows an attempt that a user wants to be restarted.
+    pub in_rounds: bool,
     /// Time that awaited servers may run after the work; `None`: no limit.
     pub server_timeout: Option<Duration>,
     /// Whether ranks stopped by an external signal receive that signal. All other stops send SIGTERM.

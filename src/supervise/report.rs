@@ -53,13 +53,11 @@ pub struct RankReport {
     pub lived: Option<Duration>,
 }
 
-/// An attempt that failed and was followed by another.
+/// An attempt that was followed by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptReport {
-    /// The local rank that failed first.
-    pub culprit: usize,
-    /// The exit of the culprit.
-    pub exit: Exit,
+    /// The local rank that failed first, and its exit; `None`: a user asked for another attempt.
+    pub failure: Option<(usize, Exit)>,
     /// When its first rank was started.
     pub began: Duration,
     /// When its last rank had ended.
@@ -77,6 +75,8 @@ pub struct NodeReport {
     pub attempts: Vec<AttemptReport>,
     /// Number of restarts.
     pub restarts: u32,
+    /// Whether the last attempt was stopped because a user asked for another one.
+    pub restart_requested: bool,
     /// Why no restart followed the last failure; `None` if nothing had failed or restarts are disabled.
     pub no_restart: Option<NoRestart>,
     /// When the node was finished.

@@ -177,6 +177,11 @@ impl Job<'_> {
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
+                NodeOutcome::Regrouped if is_restart_requested(&launched) => {
+                    let failure = membership.restart_request();
+                    failed = Some(failure.clone());
+                    Continue(NodeStatus::Failed { round: number, failure })
+                }
                 _ => after_round(number, &launched, wait.requests.stopped_by(), &membership),
             };
             let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
@@ -272,6 +277,12 @@ impl Job<'_> {
             ..failure
         }
     }
+}
+
+/// Whether this node's ranks have ended because a user asked for another attempt, and the others wait for it.
+fn is_restart_requested(launched: &LaunchResult) -> bool {
+    let others_wait = matches!(launched.round_stop, None | Some(RoundStop::ByOthers { .. }));
+    launched.report.restart_requested && others_wait
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.

@@ -65,6 +65,11 @@ fn line(
             let message = failure.map_or("", |failure| failure.message.as_str());
             format!("{}; restart {attempt} (at most {of}) {wait}", failed_first(label(*culprit), exit, message))
         }
+        ProgressNote::RestartRequested { living, grace, .. } => format!(
+            "`rlaunch restart`: waiting up to {} s for {} to stop, then all ranks start again",
+            grace.as_secs_f64(),
+            names(living)
+        ),
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
     }
 }

@@ -69,6 +69,10 @@ impl EventText {
             "killing" => (format!("SIGKILL sent to {}", living()), Notable),
             "unkillable" => (format!("left behind: {} did not end after SIGKILL", living()), Bad),
             "restarting" => (restarting(event), Notable),
+            "restart_requested" => {
+                let attempt = count(event, "attempt").unwrap_or_default();
+                (format!("`rlaunch restart` asked for attempt {attempt}; SIGTERM sent to {}", living()), Notable)
+            }
             "not_restarting" => (format!("no restart: {}", no_restart(&why())), Normal),
             "round_started" => {
                 let node = format!("node {} of {}", number(event, "node")?, number(event, "nnodes")?);

@@ -20,6 +20,11 @@ pub enum ControlRequest {
         /// The grace period in seconds, at most that of the job; `None`: that of the job.
         grace_period: Option<f64>,
     },
+    /// Another attempt of all ranks.
+    Restart {
+        /// The grace period of the present attempt in seconds, at most that of the job; `None`: that of the job.
+        grace_period: Option<f64>,
+    },
 }
 
 /// A request on the wire.
@@ -54,6 +59,11 @@ pub enum ControlAnswer {
     },
     /// The job is being stopped.
     Stopping,
+    /// The ranks are being restarted.
+    Restarting {
+        /// The present attempt, which another one follows.
+        attempt: u32,
+    },
     /// The request cannot be met, for this reason.
     Error {
         /// The reason.
@@ -75,9 +85,12 @@ mod tests {
 
     #[test]
     fn requests_survive_the_wire() {
-        for request in
-            [ControlRequest::Status, ControlRequest::Stacks, ControlRequest::Stop { grace_period: Some(1.5) }]
-        {
+        for request in [
+            ControlRequest::Status,
+            ControlRequest::Stacks,
+            ControlRequest::Stop { grace_period: Some(1.5) },
+            ControlRequest::Restart { grace_period: None },
+        ] {
             let line = RequestLine::encode(request.clone());
             assert!(line.ends_with(b"}\n") && line.len() < LONGEST_REQUEST);
             assert_eq!(serde_json::from_slice::<RequestLine>(&line).unwrap().request, request);

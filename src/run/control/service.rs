@@ -1,7 +1,7 @@
 //! Answers the requests of clients of the control socket. Runs on a thread of its own, so that a job whose event loop waits for a
 //! disk can still be looked at and stopped.
 
-use super::live_status::LiveStatus;
+use super::live_status::{LiveStatus, RestartRequest};
 use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
 use crate::net::server::{
     CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
@@ -11,6 +11,7 @@ use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankSta
 use crate::run::stacks::collector::{StackReader, StacksUnavailable};
 use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
 use crate::sys::process::{current, pidfd};
+use crate::sys::signals;
 use nix::unistd::geteuid;
 use std::io;
 use std::ops::ControlFlow;
@@ -148,6 +149,7 @@ impl ControlService {
         match request {
             ControlRequest::Status => Some(ControlAnswer::Status(self.status.get())),
             ControlRequest::Stop { grace_period } => Some(self.stop(grace_period)),
+            ControlRequest::Restart { grace_period } => Some(self.restart(grace_period)),
             ControlRequest::Stacks => self.begin_stacks(id).err().map(refused),
         }
     }
@@ -158,14 +160,9 @@ impl ControlService {
                 "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
             );
         };
-        if let Some(seconds) = grace_period {
-            match Duration::try_from_secs_f64(seconds) {
-                Ok(grace) if grace <= self.stop.grace => self.status.limit_grace(grace),
-                _ => {
-                    let most = self.stop.grace.as_secs_f64();
-                    return refused(format!("--grace_period {seconds}: give 0 to {most}, the job's own"));
-                }
-            }
+        match self.check_grace(grace_period) {
+            Ok(grace) => grace.into_iter().for_each(|grace| self.status.limit_grace(grace)),
+            Err(why) => return refused(why),
         }
         // A second signal would end the grace period.
         if self.status.get().phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
@@ -174,6 +171,33 @@ impl ControlService {
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
             Ok(()) => ControlAnswer::Stopping,
             Err(error) => refused(format!("the launcher cannot be signalled: {error}")),
+        }
+    }
+
+    /// The grace period that a client asks for, if it does.
+    fn check_grace(&self, seconds: Option<f64>) -> Result<Option<Duration>, String> {
+        let Some(seconds) = seconds else { return Ok(None) };
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(grace) if grace <= self.stop.grace => Ok(Some(grace)),
+            _ => {
+                let most = self.stop.grace.as_secs_f64();
+                Err(format!("--grace_period {seconds}: give 0 to {most}, the job's own"))
+            }
+        }
+    }
+
+    fn restart(&self, grace_period: Option<f64>) -> ControlAnswer {
+        let grace = match self.check_grace(grace_period) {
+            Ok(grace) => grace,
+            Err(why) => return refused(why),
+        };
+        match self.status.request_restart(RestartRequest { grace }) {
+            Ok(attempt) => {
+                // As a rank does that has something to tell.
+                signals::wake();
+                ControlAnswer::Restarting { attempt }
+            }
+            Err(why) => refused(why.to_string()),
         }
     }
 

@@ -117,6 +117,12 @@ pub enum JournalEvent<'a> {
         message: String,
         delay_seconds: f64,
     },
+    RestartRequested {
+        attempt: u32,
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+        grace_seconds: f64,
+    },
     NotRestarting {
         why: &'static str,
     },
@@ -279,6 +285,12 @@ impl Journal {
                 exit: *exit,
                 message: message.to_owned(),
                 delay_seconds: delay.as_secs_f64(),
+            },
+            ProgressNote::RestartRequested { attempt, living, grace } => JournalEvent::RestartRequested {
+                attempt: *attempt,
+                living: numbers(living),
+                living_roles: roles(living),
+                grace_seconds: grace.as_secs_f64(),
             },
             ProgressNote::NotRestarting { why } => JournalEvent::NotRestarting { why: word(*why) },
         });

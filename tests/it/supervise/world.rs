@@ -2,6 +2,7 @@
 //! `checks.rs` checks each effect as it comes.
 
 mod checks;
+mod happenings;
 mod job;
 
 pub use job::{GOOD, Happening, Job, Manners, Together};
@@ -62,12 +63,14 @@ struct First {
     /// In time awake, and on the clock.
     awake: Duration,
     at: Duration,
+    grace: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     /// All ranks that are waited for have exited successfully.
     Done,
+    Restart,
     Failed(usize, Exit),
     NotStarted(usize),
     Asked,
@@ -226,7 +229,8 @@ impl<'a> World<'a> {
     fn reason(&mut self, cause: Cause) {
         if self.first.is_none() {
             self.wake();
-            self.first = Some(First { cause, awake: self.awake(), at: self.now });
+            let grace = self.job.policy.grace;
+            self.first = Some(First { cause, awake: self.awake(), at: self.now, grace });
         }
     }
 
@@ -236,51 +240,6 @@ impl<'a> World<'a> {
         sim.life = Life::Alive;
         sim.started = self.now;
         sim.dies = lives.map(|lives| (self.now + Duration::from_millis(lives), exit));
-    }
-
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Notify => {
-                let expected = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
-                let expected: Vec<_> = expected.collect();
-                let before = self.standing();
-                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (expected, before));
-            }
-            Happening::Suspend => {
-                self.asleep.get_or_insert(self.now);
-                self.send(SupervisorEvent::Suspend);
-            }
-            Happening::Resume => {
-                self.wake();
-                self.send(SupervisorEvent::Resume);
-            }
-            Happening::Stop => {
-                self.wake();
-                self.stop_signals += 1;
-                self.reason(Cause::Asked);
-                let (known, living) = (self.notes.len(), self.living());
-                let expected = match (self.killing, self.stop_signals) {
-                    (true, _) => vec![],
-                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living }],
-                    _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
-                };
-                self.send(SupervisorEvent::Stop(SIGNAL));
-                let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
-                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
-            }
-            Happening::HostLost => {
-                self.wake();
-                self.host_lost = true;
-                self.reason(Cause::HostLost);
-                self.send(SupervisorEvent::LauncherKilled);
-            }
-            Happening::CutOff => {
-                self.wake();
-                self.cut_off = true;
-                self.reason(Cause::CutOff);
-                self.send(SupervisorEvent::Regroup(RankStop::AtOnce));
-            }
-        }
     }
 
     /// Lets time run to the next thing that happens; false when nothing does `until` then, or before.
@@ -471,6 +430,7 @@ impl<'a> World<'a> {
             SupervisorEvent::Suspend,
             SupervisorEvent::Resume,
             SupervisorEvent::LauncherKilled,
+            SupervisorEvent::Restart { grace: None },
             SupervisorEvent::Regroup(RankStop::WithGrace),
             SupervisorEvent::Regroup(RankStop::AtOnce),
             SupervisorEvent::ForwardSignal(10),
