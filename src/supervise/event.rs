@@ -119,6 +119,15 @@ pub enum ProgressNote {
         /// The ranks that are alive.
         living: Vec<usize>,
     },
+    /// Ranks still run so long after the first one has exited successfully: they receive SIGABRT, and SIGKILL after the grace period.
+    Stragglers {
+        /// The ranks that are alive.
+        living: Vec<usize>,
+        /// The rank that exited successfully first.
+        first: usize,
+        /// The time that they had.
+        limit: Duration,
+    },
     /// These ranks receive SIGKILL.
     Killing {
         /// The ranks that are alive.

@@ -4,12 +4,13 @@
 //! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 
 mod attempt_end;
+mod stragglers;
 
 use super::child::{ChildState, SupervisedChild};
 use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
-use super::report::AttemptReport;
+use super::report::{AttemptReport, StragglerReport};
 use super::restart::RestartCounter;
 use super::stop::{KILL_PATIENCE, Reasons, StopReason};
 use super::timer::Timer;
@@ -19,7 +20,10 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SupervisorPhase {
     Pending,
+    /// The timer, if it is armed, is `straggler_timeout`.
     Running,
+    /// Stragglers were sent SIGABRT; the timer is the grace period until SIGKILL.
+    EndingStragglers,
     /// Only awaited servers are alive; the timer is `server_timeout`.
     AwaitingServers,
     /// The stop signal has been sent; the timer is the grace period.
@@ -44,6 +48,10 @@ pub struct Supervisor {
     grace: Duration,
     stop_by: Option<Duration>,
     server_timeout: Option<Duration>,
+    straggler_timeout: Option<Duration>,
+    /// The first `Main` child of the attempt that has exited successfully.
+    first_done: Option<usize>,
+    stragglers: Option<StragglerReport>,
     repeats_signal: bool,
     in_rounds: bool,
     restarts: RestartCounter,
@@ -64,6 +72,10 @@ impl Supervisor {
             grace: policy.grace,
             stop_by: policy.stop_by,
             server_timeout: policy.server_timeout,
+            // Servers alone never end by themselves.
+            straggler_timeout: policy.straggler_timeout.filter(|_| lifecycles.contains(&Lifecycle::Main)),
+            first_done: None,
+            stragglers: None,
             repeats_signal: policy.repeats_signal,
             in_rounds: policy.in_rounds,
             restarts: RestartCounter::new(policy.restart),
@@ -140,7 +152,9 @@ impl Supervisor {
             SupervisorPhase::Stopping => self.kill(now, effects),
             SupervisorPhase::Killing => self.abandon(now, effects),
             SupervisorPhase::Backoff(ended) => self.restart(now, ended, effects),
-            SupervisorPhase::Pending | SupervisorPhase::Running | SupervisorPhase::Finished => {}
+            SupervisorPhase::Running => self.abort_stragglers(now, effects),
+            SupervisorPhase::EndingStragglers => self.kill_stragglers(effects),
+            SupervisorPhase::Pending | SupervisorPhase::Finished => {}
         }
     }
 
@@ -161,8 +175,9 @@ impl Supervisor {
         } else if let Some(rank) = self.next_to_start() {
             self.children[rank].state = ChildState::Starting;
             effects.push(Effect::Spawn(self.id(rank)));
-        } else if self.phase == SupervisorPhase::Running && self.only_servers_are_left() {
+        } else if self.phase != SupervisorPhase::AwaitingServers && self.only_servers_are_left() {
             self.phase = SupervisorPhase::AwaitingServers;
+            self.timer.disarm();
             if let Some(limit) = self.server_timeout {
                 self.timer.arm(now, limit);
             }
@@ -181,7 +196,8 @@ impl Supervisor {
     }
 
     fn is_running(&self) -> bool {
-        matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::AwaitingServers)
+        use SupervisorPhase::{AwaitingServers, EndingStragglers, Running};
+        matches!(self.phase, Running | EndingStragglers | AwaitingServers)
     }
 
     /// All children have been started, and all but servers have exited successfully.
@@ -212,14 +228,14 @@ impl Supervisor {
         child.state = ChildState::Alive;
         child.started = now;
         match self.phase {
-            SupervisorPhase::Running | SupervisorPhase::AwaitingServers => self.proceed(now, effects),
+            _ if self.is_running() => self.proceed(now, effects),
             // A stop came while the child was being started, so it has not been signalled yet.
             SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
             SupervisorPhase::Killing => {
                 self.send(id.local_rank, libc::SIGKILL, effects);
                 self.timer.arm(now, KILL_PATIENCE);
             }
-            SupervisorPhase::Pending | SupervisorPhase::Backoff(_) | SupervisorPhase::Finished => {}
+            _ => {}
         }
         if self.timer.is_paused() {
             effects.push(Effect::Suspend(id));
@@ -251,7 +267,10 @@ impl Supervisor {
         match failed {
             // When the work is done, a server may fail because its clients have exited.
             Some(reason) if !self.is_done() => self.stop(now, reason, effects),
-            _ if any_ended => self.proceed(now, effects),
+            _ if any_ended => {
+                self.note_first_done(now, ended);
+                self.proceed(now, effects);
+            }
             _ => {}
         }
     }
@@ -269,6 +288,7 @@ impl Supervisor {
             // A signal during the stop after a failure is the first one.
             SupervisorPhase::Pending
             | SupervisorPhase::Running
+            | SupervisorPhase::EndingStragglers
             | SupervisorPhase::AwaitingServers
             | SupervisorPhase::Stopping
             | SupervisorPhase::Backoff(_) => {
@@ -293,7 +313,7 @@ impl Supervisor {
     fn restart_requested(&mut self, now: Duration, grace: Option<Duration>, effects: &mut Vec<Effect>) {
         let grace = grace.map_or(self.grace, |grace| grace.min(self.grace));
         match self.phase {
-            SupervisorPhase::Running | SupervisorPhase::AwaitingServers => {
+            SupervisorPhase::Running | SupervisorPhase::EndingStragglers | SupervisorPhase::AwaitingServers => {
                 let (attempt, living) = (self.attempt + 1, self.living());
                 effects.push(Effect::Note(ProgressNote::RestartRequested { attempt, living, grace }));
                 self.stop_within(now, StopReason::Restart, grace, effects);
@@ -408,6 +428,7 @@ impl Supervisor {
             }
         }
         self.phase = SupervisorPhase::Running;
+        (self.first_done, self.stragglers) = (None, None);
         effects.push(Effect::Sweep);
         self.proceed(now, effects);
     }

@@ -11,6 +11,7 @@ use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep, unkillable,
 };
 use crate::report::lost_peer;
+use crate::report::wording::named;
 use crate::run::first_failure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
@@ -19,7 +20,7 @@ use crate::run::output::console::ShownMark;
 use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
-use crate::supervise::{NodeOutcome, RankReport};
+use crate::supervise::{NodeOutcome, RankReport, StragglerReport};
 use crate::sys::process::tree;
 use std::path::Path;
 use tracing::warn;
@@ -182,6 +183,8 @@ fn culprit_of(
                 format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
             }
         })
+    } else if let Some(text) = describe_straggler(launch, launched, local, exit) {
+        Some(text)
     } else if exit == Exit::Signal(libc::SIGKILL) {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
@@ -206,6 +209,19 @@ fn culprit_of(
         explanation,
         tail,
     }
+}
+
+/// Why a rank was aborted that still ran after another one had ended, if that is why this one failed.
+fn describe_straggler(launch: &Launch<'_>, launched: &LaunchResult, local: usize, exit: Exit) -> Option<String> {
+    let StragglerReport { ranks, first, limit } = launched.report.stragglers.as_ref()?;
+    let by_launcher = matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL)) && ranks.contains(&local);
+    let label = |local: &usize| launch.plan.ranks[*local].label();
+    let labels: Vec<_> = ranks.iter().map(label).collect();
+    let verb = if labels.len() == 1 { "was" } else { "were" };
+    by_launcher.then(|| {
+        let (names, limit, first) = (named(&labels), limit.as_secs_f64(), label(first));
+        format!("{names} {verb} aborted by the launcher: still running {limit} s after {first} exited successfully (--straggler_timeout)")
+    })
 }
 
 /// What is known of the peers of a rank that lost its connection to one.

@@ -54,6 +54,14 @@ fn line(
             names(living)
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
+        ProgressNote::Stragglers { living, first, limit } => {
+            let (verb, gets) = if living.len() == 1 { ("runs", "it gets") } else { ("run", "they get") };
+            let (limit, first) = (limit.as_secs_f64(), label(*first));
+            let names = names(living);
+            format!(
+                "{names} still {verb} {limit} s after {first} exited successfully (--straggler_timeout); {gets} SIGABRT"
+            )
+        }
         ProgressNote::Killing { living } => format!("sending SIGKILL to {}", names(living)),
         ProgressNote::Unkillable { living } => {
             format!("{} still running after SIGKILL; left behind", names(living))

@@ -311,6 +311,7 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
         stop_by: stop_by(vars),
         restart,
         repeats_signal: true,
+        straggler_timeout: spec.hang.straggler_timeout,
         ..SupervisionPolicy::default()
     }
 }

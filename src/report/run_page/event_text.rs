@@ -66,6 +66,18 @@ impl EventText {
             "finishing" => (format!("all trainers exited; SIGTERM sent to {}", living()), Normal),
             "stopping" => (format!("{} stops the job; SIGTERM sent to {}", signal(), living()), Notable),
             "forced" => (format!("a second stop signal ends the wait for {}", living()), Notable),
+            "stragglers" => {
+                let first =
+                    label(event, "first_role", "first").map_or_else(|| "a rank".to_owned(), |label| label.to_string());
+                (
+                    format!(
+                        "{} still ran {} after {first} exited successfully; SIGABRT sent",
+                        living(),
+                        time("limit_seconds")
+                    ),
+                    Bad,
+                )
+            }
             "killing" => (format!("SIGKILL sent to {}", living()), Notable),
             "unkillable" => (format!("left behind: {} did not end after SIGKILL", living()), Bad),
             "restarting" => (restarting(event), Notable),

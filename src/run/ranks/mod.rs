@@ -417,7 +417,9 @@ impl RankHost for RankProcesses<'_> {
             | ProgressNote::Forced { .. }
             | ProgressNote::Killing { .. }
             | ProgressNote::Unkillable { .. } => self.launch.status.set_phase(LaunchPhase::Stopping),
-            ProgressNote::AwaitingServers { .. } | ProgressNote::NotRestarting { .. } => {}
+            ProgressNote::AwaitingServers { .. }
+            | ProgressNote::Stragglers { .. }
+            | ProgressNote::NotRestarting { .. } => {}
         }
         let message = failure.as_ref().map_or("", |first| first.message.as_str());
         self.journal.write_note(&note, message, |local| self.launch.plan.ranks[local].label());

@@ -100,6 +100,13 @@ pub enum JournalEvent<'a> {
         living: Vec<usize>,
         living_roles: Vec<Role>,
     },
+    Stragglers {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+        first: usize,
+        first_role: Role,
+        limit_seconds: f64,
+    },
     Killing {
         living: Vec<usize>,
         living_roles: Vec<Role>,
@@ -271,6 +278,13 @@ impl Journal {
             ProgressNote::Forced { living } => {
                 JournalEvent::Forced { living: numbers(living), living_roles: roles(living) }
             }
+            ProgressNote::Stragglers { living, first, limit } => JournalEvent::Stragglers {
+                living: numbers(living),
+                living_roles: roles(living),
+                first: label(*first).number,
+                first_role: label(*first).role,
+                limit_seconds: limit.as_secs_f64(),
+            },
             ProgressNote::Killing { living } => {
                 JournalEvent::Killing { living: numbers(living), living_roles: roles(living) }
             }

@@ -54,13 +54,14 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
     let backoff =
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| RestartBackoff { base, max, seed });
     let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
-    let ends = (prop::option::weighted(0.3, millis(40_000)), prop::option::weighted(0.5, millis(5_000)));
+    let timeouts = (prop::option::weighted(0.5, millis(5_000)), prop::option::weighted(0.2, millis(9_000)));
+    let ends = (prop::option::weighted(0.3, millis(40_000)), timeouts);
     (ends, lists, backoff, limits, any::<bool>()).prop_map(|(ends, lists, backoff, limits, repeats_signal)| {
-        let (stop_by, server_timeout) = ends;
+        let (stop_by, (server_timeout, straggler_timeout)) = ends;
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
         let policy = SupervisionPolicy::with_grace(GRACE);
-        SupervisionPolicy { stop_by, server_timeout, restart, repeats_signal, ..policy }
+        SupervisionPolicy { stop_by, server_timeout, straggler_timeout, restart, repeats_signal, ..policy }
     })
 }
 
@@ -68,7 +69,7 @@ fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
     use Happening::{CutOff, HostLost, Notify, Restart, Resume, Stop, Suspend};
     let one = vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
     let restart = prop::option::of(moment(12_000)).prop_map(Restart);
-    let one = prop_oneof![4 => prop::sample::select(one), 1 => restart];
+    let one = prop_oneof![6 => prop::sample::select(one), 1 => restart];
     let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
     prop_oneof![2 => many, 1 => Just(Vec::new())]
 }
@@ -181,7 +182,7 @@ fn the_histories_cover_all_cases() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = std::collections::BTreeMap::new();
     let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
-    for _ in 0..3000 {
+    for _ in 0..5000 {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
         lifecycle::note_cases(&job, &world, &mut note);
@@ -206,6 +207,8 @@ fn the_histories_cover_all_cases() {
         let asked = |n: &ProgressNote| matches!(n, ProgressNote::RestartRequested { grace, .. } if *grace < GRACE);
         note("such a restart with a shorter grace", notes.iter().any(asked));
         note("such a restart that does not come", report.as_ref().unwrap().restart_requested);
+        let aborted = |n: &ProgressNote| matches!(n, ProgressNote::Stragglers { .. });
+        note("stragglers", notes.iter().any(aborted));
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
         note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();
@@ -350,6 +353,28 @@ fn what_comes_during_a_requested_restart_prevents_it() {
     let report = run(&Job { policy: SupervisionPolicy { in_rounds: true, ..job.policy }, ..job });
     let seen = (report.outcome, report.restart_requested, report.at);
     assert_eq!(seen, (NodeOutcome::Regrouped, true, 1_000 * MS + GRACE), "the rendezvous decides");
+}
+
+fn with_straggler_timeout(job: Job, millis: u32) -> Job {
+    Job { policy: SupervisionPolicy { straggler_timeout: Some(millis * MS), ..job.policy }, ..job }
+}
+
+#[test]
+fn stragglers_fail_by_themselves_after_their_time() {
+    let slow = Manners { lives: Some(9_000), ..GOOD };
+    let job = with_straggler_timeout(plain(&[&[slow.clone(), GOOD, slow.clone()]], &[]), 1_000);
+    let report = run(&job);
+    assert_eq!(report.stragglers.unwrap().ranks, [0, 2]);
+    let NodeOutcome::Failed { exit, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+    assert_eq!((exit, report.at), (Exit::Signal(libc::SIGABRT), 1_105 * MS));
+    let soon = Manners { lives: Some(1_099), ..GOOD };
+    assert_eq!(run(&with_straggler_timeout(plain(&[&[soon, GOOD]], &[]), 1_000)).outcome, NodeOutcome::Completed);
+    let report = run(&with_straggler_timeout(plain(&[&[STUBBORN, GOOD]], &[]), 1_000));
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Signal(libc::SIGKILL) });
+    assert_eq!(report.at, 1_100 * MS + GRACE);
+    let job = restarting(plain(&[&[slow, GOOD], &[GOOD, GOOD]], &[]));
+    let report = run(&with_straggler_timeout(job, 1_000));
+    assert_eq!((report.outcome, report.restarts, report.stragglers), (NodeOutcome::Completed, 1, None));
 }
 
 #[test]

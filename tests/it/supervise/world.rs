@@ -110,6 +110,10 @@ pub struct World<'a> {
     /// Since when the awaited servers are waited for (in time awake), and whether their time is over.
     awaiting: Option<Duration>,
     servers_timed_out: bool,
+    /// The first `Main` rank of the attempt that has exited successfully; when the others are aborted, or killed (in time awake).
+    first_done: Option<usize>,
+    stragglers_end: Option<Duration>,
+    stragglers: Vec<usize>,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -151,6 +155,9 @@ impl<'a> World<'a> {
             waits_asleep: false,
             awaiting: None,
             servers_timed_out: false,
+            first_done: None,
+            stragglers_end: None,
+            stragglers: Vec::new(),
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -270,6 +277,9 @@ impl<'a> World<'a> {
                     self.servers_timed_out = true;
                     self.reason(Cause::Done);
                 }
+                if self.first.is_none() && self.backoff.is_none() && self.awaiting.is_none() {
+                    assert_eq!(Some(self.awake()), self.stragglers_end.take(), "stragglers are ended early or late");
+                }
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
                 self.act(effects);
@@ -344,6 +354,15 @@ impl<'a> World<'a> {
         together.starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
         if let Some(cause) = if together.done { Some(Cause::Done) } else { failed } {
             self.reason(cause);
+        }
+        let limit = self.job.policy.straggler_timeout.filter(|_| self.first_done.is_none() && self.first.is_none());
+        let done = |rank: &usize| {
+            self.job.parts[*rank] == Lifecycle::Main && self.sims[*rank].life == Life::Ended(Exit::Code(0))
+        };
+        if let (Some(limit), Some(rank)) =
+            (limit, seen.iter().map(|(id, _)| id.local_rank).filter(|rank| *rank < self.sims.len()).find(done))
+        {
+            (self.first_done, self.stragglers_end) = (Some(rank), Some(self.awake() + limit));
         }
         self.together.push(together);
         let finishing = Some(ProgressNote::Finishing { living: self.living() })

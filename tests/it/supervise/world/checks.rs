@@ -15,7 +15,7 @@ impl World<'_> {
             match effect {
                 Effect::Spawn(id) => self.spawn(id),
                 Effect::Kill { child, signal } => self.kill(child, signal),
-                Effect::ForwardSignal { .. } => panic!("{effect:?} without a notify"),
+                Effect::ForwardSignal { child, signal } => self.abort(child, signal),
                 Effect::Suspend(id) => {
                     assert!(self.asleep.is_some(), "froze {id:?} while awake");
                     let now = self.now;
@@ -137,6 +137,22 @@ impl World<'_> {
         self.sims[id.local_rank].signalled = true;
     }
 
+    /// The end of a straggler, which is a failure of its own.
+    fn abort(&mut self, id: ChildId, signal: i32) {
+        assert!(self.first.is_none() && self.first_done.is_some(), "aborted {id:?} too early");
+        assert_eq!(self.job.parts[id.local_rank], Lifecycle::Main);
+        let (now, Manners { on_term, on_kill, .. }) = (self.now, self.manners(id.local_rank));
+        let takes = match signal {
+            libc::SIGABRT => on_term.map(|(after, _)| after),
+            libc::SIGKILL if self.stragglers.contains(&id.local_rank) => on_kill,
+            _ => return assert_eq!(signal, libc::SIGCONT),
+        };
+        let end = takes.map(|after| (now + Duration::from_millis(after), Exit::Signal(signal)));
+        let sim = self.alive_sim(id);
+        assert!(!sim.frozen);
+        sim.dies = sim.dies.into_iter().chain(end).min_by_key(|(at, _)| *at);
+    }
+
     fn sweep(&mut self) {
         let (failed, due) = self.backoff.take().expect("swept without a restart");
         assert_eq!(self.awake(), due, "the restart came early or late");
@@ -147,6 +163,8 @@ impl World<'_> {
                 *sim = Sim::NEW;
             }
         }
+        (self.first_done, self.stragglers_end) = (None, None);
+        self.stragglers.clear();
         (self.attempt, self.began, self.swept) = (self.attempt + 1, self.now, true);
         let most = self.job.policy.restart.max_restart as usize;
         let failures = self.history.iter().filter(|a| a.failure.is_some()).count();
@@ -162,8 +180,17 @@ impl World<'_> {
                 let works = |rank: &usize| matches!(self.job.parts[*rank], Lifecycle::First | Lifecycle::Main);
                 assert!(!living.iter().any(works), "noted {note:?} while others run");
                 self.awaiting = Some(self.awake());
+                self.stragglers_end = None;
                 assert_eq!((living, *limit), (&self.living(), self.job.policy.server_timeout));
                 assert!(self.first.is_none() && self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
+            }
+            ProgressNote::Stragglers { living, first, limit } => {
+                let mains = self.alive().filter(|rank| self.job.parts[*rank] == Lifecycle::Main);
+                assert_eq!(*living, mains.collect::<Vec<_>>());
+                assert_eq!((Some(*first), Some(*limit)), (self.first_done, self.job.policy.straggler_timeout));
+                assert!(self.stragglers.is_empty());
+                self.stragglers.clone_from(living);
+                self.stragglers_end = Some(self.awake() + self.job.policy.grace);
             }
             ProgressNote::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));
@@ -276,6 +303,8 @@ impl World<'_> {
             Some(Cause::HostLost) => NodeOutcome::LauncherKilled,
         };
         assert_eq!(report.outcome, outcome);
+        let stragglers = report.stragglers.as_ref().map_or(&[][..], |stragglers| &stragglers.ranks);
+        assert_eq!(stragglers, self.stragglers);
         assert_eq!(report.restart_requested, matches!(self.first, Some(First { cause: Cause::Restart, .. })));
         assert_eq!(report.ranks.len(), self.sims.len());
         for (rank, sim) in report.ranks.iter().zip(&self.sims) {
