@@ -107,6 +107,17 @@ pub(super) enum Command {
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
     },
+    /// Restart all ranks of a job, on all its nodes, and wait until they run; counts as no restart of --max_restart
+    Restart {
+        #[arg(help = JOB)]
+        job: Option<String>,
+        /// Seconds between SIGTERM and SIGKILL, at most the job's own
+        #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
+        grace_period: Option<f64>,
+        /// Do not wait until the ranks run again
+        #[arg(long, alias = "no_wait")]
+        no_wait: bool,
+    },
     /// Write a page about a job that has ended or runs: outcome, timeline, ranks, logs
     Report {
         /// The job's log folder

@@ -1,4 +1,4 @@
-//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop` for running jobs, `report` for any.
+//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report` for any.
 
 mod arguments;
 mod client;
@@ -6,6 +6,7 @@ mod error;
 mod find_jobs;
 mod follow_logs;
 mod nodes_json;
+mod restart_job;
 mod stacks_text;
 mod status_table;
 mod stop_job;
@@ -63,6 +64,9 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop { job, grace_period, no_wait } => {
             stop_job::stop(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
+        }
+        Command::Restart { job, grace_period, no_wait } => {
+            restart_job::restart(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
         }
         Command::Report { folder, output, trace } => {
             for path in write_report::write(&folder, output.as_deref(), trace.as_deref())? {

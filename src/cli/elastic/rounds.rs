@@ -185,6 +185,11 @@ impl Job<'_> {
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
+                NodeOutcome::Regrouped if is_restart_requested(&launched) => {
+                    let failure = membership.restart_request();
+                    failed = Some(failure.clone());
+                    Continue(NodeStatus::Failed { round: number, failure })
+                }
                 _ => after_round(number, &launched, wait.requests.stopped_by(), &membership),
             };
             let why = launched.round_stop.as_ref().map(outcome_text::of_round_stop);
@@ -286,6 +291,12 @@ impl Job<'_> {
 fn job_node(member: &RoundMember) -> JobNode {
     let RoundMember { id, info } = member;
     JobNode { id: id.clone(), host: info.host.clone(), is_paddle_launcher: info.is_paddle_launcher }
+}
+
+/// Whether this node's ranks have ended because a user asked for another attempt, and the others wait for it.
+fn is_restart_requested(launched: &LaunchResult) -> bool {
+    let others_wait = matches!(launched.round_stop, None | Some(RoundStop::ByOthers { .. }));
+    launched.report.restart_requested && others_wait
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.

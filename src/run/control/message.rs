@@ -21,6 +21,11 @@ pub enum ControlRequest {
         /// The grace period in seconds, at most that of the job; `None`: that of the job.
         grace_period: Option<f64>,
     },
+    /// Another attempt of all ranks.
+    Restart {
+        /// The grace period of the present attempt in seconds, at most that of the job; `None`: that of the job.
+        grace_period: Option<f64>,
+    },
     /// The answers of all nodes of the job to a question.
     Nodes {
         /// The question.
@@ -60,6 +65,11 @@ pub enum ControlAnswer {
     },
     /// The job is being stopped.
     Stopping,
+    /// The ranks are being restarted.
+    Restarting {
+        /// The present attempt, which another one follows.
+        attempt: u32,
+    },
     /// The answers of the job's nodes.
     Nodes {
         /// One entry a node, in the order of their numbers.
@@ -105,7 +115,8 @@ mod tests {
     fn requests_survive_the_wire() {
         let nodes = ControlRequest::Nodes { question: NodeQuestion::Stacks };
         let stop = ControlRequest::Stop { grace_period: Some(1.5) };
-        for request in [ControlRequest::Status, ControlRequest::Stacks, stop, nodes] {
+        let restart = ControlRequest::Restart { grace_period: None };
+        for request in [ControlRequest::Status, ControlRequest::Stacks, stop, nodes, restart] {
             let line = RequestLine::encode(request.clone());
             assert!(line.ends_with(b"}\n") && line.len() < LONGEST_REQUEST);
             assert_eq!(serde_json::from_slice::<RequestLine>(&line).unwrap().request, request);

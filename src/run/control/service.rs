@@ -2,7 +2,7 @@
 //! disk can still be looked at and stopped.
 
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
-use super::live_status::{JobNode, LiveStatus};
+use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
 use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
 use crate::net::server::{
@@ -15,6 +15,7 @@ use crate::report::stacks::StackDump;
 use crate::run::stacks::collector::StackReader;
 use crate::sys::clock;
 use crate::sys::process::{current, pidfd};
+use crate::sys::signals;
 use crossbeam_channel::Sender;
 use nix::unistd::geteuid;
 use std::collections::BTreeMap;
@@ -247,6 +248,7 @@ impl ControlService {
         match request {
             ControlRequest::Status => Some(ControlAnswer::Status(self.status.get())),
             ControlRequest::Stop { grace_period } => Some(self.stop(grace_period)),
+            ControlRequest::Restart { grace_period } => Some(self.restart(grace_period)),
             ControlRequest::Stacks => {
                 let status = self.status.get();
                 if !status.ranks.iter().any(RankStatus::is_alive) {
@@ -265,14 +267,9 @@ impl ControlService {
                 "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
             );
         };
-        if let Some(seconds) = grace_period {
-            match Duration::try_from_secs_f64(seconds) {
-                Ok(grace) if grace <= self.stop.grace => self.status.limit_grace(grace),
-                _ => {
-                    let most = self.stop.grace.as_secs_f64();
-                    return refused(format!("--grace_period {seconds}: give 0 to {most}, the job's own"));
-                }
-            }
+        match self.check_grace(grace_period) {
+            Ok(grace) => grace.into_iter().for_each(|grace| self.status.limit_grace(grace)),
+            Err(why) => return refused(why),
         }
         // A second signal would end the grace period.
         if self.status.get().phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
@@ -281,6 +278,33 @@ impl ControlService {
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
             Ok(()) => ControlAnswer::Stopping,
             Err(error) => refused(format!("the launcher cannot be signalled: {error}")),
+        }
+    }
+
+    /// The grace period that a client asks for, if it does.
+    fn check_grace(&self, seconds: Option<f64>) -> Result<Option<Duration>, String> {
+        let Some(seconds) = seconds else { return Ok(None) };
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(grace) if grace <= self.stop.grace => Ok(Some(grace)),
+            _ => {
+                let most = self.stop.grace.as_secs_f64();
+                Err(format!("--grace_period {seconds}: give 0 to {most}, the job's own"))
+            }
+        }
+    }
+
+    fn restart(&self, grace_period: Option<f64>) -> ControlAnswer {
+        let grace = match self.check_grace(grace_period) {
+            Ok(grace) => grace,
+            Err(why) => return refused(why),
+        };
+        match self.status.request_restart(RestartRequest { grace }) {
+            Ok(attempt) => {
+                // As a rank does that has something to tell.
+                signals::wake();
+                ControlAnswer::Restarting { attempt }
+            }
+            Err(why) => refused(why.to_string()),
         }
     }
 

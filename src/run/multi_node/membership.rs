@@ -5,7 +5,7 @@ use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
     JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
-    OnNodeLoss, Participants, RoundMember, RoundStopCause, next_step,
+    OnNodeLoss, Participants, RankFailure, RoundMember, RoundStopCause, next_step,
 };
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
@@ -365,6 +365,19 @@ impl Membership {
     /// The job's state as last received.
     pub fn state(&self) -> Option<&JobState> {
         self.state.as_ref()
+    }
+
+    /// What the other nodes learn of a user who asks this node for another attempt: as of a rank that asks for a restart of all, which
+    /// is no failure.
+    pub fn restart_request(&self) -> RankFailure {
+        RankFailure {
+            host: self.info.host.clone(),
+            node: self.round().map_or(0, |(_, own)| own),
+            process: "a user".into(),
+            outcome: "`rlaunch restart`".into(),
+            again: true,
+            ..RankFailure::default()
+        }
     }
 
     /// The members of the last round and this node's index among them.
