@@ -10,7 +10,7 @@ import time
 
 from bench_launchers import RLAUNCH, environment
 from figures import Promise
-from running import Run
+from running import Run, pss, wakeups
 from session import Session
 
 IDLE = "def wait():\n    time.sleep(600)\nwait()\n"
@@ -87,3 +87,29 @@ def measure_stacks(session: Session) -> None:
     for what, undisturbed, disturbed in zip(("p50", "p99"), quiet, read, strict=True):
         title = f"a step while stacks are read all the time, {what} (bare: while none is)"
         session.row(title, {RLAUNCH.name: disturbed}, "ms", bare=undisturbed)
+
+    # No folder for the control socket, and no look at silent ranks.
+    without = {
+        "RLAUNCH_RUNTIME_DIR": "/dev/null/none",
+        "RLAUNCH_HANG_TIMEOUT": "0",
+        "RLAUNCH_EXIT_TIMEOUT": "0",
+    }
+    costs = [idle_cost(session, variables) for variables in ({}, without)]
+    for what, unit, with_it, bare in zip(("memory, PSS", "wakeups in 10 s"), ("MB", ""), *costs, strict=True):
+        session.row(
+            f"idle launcher: {what} (bare: without socket and timeouts)",
+            {RLAUNCH.name: with_it},
+            unit,
+            bare=bare,
+        )
+
+
+def idle_cost(session: Session, variables: dict[str, str]) -> tuple[float, float]:
+    """PSS in MB, and how often the launcher's threads wake up in 10 s, while two ranks sleep."""
+    with Run(RLAUNCH, session.folder, IDLE, variables=variables) as run:
+        run.await_values("pid")
+        time.sleep(3)  # Whatever the start has left to do.
+        pids = run.launcher_processes()
+        before = wakeups(pids)
+        time.sleep(10)
+        return pss(pids), float(wakeups(pids) - before)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._lib import __version__
     from ._preload.registry import end_zygotes
     from ._rank.checkpoint import checkpoint_guard, lease_valid
+    from ._rank.heartbeat import heartbeat
     from ._spawn.context import MultiprocessContext
     from ._spawn.plan.options import SpawnOptions
     from ._spawn.spawn import spawn
@@ -60,6 +61,7 @@ __all__ = [
     "end_zygotes",
     "get_rank",
     "get_world_size",
+    "heartbeat",
     "init_parallel_env",
     "launch",
     "lease_valid",
@@ -72,6 +74,7 @@ _LAZY = {
     "_launch.launch": ("launch",),
     "_preload.registry": ("end_zygotes",),
     "_rank.checkpoint": ("checkpoint_guard", "lease_valid"),
+    "_rank.heartbeat": ("heartbeat",),
     "_spawn.context": ("MultiprocessContext",),
     "_spawn.plan.options": ("SpawnOptions",),
     "_spawn.spawn": ("spawn",),

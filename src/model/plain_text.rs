@@ -1,5 +1,6 @@
 //! Text from other machines in a form that may be shown: characters that move a cursor, begin a line or reorder text are escaped.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 /// Escapes control characters, ends of lines, and characters that change the direction of text (Unicode's bidirectional algorithm,
@@ -25,6 +26,11 @@ pub fn escape_document(document: Value) -> Value {
         }
         other => other,
     }
+}
+
+/// Reads a document whose texts other nodes have written.
+pub fn read_document<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
+    serde_json::from_value(escape_document(serde_json::from_str(text)?))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
-//! Probes of the machine: devices, CPUs, memory, network addresses.
+//! Probes of the machine: devices, CPUs, memory, network addresses, core files.
 
 pub mod accelerators;
+pub mod core_dump;
 pub mod cpus;
 pub mod intel;
 pub mod memory;

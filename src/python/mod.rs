@@ -114,6 +114,17 @@ mod lib {
         py.detach(|| stacks::describe(&ranks, python)).map_err(|error| PyOSError::new_err(error.to_string()))
     }
 
+    /// The stacks of child processes of this one, by rank, as faulthandler writes them. OSError: they cannot be read.
+    #[pyfunction]
+    fn stacks_as_faulthandler(
+        py: Python<'_>,
+        ranks: Vec<(usize, i32)>,
+        python: OsString,
+    ) -> PyResult<BTreeMap<usize, String>> {
+        let dump = py.detach(|| stacks::read(&ranks, python)).map_err(|error| PyOSError::new_err(error.to_string()))?;
+        Ok(dump.ranks.iter().map(|rank| (rank.local_rank, rank.as_faulthandler())).collect())
+    }
+
     /// Reads the stacks of ranks: a request and its answer as JSON (`src/run/stacks/look.rs`). Only for a process of its own: a read
     /// of memory that changes meanwhile may panic, which is one more failed read and prints nothing. ValueError: no request.
     #[pyfunction]

@@ -1,6 +1,7 @@
 //! The trait of a rendezvous backend: what connects a node with the others of its job. Records and states are JSON text
 //! (see [`crate::protocol`]).
 
+use super::questions::{QuestionListener, QuestionSender};
 use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -50,6 +51,8 @@ pub trait RendezvousBackend: AsFd + Send {
     fn put(&mut self, record: &str);
     /// Takes the events, oldest first. The descriptor is readable while there are some.
     fn take_events(&mut self) -> Vec<BackendEvent>;
+    /// Takes part in questions between nodes from now on. To be called once.
+    fn connect_questions(&mut self, listener: QuestionListener) -> Box<dyn QuestionSender>;
     /// Leaves the job: removes the record. A node that coordinates first waits until no other node needs it. Takes `patience` at
     /// most.
     fn close(&mut self, patience: Duration) -> io::Result<()>;

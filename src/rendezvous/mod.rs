@@ -5,5 +5,6 @@ pub mod backend;
 pub mod etcd;
 pub mod lease;
 pub mod master;
+pub mod questions;
 pub mod torch_static;
 pub mod torch_store;

@@ -74,6 +74,8 @@ pub struct Culprit {
     pub attempt: u32,
     /// Its log file, if it has one.
     pub log: Option<String>,
+    /// Where its core file is, if it left one.
+    pub core: Option<String>,
     /// The error that it printed.
     pub blame: Option<Blame>,
     /// The end of its log.
@@ -82,6 +84,8 @@ pub struct Culprit {
     pub lost_peer: Option<(LostPeer, PeersOfVictim)>,
     /// The launcher stopped it while it was exiting, so its exit says nothing.
     pub stopped_by_launcher: bool,
+    /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
+    pub aborted: Option<String>,
     /// Further facts about its end, such as the OOM killer's; a paragraph a line.
     pub explanation: Option<String>,
 }
@@ -186,6 +190,7 @@ pub(crate) fn headline(report: &FailureReport) -> String {
             Some(blame) if culprit.stopped_by_launcher => {
                 format!("{} failed: {}", culprit.label, plain(blame.in_a_line().as_bytes()))
             }
+            _ if culprit.aborted.is_some() => format!("{} failed: {} (sent by rlaunch)", culprit.label, culprit.exit),
             _ => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
         },
         FailureCause::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
@@ -225,6 +230,9 @@ impl ReportWriter {
         let attempt = if culprit.attempt > 0 { format!(", attempt {}", culprit.attempt) } else { String::new() };
         let host = plain(host.as_bytes());
         self.sentence_line("  ", &format!("on {host}, {local_rank}pid {pid}{attempt}, lived {}", lasted(*lived)));
+        if let Some(why) = &culprit.aborted {
+            self.sentence_line("  ", &plain(why.as_bytes()));
+        }
         if let Some(blame) = &culprit.blame {
             self.blame(blame);
         }
@@ -235,6 +243,9 @@ impl ReportWriter {
             self.sentence_line("  ", &plain(paragraph.as_bytes()));
         }
         self.tail(&culprit.tail);
+        if let Some(core) = &culprit.core {
+            self.line(&format!("  {}", plain(core.as_bytes())));
+        }
         if let Some(log) = &culprit.log {
             self.line(&format!("  log: {}", plain(log.as_bytes())));
         }

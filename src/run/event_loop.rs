@@ -1,6 +1,8 @@
 //! The event loop of the supervisor process: runs a plan to its end. It waits for signals, the preload server, the other
 //! nodes and growing logs, and passes what happens on to the engine.
 
+mod watch_ranks;
+
 use super::engine::Engine;
 use super::sweep;
 use super::tokens::{EXIT_STACKS, FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
@@ -9,8 +11,10 @@ use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
-use crate::run::exit_detector::ExitDetector;
-use crate::run::hang_detector::HangDetector;
+use crate::run::control::live_status::{RestartRefused, RestartRequest};
+use crate::run::hangs::aborted_ranks::AbortedRanks;
+use crate::run::hangs::exit_detector::ExitDetector;
+use crate::run::hangs::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
 use crate::run::launcher_process::SupervisorSide;
@@ -22,7 +26,6 @@ use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
-use crate::spec::hang::OnHang;
 use crate::supervise::{
     Lifecycle, NodeOutcome, NodeReport, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
@@ -87,7 +90,8 @@ pub fn run(
         engine.poll().readable(&*peers, NODES)?;
     }
     let round = launch.round.as_ref().map(|round| round.number);
-    launch.status.begin(launch.plan, round, launch.policy.first_attempt);
+    let refused = restart_refusal(launch.plan, membership.is_some());
+    launch.status.begin(launch.plan, round, launch.policy.first_attempt, refused);
     let store = launch.torch_store.take();
     let ranks = RankProcesses::new(launch, &store, engine.poll().clone(), journal, listener)?;
     if let Some(zygote) = &launch.zygote {
@@ -96,6 +100,7 @@ pub fn run(
     let event_loop = EventLoop {
         exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader, EXIT_STACKS)),
         hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader, STACKS)),
+        aborted: AbortedRanks::default(),
         engine,
         ranks,
         launch,
@@ -122,6 +127,16 @@ fn lifecycles(plan: &Plan) -> Vec<Lifecycle> {
     plan.ranks.iter().map(of).collect()
 }
 
+/// Why a user cannot have the ranks restarted, if so.
+fn restart_refusal(plan: &Plan, has_membership: bool) -> Option<RestartRefused> {
+    let has_server = plan.ranks.iter().any(|rank| Lifecycle::of(rank.role) == Lifecycle::Server);
+    if has_server || plan.mode == "ps" {
+        Some(RestartRefused::Servers)
+    } else {
+        (plan.nnodes > 1 && !has_membership).then_some(RestartRefused::NoRendezvous)
+    }
+}
+
 struct EventLoop<'a> {
     engine: Engine,
     ranks: RankProcesses<'a>,
@@ -136,6 +151,7 @@ struct EventLoop<'a> {
     slow_stop: SlowStop,
     hangs: HangDetector<'a>,
     exits: ExitDetector<'a>,
+    aborted: AbortedRanks,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -170,6 +186,7 @@ impl<'a> EventLoop<'a> {
             self.watch_stop();
             self.watch_hangs()?;
             self.watch_exits()?;
+            self.kill_aborted_ranks();
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -199,8 +216,8 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let due =
-            [check_at, output_at, slow_at, stop_at, self.hangs.due(), self.exits.due()].into_iter().flatten().min();
+        let watched = [self.hangs.due(), self.exits.due(), self.aborted.due()];
+        let due = [check_at, output_at, slow_at, stop_at].into_iter().chain(watched).flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }
 
@@ -217,48 +234,6 @@ impl<'a> EventLoop<'a> {
             (Some(StopReason::RankFailed(..)), slow) => slow,
             _ => SlowStop::No,
         };
-    }
-
-    /// Looks at ranks that have been silent for long, and reports a hang.
-    fn watch_hangs(&mut self) -> io::Result<()> {
-        let (ranks, poll) = (&self.ranks, self.engine.poll());
-        let found = self.hangs.turn(self.engine.running_attempt(), || ranks.stack_targets(), poll)?;
-        let Some(found) = found else { return Ok(()) };
-        let has_other_nodes = self.launch.plan.nnodes > 1;
-        let aborted = match self.launch.hang.on_hang {
-            OnHang::Abort => found.ranks_to_abort(has_other_nodes),
-            OnHang::Report => Vec::new(),
-        };
-        let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
-        self.ranks.report_hang(&found, &aborted, is_spared);
-        for local_rank in aborted {
-            self.engine.signal_rank(local_rank, libc::SIGABRT);
-            // A stopped process ends by no other signal than SIGKILL.
-            self.engine.signal_rank(local_rank, libc::SIGCONT);
-        }
-        Ok(())
-    }
-
-    /// Ends a rank that has failed and does not exit.
-    fn watch_exits(&mut self) -> io::Result<()> {
-        let (ranks, poll, attempt) = (&self.ranks, self.engine.poll(), self.engine.running_attempt());
-        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local), poll)? else {
-            return Ok(());
-        };
-        self.ranks.report_stuck_exit(&stuck);
-        self.engine.signal_rank(stuck.local_rank, libc::SIGABRT);
-        self.engine.signal_rank(stuck.local_rank, libc::SIGCONT);
-        Ok(())
-    }
-
-    /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).
-    fn note_failed_ranks(&mut self) {
-        let living = if self.engine.running_attempt().is_some() { self.engine.living() } else { Vec::new() };
-        for local_rank in living {
-            if !self.exits.knows(local_rank) && self.ranks.has_raised(local_rank) {
-                self.exits.has_failed(local_rank);
-            }
-        }
     }
 
     /// Kills the ranks if the lease that they run under has lapsed.
@@ -310,6 +285,9 @@ impl<'a> EventLoop<'a> {
                 }
                 self.reap_orphans();
                 self.note_failed_ranks();
+                if let Some(RestartRequest { grace }) = self.launch.status.take_restart() {
+                    self.send(SupervisorEvent::Restart { grace })?;
+                }
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {

@@ -29,7 +29,7 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     let exit = if local_rank == ended_first { exit } else { processes[local_rank].exit.unwrap_or(exit) };
     let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
     let uncaught = &processes[local_rank].uncaught;
-    let shown = if stopped { Exit::Signal(libc::SIGTERM) } else { exit };
+    let shown = if stopped { Exit::Signal(libc::SIGTERM) } else { processes[local_rank].own_exit(exit) };
     FirstFailure {
         local_rank,
         exit: (!stopped).then_some(exit),

@@ -135,7 +135,7 @@ impl Launch<'_> {
             hang: self.hang,
             status: self.status.clone(),
             stack_reader: self.stack_reader.clone(),
-            policy: SupervisionPolicy { first_attempt: attempt, ..self.policy.clone() },
+            policy: SupervisionPolicy { first_attempt: attempt, in_rounds: round.is_some(), ..self.policy.clone() },
             forwarded_signals: self.forwarded_signals.clone(),
             nofile: self.nofile,
             job_key: self.job_key.clone(),

@@ -3,9 +3,8 @@
 pub mod control;
 pub mod engine;
 pub mod event_loop;
-pub mod exit_detector;
 pub mod first_failure;
-pub mod hang_detector;
+pub mod hangs;
 pub mod launch;
 pub mod launch_result;
 pub mod launcher_process;

@@ -22,6 +22,16 @@ pub struct RankState {
     pub exit: Option<Exit>,
     /// Whether it was sent a signal to end before it did.
     pub signalled: bool,
+    /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
+    pub aborted: Option<String>,
     /// What it has used, including children that it waited for; `None` while it lives, or if it is not known.
     pub usage: Option<ResourceUsage>,
+}
+
+impl RankState {
+    /// The exit by which its error is looked for: after an exception, SIGABRT was the launcher's answer to a rank that did not exit.
+    pub fn own_exit(&self, exit: Exit) -> Exit {
+        let has_raised = matches!(self.uncaught, UncaughtException::Raised(_));
+        if self.aborted.is_some() && has_raised { Exit::Code(1) } else { exit }
+    }
 }

@@ -1,4 +1,5 @@
-//! `--hang_timeout`, `--on_hang` and `--exit_timeout`: when a silent job is looked at, or a rank that has failed and does not exit.
+//! `--hang_timeout`, `--on_hang`, `--exit_timeout` and `--straggler_timeout`: when a silent job is looked at, or a rank that has failed and
+//! does not exit, and how long ranks may run after another one has ended.
 
 use crate::spec::error::SpecError;
 use crate::spec::options::OptValues;
@@ -24,10 +25,12 @@ pub struct HangSpec {
     pub on_hang: OnHang,
     /// How long a rank may take to exit after the exception that ended its program; `None`: any time.
     pub exit_timeout: Option<Duration>,
+    /// How long ranks may run after the first one of this node has exited with 0; `None`: any time.
+    pub straggler_timeout: Option<Duration>,
 }
 
 /// Reads the options, by the names that the front end has for them.
-pub fn check(values: &OptValues, [timeout, on_hang, exit]: [&str; 3]) -> Result<HangSpec, SpecError> {
+pub fn check(values: &OptValues, [timeout, on_hang, exit, straggler]: [&str; 4]) -> Result<HangSpec, SpecError> {
     let time = |name| -> Result<Option<Duration>, SpecError> {
         let seconds = values.seconds(name)?.unwrap_or_default();
         Ok((seconds > 0.0).then(|| Duration::from_secs_f64(seconds)))
@@ -37,5 +40,5 @@ pub fn check(values: &OptValues, [timeout, on_hang, exit]: [&str; 3]) -> Result<
         Some("abort") => OnHang::Abort,
         Some(_) => return Err(values.error(on_hang, "is not a choice", "give report or abort")),
     };
-    Ok(HangSpec { timeout: time(timeout)?, on_hang, exit_timeout: time(exit)? })
+    Ok(HangSpec { timeout: time(timeout)?, on_hang, exit_timeout: time(exit)?, straggler_timeout: time(straggler)? })
 }

@@ -45,6 +45,11 @@ pub enum SupervisorEvent {
     ForwardSignal(i32),
     /// A later stop has at most this grace period.
     LimitGrace(Duration),
+    /// A user asks for another attempt, which counts as no restart. During such a stop: only the grace period may change.
+    Restart {
+        /// The grace period of the present attempt, at most that of the policy; `None`: that of the policy.
+        grace: Option<Duration>,
+    },
     /// The user suspends the job (Ctrl-Z). A second one changes nothing.
     Suspend,
     /// The user resumes the job (`fg`, `bg`). A second one changes nothing.
@@ -114,6 +119,15 @@ pub enum ProgressNote {
         /// The ranks that are alive.
         living: Vec<usize>,
     },
+    /// Ranks still run so long after the first one has exited successfully: they receive SIGABRT, and SIGKILL after the grace period.
+    Stragglers {
+        /// The ranks that are alive.
+        living: Vec<usize>,
+        /// The rank that exited successfully first.
+        first: usize,
+        /// The time that they had.
+        limit: Duration,
+    },
     /// These ranks receive SIGKILL.
     Killing {
         /// The ranks that are alive.
@@ -136,6 +150,15 @@ pub enum ProgressNote {
         exit: Exit,
         /// Delay until the next attempt.
         delay: Duration,
+    },
+    /// A user has asked for another attempt; the ranks are asked to end.
+    RestartRequested {
+        /// Number of the next attempt.
+        attempt: u32,
+        /// The ranks that are alive.
+        living: Vec<usize>,
+        /// The grace period.
+        grace: Duration,
     },
     /// Restarts are enabled, but none follows this failure.
     NotRestarting {

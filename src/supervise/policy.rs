@@ -14,6 +14,10 @@ pub struct SupervisionPolicy {
     pub restart: RestartPolicy,
     /// Number of the first attempt; not 0 if earlier rounds had attempts.
     pub first_attempt: u32,
+    /// Whether the rendezvous decides what follows an attempt that a user wants to be restarted.
+    pub in_rounds: bool,
+    /// Time that the other `Main` children may run after the first one has exited successfully; `None`: no limit.
+    pub straggler_timeout: Option<Duration>,
     /// Time that awaited servers may run after the work; `None`: no limit.
     pub server_timeout: Option<Duration>,
     /// Whether ranks stopped by an external signal receive that signal. All other stops send SIGTERM.

@@ -53,17 +53,26 @@ pub struct RankReport {
     pub lived: Option<Duration>,
 }
 
-/// An attempt that failed and was followed by another.
+/// An attempt that was followed by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttemptReport {
-    /// The local rank that failed first.
-    pub culprit: usize,
-    /// The exit of the culprit.
-    pub exit: Exit,
+    /// The local rank that failed first, and its exit; `None`: a user asked for another attempt.
+    pub failure: Option<(usize, Exit)>,
     /// When its first rank was started.
     pub began: Duration,
     /// When its last rank had ended.
     pub ended: Duration,
+}
+
+/// Ranks that still ran too long after another one had exited successfully.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StragglerReport {
+    /// These ranks.
+    pub ranks: Vec<usize>,
+    /// The rank that exited successfully first.
+    pub first: usize,
+    /// The time that they had.
+    pub limit: Duration,
 }
 
 /// Report of all attempts on this node.
@@ -77,6 +86,10 @@ pub struct NodeReport {
     pub attempts: Vec<AttemptReport>,
     /// Number of restarts.
     pub restarts: u32,
+    /// The ranks of the last attempt that `SupervisionPolicy::straggler_timeout` ended; `None`: it was not reached.
+    pub stragglers: Option<StragglerReport>,
+    /// Whether the last attempt was stopped because a user asked for another one.
+    pub restart_requested: bool,
     /// Why no restart followed the last failure; `None` if nothing had failed or restarts are disabled.
     pub no_restart: Option<NoRestart>,
     /// When the node was finished.

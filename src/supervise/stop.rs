@@ -12,6 +12,8 @@ pub const KILL_PATIENCE: Duration = Duration::from_secs(2);
 pub enum StopReason {
     /// All children but the servers have exited successfully.
     Done,
+    /// A user asked for another attempt.
+    Restart,
     /// This local rank failed, with this exit.
     RankFailed(usize, Exit),
     /// This local rank could not be started.
@@ -29,17 +31,18 @@ impl StopReason {
     fn priority(self) -> u8 {
         match self {
             StopReason::Done => 0,
-            StopReason::RankFailed(..) => 1,
-            StopReason::StartFailed(_) => 2,
-            StopReason::Regroup => 3,
-            StopReason::Signal(_) => 4,
-            StopReason::LauncherKilled => 5,
+            StopReason::Restart => 1,
+            StopReason::RankFailed(..) => 2,
+            StopReason::StartFailed(_) => 3,
+            StopReason::Regroup => 4,
+            StopReason::Signal(_) => 5,
+            StopReason::LauncherKilled => 6,
         }
     }
 
     /// Whether this node reports it to the other nodes at once. They learn of other reasons from the state of the job.
     pub fn is_reported_to_nodes(self) -> bool {
-        matches!(self, StopReason::RankFailed(..) | StopReason::Signal(_))
+        matches!(self, StopReason::Restart | StopReason::RankFailed(..) | StopReason::Signal(_))
     }
 
     /// Whether a rank failed or could not be started.

@@ -3,12 +3,15 @@
 //! sends SIGTERM to every living rank's process group; what lives after the grace period (`--grace_period`, 30 s) gets SIGKILL,
 //! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 
+mod attempt_end;
+mod stragglers;
+
 use super::child::{ChildState, SupervisedChild};
 use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
-use super::report::{AttemptReport, NodeOutcome, NodeReport};
-use super::restart::{NoRestart, RestartCounter};
+use super::report::{AttemptReport, StragglerReport};
+use super::restart::RestartCounter;
 use super::stop::{KILL_PATIENCE, Reasons, StopReason};
 use super::timer::Timer;
 use crate::model::Exit;
@@ -17,7 +20,10 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SupervisorPhase {
     Pending,
+    /// The timer, if it is armed, is `straggler_timeout`.
     Running,
+    /// Stragglers were sent SIGABRT; the timer is the grace period until SIGKILL.
+    EndingStragglers,
     /// Only awaited servers are alive; the timer is `server_timeout`.
     AwaitingServers,
     /// The stop signal has been sent; the timer is the grace period.
@@ -42,7 +48,12 @@ pub struct Supervisor {
     grace: Duration,
     stop_by: Option<Duration>,
     server_timeout: Option<Duration>,
+    straggler_timeout: Option<Duration>,
+    /// The first `Main` child of the attempt that has exited successfully.
+    first_done: Option<usize>,
+    stragglers: Option<StragglerReport>,
     repeats_signal: bool,
+    in_rounds: bool,
     restarts: RestartCounter,
     /// The attempts that were followed by another.
     attempts: Vec<AttemptReport>,
@@ -61,7 +72,12 @@ impl Supervisor {
             grace: policy.grace,
             stop_by: policy.stop_by,
             server_timeout: policy.server_timeout,
+            // Servers alone never end by themselves.
+            straggler_timeout: policy.straggler_timeout.filter(|_| lifecycles.contains(&Lifecycle::Main)),
+            first_done: None,
+            stragglers: None,
             repeats_signal: policy.repeats_signal,
+            in_rounds: policy.in_rounds,
             restarts: RestartCounter::new(policy.restart),
             attempts: Vec::new(),
         }
@@ -118,6 +134,7 @@ impl Supervisor {
                 self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
             }
             SupervisorEvent::LimitGrace(grace) => self.grace = self.grace.min(grace),
+            SupervisorEvent::Restart { grace } => self.restart_requested(now, grace, effects),
             SupervisorEvent::Suspend => self.suspend(now, effects),
             SupervisorEvent::Resume => self.resume(now, effects),
             SupervisorEvent::LauncherKilled => self.launcher_killed(now, effects),
@@ -134,8 +151,10 @@ impl Supervisor {
             SupervisorPhase::AwaitingServers => self.finish_work(now, effects),
             SupervisorPhase::Stopping => self.kill(now, effects),
             SupervisorPhase::Killing => self.abandon(now, effects),
-            SupervisorPhase::Backoff(failed) => self.restart(now, failed, effects),
-            SupervisorPhase::Pending | SupervisorPhase::Running | SupervisorPhase::Finished => {}
+            SupervisorPhase::Backoff(ended) => self.restart(now, ended, effects),
+            SupervisorPhase::Running => self.abort_stragglers(now, effects),
+            SupervisorPhase::EndingStragglers => self.kill_stragglers(effects),
+            SupervisorPhase::Pending | SupervisorPhase::Finished => {}
         }
     }
 
@@ -156,8 +175,9 @@ impl Supervisor {
         } else if let Some(rank) = self.next_to_start() {
             self.children[rank].state = ChildState::Starting;
             effects.push(Effect::Spawn(self.id(rank)));
-        } else if self.phase == SupervisorPhase::Running && self.only_servers_are_left() {
+        } else if self.phase != SupervisorPhase::AwaitingServers && self.only_servers_are_left() {
             self.phase = SupervisorPhase::AwaitingServers;
+            self.timer.disarm();
             if let Some(limit) = self.server_timeout {
                 self.timer.arm(now, limit);
             }
@@ -176,7 +196,8 @@ impl Supervisor {
     }
 
     fn is_running(&self) -> bool {
-        matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::AwaitingServers)
+        use SupervisorPhase::{AwaitingServers, EndingStragglers, Running};
+        matches!(self.phase, Running | EndingStragglers | AwaitingServers)
     }
 
     /// All children have been started, and all but servers have exited successfully.
@@ -207,14 +228,14 @@ impl Supervisor {
         child.state = ChildState::Alive;
         child.started = now;
         match self.phase {
-            SupervisorPhase::Running | SupervisorPhase::AwaitingServers => self.proceed(now, effects),
+            _ if self.is_running() => self.proceed(now, effects),
             // A stop came while the child was being started, so it has not been signalled yet.
             SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
             SupervisorPhase::Killing => {
                 self.send(id.local_rank, libc::SIGKILL, effects);
                 self.timer.arm(now, KILL_PATIENCE);
             }
-            SupervisorPhase::Pending | SupervisorPhase::Backoff(_) | SupervisorPhase::Finished => {}
+            _ => {}
         }
         if self.timer.is_paused() {
             effects.push(Effect::Suspend(id));
@@ -246,7 +267,10 @@ impl Supervisor {
         match failed {
             // When the work is done, a server may fail because its clients have exited.
             Some(reason) if !self.is_done() => self.stop(now, reason, effects),
-            _ if any_ended => self.proceed(now, effects),
+            _ if any_ended => {
+                self.note_first_done(now, ended);
+                self.proceed(now, effects);
+            }
             _ => {}
         }
     }
@@ -264,6 +288,7 @@ impl Supervisor {
             // A signal during the stop after a failure is the first one.
             SupervisorPhase::Pending
             | SupervisorPhase::Running
+            | SupervisorPhase::EndingStragglers
             | SupervisorPhase::AwaitingServers
             | SupervisorPhase::Stopping
             | SupervisorPhase::Backoff(_) => {
@@ -282,6 +307,30 @@ impl Supervisor {
             _ if self.phase == SupervisorPhase::Finished => {}
             RankStop::WithGrace => self.stop(now, StopReason::Regroup, effects),
             RankStop::AtOnce => self.kill_for(now, StopReason::Regroup, effects),
+        }
+    }
+
+    fn restart_requested(&mut self, now: Duration, grace: Option<Duration>, effects: &mut Vec<Effect>) {
+        let grace = grace.map_or(self.grace, |grace| grace.min(self.grace));
+        match self.phase {
+            SupervisorPhase::Running | SupervisorPhase::EndingStragglers | SupervisorPhase::AwaitingServers => {
+                let (attempt, living) = (self.attempt + 1, self.living());
+                effects.push(Effect::Note(ProgressNote::RestartRequested { attempt, living, grace }));
+                self.stop_within(now, StopReason::Restart, grace, effects);
+            }
+            SupervisorPhase::Stopping if matches!(self.reason(), Some(StopReason::Restart)) => {
+                self.resume(now, effects);
+                let left = self.timer.due().map_or(Duration::ZERO, |at| at.saturating_sub(now));
+                self.timer.arm(now, left.min(grace));
+            }
+            SupervisorPhase::Backoff(_) => {
+                self.resume(now, effects);
+                self.timer.arm(now, Duration::ZERO);
+            }
+            SupervisorPhase::Pending
+            | SupervisorPhase::Stopping
+            | SupervisorPhase::Killing
+            | SupervisorPhase::Finished => {}
         }
     }
 
@@ -323,12 +372,16 @@ impl Supervisor {
 
     /// Begins to stop, once. A later reason changes neither the culprit nor the end of the grace period.
     fn stop(&mut self, now: Duration, reason: StopReason, effects: &mut Vec<Effect>) {
+        self.stop_within(now, reason, self.grace, effects);
+    }
+
+    fn stop_within(&mut self, now: Duration, reason: StopReason, grace: Duration, effects: &mut Vec<Effect>) {
         self.add_reason(reason);
         if self.phase == SupervisorPhase::Pending || self.is_running() {
             self.resume(now, effects);
             self.phase = SupervisorPhase::Stopping;
             let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));
-            self.timer.arm(now, self.grace.min(most));
+            self.timer.arm(now, grace.min(most));
             for rank in self.living() {
                 self.send(rank, self.stop_signal(), effects);
             }
@@ -365,16 +418,17 @@ impl Supervisor {
         self.restart_or_finish(now, effects);
     }
 
-    fn restart(&mut self, now: Duration, failed: AttemptReport, effects: &mut Vec<Effect>) {
-        self.attempts.push(failed);
+    fn restart(&mut self, now: Duration, ended: AttemptReport, effects: &mut Vec<Effect>) {
+        self.attempts.push(ended);
         self.attempt += 1;
         self.began = now;
         for child in &mut self.children {
-            if child.lifecycle != Lifecycle::First || !child.exited_successfully() {
+            if child.lifecycle != Lifecycle::First || !child.exited_successfully() || child.signalled {
                 *child = SupervisedChild::new(child.lifecycle);
             }
         }
         self.phase = SupervisorPhase::Running;
+        (self.first_done, self.stragglers) = (None, None);
         effects.push(Effect::Sweep);
         self.proceed(now, effects);
     }
@@ -386,13 +440,14 @@ impl Supervisor {
             return;
         }
         match self.next_attempt(now) {
-            Ok((failed, delay)) => {
-                let AttemptReport { culprit, exit, .. } = failed;
+            Ok((ended, delay)) => {
                 let (attempt, of) = (self.attempt + 1, self.restarts.policy.max_restart);
-                self.phase = SupervisorPhase::Backoff(failed);
+                self.phase = SupervisorPhase::Backoff(ended);
                 self.reasons = None;
                 self.timer.arm(now, delay);
-                effects.push(Effect::Note(ProgressNote::Restarting { attempt, of, culprit, exit, delay }));
+                if let Some((culprit, exit)) = ended.failure {
+                    effects.push(Effect::Note(ProgressNote::Restarting { attempt, of, culprit, exit, delay }));
+                }
             }
             Err(why) => {
                 self.phase = SupervisorPhase::Finished;
@@ -402,50 +457,6 @@ impl Supervisor {
                 }
                 effects.push(Effect::Finish(self.report(now, why)));
             }
-        }
-    }
-
-    /// The failed attempt and the delay before the next one, or why none follows. `Err(None)`: nothing has failed, or
-    /// restarts are disabled.
-    fn next_attempt(&mut self, now: Duration) -> Result<(AttemptReport, Duration), Option<NoRestart>> {
-        let in_backoff = matches!(self.phase, SupervisorPhase::Backoff(_));
-        let reasons = self.reasons.filter(|r| r.first.is_failure() || in_backoff).ok_or(None)?;
-        if self.restarts.is_disabled() {
-            return Err(None);
-        }
-        match reasons.decisive {
-            StopReason::Done => Err(None),
-            StopReason::StartFailed(_) => Err(Some(NoRestart::StartFailed)),
-            // The rendezvous decides whether another round follows.
-            StopReason::Regroup => Err(None),
-            StopReason::Signal(_) => Err(Some(NoRestart::Stopped)),
-            StopReason::LauncherKilled => Err(Some(NoRestart::LauncherKilled)),
-            StopReason::RankFailed(..) if self.children.iter().any(|c| c.state == ChildState::Abandoned) => {
-                Err(Some(NoRestart::Unkillable))
-            }
-            StopReason::RankFailed(culprit, exit) => {
-                let delay = self.restarts.decide(now, self.attempt + 1, culprit, exit).map_err(Some)?;
-                Ok((AttemptReport { culprit, exit, began: self.began, ended: now }, delay))
-            }
-        }
-    }
-
-    fn report(&self, now: Duration, no_restart: Option<NoRestart>) -> NodeReport {
-        let outcome = match self.reasons.map(|r| r.first) {
-            None | Some(StopReason::Done) => NodeOutcome::Completed,
-            Some(StopReason::RankFailed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
-            Some(StopReason::StartFailed(local_rank)) => NodeOutcome::NotStarted { local_rank },
-            Some(StopReason::Regroup) => NodeOutcome::Regrouped,
-            Some(StopReason::Signal(signal)) => NodeOutcome::Stopped { signal },
-            Some(StopReason::LauncherKilled) => NodeOutcome::LauncherKilled,
-        };
-        NodeReport {
-            outcome,
-            ranks: self.children.iter().map(SupervisedChild::report).collect(),
-            attempts: self.attempts.clone(),
-            restarts: self.attempt,
-            no_restart,
-            at: now,
         }
     }
 

@@ -137,6 +137,12 @@ impl Signals {
     }
 }
 
+/// Wakes the event loop of this process, from any thread, by a signal that means nothing else to it.
+pub fn wake() {
+    // SAFETY: kill and getpid on integers.
+    unsafe { libc::kill(libc::getpid(), libc::SIGCHLD) };
+}
+
 /// Unblocks signals with which this process was started blocked.
 pub fn unblock(signals: &[i32]) {
     // SAFETY: `set` is local plain data.

@@ -24,9 +24,9 @@ import cases.environment
 # Importing them registers their cases.
 import cases.kill
 import cases.leftovers
+import cases.looked_into
 import cases.output
 import cases.place
-import cases.repeat
 import cases.shortage
 import cases.status
 import cases.stop  # noqa: F401

@@ -46,7 +46,7 @@ pub(super) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show a job's ranks: state, process id, CPU, memory, last output
+    /// Show a job's ranks on all nodes: state, process id, CPU, memory, last output
     Status {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -56,14 +56,20 @@ pub(super) enum Command {
         /// Show it again every 2 s until the job ends
         #[arg(long, short)]
         watch: bool,
+        /// Only this machine's ranks, not those of the job's other nodes
+        #[arg(long, alias = "this_node")]
+        this_node: bool,
     },
-    /// Show where each rank is: Python stacks, equal ones once, and the rank that the others wait for
+    /// Show where each rank of all nodes is: Python stacks, equal ones once, and the rank that the others wait for
     Stacks {
         #[arg(help = JOB)]
         job: Option<String>,
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// Only this machine's ranks, not those of the job's other nodes
+        #[arg(long, alias = "this_node")]
+        this_node: bool,
     },
     /// Show the last lines of the ranks' logs
     Logs {
@@ -98,6 +104,17 @@ pub(super) enum Command {
         #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
         grace_period: Option<f64>,
         /// Do not wait for the end
+        #[arg(long, alias = "no_wait")]
+        no_wait: bool,
+    },
+    /// Restart all ranks of a job, on all its nodes, and wait until they run; counts as no restart of --max_restart
+    Restart {
+        #[arg(help = JOB)]
+        job: Option<String>,
+        /// Seconds between SIGTERM and SIGKILL, at most the job's own
+        #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
+        grace_period: Option<f64>,
+        /// Do not wait until the ranks run again
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
     },

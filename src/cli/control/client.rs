@@ -3,7 +3,8 @@
 use super::error::ControlError;
 use crate::report::job_status::JobStatus;
 use crate::report::stacks::StackDump;
-use crate::run::control::message::{ControlAnswer, ControlRequest, RequestLine};
+use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine};
+use crate::run::control::node_answer::NodeQuestion;
 use crate::sys::process::pidfd;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -54,6 +55,14 @@ impl Client {
     pub fn stacks(&mut self) -> Result<(JobStatus, StackDump), ControlError> {
         match self.ask(ControlRequest::Stacks)? {
             ControlAnswer::Stacks { status, dump } => Ok((status, dump)),
+            _ => Err(ControlError::NotUnderstood),
+        }
+    }
+
+    /// The answers of all nodes of the job, and why this one alone was asked if the job has others.
+    pub fn nodes(&mut self, question: NodeQuestion) -> Result<(Vec<NodeEntry>, Option<String>), ControlError> {
+        match self.ask(ControlRequest::Nodes { question })? {
+            ControlAnswer::Nodes { nodes, only_this_node } => Ok((nodes, only_this_node)),
             _ => Err(ControlError::NotUnderstood),
         }
     }

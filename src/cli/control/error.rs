@@ -4,6 +4,7 @@ use super::write_report::ReportError;
 use crate::run::control::runtime_folder::{self, NoControlSocket};
 use nix::errno::Errno;
 use std::io;
+use std::path::PathBuf;
 use thiserror::Error;
 
 #[derive(Debug, Error)]
@@ -35,6 +36,8 @@ pub(super) enum ControlError {
     NotUnderstood,
     #[error("the launcher refuses: {0}")]
     Refused(String),
+    #[error("the job has ended instead of starting again; its logs are in {}", .0.display())]
+    EndedInstead(PathBuf),
     #[error("its launcher {0} is in another PID namespace, so its end cannot be waited for; use --no-wait")]
     OtherNamespace(i32),
     #[error("`launch` and `run` start with the interpreter: use `python -m rlaunch` or `python -m rlaunch.run`")]

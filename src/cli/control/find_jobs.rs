@@ -41,7 +41,7 @@ pub(super) fn all() -> Result<Vec<(Client, JobStatus)>, ControlError> {
 }
 
 /// The job that the user means: by its launcher's process id, its id or its log folder; without a name, the only one.
-pub(super) fn find(job: Option<&str>) -> Result<Client, ControlError> {
+pub(super) fn find(job: Option<&str>) -> Result<(Client, JobStatus), ControlError> {
     let mut jobs = all()?;
     if jobs.is_empty() {
         return Err(ControlError::NoJobs);
@@ -50,7 +50,7 @@ pub(super) fn find(job: Option<&str>) -> Result<Client, ControlError> {
         jobs.retain(|(_, status)| is_named(status, name));
     }
     match (jobs.pop(), job) {
-        (Some((client, _)), _) if jobs.is_empty() => Ok(client),
+        (Some(found), _) if jobs.is_empty() => Ok(found),
         (Some((_, last)), name) => {
             let all = jobs.iter().map(|(_, status)| status).chain([&last]);
             let of = name.map(|name| format!(" with the id {name}")).unwrap_or_default();

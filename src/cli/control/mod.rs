@@ -1,11 +1,13 @@
-//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop` for running jobs, `report` for any.
+//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report` for any.
 
 mod arguments;
 mod client;
 mod error;
 mod find_jobs;
 mod follow_logs;
-mod rank_facts;
+mod nodes_json;
+mod restart_job;
+mod stacks_text;
 mod status_table;
 mod stop_job;
 mod write_report;
@@ -14,23 +16,21 @@ use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
 use crate::report::job_status::JobStatus;
-use crate::report::stacks::{RankLine, StackDump, render_stacks};
+use crate::run::control::message::NodeEntry;
+use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
+use crate::run::control::rank_facts::{self, RankFacts};
+use crate::sys::clock;
 use crate::sys::process::pidfd;
 use arguments::{Command, Request};
 use clap::Parser;
-use client::INTERVAL;
+use client::{Client, INTERVAL};
 use error::ControlError;
-use rank_facts::RankFacts;
 use serde_json::json;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 /// The command was not carried out: there is no such job, or its launcher refused.
 const FAILED: i32 = 1;
-
-/// Over which time the CPU use of a rank is measured.
-const SAMPLE: Duration = Duration::from_millis(200);
 
 /// Runs the command with these arguments, without the program's name, and returns its exit status.
 pub fn main(args: &[OsString]) -> i32 {
@@ -55,15 +55,18 @@ pub fn main(args: &[OsString]) -> i32 {
 fn carry_out(command: Command) -> Result<(), ControlError> {
     match command {
         Command::Ps { json } => list_jobs(json),
-        Command::Status { job, json, watch } => show_status(job.as_deref(), json, watch),
-        Command::Stacks { job, json } => show_stacks(job.as_deref(), json),
+        Command::Status { job, json, watch, this_node } => show_status(job.as_deref(), View { json, this_node }, watch),
+        Command::Stacks { job, json, this_node } => show_stacks(job.as_deref(), View { json, this_node }),
         Command::Logs { job, rank, lines, follow } => {
-            let client = find_jobs::find(job.as_deref())?;
+            let (client, _) = find_jobs::find(job.as_deref())?;
             follow_logs::show(client, &rank, lines, follow)
         }
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
         Command::Stop { job, grace_period, no_wait } => {
-            stop_job::stop(find_jobs::find(job.as_deref())?, grace_period, !no_wait)
+            stop_job::stop(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
+        }
+        Command::Restart { job, grace_period, no_wait } => {
+            restart_job::restart(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
         }
         Command::Report { folder, output, trace } => {
             for path in write_report::write(&folder, output.as_deref(), trace.as_deref())? {
@@ -91,21 +94,56 @@ fn list_jobs(json: bool) -> Result<(), ControlError> {
     Ok(())
 }
 
-fn show_status(job: Option<&str>, json: bool, watch: bool) -> Result<(), ControlError> {
-    let mut client = find_jobs::find(job)?;
+/// Which nodes are shown, and how.
+#[derive(Clone, Copy)]
+struct View {
+    json: bool,
+    this_node: bool,
+}
+
+/// The answers of the job's nodes, or of this one alone.
+struct Answers {
+    /// The state of the node whose launcher was asked.
+    status: JobStatus,
+    nodes: Vec<NodeEntry>,
+    /// Why that node alone was asked, if the job has others.
+    only_this_node: Option<String>,
+}
+
+fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
+    let status = client.status()?;
+    if !this_node && status.nnodes > 1 {
+        let (nodes, only_this_node) = client.nodes(question)?;
+        return Ok(Answers { status, nodes, only_this_node });
+    }
+    let (status, facts, stacks) = match question {
+        NodeQuestion::Status => {
+            let facts = RankFacts::of(&status.ranks, SAMPLE);
+            (status, facts, None)
+        }
+        NodeQuestion::Stacks => client.stacks().map(|(status, dump)| (status, Vec::new(), Some(dump)))?,
+    };
+    let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
+    let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
+    Ok(Answers { status, nodes: vec![own], only_this_node: None })
+}
+
+fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {
+    let (mut client, _) = find_jobs::find(job)?;
     loop {
-        let status = match client.status() {
+        let answers = match ask_nodes(&mut client, NodeQuestion::Status, view.this_node) {
             // The job has ended meanwhile.
             Err(ControlError::Gone) if watch => return Ok(()),
-            status => status?,
+            answers => answers?,
         };
-        let facts = RankFacts::of(&status.ranks, SAMPLE);
-        if json {
-            print_json(&status_table::as_json(&status, &facts));
+        let Answers { status, nodes, only_this_node } = answers;
+        if view.json {
+            print_json(&nodes_json::status(&status, &nodes));
         } else {
             let clear = if watch { "\x1b[H\x1b[2J" } else { "" };
-            print_output(&format!("{clear}{}", status_table::job(&status, &facts)));
+            print_output(&format!("{clear}{}", status_table::job(&status, &nodes)));
         }
+        note_other_nodes(only_this_node);
         if !watch {
             return Ok(());
         }
@@ -113,32 +151,26 @@ fn show_status(job: Option<&str>, json: bool, watch: bool) -> Result<(), Control
     }
 }
 
-fn show_stacks(job: Option<&str>, json: bool) -> Result<(), ControlError> {
-    let mut client = find_jobs::find(job)?;
-    let (status, dump) = client.stacks()?;
-    if json {
-        print_json(&json!({ "version": status.version, "status": status, "stacks": dump }));
+fn show_stacks(job: Option<&str>, view: View) -> Result<(), ControlError> {
+    let (mut client, _) = find_jobs::find(job)?;
+    let Answers { status, nodes, only_this_node } = ask_nodes(&mut client, NodeQuestion::Stacks, view.this_node)?;
+    if view.json {
+        print_json(&nodes_json::stacks(&status, &nodes));
     } else {
-        print_output(&stacks_text(&status, &dump));
+        print_output(&stacks_text::of_nodes(&status, &nodes));
     }
+    note_other_nodes(only_this_node);
     Ok(())
 }
 
-fn stacks_text(status: &JobStatus, dump: &StackDump) -> String {
-    let line = |rank: &crate::report::job_status::RankStatus| RankLine {
-        local_rank: rank.local_rank,
-        label: rank.label(),
-        has_ended: rank.succeeded,
-    };
-    let ranks: Vec<RankLine> = status.ranks.iter().map(line).collect();
-    if dump.ranks.is_empty() {
-        return format!("no rank runs: the launcher is {}\n", status.phase.word());
+fn note_other_nodes(only_this_node: Option<String>) {
+    if let Some(why) = only_this_node {
+        print_notice(&format!("these are the ranks of this machine: {why}"));
     }
-    format!("{}\n", render_stacks(dump, &ranks))
 }
 
 fn send_signal(signal: i32, ranks: &[usize], job: Option<&str>) -> Result<(), ControlError> {
-    let status = find_jobs::find(job)?.status()?;
+    let (_, status) = find_jobs::find(job)?;
     let chosen = find_jobs::choose_ranks(&status, ranks)?;
     let mut sent = 0;
     for rank in chosen.iter().filter(|rank| rank.is_alive()) {

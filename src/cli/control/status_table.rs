@@ -1,15 +1,16 @@
-//! Jobs and their ranks as tables, and as JSON.
+//! Jobs and their ranks as tables.
 
-use super::rank_facts::RankFacts;
 use crate::model::plain_text::escape;
 use crate::report::job_status::{JobStatus, RankStatus};
 use crate::report::wording::{lasted, sized};
+use crate::run::control::message::NodeEntry;
+use crate::run::control::node_answer::NodeAnswer;
+use crate::run::control::rank_facts::RankFacts;
 use crate::sys::clock;
-use serde_json::{Value, json};
 use std::time::Duration;
 
 fn since(seconds: f64) -> String {
-    lasted(Duration::try_from_secs_f64(clock::wall().as_secs_f64() - seconds).unwrap_or_default())
+    ago(clock::wall().as_secs_f64() - seconds)
 }
 
 fn ago(seconds: f64) -> String {
@@ -61,33 +62,54 @@ fn short_command(command: &[String]) -> String {
     }
 }
 
-/// A job and one line a rank.
-pub(super) fn job(status: &JobStatus, facts: &[RankFacts]) -> String {
-    let round = status.round.map(|round| format!(", round {round}")).unwrap_or_default();
-    let attempt = if status.attempt > 0 { format!(", attempt {}", status.attempt) } else { String::new() };
-    let nodes = if status.nnodes > 1 {
-        format!(", {} nodes (these are the ranks of {})", status.nnodes, escape(&status.host))
-    } else {
-        String::new()
+/// A node by its number and its machine, as far as they are known.
+pub(super) fn named_node(entry: &NodeEntry) -> String {
+    let host = escape(&entry.host);
+    entry.node.map_or(host.clone(), |node| format!("node {node} ({host})"))
+}
+
+/// A job and one line a rank. `own`: the state of the node whose launcher was asked.
+pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
+    let round = own.round.map(|round| format!(", round {round}")).unwrap_or_default();
+    let attempt = if own.attempt > 0 { format!(", attempt {}", own.attempt) } else { String::new() };
+    let shown = match own.nnodes {
+        ..=1 => String::new(),
+        nnodes if nodes.len() > 1 => format!(", {nnodes} nodes"),
+        nnodes => format!(", {nnodes} nodes (these are the ranks of {})", escape(&own.host)),
     };
     let mut text = format!(
-        "job {} (pid {}): {} for {}{round}{attempt}{nodes}\nlogs: {}\n",
-        escape(&status.job_id),
-        status.launcher,
-        status.phase.word(),
-        since(status.phase_since),
-        escape(&status.log_dir.display().to_string()),
+        "job {} (pid {}): {} for {}{round}{attempt}{shown}\nlogs: {}\n",
+        escape(&own.job_id),
+        own.launcher,
+        own.phase.word(),
+        since(own.phase_since),
+        escape(&own.log_dir.display().to_string()),
     );
-    if status.ranks.is_empty() {
-        return text;
+    let has_nodes = nodes.len() > 1;
+    let headings = ["NODE", "RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT"];
+    let mut rows = vec![heading(&headings[usize::from(!has_nodes)..])];
+    for entry in nodes {
+        let Some(NodeAnswer { at, status, facts, .. }) = &entry.answer else { continue };
+        let none = RankFacts::default();
+        for (number, rank) in status.ranks.iter().enumerate() {
+            let node = entry.node.map_or(String::new(), |node| format!("{node} {}", escape(&entry.host)));
+            let cells = row(*at, rank, facts.get(number).unwrap_or(&none));
+            rows.push(has_nodes.then_some(node).into_iter().chain(cells).collect());
+        }
     }
-    let mut rows = vec![heading(&["RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT"])];
-    rows.extend(status.ranks.iter().zip(facts).map(|(rank, facts)| row(rank, facts)));
-    text += &columns(&rows);
+    if rows.len() > 1 {
+        text += &columns(&rows);
+    }
+    for entry in nodes {
+        if let Some(error) = &entry.error {
+            text += &format!("{} {error}\n", named_node(entry));
+        }
+    }
     text
 }
 
-fn row(rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
+/// `now`: the time on the rank's machine.
+fn row(now: f64, rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
     let state = match (&rank.exit, rank.pid) {
         (Some(exit), _) => exit.clone(),
         (None, Some(_)) => "running".to_owned(),
@@ -98,26 +120,13 @@ fn row(rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
     vec![
         rank.label().to_string(),
         state,
-        shown(rank.since.map(since)),
+        shown(rank.since.map(|since| ago(now - since))),
         shown(rank.pid.map(|pid| pid.to_string())),
         shown(facts.cpu_percent.map(|percent| format!("{percent:.0} %"))),
         shown(facts.memory_bytes.map(sized)),
         if facts.processes > 0 { facts.processes.to_string() } else { missing() },
         shown(facts.silent_seconds.map(|seconds| format!("{} ago", ago(seconds)))),
     ]
-}
-
-/// The state with the facts of each rank among its fields.
-pub(super) fn as_json(status: &JobStatus, facts: &[RankFacts]) -> Value {
-    let mut value = json!(status);
-    if let Some(ranks) = value["ranks"].as_array_mut() {
-        for (rank, facts) in ranks.iter_mut().zip(facts) {
-            if let (Some(rank), Value::Object(facts)) = (rank.as_object_mut(), json!(facts)) {
-                rank.extend(facts);
-            }
-        }
-    }
-    value
 }
 
 #[cfg(test)]

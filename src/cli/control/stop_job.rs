@@ -2,9 +2,9 @@
 
 use super::client::Client;
 use super::error::ControlError;
-use super::rank_facts;
 use crate::cli::common::message::print_notice;
 use crate::run::control::message::ControlRequest;
+use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
 use std::os::fd::AsFd;
 use std::time::Duration;

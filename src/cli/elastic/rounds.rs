@@ -12,11 +12,13 @@ use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::model::plain_text::escape;
 use crate::plan::Plan;
-use crate::protocol::{JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, millis};
+use crate::protocol::{JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::FailureCause;
 use crate::run;
+use crate::run::control::live_status::JobNode;
+use crate::run::control::server::ControlServer;
 use crate::run::event_loop::OtherNodes;
 use crate::run::launch::{Launch, LaunchRound, ShownRanks};
 use crate::run::launch_result::LaunchResult;
@@ -35,7 +37,7 @@ use std::mem;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Time in which the other nodes have to learn how this node's part ended.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -59,7 +61,7 @@ struct Job<'a> {
 /// Runs this node's part of all rounds, under `lease`. Returns the exit status and the content of `result.json`.
 pub fn run_rounds(
     launch: &Launch<'_>,
-    (rounds, lease): (&dyn RoundFrontend, &Arc<NodeLease>),
+    (rounds, lease, control): (&dyn RoundFrontend, &Arc<NodeLease>, Option<&ControlServer>),
     supervisor: &SupervisorSide,
     signals: &Signals,
     frontend: &dyn Frontend,
@@ -72,7 +74,12 @@ pub fn run_rounds(
         return Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend));
     }
     match joined? {
-        JoinedBackend::Member(membership) => job.run_as_member(membership, wait, journal),
+        JoinedBackend::Member(mut membership) => {
+            if let Some(Err(error)) = control.map(|control| control.connect(&mut membership)) {
+                info!("`rlaunch status` shows the ranks of this machine alone: {error}");
+            }
+            job.run_as_member(membership, wait, journal)
+        }
         JoinedBackend::Stopped(signal) => {
             Ok(record_without_ranks(launch, &JobOutcome::Stopped(signal), journal, frontend))
         }
@@ -113,6 +120,7 @@ impl Job<'_> {
             let Some((members, own)) = membership.round() else {
                 break JobOutcome::Refused("it did not receive the list of participants".into());
             };
+            launch.status.set_nodes(members.iter().map(job_node).collect(), own);
             let round = Round { members, own, failures };
             let prepared = rounds.prepare(&round, &mut || wait.may_continue());
             if let Some(outcome) = wait.stop_outcome() {
@@ -174,6 +182,11 @@ impl Job<'_> {
             let next = match &launched.report.outcome {
                 NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. } => {
                     let failure = self.failure((own, failures, &membership.info().rules), &this, &mut launched);
+                    failed = Some(failure.clone());
+                    Continue(NodeStatus::Failed { round: number, failure })
+                }
+                NodeOutcome::Regrouped if is_restart_requested(&launched) => {
+                    let failure = membership.restart_request();
                     failed = Some(failure.clone());
                     Continue(NodeStatus::Failed { round: number, failure })
                 }
@@ -272,6 +285,18 @@ impl Job<'_> {
             ..failure
         }
     }
+}
+
+/// A node as the others ask it.
+fn job_node(member: &RoundMember) -> JobNode {
+    let RoundMember { id, info } = member;
+    JobNode { id: id.clone(), host: info.host.clone(), is_paddle_launcher: info.is_paddle_launcher }
+}
+
+/// Whether this node's ranks have ended because a user asked for another attempt, and the others wait for it.
+fn is_restart_requested(launched: &LaunchResult) -> bool {
+    let others_wait = matches!(launched.round_stop, None | Some(RoundStop::ByOthers { .. }));
+    launched.report.restart_requested && others_wait
 }
 
 /// This node's status after a round in which none of its ranks failed, or the outcome of its part of the job.

@@ -2,6 +2,7 @@
 
 use crate::cli::common::message::{print_error, print_notice};
 use crate::model::{Exit, Role};
+use crate::probe::core_dump::describe_core;
 use crate::probe::memory::OomCounters;
 use crate::report::cause::blame::{Blame, blame};
 use crate::report::cause::first_failure::{Account, read_account};
@@ -11,6 +12,7 @@ use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep, unkillable,
 };
 use crate::report::lost_peer;
+use crate::report::wording::named;
 use crate::run::first_failure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
@@ -19,9 +21,11 @@ use crate::run::output::console::ShownMark;
 use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
-use crate::supervise::{NodeOutcome, RankReport};
+use crate::supervise::{NodeOutcome, RankReport, StragglerReport};
+use crate::sys::clock;
 use crate::sys::process::tree;
 use std::path::Path;
+use std::time::SystemTime;
 use tracing::warn;
 
 /// What failure reports need beside the node's report.
@@ -171,6 +175,9 @@ fn culprit_of(
     let mut tail = tail::tail(&bytes, tail::TailLimits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
     let signalled = launched.report.ranks[local].signalled;
+    // A handler of SIGABRT may have made it another status.
+    let by_signal = matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL));
+    let aborted = process.aborted.clone().or_else(|| describe_straggler(launch, launched, local)).filter(|_| by_signal);
     let explanation = if let (true, Some(ground)) = (signalled, launched.blame_ground) {
         Some(match ground {
             BlameGround::ErrorFile => {
@@ -182,7 +189,7 @@ fn culprit_of(
                 format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
             }
         })
-    } else if exit == Exit::Signal(libc::SIGKILL) {
+    } else if exit == Exit::Signal(libc::SIGKILL) && aborted.is_none() {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
         None
@@ -196,16 +203,39 @@ fn culprit_of(
         lived: launched.report.ranks[local].lived.unwrap_or_default(),
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
-        blame: blame(&bytes, exit, &process.uncaught),
+        core: find_core(launched, local),
+        blame: blame(&bytes, process.own_exit(exit), &process.uncaught),
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
             Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
         },
         stopped_by_launcher: signalled,
+        aborted,
         explanation,
         tail,
     }
+}
+
+/// The core file of a rank whose working directory is the launcher's: no process has that of one that has ended.
+fn find_core(launched: &LaunchResult, local: usize) -> Option<String> {
+    let process = &launched.processes[local];
+    process.usage.filter(|usage| usage.dumped_core)?;
+    let lived = clock::now().saturating_sub(launched.report.ranks[local].started_at?);
+    let started = SystemTime::UNIX_EPOCH + clock::wall().saturating_sub(lived);
+    describe_core(process.pid?.unsigned_abs(), &std::env::current_dir().ok()?, started)
+}
+
+/// Why a rank was aborted that still ran after another one had ended, if that is why this one failed.
+fn describe_straggler(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Option<String> {
+    let StragglerReport { ranks, first, limit } = launched.report.stragglers.as_ref()?;
+    let label = |local: &usize| launch.plan.ranks[*local].label();
+    let labels: Vec<_> = ranks.iter().map(label).collect();
+    let verb = if labels.len() == 1 { "was" } else { "were" };
+    ranks.contains(&local).then(|| {
+        let (names, limit, first) = (named(&labels), limit.as_secs_f64(), label(first));
+        format!("{names} {verb} aborted by the launcher: still running {limit} s after {first} exited successfully (--straggler_timeout)")
+    })
 }
 
 /// What is known of the peers of a rank that lost its connection to one.

@@ -54,6 +54,14 @@ fn line(
             names(living)
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
+        ProgressNote::Stragglers { living, first, limit } => {
+            let (verb, gets) = if living.len() == 1 { ("runs", "it gets") } else { ("run", "they get") };
+            let (limit, first) = (limit.as_secs_f64(), label(*first));
+            let names = names(living);
+            format!(
+                "{names} still {verb} {limit} s after {first} exited successfully (--straggler_timeout); {gets} SIGABRT"
+            )
+        }
         ProgressNote::Killing { living } => format!("sending SIGKILL to {}", names(living)),
         ProgressNote::Unkillable { living } => {
             format!("{} still running after SIGKILL; left behind", names(living))
@@ -65,6 +73,11 @@ fn line(
             let message = failure.map_or("", |failure| failure.message.as_str());
             format!("{}; restart {attempt} (at most {of}) {wait}", failed_first(label(*culprit), exit, message))
         }
+        ProgressNote::RestartRequested { living, grace, .. } => format!(
+            "`rlaunch restart`: waiting up to {} s for {} to stop, then all ranks start again",
+            grace.as_secs_f64(),
+            names(living)
+        ),
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
     }
 }

@@ -16,6 +16,7 @@ pub fn supervision_policy(spec: &LaunchSpec, vars: &EnvVars, seed: u64) -> Super
         stop_by: stop_by(vars),
         restart,
         server_timeout: spec.server_timeout,
+        straggler_timeout: spec.hang.straggler_timeout,
         ..SupervisionPolicy::default()
     }
 }

@@ -99,7 +99,7 @@ pub fn run_node(
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
                 NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
                 NodeWork::Rounds(rounds) => {
-                    rounds::run_rounds(launch, (rounds, &lease), &supervisor, signals, frontend)
+                    rounds::run_rounds(launch, (rounds, &lease, control.as_ref().ok()), &supervisor, signals, frontend)
                 }
             };
             let status = match done {

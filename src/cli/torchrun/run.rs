@@ -307,12 +307,12 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
     let max_restart = if matches!(spec.rendezvous, TorchrunBackend::Dynamic(_)) { 0 } else { spec.max_restarts };
     let restart = RestartPolicy { max_restart, ..RestartPolicy::default() };
     SupervisionPolicy {
-        server_timeout: None,
         grace: spec.shutdown_timeout,
         stop_by: stop_by(vars),
         restart,
         repeats_signal: true,
-        first_attempt: 0,
+        straggler_timeout: spec.hang.straggler_timeout,
+        ..SupervisionPolicy::default()
     }
 }
 

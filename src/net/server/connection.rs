@@ -84,6 +84,11 @@ impl<S: ConnectionState> Connection<S> {
         self.outbox.push(OutputChunk::Shared(bytes));
     }
 
+    /// Bytes that wait to be sent.
+    pub fn backlog(&self) -> usize {
+        self.outbox.backlog()
+    }
+
     /// Sends a chunk after those that wait.
     pub fn push_chunk(&mut self, chunk: OutputChunk<S::Shared>) {
         self.outbox.push(chunk);

@@ -75,6 +75,7 @@ pub fn complete(
     name: impl Display,
     hashes: &mut ExportHashes,
 ) -> Result<Option<EnvOverflowFile>, SpecError> {
+    set_crash_evidence(env, vars, log_dir);
     let env_overflow = move_long_lists(env, vars, log_dir, name);
     env.set(nested::OUTER_LOGS, log_dir);
     env.set(nested::EXPORTED, nested::exported(env, vars, hashes));
@@ -88,6 +89,27 @@ pub fn complete(
         )),
     }
 }
+
+/// Makes crashes leave evidence, unless the user has decided: Python prints the stacks of a crash in native code (faulthandler), and
+/// the flight recorder of torch, if it is on, writes to the log folder.
+fn set_crash_evidence(env: &mut EnvDelta, vars: &EnvVars, log_dir: &str) {
+    if !vars.contains_key(FAULTHANDLER) {
+        env.set(FAULTHANDLER, "1");
+    }
+    let is_on = |size: &&str| vars.get(*size).is_some_and(|text| !matches!(text.trim(), "" | "0"));
+    if RECORDER_SIZES.iter().any(is_on) && !RECORDER_FILES.iter().any(|file| vars.contains_key(*file)) {
+        for file in RECORDER_FILES {
+            env.set(file, format!("{log_dir}/rlaunch/flight_recorder_rank_"));
+        }
+    }
+}
+
+const FAULTHANDLER: &str = "PYTHONFAULTHANDLER";
+
+/// Variables of torch's flight recorder, with their names before and since torch 2.8: how many collectives it keeps, and the beginning of
+/// its files' names, to which each process adds its rank (torch.distributed, "Flight Recorder").
+const RECORDER_SIZES: [&str; 2] = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"];
+const RECORDER_FILES: [&str; 2] = ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"];
 
 /// Whether a list is too long for the environment.
 pub fn is_too_long(list: &str, value: &str, vars: &EnvVars) -> bool {
@@ -129,6 +151,22 @@ mod tests {
             assert_eq!(of_paddles_launcher(&vars).get(OMP_NUM_THREADS), changed, "{given:?}");
             assert_eq!(replaced_openmp_threads(&vars).is_some(), is_replaced, "{given:?}");
         }
+    }
+
+    #[test]
+    fn crashes_leave_evidence_unless_the_user_has_decided() {
+        let set = |vars: &[(&str, &str)]| {
+            let vars = vars.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            let mut env = EnvDelta::new();
+            set_crash_evidence(&mut env, &vars, "/log");
+            [FAULTHANDLER, RECORDER_FILES[0], RECORDER_FILES[1]].map(|name| env.get(name).map(str::to_owned))
+        };
+        let on = Some("1".to_owned());
+        let file = Some("/log/rlaunch/flight_recorder_rank_".to_owned());
+        assert_eq!(set(&[]), [on.clone(), None, None]);
+        assert_eq!(set(&[(FAULTHANDLER, ""), (RECORDER_SIZES[0], "0")]), [None, None, None]);
+        assert_eq!(set(&[(RECORDER_SIZES[1], "2000")]), [on.clone(), file.clone(), file]);
+        assert_eq!(set(&[(RECORDER_SIZES[0], "2000"), (RECORDER_FILES[1], "/tmp/fr")]), [on, None, None]);
     }
 
     #[test]

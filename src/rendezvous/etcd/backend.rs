@@ -7,13 +7,16 @@ use super::gateway::client::{EtcdCaller, EtcdClient};
 use super::gateway::codec::JobKeys;
 use super::gateway::wire::WireHandle;
 use super::lease_keepalive::LeaseKeepAlive;
+use super::questions::EtcdQuestions;
 use super::session::SessionTimes;
 use super::session_thread::SessionThread;
 use crate::net::thread;
 use crate::protocol::CoordinatorLogic;
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
+use crate::rendezvous::questions::{QuestionListener, QuestionSender};
 use crossbeam_channel::{Sender, bounded, unbounded};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,8 +33,12 @@ const REPORT: Duration = Duration::from_millis(100);
 pub struct EtcdBackend {
     to_session: Sender<SessionEvent>,
     events: Arc<EventQueue>,
-    wires: [Arc<WireHandle>; 2],
+    wires: Vec<Arc<WireHandle>>,
     client: Arc<EtcdClient>,
+    /// For questions: the job's keys and this node's id, its lease, its heartbeat timeout.
+    node: (JobKeys, String),
+    lease: Arc<AtomicI64>,
+    heartbeat: Duration,
 }
 
 /// Joins a job as the node `id`, which is unique. `make_coordinator` is called if this node becomes the leader. Renewals are noted
@@ -55,8 +62,9 @@ pub fn join(
     let events = Arc::new(EventQueue::new()?);
     let (to_session, received) = unbounded();
     let (session_caller, keep_alive_caller) = (EtcdCaller::new(&client), EtcdCaller::new(&client));
-    let wires = [Arc::clone(&session_caller.wire), Arc::clone(&keep_alive_caller.wire)];
-    let job_lease = Arc::new(AtomicI64::new(0));
+    let wires = vec![Arc::clone(&session_caller.wire), Arc::clone(&keep_alive_caller.wire)];
+    let (job_lease, own_lease) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
+    let keys = JobKeys::new(&config.prefix, &config.job);
     let times = SessionTimes::of(config);
     let keep_alive = LeaseKeepAlive {
         caller: keep_alive_caller,
@@ -65,16 +73,18 @@ pub fn join(
         node_lease: lease,
         to_session: to_session.clone(),
         job_lease: Arc::clone(&job_lease),
+        own_lease: Arc::clone(&own_lease),
     };
     let session = SessionThread::new(
         (session_caller, Arc::clone(&wires[1])),
-        (JobKeys::new(&config.prefix, &config.job), id, record),
+        (keys.clone(), id, record),
         times,
         (to_session.clone(), received),
         (Arc::clone(&events), job_lease),
         Box::new(make_coordinator),
     );
-    let backend = EtcdBackend { to_session, events, wires, client };
+    let node = (keys, id.to_owned());
+    let backend = EtcdBackend { to_session, events, wires, client, node, lease: own_lease, heartbeat: times.heartbeat };
     thread::spawn("etcd-session", move || session.run())?;
     thread::spawn("etcd-lease", move || keep_alive.run())?;
     Ok(backend)
@@ -101,6 +111,22 @@ impl RendezvousBackend for EtcdBackend {
 
     fn take_events(&mut self) -> Vec<BackendEvent> {
         self.events.take()
+    }
+
+    fn connect_questions(&mut self, listener: QuestionListener) -> Box<dyn QuestionSender> {
+        self.events.questions.set(listener);
+        let caller = EtcdCaller::new(&self.client);
+        self.wires.push(Arc::clone(&caller.wire));
+        let (keys, own_id) = self.node.clone();
+        Box::new(EtcdQuestions {
+            caller,
+            keys,
+            own_id,
+            lease: Arc::clone(&self.lease),
+            patience: self.heartbeat,
+            listener: self.events.questions.clone(),
+            open: BTreeMap::new(),
+        })
     }
 
     fn close(&mut self, patience: Duration) -> io::Result<()> {

@@ -1,7 +1,8 @@
 //! The events between a node and the threads of its backend.
 
-use super::watch::WatchEvent;
+use super::gateway::watch::WatchEvent;
 use crate::rendezvous::backend::BackendEvent;
+use crate::rendezvous::questions::ListenerSlot;
 use crossbeam_channel::Sender;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
@@ -46,12 +47,14 @@ pub struct Closing {
 pub struct EventQueue {
     events: Mutex<VecDeque<BackendEvent>>,
     events_ready: EventFd,
+    /// Receives questions and answers.
+    pub questions: ListenerSlot,
 }
 
 impl EventQueue {
     pub fn new() -> io::Result<Self> {
         let events_ready = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Self { events: Mutex::default(), events_ready })
+        Ok(Self { events: Mutex::default(), events_ready, questions: ListenerSlot::default() })
     }
 
     pub fn push(&self, event: BackendEvent) {

@@ -3,9 +3,9 @@
 use super::event::SessionEvent;
 use super::gateway::client::EtcdError;
 use super::gateway::codec::{self, MemberList, StoredState, WatchChange};
+use super::gateway::watch::{WatchEvent, WatchHandle};
 use super::lease_keepalive::grant;
 use super::session::EtcdSession;
-use super::watch::{WatchEvent, WatchHandle};
 use crate::protocol::{CoordinatorLogic, Departure, Publication};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};

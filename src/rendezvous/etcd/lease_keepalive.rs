@@ -27,6 +27,8 @@ pub struct LeaseKeepAlive {
     pub to_session: Sender<SessionEvent>,
     /// The job's lease; 0: another node keeps it.
     pub job_lease: Arc<AtomicI64>,
+    /// The node's lease in etcd; 0: none.
+    pub own_lease: Arc<AtomicI64>,
 }
 
 impl LeaseKeepAlive {
@@ -44,6 +46,7 @@ impl LeaseKeepAlive {
             let pause = match kept {
                 Ok(0) => {
                     lease = 0;
+                    self.own_lease.store(0, Ordering::Relaxed);
                     self.send(SessionEvent::Expired);
                     continue;
                 }
@@ -52,6 +55,7 @@ impl LeaseKeepAlive {
                     client.hold_until(holds_until);
                     if kept != lease {
                         number = next_number(number);
+                        self.own_lease.store(kept, Ordering::Relaxed);
                     }
                     self.node_lease.renewed(number, sent_boot);
                     if kept != lease {

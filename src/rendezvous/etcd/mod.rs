@@ -8,6 +8,8 @@
 //! | `board/leader` | the id of the node that coordinates; the key's create revision is the *term* | its node's |
 //! | `board/state` | the job's state, with its coordinator's term and the place of the members' list | the job's |
 //! | `members/{version}/{n}` | the members' list, in pieces | the job's |
+//! | `board/questions/{id}` | a question of one node to all others | that node's |
+//! | `answers/{id}/{node}` | a node's answer | that of the node that asks |
 //!
 //! A node joins by one transaction, which puts its record, puts the leader's key if there is none, and reads the job's state. All
 //! nodes watch `board/`; the leader watches `nodes/` as well. The leader's writes are fenced by its term and by the revision of the
@@ -25,10 +27,10 @@ mod gateway;
 mod job_state;
 mod leader;
 mod lease_keepalive;
+mod questions;
 mod retry;
 mod session;
 mod session_thread;
-mod watch;
 
 pub use backend::{EtcdBackend, join};
 pub use config::{EtcdConfig, EtcdTls};

@@ -4,7 +4,7 @@ use super::config::EtcdConfig;
 use super::event::SessionEvent;
 use super::gateway::client::{EtcdCaller, EtcdError, NOT_FOUND};
 use super::gateway::codec::{self, JobKeys, MemberList};
-use super::watch::{WatchEvent, WatchHandle};
+use super::gateway::watch::{WatchEvent, WatchHandle};
 use crossbeam_channel::Sender;
 use serde_json::{Value, json};
 use std::sync::Arc;

@@ -5,12 +5,13 @@ use super::contact::ContactReports;
 use super::event::{Closing, EventQueue, SessionEvent};
 use super::gateway::client::{EtcdCaller, EtcdError};
 use super::gateway::codec::{self, JobKeys, KeyValue, StoredState, WatchChange};
+use super::gateway::watch::{WatchEvent, WatchHandle};
 use super::gateway::wire::WireHandle;
 use super::job_state::JobStateReader;
 use super::leader::{Leader, TurnResult};
+use super::questions;
 use super::retry::RetryTimer;
 use super::session::{EtcdSession, SessionTimes};
-use super::watch::{WatchEvent, WatchHandle};
 use crate::protocol::CoordinatorLogic;
 use crate::rendezvous::backend::BackendEvent;
 use crate::sys::clock;
@@ -229,6 +230,7 @@ impl SessionThread {
         if revision < self.board.revision {
             return Ok(());
         }
+        kvs.iter().filter(|kv| kv.written > self.board.revision).for_each(|kv| self.note_question(kv));
         self.board.read(&self.session.keys, kvs, revision);
         self.check_leader();
         self.note_state()
@@ -253,8 +255,16 @@ impl SessionThread {
             self.board.state = kv;
             // Now, not later: its leader may be gone by the next change.
             self.note_state()?;
+        } else if let Some(kv) = kv {
+            self.note_question(&kv);
         }
         Ok(())
+    }
+
+    fn note_question(&self, kv: &KeyValue) {
+        if let Some(event) = questions::asked(&self.session.keys, kv, &self.session.id) {
+            self.events.questions.report(event);
+        }
     }
 
     /// Stops leading if another node leads.

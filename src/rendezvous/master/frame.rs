@@ -40,6 +40,9 @@ pub enum FromNode {
         id: String,
         /// Its record (`NodeRecord`).
         record: String,
+        /// Whether it knows questions.
+        #[serde(default)]
+        questions: bool,
     },
     /// The node's record has changed.
     Record {
@@ -50,6 +53,22 @@ pub enum FromNode {
     Ping,
     /// The node leaves.
     Leave,
+    /// A question to all other nodes. Only to a master that knows questions.
+    Ask {
+        /// Its number.
+        number: u64,
+        /// The question.
+        text: String,
+    },
+    /// The answer to a question.
+    Answer {
+        /// The id of the node that has asked.
+        asker: String,
+        /// The question's number.
+        number: u64,
+        /// The answer.
+        text: String,
+    },
 }
 
 /// A message of the master.
@@ -67,6 +86,9 @@ pub enum FromMaster {
         instance: String,
         /// Milliseconds without a message before a node is considered lost.
         lease_ms: u64,
+        /// Whether it knows questions.
+        #[serde(default)]
+        questions: bool,
     },
     /// The job's state.
     State {
@@ -84,6 +106,24 @@ pub enum FromMaster {
     Refused {
         /// The reason, for people.
         why: String,
+    },
+    /// Another node asks. Only to a node that knows questions.
+    Asked {
+        /// The id of the node that asks.
+        asker: String,
+        /// The question's number.
+        number: u64,
+        /// The question.
+        text: String,
+    },
+    /// A node has answered.
+    Answered {
+        /// The number of the question of the node that receives this.
+        number: u64,
+        /// The id of the node that answers.
+        node: String,
+        /// Its answer.
+        text: String,
     },
 }
 

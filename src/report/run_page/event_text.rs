@@ -66,9 +66,25 @@ impl EventText {
             "finishing" => (format!("all trainers exited; SIGTERM sent to {}", living()), Normal),
             "stopping" => (format!("{} stops the job; SIGTERM sent to {}", signal(), living()), Notable),
             "forced" => (format!("a second stop signal ends the wait for {}", living()), Notable),
+            "stragglers" => {
+                let first =
+                    label(event, "first_role", "first").map_or_else(|| "a rank".to_owned(), |label| label.to_string());
+                (
+                    format!(
+                        "{} still ran {} after {first} exited successfully; SIGABRT sent",
+                        living(),
+                        time("limit_seconds")
+                    ),
+                    Bad,
+                )
+            }
             "killing" => (format!("SIGKILL sent to {}", living()), Notable),
             "unkillable" => (format!("left behind: {} did not end after SIGKILL", living()), Bad),
             "restarting" => (restarting(event), Notable),
+            "restart_requested" => {
+                let attempt = count(event, "attempt").unwrap_or_default();
+                (format!("`rlaunch restart` asked for attempt {attempt}; SIGTERM sent to {}", living()), Notable)
+            }
             "not_restarting" => (format!("no restart: {}", no_restart(&why())), Normal),
             "round_started" => {
                 let node = format!("node {} of {}", number(event, "node")?, number(event, "nnodes")?);

@@ -177,6 +177,11 @@ impl JobPhases {
         self.since
     }
 
+    /// The attempt whose ranks run.
+    pub fn attempt(&self) -> Option<usize> {
+        self.phases.last()?.attempt
+    }
+
     pub fn end(&mut self, at: f64) {
         if let Some(open) = self.phases.last_mut().filter(|phase| phase.end.is_none()) {
             open.end = Some(at);

@@ -162,6 +162,7 @@ impl RunRecord {
             }
             "rank_started" | "rank_not_started" => {
                 let Some(label) = fields::label(event, "role", "rank") else { return };
+                self.is_stopping &= self.job.attempt() == Some(attempt);
                 let since = self.job.begin_attempt(attempt, at);
                 let lane = self.lanes.entry(label).or_default();
                 lane.start(event, since, at);
@@ -180,7 +181,7 @@ impl RunRecord {
                     self.events.push(JobEvent { at, time, text, weight: Weight::Bad });
                 }
             }
-            "stopping" => self.stop_all(at),
+            "stopping" | "restart_requested" => self.stop_all(at),
             "forced" | "killing" | "finishing" | "unkillable" => {
                 for label in fields::labels(event, "living_roles", "living") {
                     self.lanes.entry(label).or_default().stop(at);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// A frame of a Python stack.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StackFrame {
     /// The name of the function.
     pub function: String,
@@ -79,6 +79,19 @@ impl RankStacks {
         python.or_else(|| self.processes.first())
     }
 
+    /// The Python stacks of its program as faulthandler writes them: the main thread last. Empty without Python stacks.
+    pub fn as_faulthandler(&self) -> String {
+        let frame =
+            |frame: &StackFrame| format!("  File \"{}\", line {} in {}\n", frame.file, frame.line, frame.function);
+        let thread = |thread: &ThreadStack| {
+            let name = thread.name.as_ref().map(|name| format!(" [{name}]")).unwrap_or_default();
+            let frames: String = thread.frames.iter().map(frame).collect();
+            format!("Thread 0x{:x}{name} (most recent call first):\n{frames}", thread.thread.unwrap_or_default())
+        };
+        let threads = self.main_process().map_or(&[][..], |process| &process.threads);
+        threads.iter().rev().map(thread).collect::<Vec<_>>().join("\n")
+    }
+
     /// Whether its processes used next to no CPU while they were watched, for so long. One that works in C code does not move, but is
     /// not idle.
     pub fn is_idle(&self, watched: Duration) -> bool {
@@ -106,6 +119,15 @@ pub struct StackDump {
 }
 
 impl StackDump {
+    /// Leaves out all but the main thread of each rank's program.
+    pub fn keep_main_threads(&mut self) {
+        for rank in &mut self.ranks {
+            let main = rank.main_process().map(|process| process.pid);
+            rank.processes.retain(|process| Some(process.pid) == main);
+            rank.processes.iter_mut().for_each(|process| process.threads.truncate(1));
+        }
+    }
+
     /// Notes how much CPU time each process has used since an earlier dump.
     pub fn note_cpu_use(&mut self, earlier: &Self) {
         let before: Vec<&ProcessStack> = earlier.ranks.iter().flat_map(|rank| &rank.processes).collect();

@@ -2,8 +2,10 @@
 
 mod dump;
 mod odd_ranks;
+mod packed;
 mod render;
 
 pub use dump::{ProcessStack, RankStacks, StackDump, StackFrame, ThreadStack};
 pub use odd_ranks::{OddRanks, StackGroup, find_odd_ranks, group};
-pub use render::{HangFacts, RankLine, render_hang, render_stacks, render_stuck_exit};
+pub use packed::PackedDump;
+pub use render::{HangFacts, RankLine, conclude, render_hang, render_stacks, render_stuck_exit};

@@ -26,6 +26,8 @@ pub struct RankLine {
     pub label: ProcessLabel,
     /// Whether it has exited successfully.
     pub has_ended: bool,
+    /// Its node, where ranks of several nodes are shown.
+    pub place: Option<String>,
 }
 
 /// A job that stands still.
@@ -80,6 +82,13 @@ pub fn render_stacks(dump: &StackDump, ranks: &[RankLine]) -> String {
     render(dump, ranks, None)
 }
 
+/// Which rank the others wait for, in a sentence; `None`: none stands out.
+pub fn conclude(dump: &StackDump, ranks: &[RankLine]) -> Option<String> {
+    let groups = group(dump);
+    let odd = find_odd_ranks(&groups, &[]);
+    StackText { dump, ranks, odd: &odd, watched: None }.conclusion(&groups)
+}
+
 /// `watched`: for how long the stacks were watched.
 fn render(dump: &StackDump, ranks: &[RankLine], watched: Option<Duration>) -> String {
     let groups = group(dump);
@@ -108,10 +117,23 @@ impl StackText<'_> {
         named(&labels)
     }
 
+    /// The node of these ranks, if ranks of several nodes are shown and these are on one of them; `Err`: they are on several.
+    fn node(&self, locals: &[usize]) -> Result<Option<&str>, ()> {
+        let mut places = self.ranks.iter().filter(|rank| locals.contains(&rank.local_rank)).map(|rank| &rank.place);
+        let first = places.next().and_then(|place| place.as_deref());
+        if places.all(|place| place.as_deref() == first) { Ok(first) } else { Err(()) }
+    }
+
+    /// The names of these ranks, with their node if they are on one.
+    fn located_name(&self, locals: &[usize]) -> String {
+        let on = self.node(locals).ok().flatten().map(|node| format!(" on {}", escape(node))).unwrap_or_default();
+        format!("{}{on}", self.name(locals))
+    }
+
     fn group(&self, group: &StackGroup<'_>, is_only: bool) -> Vec<String> {
         let place = place(group);
         let of = format!("{} of {}", group.ranks.len(), self.ranks.len());
-        let mut lines = vec![format!("{} ({of}): {place}{}", self.name(&group.ranks), self.cpu_use(group))];
+        let mut lines = vec![format!("{} ({of}): {place}{}", self.located_name(&group.ranks), self.cpu_use(group))];
         lines.extend(frames(group.frames()));
         let is_odd = group.ranks.iter().any(|rank| self.odd.ranks().contains(rank));
         if is_odd || is_only {
@@ -133,7 +155,7 @@ impl StackText<'_> {
     /// What the stacks say about who waits for whom.
     fn conclusion(&self, groups: &[StackGroup<'_>]) -> Option<String> {
         let odd = self.odd.ranks();
-        let name = self.name(odd);
+        let name = self.located_name(odd);
         let verb = if odd.len() == 1 { "is the odd one" } else { "are the odd ones" };
         let is_odd = |group: &&StackGroup<'_>| group.ranks.iter().any(|rank| odd.contains(rank));
         let rest = groups.iter().find(|group| !is_odd(group));
@@ -162,7 +184,11 @@ impl StackText<'_> {
             OddRanks::Stopped(_) => {
                 let stopped = self.dump.ranks.iter().filter(|rank| odd.contains(&rank.local_rank));
                 let pids: Vec<String> = stopped.filter_map(|rank| Some(rank.main_process()?.pid.to_string())).collect();
-                Some(format!("{name} {verb}: stopped by a signal; `kill -CONT {}` continues", pids.join(" ")))
+                let how = match self.node(odd) {
+                    Ok(_) => format!("`kill -CONT {}` continues", pids.join(" ")),
+                    Err(()) => "`rlaunch signal CONT` on their nodes continues".to_owned(),
+                };
+                Some(format!("{name} {verb}: stopped by a signal; {how}"))
             }
             OddRanks::NotWaiting(_) => {
                 let wait = waiting.map(|frame| format!(" in {}", escape(&frame.function))).unwrap_or_default();
@@ -312,7 +338,7 @@ mod tests {
 
     fn lines(count: usize, ended: &[usize]) -> Vec<RankLine> {
         let label = |number| ProcessLabel { role: Role::Trainer, number };
-        let line = |n| RankLine { local_rank: n, label: label(8 + n), has_ended: ended.contains(&n) };
+        let line = |n| RankLine { local_rank: n, label: label(8 + n), has_ended: ended.contains(&n), place: None };
         (0..count).map(line).collect()
     }
 

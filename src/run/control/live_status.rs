@@ -9,15 +9,63 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use thiserror::Error;
 
 /// No client has asked for a shorter grace period.
 const NONE: u64 = u64::MAX;
 
+/// Why the ranks of a launch cannot be restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum RestartRefused {
+    /// The other nodes would not hear of it.
+    #[error(
+        "the launchers of this job's nodes have no rendezvous that another attempt could be agreed by; stop the job and start it \
+         again on all nodes, with --nnodes and --master (rlaunch.run: --rdzv-backend) if it is to be restarted later"
+    )]
+    NoRendezvous,
+    /// Servers keep what trainers have sent them, and are restarted with none.
+    #[error("the job has parameter servers, which would lose their parameters; stop it and start it again")]
+    Servers,
+    /// Nothing runs that could be restarted.
+    #[error("the launcher is {}, so no rank runs that could be restarted; see `rlaunch status`", .0.word())]
+    NotRunning(LaunchPhase),
+}
+
+/// Another attempt that a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestartRequest {
+    /// The grace period of the present attempt; `None`: that of the job.
+    pub grace: Option<Duration>,
+}
+
+/// Whether clients may ask for another attempt, and what they have asked for.
+#[derive(Debug, Default)]
+struct Restarts {
+    refused: Option<RestartRefused>,
+    request: Option<RestartRequest>,
+    /// How many requests the event loop has taken.
+    taken: u32,
+}
+
 #[derive(Debug)]
 struct Shared {
     status: Mutex<JobStatus>,
+    restarts: Mutex<Restarts>,
     /// The grace period that a client has asked for, in milliseconds, or `NONE`.
     grace: AtomicU64,
+    /// The nodes of the job's last round, and this node's number among them.
+    nodes: Mutex<(Vec<JobNode>, usize)>,
+}
+
+/// A node of the job, as this one knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobNode {
+    /// Its id with the rendezvous backend.
+    pub id: String,
+    /// The name of its machine.
+    pub host: String,
+    /// Whether Paddle's own launcher runs there, which knows no questions.
+    pub is_paddle_launcher: bool,
 }
 
 /// The state of a launch. Clones share it.
@@ -27,7 +75,12 @@ pub struct LiveStatus(Arc<Shared>);
 impl Default for LiveStatus {
     fn default() -> Self {
         let status = JobStatus { version: CONTROL_VERSION, started: now(), phase_since: now(), ..JobStatus::default() };
-        Self(Arc::new(Shared { status: Mutex::new(status), grace: AtomicU64::new(NONE) }))
+        Self(Arc::new(Shared {
+            status: Mutex::new(status),
+            restarts: Mutex::default(),
+            grace: AtomicU64::new(NONE),
+            nodes: Mutex::default(),
+        }))
     }
 }
 
@@ -60,8 +113,16 @@ impl LiveStatus {
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
     }
 
-    /// The ranks of this plan are about to be started.
-    pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32) {
+    fn lock_restarts(&self) -> MutexGuard<'_, Restarts> {
+        self.0.restarts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ranks of this plan are about to be started. `refused`: why they cannot be restarted, if so.
+    pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32, refused: Option<RestartRefused>) {
+        {
+            let mut restarts = self.lock_restarts();
+            (restarts.refused, restarts.request) = (refused, None);
+        }
         let mut status = self.lock();
         status.job_id.clone_from(&plan.job_id);
         (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
@@ -76,6 +137,16 @@ impl LiveStatus {
             ..RankStatus::default()
         };
         status.ranks = plan.ranks.iter().enumerate().map(rank).collect();
+    }
+
+    /// These are the nodes of the round that begins, `own` of them is this one.
+    pub fn set_nodes(&self, nodes: Vec<JobNode>, own: usize) {
+        *self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner) = (nodes, own);
+    }
+
+    /// The nodes of the last round, and this node's number among them.
+    pub fn nodes(&self) -> (Vec<JobNode>, usize) {
+        self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the launcher does has changed.
@@ -101,6 +172,33 @@ impl LiveStatus {
         if let Some(rank) = self.lock().ranks.get_mut(local_rank) {
             rank.end(exit, now());
         }
+    }
+
+    /// A client wants another attempt. Returns the number of the present one.
+    pub fn request_restart(&self, request: RestartRequest) -> Result<u32, RestartRefused> {
+        let status = self.get();
+        let mut restarts = self.lock_restarts();
+        match (restarts.refused, status.phase) {
+            (Some(refused), _) => Err(refused),
+            (None, LaunchPhase::Running | LaunchPhase::Restarting) => {
+                restarts.request = Some(request);
+                Ok(status.attempt)
+            }
+            (None, phase) => Err(RestartRefused::NotRunning(phase)),
+        }
+    }
+
+    /// Takes what `request_restart` has noted, for the event loop.
+    pub fn take_restart(&self) -> Option<RestartRequest> {
+        let mut restarts = self.lock_restarts();
+        let request = restarts.request.take()?;
+        restarts.taken += 1;
+        Some(request)
+    }
+
+    /// How many times clients have asked for another attempt.
+    pub fn requested_restarts(&self) -> u32 {
+        self.lock_restarts().taken
     }
 
     /// A client wants the ranks to have at most this time to end.

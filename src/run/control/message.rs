@@ -1,5 +1,6 @@
 //! The protocol of the control socket: one JSON object a line, a request and its answer.
 
+use super::node_answer::{NodeAnswer, NodeQuestion};
 use crate::report::job_status::{CONTROL_VERSION, JobStatus};
 use crate::report::stacks::StackDump;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,16 @@ pub enum ControlRequest {
     Stop {
         /// The grace period in seconds, at most that of the job; `None`: that of the job.
         grace_period: Option<f64>,
+    },
+    /// Another attempt of all ranks.
+    Restart {
+        /// The grace period of the present attempt in seconds, at most that of the job; `None`: that of the job.
+        grace_period: Option<f64>,
+    },
+    /// The answers of all nodes of the job to a question.
+    Nodes {
+        /// The question.
+        question: NodeQuestion,
     },
 }
 
@@ -54,11 +65,38 @@ pub enum ControlAnswer {
     },
     /// The job is being stopped.
     Stopping,
+    /// The ranks are being restarted.
+    Restarting {
+        /// The present attempt, which another one follows.
+        attempt: u32,
+    },
+    /// The answers of the job's nodes.
+    Nodes {
+        /// One entry a node, in the order of their numbers.
+        nodes: Vec<NodeEntry>,
+        /// Why this node alone was asked, if the job has others.
+        only_this_node: Option<String>,
+    },
     /// The request cannot be met, for this reason.
     Error {
         /// The reason.
         message: String,
     },
+}
+
+/// A node of the job, with its answer or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeEntry {
+    /// Its number in the job, if that is known.
+    pub node: Option<usize>,
+    /// The name of its machine.
+    pub host: String,
+    /// Whether it is the node whose launcher was asked.
+    pub is_own: bool,
+    /// Its answer.
+    pub answer: Option<NodeAnswer>,
+    /// What is said of it instead.
+    pub error: Option<String>,
 }
 
 /// A line with a JSON object.
@@ -75,9 +113,10 @@ mod tests {
 
     #[test]
     fn requests_survive_the_wire() {
-        for request in
-            [ControlRequest::Status, ControlRequest::Stacks, ControlRequest::Stop { grace_period: Some(1.5) }]
-        {
+        let nodes = ControlRequest::Nodes { question: NodeQuestion::Stacks };
+        let stop = ControlRequest::Stop { grace_period: Some(1.5) };
+        let restart = ControlRequest::Restart { grace_period: None };
+        for request in [ControlRequest::Status, ControlRequest::Stacks, stop, nodes, restart] {
             let line = RequestLine::encode(request.clone());
             assert!(line.ends_with(b"}\n") && line.len() < LONGEST_REQUEST);
             assert_eq!(serde_json::from_slice::<RequestLine>(&line).unwrap().request, request);

@@ -1,7 +1,10 @@
 //! The control socket of a running launcher: what it does, its stacks, its stop.
 
+mod gathering;
 pub mod live_status;
 pub mod message;
+pub mod node_answer;
+pub mod rank_facts;
 pub mod runtime_folder;
 pub mod server;
 mod service;

@@ -1,12 +1,15 @@
 //! The control socket's server: as long as the supervisor process runs.
 
 use super::runtime_folder::{self, NoControlSocket};
-use super::service::{ControlService, StopSwitch};
-use crate::net::server::{EventLoop, MemoryBudget, ServerLimits, ServerThread};
+use super::service::{ControlCommand, ControlService, StopSwitch};
+use crate::net::server::{CommandSender, EventLoop, MemoryBudget, ServerLimits, ServerThread};
+use crate::net::thread;
 use crate::run::launch::Launch;
+use crate::run::multi_node::membership::Membership;
 use crate::sys::io::fd;
 use crate::sys::signals::{STOP, Signals};
 use crate::sys::{clock, random};
+use crossbeam_channel::bounded;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -17,6 +20,9 @@ use thiserror::Error;
 const CONNECTIONS: usize = 16;
 /// Bytes that all clients together may hold: a few answers with the stacks of a large node.
 const MEMORY: usize = 64 << 20;
+
+/// Questions and answers that may wait for the backend.
+const MESSAGES: usize = 64;
 
 /// Why a job has no control socket.
 #[derive(Debug, Error)]
@@ -32,6 +38,7 @@ pub enum ControlUnavailable {
 /// The server. Dropping it removes the socket.
 pub struct ControlServer {
     path: PathBuf,
+    commands: CommandSender<ControlCommand>,
     _thread: ServerThread<ControlService>,
 }
 
@@ -48,18 +55,27 @@ impl ControlServer {
         let stops = |signal: &i32| !launch.forwarded_signals.contains(signal) && !signals.is_ignored(*signal);
         let signal = STOP.into_iter().find(stops);
         let answers = Arc::new(OnceLock::new());
-        let service = ControlService {
-            status: launch.status.clone(),
-            reader: launch.stack_reader.clone(),
-            stop: StopSwitch { launcher, signal, grace: launch.policy.grace },
-            answers: Arc::clone(&answers),
-            reads_stacks: Arc::default(),
-        };
+        let stop = StopSwitch { launcher, signal, grace: launch.policy.grace };
+        let (status, reader) = (launch.status.clone(), launch.stack_reader.clone());
+        let service = ControlService::new(status, reader, stop, Arc::clone(&answers));
         let limits = ServerLimits { connections: CONNECTIONS, budget: MemoryBudget::new(MEMORY) };
         let event_loop = EventLoop::new(vec![listener], limits, clock::now, service)?;
+        let commands = event_loop.sender();
         // Set once.
-        let _ = answers.set(event_loop.sender());
-        Ok(Self { path, _thread: ServerThread::start("rlaunch-control", event_loop)? })
+        let _ = answers.set(commands.clone());
+        Ok(Self { path, commands, _thread: ServerThread::start("rlaunch-control", event_loop)? })
+    }
+
+    /// Lets clients ask the other nodes of the job, and answers these. To be called once, by a thread that has the descriptors of the
+    /// backend: the server's thread has not, so another one sends for it.
+    pub fn connect(&self, membership: &mut Membership) -> io::Result<()> {
+        let (to_others, messages) = bounded(MESSAGES);
+        let commands = self.commands.clone();
+        // The server may have ended.
+        let listener = move |event| drop(commands.send(ControlCommand::Heard(event)));
+        let mut sender = membership.connect_questions(Box::new(listener));
+        thread::spawn("rlaunch-ask", move || messages.iter().for_each(|message| sender.send(message)))?;
+        self.commands.send(ControlCommand::Connected(to_others))
     }
 }
 

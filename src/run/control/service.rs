@@ -1,21 +1,27 @@
-//! Answers the requests of clients of the control socket. Runs on a thread of its own, so that a job whose event loop waits for a
+//! Answers the requests of clients of the control socket, and the questions of other nodes of the job. Runs on a thread of its own, so that a job whose event loop waits for a
 //! disk can still be looked at and stopped.
 
-use super::live_status::LiveStatus;
+use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
+use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
+use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
 use crate::net::server::{
     CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
 };
 use crate::net::thread;
-use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
-use crate::run::stacks::collector::{StackReader, StacksUnavailable};
-use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
+use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
+use crate::report::job_status::{CONTROL_VERSION, LaunchPhase, RankStatus};
+use crate::report::stacks::StackDump;
+use crate::run::stacks::collector::StackReader;
+use crate::sys::clock;
 use crate::sys::process::{current, pidfd};
+use crate::sys::signals;
+use crossbeam_channel::Sender;
 use nix::unistd::geteuid;
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing::warn;
@@ -26,6 +32,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes that may wait to be sent to a client before its next request is read.
 const MOST_WAITING: usize = 1 << 20;
+
+/// Why other nodes cannot be asked.
+const NO_BACKEND: &str =
+    "the nodes of this job have no common rendezvous backend (etcd or an embedded master) that carries questions";
+/// Bytes of the answers of all nodes, with all their stacks.
+const LONGEST_LINE: usize = 16 << 20;
+/// Clients and nodes that may wait for a look at the ranks.
+const MOST_LOOKS_AWAITED: usize = 256;
 
 /// What has arrived from a client.
 #[derive(Default)]
@@ -49,10 +63,31 @@ impl ConnectionState for ClientState {
     }
 }
 
-/// An answer that another thread has prepared, for this connection.
-pub(super) struct PreparedAnswer {
-    connection: ConnectionId,
-    line: Vec<u8>,
+/// What other threads tell the service.
+pub(super) enum ControlCommand {
+    /// The answer of this node to a question, from the thread that has looked at the ranks.
+    Looked(NodeQuestion, Result<NodeAnswer, String>),
+    /// Questions of other nodes and their answers come from now on, and go here.
+    Connected(Sender<QuestionMessage>),
+    /// Another node asks or answers.
+    Heard(QuestionEvent),
+}
+
+/// Where an answer of this node goes.
+enum Destination {
+    /// To a client that wants the stacks of this node.
+    Client(ConnectionId),
+    /// Among those of all nodes.
+    Gathering(u64),
+    /// To another node.
+    Node { asker: String, id: String, longest: usize },
+}
+
+/// A look at the ranks, which takes a while. One of a kind runs at a time, and all that ask meanwhile receive the next one.
+#[derive(Default)]
+struct Look {
+    running: Vec<Destination>,
+    next: Vec<Destination>,
 }
 
 /// How a job is stopped from outside.
@@ -70,13 +105,17 @@ pub(super) struct ControlService {
     pub(super) reader: StackReader,
     pub(super) stop: StopSwitch,
     /// Sends answers back to this service.
-    pub(super) answers: Arc<OnceLock<CommandSender<PreparedAnswer>>>,
-    pub(super) reads_stacks: Arc<AtomicBool>,
+    pub(super) answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
+    looks: BTreeMap<NodeQuestion, Look>,
+    /// To the other nodes of the job, where they have a backend that carries questions.
+    to_others: Option<Sender<QuestionMessage>>,
+    gatherings: Gatherings,
+    limits: AskerLimits,
 }
 
 impl Service for ControlService {
     type State = ClientState;
-    type Command = PreparedAnswer;
+    type Command = ControlCommand;
 
     fn begin(&mut self, own: &[RawFd]) {
         // A lifeline kills the rest of a rank's process group when its last copy closes, and the threads of a killed process end one after
@@ -115,7 +154,7 @@ impl Service for ControlService {
         let line: Vec<u8> = received.drain(..=end).collect();
         let answer = match serde_json::from_slice::<RequestLine>(&line) {
             Err(error) => Some(refused(format!("not a request of version {CONTROL_VERSION}: {error}"))),
-            Ok(line) => self.answer(id, line.request),
+            Ok(line) => self.answer(id, line.request, now),
         };
         if let Some(answer) = answer {
             send(connection, &to_line(&answer));
@@ -124,13 +163,42 @@ impl Service for ControlService {
         Handled::Request
     }
 
-    fn closed(&mut self, _: ConnectionId, _: ClientState, _: ConnectionEnd, _: Duration) {}
+    fn closed(&mut self, id: ConnectionId, _: ClientState, _: ConnectionEnd, _: Duration) {
+        for (number, _) in self.gatherings.take_of(id) {
+            self.tell_others(QuestionMessage::Forget { number });
+        }
+    }
 
-    fn command(&mut self, connections: &mut Connections<ClientState>, answer: PreparedAnswer) -> ControlFlow<()> {
-        if let Some(connection) = connections.get_mut(answer.connection) {
-            send(connection, &answer.line);
+    fn command(&mut self, connections: &mut Connections<ClientState>, command: ControlCommand) -> ControlFlow<()> {
+        match command {
+            ControlCommand::Connected(to_others) => self.to_others = Some(to_others),
+            ControlCommand::Looked(question, answer) => self.deliver(connections, question, &answer),
+            ControlCommand::Heard(QuestionEvent::Asked { asker, id, text }) => {
+                if let Some(QuestionText { question, longest, .. }) = QuestionText::decode(&text)
+                    && self.limits.allow(&asker, clock::now())
+                {
+                    self.look(question, Destination::Node { asker, id, longest });
+                }
+            }
+            ControlCommand::Heard(QuestionEvent::Answered { number, node, text }) => {
+                self.gatherings.note(number, Some(&node), |asked| node_answer::decode(&text, asked.longest));
+            }
         }
         ControlFlow::Continue(())
+    }
+
+    fn before_wait(&mut self, connections: &mut Connections<ClientState>, now: Duration) -> ControlFlow<()> {
+        for (number, gathering) in self.gatherings.take_done(now) {
+            self.tell_others(QuestionMessage::Forget { number });
+            if let Some(connection) = connections.get_mut(gathering.connection) {
+                send(connection, &line_of(gathering));
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        self.gatherings.next_deadline()
     }
 }
 
@@ -138,17 +206,58 @@ fn send(connection: &mut Connection<ClientState>, line: &[u8]) {
     connection.push(line.to_vec());
 }
 
+/// The answers of all nodes. Where they are very long, the stacks are those of the main threads alone.
+fn line_of(gathering: Gathering) -> Vec<u8> {
+    let only_this_node = gathering.only_this_node.clone();
+    let mut nodes = gathering.into_entries();
+    let line = to_line(&ControlAnswer::Nodes { nodes: nodes.clone(), only_this_node: only_this_node.clone() });
+    if line.len() <= LONGEST_LINE {
+        return line;
+    }
+    let dumps = nodes.iter_mut().filter_map(|entry| entry.answer.as_mut()?.stacks.as_mut());
+    dumps.for_each(StackDump::keep_main_threads);
+    to_line(&ControlAnswer::Nodes { nodes, only_this_node })
+}
+
 fn refused(message: impl Into<String>) -> ControlAnswer {
     ControlAnswer::Error { message: message.into() }
 }
 
 impl ControlService {
-    /// The answer, unless another thread prepares it.
-    fn answer(&self, id: ConnectionId, request: ControlRequest) -> Option<ControlAnswer> {
+    /// A service that no client has asked yet.
+    pub(super) fn new(
+        status: LiveStatus,
+        reader: StackReader,
+        stop: StopSwitch,
+        answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
+    ) -> Self {
+        Self {
+            status,
+            reader,
+            stop,
+            answers,
+            looks: BTreeMap::new(),
+            to_others: None,
+            gatherings: Gatherings::default(),
+            limits: AskerLimits::default(),
+        }
+    }
+
+    /// The answer, unless it takes a while.
+    fn answer(&mut self, id: ConnectionId, request: ControlRequest, now: Duration) -> Option<ControlAnswer> {
         match request {
             ControlRequest::Status => Some(ControlAnswer::Status(self.status.get())),
             ControlRequest::Stop { grace_period } => Some(self.stop(grace_period)),
-            ControlRequest::Stacks => self.begin_stacks(id).err().map(refused),
+            ControlRequest::Restart { grace_period } => Some(self.restart(grace_period)),
+            ControlRequest::Stacks => {
+                let status = self.status.get();
+                if !status.ranks.iter().any(RankStatus::is_alive) {
+                    return Some(refused(format!("no rank runs: the launcher is {}", status.phase.word())));
+                }
+                let is_heard = self.look(NodeQuestion::Stacks, Destination::Client(id));
+                (!is_heard).then(|| refused("too many clients wait for the stacks; try again"))
+            }
+            ControlRequest::Nodes { question } => self.ask_nodes(id, question, now).err().map(refused),
         }
     }
 
@@ -158,14 +267,9 @@ impl ControlService {
                 "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
             );
         };
-        if let Some(seconds) = grace_period {
-            match Duration::try_from_secs_f64(seconds) {
-                Ok(grace) if grace <= self.stop.grace => self.status.limit_grace(grace),
-                _ => {
-                    let most = self.stop.grace.as_secs_f64();
-                    return refused(format!("--grace_period {seconds}: give 0 to {most}, the job's own"));
-                }
-            }
+        match self.check_grace(grace_period) {
+            Ok(grace) => grace.into_iter().for_each(|grace| self.status.limit_grace(grace)),
+            Err(why) => return refused(why),
         }
         // A second signal would end the grace period.
         if self.status.get().phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
@@ -177,38 +281,126 @@ impl ControlService {
         }
     }
 
-    /// Has a thread read the stacks, which takes a while.
-    fn begin_stacks(&self, connection: ConnectionId) -> Result<(), String> {
-        let Some(answers) = self.answers.get().cloned() else { return Err("the launcher is starting".into()) };
-        if self.reads_stacks.swap(true, Ordering::SeqCst) {
-            return Err("another client reads the stacks at the moment; try again".into());
+    /// The grace period that a client asks for, if it does.
+    fn check_grace(&self, seconds: Option<f64>) -> Result<Option<Duration>, String> {
+        let Some(seconds) = seconds else { return Ok(None) };
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(grace) if grace <= self.stop.grace => Ok(Some(grace)),
+            _ => {
+                let most = self.stop.grace.as_secs_f64();
+                Err(format!("--grace_period {seconds}: give 0 to {most}, the job's own"))
+            }
         }
-        let (status, reader, reads) = (self.status.get(), self.reader.clone(), Arc::clone(&self.reads_stacks));
-        if !status.ranks.iter().any(RankStatus::is_alive) {
-            reads.store(false, Ordering::SeqCst);
-            return Err(format!("no rank runs: the launcher is {}", status.phase.word()));
-        }
-        let begun = thread::spawn("rlaunch-stacks", move || {
-            let answer = read_stacks(status, &reader).unwrap_or_else(|error| refused(error.to_string()));
-            reads.store(false, Ordering::SeqCst);
-            // The server may have ended.
-            let _ = answers.send(PreparedAnswer { connection, line: to_line(&answer) });
-        });
-        begun.map(drop).map_err(|error| {
-            self.reads_stacks.store(false, Ordering::SeqCst);
-            format!("no thread for it: {error}")
-        })
     }
-}
 
-fn read_stacks(status: JobStatus, reader: &StackReader) -> Result<ControlAnswer, StacksUnavailable> {
-    let target = |rank: &RankStatus| {
-        let process = (rank.pid.filter(|_| rank.exit.is_none())?, rank.start_ticks?);
-        Some(RankTarget::new(rank.local_rank, process, rank.logs.clone()))
-    };
-    let request = StackRequest { ranks: status.ranks.iter().filter_map(target).collect(), hang: None };
-    match reader.start(&request)?.wait()? {
-        StackAnswer::Stacks(dump) => Ok(ControlAnswer::Stacks { status, dump }),
-        _ => Err(StacksUnavailable::Failed),
+    fn restart(&self, grace_period: Option<f64>) -> ControlAnswer {
+        let grace = match self.check_grace(grace_period) {
+            Ok(grace) => grace,
+            Err(why) => return refused(why),
+        };
+        match self.status.request_restart(RestartRequest { grace }) {
+            Ok(attempt) => {
+                // As a rank does that has something to tell.
+                signals::wake();
+                ControlAnswer::Restarting { attempt }
+            }
+            Err(why) => refused(why.to_string()),
+        }
+    }
+
+    /// Asks all nodes of the job, this one too.
+    fn ask_nodes(&mut self, id: ConnectionId, question: NodeQuestion, now: Duration) -> Result<(), String> {
+        let (status, (mut nodes, mut own)) = (self.status.get(), self.status.nodes());
+        let only_this_node = match (nodes.is_empty(), self.to_others.is_some()) {
+            (false, _) => None,
+            (true, true) => Some("this node has been in no round of the job yet"),
+            (true, false) if status.nnodes > 1 => Some(NO_BACKEND),
+            (true, false) => None,
+        };
+        if nodes.is_empty() {
+            (nodes, own) = (vec![JobNode { host: status.host, ..JobNode::default() }], 0);
+        }
+        let is_alone = nodes.len() == 1;
+        let only_this_node = only_this_node.map(str::to_owned);
+        let inquiry = Inquiry { connection: id, question, nodes: &nodes, own, only_this_node };
+        let (number, text) = self
+            .gatherings
+            .begin(inquiry, now)
+            .ok_or("too many questions to the nodes of the job are open; try again")?;
+        if !is_alone {
+            self.tell_others(QuestionMessage::Ask { number, text });
+        }
+        self.look(question, Destination::Gathering(number));
+        Ok(())
+    }
+
+    /// What cannot be sent at once is lost.
+    fn tell_others(&self, message: QuestionMessage) {
+        if let Some(to_others) = &self.to_others {
+            let _ = to_others.try_send(message);
+        }
+    }
+
+    /// Has a thread look at the ranks, for this destination, unless too many wait for that.
+    fn look(&mut self, question: NodeQuestion, destination: Destination) -> bool {
+        let look = self.looks.entry(question).or_default();
+        if !look.running.is_empty() {
+            // Others have their turn all the same: all of them receive the next look.
+            let has_room = look.next.len() < MOST_LOOKS_AWAITED;
+            if has_room {
+                look.next.push(destination);
+            }
+            return has_room;
+        }
+        look.running.push(destination);
+        self.begin_look(question);
+        true
+    }
+
+    fn begin_look(&self, question: NodeQuestion) {
+        let Some(answers) = self.answers.get().cloned() else { return };
+        let (status, reader, on_failure) = (self.status.get(), self.reader.clone(), answers.clone());
+        let begun = thread::spawn("rlaunch-look", move || {
+            let answer = node_answer::answer(question, status, &reader).map_err(|error| error.to_string());
+            // The server may have ended.
+            let _ = answers.send(ControlCommand::Looked(question, answer));
+        });
+        if let Err(error) = begun {
+            let _ = on_failure.send(ControlCommand::Looked(question, Err(format!("no thread for it: {error}"))));
+        }
+    }
+
+    /// Sends an answer of this node to all that wait for it.
+    fn deliver(
+        &mut self,
+        connections: &mut Connections<ClientState>,
+        question: NodeQuestion,
+        answer: &Result<NodeAnswer, String>,
+    ) {
+        let look = self.looks.entry(question).or_default();
+        let waiting = std::mem::replace(&mut look.running, std::mem::take(&mut look.next));
+        if !look.running.is_empty() {
+            self.begin_look(question);
+        }
+        for destination in waiting {
+            match destination {
+                Destination::Client(id) => {
+                    let answer = match answer.clone() {
+                        Ok(NodeAnswer { status, stacks, .. }) => {
+                            ControlAnswer::Stacks { status, dump: stacks.unwrap_or_default() }
+                        }
+                        Err(error) => refused(error),
+                    };
+                    if let Some(connection) = connections.get_mut(id) {
+                        send(connection, &to_line(&answer));
+                    }
+                }
+                Destination::Gathering(number) => self.gatherings.note(number, None, |_| answer.clone()),
+                Destination::Node { asker, id, longest } => {
+                    let text = node_answer::encode(answer.clone(), longest);
+                    self.tell_others(QuestionMessage::Answer { asker, id, text });
+                }
+            }
+        }
     }
 }

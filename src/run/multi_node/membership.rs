@@ -1,15 +1,16 @@
 //! Membership of this node in an elastic job: its record, the job's state as received, and what follows for its ranks.
 
-use crate::model::plain_text::{escape, escape_document};
+use crate::model::plain_text::{escape, escape_document, read_document};
 use crate::protocol::member_list;
 use crate::protocol::record::FORMAT;
 use crate::protocol::{
     JobEnd, JobPhase, JobState, LeaseTerms, NodeInfo, NodeRecord, NodeState, NodeStatus, NodeStep, NodeStop,
-    OnNodeLoss, Participants, RoundMember, RoundStopCause, next_step,
+    OnNodeLoss, Participants, RankFailure, RoundMember, RoundStopCause, next_step,
 };
 use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::MasterServer;
+use crate::rendezvous::questions::{QuestionListener, QuestionSender};
 use crate::supervise::RankStop;
 use crate::sys::clock;
 use serde::Serialize;
@@ -117,6 +118,11 @@ impl Membership {
             lease,
             joined: 0,
         }
+    }
+
+    /// Takes part in questions between nodes from now on. To be called once.
+    pub fn connect_questions(&mut self, listener: QuestionListener) -> Box<dyn QuestionSender> {
+        self.backend.connect_questions(listener)
     }
 
     /// The address of the rendezvous backend as text.
@@ -361,6 +367,19 @@ impl Membership {
         self.state.as_ref()
     }
 
+    /// What the other nodes learn of a user who asks this node for another attempt: as of a rank that asks for a restart of all, which
+    /// is no failure.
+    pub fn restart_request(&self) -> RankFailure {
+        RankFailure {
+            host: self.info.host.clone(),
+            node: self.round().map_or(0, |(_, own)| own),
+            process: "a user".into(),
+            outcome: "`rlaunch restart`".into(),
+            again: true,
+            ..RankFailure::default()
+        }
+    }
+
     /// The members of the last round and this node's index among them.
     pub fn round(&self) -> Option<(&[RoundMember], usize)> {
         let own = self.members.iter().position(|member| member.id == self.node_state.id)?;
@@ -405,11 +424,6 @@ impl Membership {
 fn escaped<T: Serialize + DeserializeOwned>(value: T) -> T {
     let document = serde_json::to_value(&value).map(escape_document);
     document.and_then(serde_json::from_value).unwrap_or(value)
-}
-
-/// Reads a document whose texts other nodes have written.
-fn read_document<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
-    serde_json::from_value(escape_document(serde_json::from_str(text)?))
 }
 
 impl AsFd for Membership {

@@ -1,5 +1,6 @@
 //! The file in which a rank's Python notes the exception that ends it (`rlaunch_rank.py`). It is anonymous, so nothing of it
 //! stays behind; the rank opens it by its path in /proc, for which it has to run as the launcher's user (proc_pid_fd(5)).
+//! `rlaunch.heartbeat()` renews its time.
 
 use crate::report::cause::uncaught::{UncaughtException, parse};
 use crate::sys::process::procfs;

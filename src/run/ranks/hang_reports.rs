@@ -5,9 +5,10 @@ use crate::model::{Exit, ProcessLabel};
 use crate::plan::SeenOutput;
 use crate::report::RankFault;
 use crate::report::cause::uncaught::UncaughtException;
-use crate::report::stacks::{HangFacts, RankLine, find_odd_ranks, group, render_hang, render_stuck_exit};
-use crate::run::exit_detector::StuckExit;
-use crate::run::hang_detector::FoundHang;
+use crate::report::stacks::{HangFacts, RankLine, conclude, find_odd_ranks, group, render_hang, render_stuck_exit};
+use crate::report::wording::lasted;
+use crate::run::hangs::exit_detector::StuckExit;
+use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::JournalEvent;
 use crate::run::stacks::look::RankTarget;
@@ -36,7 +37,8 @@ impl RankProcesses<'_> {
         let started = ProcStat::of(pid)?.started;
         let logs = self.logs_of(local_rank, process.attempt);
         let all_seen = self.launch.plan.ranks[local_rank].output.seen() == SeenOutput::All;
-        Some(RankTarget { all_seen, ..RankTarget::new(local_rank, (pid, started), logs) })
+        let heartbeat = self.uncaught_files[local_rank].as_ref().map(|file| file.path().into());
+        Some(RankTarget { all_seen, heartbeat, ..RankTarget::new(local_rank, (pid, started), logs) })
     }
 
     /// Whether an exception has ended the program of this rank.
@@ -53,6 +55,10 @@ impl RankProcesses<'_> {
         };
         let late = clock::now().saturating_sub(stuck.failed_at);
         let text = render_stuck_exit(label, &fault, late, &stuck.dump);
+        self.processes[stuck.local_rank].aborted = Some(format!(
+            "it had failed {} before and did not exit: rlaunch sent it SIGABRT (--exit_timeout)",
+            lasted(late)
+        ));
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -68,6 +74,7 @@ impl RankProcesses<'_> {
         let line = |(local_rank, process): (usize, &RankState)| RankLine {
             local_rank,
             label: self.launch.plan.ranks[local_rank].label(),
+            place: None,
             has_ended: process.exit.is_some_and(Exit::is_success),
         };
         self.processes.iter().enumerate().map(line).collect()
@@ -89,6 +96,11 @@ impl RankProcesses<'_> {
         let mut text = render_hang(&found.dump, &ranks, facts);
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
+        }
+        let silent = format!("no rank had written anything for {}", lasted(found.silence));
+        let why = conclude(&found.dump, &ranks).unwrap_or(silent);
+        for local_rank in aborted {
+            self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT (--on_hang abort): {why}"));
         }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);

@@ -196,6 +196,10 @@ impl<'a> RankProcesses<'a> {
     pub fn node_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<NodeStop> {
         let (local_rank, exit) = match reason {
             StopReason::Signal(signal) => return Some(NodeStop::Signal { signal }),
+            StopReason::Restart => {
+                let failure = membership.restart_request();
+                return Some(NodeStop::Failure { failure });
+            }
             StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
             _ => return None,
         };
@@ -390,24 +394,32 @@ impl RankHost for RankProcesses<'_> {
 
     fn report_progress(&mut self, mut note: ProgressNote) {
         let mut failure = None;
+        if let (ProgressNote::Restarting { .. } | ProgressNote::RestartRequested { .. }, Some(zygote)) =
+            (&note, &self.launch.zygote)
+        {
+            // On an error the next start fails, and that is reported.
+            let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
+        }
         if let ProgressNote::Restarting { culprit, exit, .. } = &mut note {
-            if let Some(zygote) = &self.launch.zygote {
-                // On an error the next start fails, and that is reported.
-                let _ = zygote.restart_if_lost(&self.launch.preload_context(), &self.poll, ZYGOTE);
-            }
             let first = self.describe_failure(*culprit, *exit);
             *culprit = first.local_rank;
             *exit = self.processes[first.local_rank].exit.unwrap_or(*exit);
             failure = Some(first);
         }
         match &note {
-            ProgressNote::Restarting { .. } => self.launch.status.set_phase(LaunchPhase::Restarting),
+            ProgressNote::Restarting { .. } | ProgressNote::RestartRequested { .. } => {
+                self.launch.status.set_phase(LaunchPhase::Restarting)
+            }
+            // A signal may still have to end the job instead.
+            ProgressNote::Killing { .. } if self.launch.status.get().phase == LaunchPhase::Restarting => {}
             ProgressNote::Finishing { .. }
             | ProgressNote::Stopping { .. }
             | ProgressNote::Forced { .. }
             | ProgressNote::Killing { .. }
             | ProgressNote::Unkillable { .. } => self.launch.status.set_phase(LaunchPhase::Stopping),
-            ProgressNote::AwaitingServers { .. } | ProgressNote::NotRestarting { .. } => {}
+            ProgressNote::AwaitingServers { .. }
+            | ProgressNote::Stragglers { .. }
+            | ProgressNote::NotRestarting { .. } => {}
         }
         let message = failure.as_ref().map_or("", |first| first.message.as_str());
         self.journal.write_note(&note, message, |local| self.launch.plan.ranks[local].label());

@@ -100,6 +100,13 @@ pub enum JournalEvent<'a> {
         living: Vec<usize>,
         living_roles: Vec<Role>,
     },
+    Stragglers {
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+        first: usize,
+        first_role: Role,
+        limit_seconds: f64,
+    },
     Killing {
         living: Vec<usize>,
         living_roles: Vec<Role>,
@@ -116,6 +123,12 @@ pub enum JournalEvent<'a> {
         exit: Exit,
         message: String,
         delay_seconds: f64,
+    },
+    RestartRequested {
+        attempt: u32,
+        living: Vec<usize>,
+        living_roles: Vec<Role>,
+        grace_seconds: f64,
     },
     NotRestarting {
         why: &'static str,
@@ -265,6 +278,13 @@ impl Journal {
             ProgressNote::Forced { living } => {
                 JournalEvent::Forced { living: numbers(living), living_roles: roles(living) }
             }
+            ProgressNote::Stragglers { living, first, limit } => JournalEvent::Stragglers {
+                living: numbers(living),
+                living_roles: roles(living),
+                first: label(*first).number,
+                first_role: label(*first).role,
+                limit_seconds: limit.as_secs_f64(),
+            },
             ProgressNote::Killing { living } => {
                 JournalEvent::Killing { living: numbers(living), living_roles: roles(living) }
             }
@@ -279,6 +299,12 @@ impl Journal {
                 exit: *exit,
                 message: message.to_owned(),
                 delay_seconds: delay.as_secs_f64(),
+            },
+            ProgressNote::RestartRequested { attempt, living, grace } => JournalEvent::RestartRequested {
+                attempt: *attempt,
+                living: numbers(living),
+                living_roles: roles(living),
+                grace_seconds: grace.as_secs_f64(),
             },
             ProgressNote::NotRestarting { why } => JournalEvent::NotRestarting { why: word(*why) },
         });

@@ -28,6 +28,8 @@ pub struct JobResult<'a> {
     log_dir: String,
     /// `None`: unknown.
     restarts: Option<u32>,
+    /// How many times users have asked this launcher for another attempt (`rlaunch restart`).
+    requested_restarts: Option<u32>,
     attempts: Vec<AttemptRecord>,
     ranks: Vec<RankRecord<'a>>,
     /// The number of killed leftovers that belong to no rank in particular.
@@ -60,9 +62,10 @@ fn left_running(swept: &SweepResult) -> Vec<LeftRunning<'_>> {
 #[derive(Debug, Serialize)]
 struct AttemptRecord {
     attempt: u32,
-    culprit: usize,
-    culprit_role: Role,
-    exit: Exit,
+    /// These are `None` if a user asked for another attempt.
+    culprit: Option<usize>,
+    culprit_role: Option<Role>,
+    exit: Option<Exit>,
     seconds: f64,
 }
 
@@ -113,9 +116,9 @@ pub fn build_result<'a>(
     });
     let attempts = report.attempts.iter().zip(0..).map(|(one, attempt)| AttemptRecord {
         attempt,
-        culprit: ranks[one.culprit].rank,
-        culprit_role: ranks[one.culprit].role,
-        exit: one.exit,
+        culprit: one.failure.map(|(culprit, _)| ranks[culprit].rank),
+        culprit_role: one.failure.map(|(culprit, _)| ranks[culprit].role),
+        exit: one.failure.map(|(_, exit)| exit),
         seconds: one.ended.saturating_sub(one.began).as_secs_f64(),
     });
     let rank = |(local, plan): (usize, &'a RankPlan)| {
@@ -165,6 +168,7 @@ pub fn build_result<'a>(
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         restarts: Some(report.restarts),
+        requested_restarts: Some(launch.status.requested_restarts()),
         attempts: attempts.collect(),
         ranks: ranks.iter().enumerate().map(rank).collect(),
         swept: launched.rest.killed.len(),
@@ -186,6 +190,7 @@ pub fn without_supervisor<'a>(
 ) -> JobResult<'a> {
     JobResult {
         restarts: None,
+        requested_restarts: None,
         swept: swept.killed.len(),
         left_running: left_running(swept),
         ..without_ranks(launch, host, exit_status, &JobOutcome::SupervisorLost, None)
@@ -213,6 +218,7 @@ pub fn without_ranks<'a>(
         reason: None,
         last_lines: None,
         restarts: Some(0),
+        requested_restarts: Some(launch.status.requested_restarts()),
         attempts: Vec::new(),
         ranks: Vec::new(),
         swept: 0,

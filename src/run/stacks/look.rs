@@ -35,6 +35,9 @@ pub struct RankTarget {
     pub started: u64,
     /// The files that its output goes to.
     pub logs: Vec<PathBuf>,
+    /// A file whose time `rlaunch.heartbeat()` renews; it counts as output, but not in what people are shown.
+    #[serde(default)]
+    pub heartbeat: Option<PathBuf>,
     /// Whether all its output goes to these files. If not, what its processes write anywhere counts as output.
     pub all_seen: bool,
     /// What its processes had written in all when they were last looked at.
@@ -45,7 +48,7 @@ pub struct RankTarget {
 impl RankTarget {
     /// A rank all of whose output goes to these files. `started`: in clock ticks since boot.
     pub fn new(local_rank: usize, (pid, started): (i32, u64), logs: Vec<PathBuf>) -> Self {
-        Self { local_rank, pid, started, logs, all_seen: true, written_before: None }
+        Self { local_rank, pid, started, logs, heartbeat: None, all_seen: true, written_before: None }
     }
 
     /// Seconds since its start.
@@ -107,7 +110,11 @@ pub fn answer(request: &StackRequest) -> StackAnswer {
     let silence = |rank: &RankTarget| match written.get(&rank.local_rank) {
         // It has written something since it was last looked at, or was not looked at yet.
         Some(bytes) if rank.written_before != Some(*bytes) => 0.0,
-        _ => silent_seconds(&rank.logs).unwrap_or(f64::INFINITY).min(rank.lived_seconds()),
+        _ => {
+            let beat = rank.heartbeat.as_slice();
+            let silences = [silent_seconds(&rank.logs), silent_seconds(beat), Some(rank.lived_seconds())];
+            silences.into_iter().flatten().fold(f64::INFINITY, f64::min)
+        }
     };
     let least = || request.ranks.iter().map(silence).fold(f64::INFINITY, f64::min);
     let silent = least();

@@ -6,25 +6,32 @@ pub mod look;
 pub mod polled_reader;
 
 use crate::model::{ProcessLabel, Role};
-use crate::report::stacks::{RankLine, render_stacks};
+use crate::report::stacks::{RankLine, StackDump, render_stacks};
 use crate::sys::process::procfs::stat::ProcStat;
 use collector::{StackReader, StacksUnavailable};
 use look::{RankTarget, StackAnswer, StackRequest};
 use std::ffi::OsString;
 
-/// The stacks of child processes of this one as text: their ranks and process ids. `python`: the absolute path of an interpreter that
-/// has this package.
-pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, StacksUnavailable> {
+/// The stacks of child processes of this one: their ranks and process ids. `python`: the absolute path of an interpreter that has this
+/// package.
+pub fn read(ranks: &[(usize, i32)], python: OsString) -> Result<StackDump, StacksUnavailable> {
     let target =
         |&(rank, pid): &(usize, i32)| Some(RankTarget::new(rank, (pid, ProcStat::of(pid)?.started), Vec::new()));
     let environment: Vec<(OsString, OsString)> = std::env::vars_os().collect();
     let request = StackRequest { ranks: ranks.iter().filter_map(target).collect(), hang: None };
     let answer = StackReader::new(python.into(), &environment).start(&request)?.wait()?;
     let StackAnswer::Stacks(dump) = answer else { return Err(StacksUnavailable::Failed) };
+    Ok(dump)
+}
+
+/// The same as text: equal stacks once, the odd rank last and named.
+pub fn describe(ranks: &[(usize, i32)], python: OsString) -> Result<String, StacksUnavailable> {
+    let dump = read(ranks, python)?;
     let line = |&(rank, _): &(usize, i32)| RankLine {
         local_rank: rank,
         label: ProcessLabel { role: Role::Trainer, number: rank },
         has_ended: false,
+        place: None,
     };
     Ok(render_stacks(&dump, &ranks.iter().map(line).collect::<Vec<_>>()))
 }

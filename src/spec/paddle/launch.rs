@@ -240,7 +240,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         server_timeout: values.seconds("server_timeout")?.map(Duration::from_secs_f64),
         restarts: restarts::check(values)?,
         console: console::check(values)?,
-        hang: hang::check(values, ["hang_timeout", "on_hang", "exit_timeout"])?,
+        hang: hang::check(values, ["hang_timeout", "on_hang", "exit_timeout", "straggler_timeout"])?,
         forward_signals: forwarded_signals::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
         no_sweep: no_sweep::check(values, "no_sweep")?,

@@ -276,7 +276,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         },
         pty: values::choice(values, "pty")? != Some("never"),
         console_drain_timeout: console::drain_timeout(values, "console-drain-timeout")?,
-        hang: hang::check(values, ["hang-timeout", "on-hang", "exit-timeout"])?,
+        hang: hang::check(values, ["hang-timeout", "on-hang", "exit-timeout", "straggler-timeout"])?,
         omp_compat: values::flag(values, "omp-compat")?,
         share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,

@@ -61,6 +61,7 @@ pub const OPTIONS: &[Opt] = &[
     opt("hang-timeout", Seconds, &["RLAUNCH_HANG_TIMEOUT"], Some("600"), "Seconds for which no rank has to write anything before the launcher watches their Python stacks for 5 s; if none moves, it reports where each rank is and which one the others wait for (0: never)"),
     Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out), and the job fails, or restarts as after any failure") },
     opt("exit-timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program; if its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
+    opt("straggler-timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0; those that still run then get SIGABRT, SIGKILL after the grace period, and the job fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

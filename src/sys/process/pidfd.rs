@@ -67,10 +67,12 @@ pub struct ResourceUsage {
     pub disk_read: u64,
     /// Bytes written to disks.
     pub disk_written: u64,
+    /// Whether the kernel wrote a core file of it.
+    pub dumped_core: bool,
 }
 
 impl ResourceUsage {
-    fn of(usage: &libc::rusage) -> Self {
+    fn of(usage: &libc::rusage, dumped_core: bool) -> Self {
         let count = |value: libc::c_long| u64::try_from(value).unwrap_or(0);
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
         Self {
@@ -81,6 +83,7 @@ impl ResourceUsage {
             // In blocks of 512 bytes.
             disk_read: count(usage.ru_inblock) * 512,
             disk_written: count(usage.ru_oublock) * 512,
+            dumped_core,
         }
     }
 }
@@ -121,7 +124,8 @@ fn wait(fd: BorrowedFd<'_>, flags: i32) -> io::Result<Option<CollectedStatus>> {
         libc::CLD_EXITED => Exit::Code(status),
         _ => Exit::Signal(status),
     };
-    Ok(Some(CollectedStatus { exit, usage: ResourceUsage::of(&usage) }))
+    let dumped_core = info.si_code == libc::CLD_DUMPED;
+    Ok(Some(CollectedStatus { exit, usage: ResourceUsage::of(&usage, dumped_core) }))
 }
 
 /// Kills and reaps a child for which no pidfd could be opened. It has not been reaped, so its pid has not been reused.

@@ -26,6 +26,7 @@ class Group(Enum):
     HOST = "From a Python program"
     CONTAINER = "As PID 1"
     TERMINAL = "At a terminal"
+    CONTROL = "Looked into while it runs"
     REPEAT = "Again and again"
 
 

@@ -183,7 +183,7 @@ fn on_the_platform_a_process_runs_once_in_its_given_role() {
     assert_eq!((one.role, one.rank, one.log().as_str()), (Role::Server, 1, "serverlog.0"));
     // Nothing of the job.
     let set: Vec<&str> = one.env.vars().iter().map(|(name, _)| &**name).collect();
-    assert_eq!(set, ["OMP_NUM_THREADS", "RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
+    assert_eq!(set, ["OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "RLAUNCH_OUTER_LOGS", "RLAUNCH_EXPORTED"]);
     let plan = planned(&format!("{CLOUD} --worker_num 2 --legacy true")).unwrap();
     assert_eq!(plan.ranks[0].label().to_string(), "rank 0");
 }

@@ -6,6 +6,7 @@ use rlaunch::protocol::{
 };
 use rlaunch::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use rlaunch::rendezvous::lease::NodeLease;
+use rlaunch::rendezvous::questions::{QuestionListener, QuestionSender};
 use rlaunch::run::multi_node::membership::{BackendKind, Membership, RoundStop};
 use rlaunch::supervise::RankStop;
 use rlaunch::sys::clock;
@@ -36,6 +37,10 @@ impl RendezvousBackend for Backend {
 
     fn take_events(&mut self) -> Vec<BackendEvent> {
         self.events.lock().unwrap().drain(..).collect()
+    }
+
+    fn connect_questions(&mut self, _: QuestionListener) -> Box<dyn QuestionSender> {
+        unreachable!("nothing is asked here")
     }
 
     fn close(&mut self, _: Duration) -> io::Result<()> {

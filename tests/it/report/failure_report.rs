@@ -40,10 +40,12 @@ fn culprit(exit: Exit) -> Culprit {
         lived: Duration::from_millis(72_300),
         attempt: 0,
         log: Some("log/workerlog.7".into()),
+        core: None,
         blame: None,
         tail: log(2),
         lost_peer: None,
         stopped_by_launcher: false,
+        aborted: None,
         explanation: None,
     }
 }

@@ -204,7 +204,8 @@ fn a_restart_skips_a_first_process_that_has_exited_successfully() {
     let attempts = [&[GOOD, FAILS, GOOD][..], &[FAILS, GOOD, FAILS], &[FAILS, FAILS, GOOD]];
     let report = run(&restarting(with(&[First, First, Main], plain(&attempts, &[]))));
     assert_eq!((report.outcome, report.restarts), (NodeOutcome::Completed, 2));
-    assert_eq!(report.attempts.iter().map(|a| a.culprit).collect::<Vec<_>>(), [1, 2]);
+    let culprits = report.attempts.iter().filter_map(|a| a.failure).map(|(culprit, _)| culprit);
+    assert_eq!(culprits.collect::<Vec<_>>(), [1, 2]);
     assert_eq!(report.ranks[0].started_at, Some(Duration::ZERO));
     assert!(report.ranks[1].started_at.unwrap() < report.attempts[1].ended);
 }

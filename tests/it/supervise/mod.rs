@@ -54,19 +54,22 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
     let backoff =
         (millis(3_000), millis(9_000), any::<u64>()).prop_map(|(base, max, seed)| RestartBackoff { base, max, seed });
     let limits = (0..6u32, prop::option::weighted(0.3, millis(30_000)), prop::option::weighted(0.4, 1..5u32));
-    let ends = (prop::option::weighted(0.3, millis(40_000)), prop::option::weighted(0.5, millis(5_000)));
+    let timeouts = (prop::option::weighted(0.5, millis(5_000)), prop::option::weighted(0.2, millis(9_000)));
+    let ends = (prop::option::weighted(0.3, millis(40_000)), timeouts);
     (ends, lists, backoff, limits, any::<bool>()).prop_map(|(ends, lists, backoff, limits, repeats_signal)| {
-        let (stop_by, server_timeout) = ends;
+        let (stop_by, (server_timeout, straggler_timeout)) = ends;
         let ((restart_on, never_restart_on), (max_restart, window, same_failure_limit)) = (lists, limits);
         let restart = RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit };
-        SupervisionPolicy { grace: GRACE, stop_by, server_timeout, restart, repeats_signal, first_attempt: 0 }
+        let policy = SupervisionPolicy::with_grace(GRACE);
+        SupervisionPolicy { stop_by, server_timeout, straggler_timeout, restart, repeats_signal, ..policy }
     })
 }
 
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
-    use Happening::{CutOff, HostLost, Notify, Resume, Stop, Suspend};
+    use Happening::{CutOff, HostLost, Notify, Restart, Resume, Stop, Suspend};
     let one = vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
-    let one = prop::sample::select(one);
+    let restart = prop::option::of(moment(12_000)).prop_map(Restart);
+    let one = prop_oneof![6 => prop::sample::select(one), 1 => restart];
     let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
     prop_oneof![2 => many, 1 => Just(Vec::new())]
 }
@@ -154,7 +157,7 @@ proptest! {
         let completed = report.outcome == NodeOutcome::Completed;
         prop_assert_eq!(completed, (0..job.parts.len()).all(well), "completed if, and only if, the work was done");
         let from_outside = matches!(report.outcome, NodeOutcome::Stopped { .. } | NodeOutcome::LauncherKilled);
-        prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost);
+        prop_assert!(!from_outside || world.stop_signals > 0 || world.host_lost || report.restart_requested);
         if let NodeOutcome::Failed { culprit, exit } = report.outcome {
             prop_assert_eq!(report.ranks[culprit].exit, Some(exit));
             prop_assert!(!report.ranks[culprit].signalled, "a rank that was signalled is never the culprit");
@@ -179,7 +182,7 @@ fn the_histories_cover_all_cases() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut seen = std::collections::BTreeMap::new();
     let mut note = |what: &'static str, so: bool| *seen.entry(what).or_insert(0) += u32::from(so);
-    for _ in 0..3000 {
+    for _ in 0..5000 {
         let job = job().new_tree(&mut runner).unwrap().current();
         let world = World::live(&job);
         lifecycle::note_cases(&job, &world, &mut note);
@@ -200,11 +203,17 @@ fn the_histories_cover_all_cases() {
         let asked = notes.iter().any(|n| matches!(n, ProgressNote::Stopping { living, .. } if !living.is_empty()));
         note("a signal that is passed on", asked && job.policy.repeats_signal);
         note("a node that is cut off", cut_off);
+        note("a restart that a user asks for", !report.as_ref().unwrap().attempts.iter().all(|a| a.failure.is_some()));
+        let asked = |n: &ProgressNote| matches!(n, ProgressNote::RestartRequested { grace, .. } if *grace < GRACE);
+        note("such a restart with a shorter grace", notes.iter().any(asked));
+        note("such a restart that does not come", report.as_ref().unwrap().restart_requested);
+        let aborted = |n: &ProgressNote| matches!(n, ProgressNote::Stragglers { .. });
+        note("stragglers", notes.iter().any(aborted));
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
         note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();
         note("several restarts", report.restarts > 1);
-        let ends: Vec<_> = report.attempts.iter().map(|a| (a.culprit, a.exit)).collect();
+        let ends: Vec<_> = report.attempts.iter().filter_map(|a| a.failure).collect();
         note("a failure again, and then another", ends.windows(3).any(|w| w[0] == w[1] && w[1] != w[2]));
         note("more restarts than count at once", report.restarts > job.policy.restart.max_restart);
         for (what, why) in [
@@ -279,7 +288,10 @@ fn no_ranks_is_done_at_once() {
 fn a_failed_job_is_restarted_until_it_succeeds() {
     let report = run(&restarting(plain(&[&[GOOD, FAILS], &[FAILS, GOOD], &[GOOD, GOOD]], &[])));
     assert_eq!((report.outcome, report.restarts, report.no_restart), (NodeOutcome::Completed, 2, None));
-    assert_eq!(report.attempts.iter().map(|a| a.culprit).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(
+        report.attempts.iter().filter_map(|a| a.failure).map(|(culprit, _)| culprit).collect::<Vec<_>>(),
+        [1, 0]
+    );
 }
 
 #[test]
@@ -306,6 +318,63 @@ fn a_stop_while_a_failure_is_cleaned_up_or_killed_cancels_the_restart() {
         assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 1, exit: Exit::Code(3) });
         assert_eq!((report.no_restart, report.at), (Some(NoRestart::Stopped), GRACE + 1_005 * MS));
     }
+}
+
+#[test]
+fn a_restart_that_a_user_asks_for_counts_as_none() {
+    let ask = |at, grace| (at, Happening::Restart(grace));
+    let report = run(&plain(&[&[STUBBORN, GOOD], &[GOOD, GOOD]], &[ask(50, None)]));
+    assert_eq!((report.outcome, report.restarts, report.at), (NodeOutcome::Completed, 1, GRACE + 150 * MS));
+    assert_eq!(report.attempts.iter().map(|a| a.failure).collect::<Vec<_>>(), [None]);
+    let failing = [&[FAILS][..], &[STUBBORN], &[FAILS], &[FAILS], &[FAILS]];
+    let report = run(&restarting(plain(&failing, &[ask(6_000, Some(0))])));
+    assert_eq!((report.restarts, report.no_restart), (4, Some(NoRestart::UsedUp(3))), "three failures and a request");
+}
+
+#[test]
+fn a_later_request_shortens_the_grace_period_or_the_delay() {
+    let ask = |at, grace| (at, Happening::Restart(grace));
+    let asks = [ask(1_000, None), ask(2_000, Some(3_000)), ask(3_000, None)];
+    assert_eq!(run(&plain(&[&[STUBBORN], &[GOOD]], &asks)).at, 5_100 * MS);
+    let report = run(&restarting(plain(&[&[FAILS], &[GOOD]], &[ask(100, None)])));
+    assert_eq!((report.at, report.attempts.len()), (200 * MS, 1));
+    assert_eq!(report.attempts[0].failure, Some((0, Exit::Code(3))));
+}
+
+#[test]
+fn what_comes_during_a_requested_restart_prevents_it() {
+    let ask = (1_000, Happening::Restart(None));
+    let report = run(&plain(&[&[STUBBORN]], &[ask, (2_000, Happening::Stop)]));
+    assert_eq!((report.outcome, report.restarts), (NodeOutcome::Stopped { signal: libc::SIGINT }, 0));
+    assert_eq!(report.at, 1_000 * MS + GRACE);
+    let report = run(&plain(&[&[UNKILLABLE]], &[ask]));
+    assert_eq!((report.restarts, report.no_restart), (0, Some(NoRestart::Unkillable)));
+    let job = plain(&[&[STUBBORN]], &[ask]);
+    let report = run(&Job { policy: SupervisionPolicy { in_rounds: true, ..job.policy }, ..job });
+    let seen = (report.outcome, report.restart_requested, report.at);
+    assert_eq!(seen, (NodeOutcome::Regrouped, true, 1_000 * MS + GRACE), "the rendezvous decides");
+}
+
+fn with_straggler_timeout(job: Job, millis: u32) -> Job {
+    Job { policy: SupervisionPolicy { straggler_timeout: Some(millis * MS), ..job.policy }, ..job }
+}
+
+#[test]
+fn stragglers_fail_by_themselves_after_their_time() {
+    let slow = Manners { lives: Some(9_000), ..GOOD };
+    let job = with_straggler_timeout(plain(&[&[slow.clone(), GOOD, slow.clone()]], &[]), 1_000);
+    let report = run(&job);
+    assert_eq!(report.stragglers.unwrap().ranks, [0, 2]);
+    let NodeOutcome::Failed { exit, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+    assert_eq!((exit, report.at), (Exit::Signal(libc::SIGABRT), 1_105 * MS));
+    let soon = Manners { lives: Some(1_099), ..GOOD };
+    assert_eq!(run(&with_straggler_timeout(plain(&[&[soon, GOOD]], &[]), 1_000)).outcome, NodeOutcome::Completed);
+    let report = run(&with_straggler_timeout(plain(&[&[STUBBORN, GOOD]], &[]), 1_000));
+    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Signal(libc::SIGKILL) });
+    assert_eq!(report.at, 1_100 * MS + GRACE);
+    let job = restarting(plain(&[&[slow, GOOD], &[GOOD, GOOD]], &[]));
+    let report = run(&with_straggler_timeout(job, 1_000));
+    assert_eq!((report.outcome, report.restarts, report.stragglers), (NodeOutcome::Completed, 1, None));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! `checks.rs` checks each effect as it comes.
 
 mod checks;
+mod happenings;
 mod job;
 
 pub use job::{GOOD, Happening, Job, Manners, Together};
@@ -62,12 +63,14 @@ struct First {
     /// In time awake, and on the clock.
     awake: Duration,
     at: Duration,
+    grace: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     /// All ranks that are waited for have exited successfully.
     Done,
+    Restart,
     Failed(usize, Exit),
     NotStarted(usize),
     Asked,
@@ -107,6 +110,10 @@ pub struct World<'a> {
     /// Since when the awaited servers are waited for (in time awake), and whether their time is over.
     awaiting: Option<Duration>,
     servers_timed_out: bool,
+    /// The first `Main` rank of the attempt that has exited successfully; when the others are aborted, or killed (in time awake).
+    first_done: Option<usize>,
+    stragglers_end: Option<Duration>,
+    stragglers: Vec<usize>,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -148,6 +155,9 @@ impl<'a> World<'a> {
             waits_asleep: false,
             awaiting: None,
             servers_timed_out: false,
+            first_done: None,
+            stragglers_end: None,
+            stragglers: Vec::new(),
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -226,7 +236,8 @@ impl<'a> World<'a> {
     fn reason(&mut self, cause: Cause) {
         if self.first.is_none() {
             self.wake();
-            self.first = Some(First { cause, awake: self.awake(), at: self.now });
+            let grace = self.job.policy.grace;
+            self.first = Some(First { cause, awake: self.awake(), at: self.now, grace });
         }
     }
 
@@ -236,51 +247,6 @@ impl<'a> World<'a> {
         sim.life = Life::Alive;
         sim.started = self.now;
         sim.dies = lives.map(|lives| (self.now + Duration::from_millis(lives), exit));
-    }
-
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Notify => {
-                let expected = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
-                let expected: Vec<_> = expected.collect();
-                let before = self.standing();
-                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (expected, before));
-            }
-            Happening::Suspend => {
-                self.asleep.get_or_insert(self.now);
-                self.send(SupervisorEvent::Suspend);
-            }
-            Happening::Resume => {
-                self.wake();
-                self.send(SupervisorEvent::Resume);
-            }
-            Happening::Stop => {
-                self.wake();
-                self.stop_signals += 1;
-                self.reason(Cause::Asked);
-                let (known, living) = (self.notes.len(), self.living());
-                let expected = match (self.killing, self.stop_signals) {
-                    (true, _) => vec![],
-                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living }],
-                    _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
-                };
-                self.send(SupervisorEvent::Stop(SIGNAL));
-                let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
-                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
-            }
-            Happening::HostLost => {
-                self.wake();
-                self.host_lost = true;
-                self.reason(Cause::HostLost);
-                self.send(SupervisorEvent::LauncherKilled);
-            }
-            Happening::CutOff => {
-                self.wake();
-                self.cut_off = true;
-                self.reason(Cause::CutOff);
-                self.send(SupervisorEvent::Regroup(RankStop::AtOnce));
-            }
-        }
     }
 
     /// Lets time run to the next thing that happens; false when nothing does `until` then, or before.
@@ -310,6 +276,9 @@ impl<'a> World<'a> {
                     assert_eq!(self.awake(), began + limit, "the servers' time ended early or late");
                     self.servers_timed_out = true;
                     self.reason(Cause::Done);
+                }
+                if self.first.is_none() && self.backoff.is_none() && self.awaiting.is_none() {
+                    assert_eq!(Some(self.awake()), self.stragglers_end.take(), "stragglers are ended early or late");
                 }
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
@@ -385,6 +354,15 @@ impl<'a> World<'a> {
         together.starting = self.sims.iter().any(|s| matches!(s.life, Life::Starting { .. }));
         if let Some(cause) = if together.done { Some(Cause::Done) } else { failed } {
             self.reason(cause);
+        }
+        let limit = self.job.policy.straggler_timeout.filter(|_| self.first_done.is_none() && self.first.is_none());
+        let done = |rank: &usize| {
+            self.job.parts[*rank] == Lifecycle::Main && self.sims[*rank].life == Life::Ended(Exit::Code(0))
+        };
+        if let (Some(limit), Some(rank)) =
+            (limit, seen.iter().map(|(id, _)| id.local_rank).filter(|rank| *rank < self.sims.len()).find(done))
+        {
+            (self.first_done, self.stragglers_end) = (Some(rank), Some(self.awake() + limit));
         }
         self.together.push(together);
         let finishing = Some(ProgressNote::Finishing { living: self.living() })
@@ -471,6 +449,7 @@ impl<'a> World<'a> {
             SupervisorEvent::Suspend,
             SupervisorEvent::Resume,
             SupervisorEvent::LauncherKilled,
+            SupervisorEvent::Restart { grace: None },
             SupervisorEvent::Regroup(RankStop::WithGrace),
             SupervisorEvent::Regroup(RankStop::AtOnce),
             SupervisorEvent::ForwardSignal(10),

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from jobs import Jobs
+from launching import free_ports, until
+from paths import ROOT
 from run_records import failed_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -155,3 +157,47 @@ def test_without_javascript(browser: Any, page_file: Path) -> None:
         assert page.locator("button").count() == 0, "none that does nothing"
         page.locator("#log-rank-1 summary").click()
         assert page.locator("#log-rank-1 pre").is_visible()
+
+
+def two_nodes(folder: Path) -> Path:
+    """The log folder of the node whose rank failed, of a job of two nodes."""
+    nodes = [Jobs(folder / name) for name in ("one", "two")]
+    options = (f"--master=127.0.0.1:{free_ports(1)}", "--nnodes=2", "--nproc_per_node=2", "--job_id=night")
+    launchers = []
+    for jobs in nodes:
+        jobs.folder.mkdir()
+        jobs.script("""
+            print("step 1, loss 2.302", flush=True)
+            tell("ready")
+            if rank != 3:
+                sleep()
+            await_file("go")
+            raise ValueError("the loss is not a number: step 2, batch 17")
+        """)
+        launchers.append(jobs.start(*options, "train.py", env=jobs.env))
+    for jobs in nodes:
+        until(lambda jobs=jobs: len(list(jobs.folder.glob("ready.*"))) == 2, "the ranks")
+    for jobs in nodes:
+        (jobs.folder / "go").touch()
+    statuses = [jobs.wait(launcher).status for jobs, launcher in zip(nodes, launchers, strict=True)]
+    assert 1 in statuses, statuses
+    return nodes[statuses.index(1)].folder / "log"
+
+
+@pytest.mark.parametrize("name", ["2-nodes", "256-ranks"])
+def test_pictures_for_the_docs(name: str, browser: Any, tmp_path: Path) -> None:
+    """RLAUNCH_UPDATE_DOCS=1 writes them anew."""
+    jobs = Jobs(tmp_path)
+    log = two_nodes(tmp_path) if name == "2-nodes" else failed_run(jobs.folder / "log", 256)
+    done = jobs.ask("report", str(log))
+    assert done.status == 0, done.stderr
+    folder = ROOT / "docs/images" if "RLAUNCH_UPDATE_DOCS" in os.environ else tmp_path
+    picture = folder / f"report-{name}.png"
+    with Tab(browser, Path(done.stdout.decode().strip()), viewport=DESKTOP, color_scheme="light") as page:
+        if name == "2-nodes":
+            text = page.locator("body").inner_text()
+            assert "rank 3" in page.locator("h1").inner_text().lower()
+            assert "ValueError: the loss is not a number" in text
+        page.screenshot(path=picture)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert (ROOT / "docs/images" / picture.name).exists()

@@ -19,7 +19,14 @@ CASES = 50 * PARTS
 HOSTS = ["10.0.0.1", "10.0.0.2", "10.1.2.3", "192.168.7.8", "node-a.example", "node-b.example"]
 # Named differently on purpose (docs/differences.md), of one run alone, or set by importing paddle, which
 # the oracle has done before.
-APART = ("RLAUNCH_", "POD_NAME", "PADDLE_LOG_DIR", "PADDLE_AUTO_CLUSTER", "OMP_NUM_THREADS")
+APART = (
+    "RLAUNCH_",
+    "POD_NAME",
+    "PADDLE_LOG_DIR",
+    "PADDLE_AUTO_CLUSTER",
+    "OMP_NUM_THREADS",
+    "PYTHONFAULTHANDLER",
+)
 
 
 def drawn(chance: random.Random) -> tuple[list[str], dict[str, str]]:

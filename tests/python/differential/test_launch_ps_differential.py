@@ -21,7 +21,7 @@ from oracle import SEED, Oracle
 APART = {
     "PADDLE_LOG_DIR", "POD_NAME", "PADDLE_GLOO_FS_PATH", "PADDLE_BACKUP_ENV_PATH",
     "RLAUNCH_EXPORTED", "RLAUNCH_OUTER_LOGS",
-    "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS",
+    "CUSTOM_DEVICE_ROOT", "OMP_NUM_THREADS", "PYTHONFAULTHANDLER",
 }  # fmt: skip
 NUMBERED_BY = {"TRAINER": "PADDLE_TRAINER_ENDPOINTS", "COORDINATOR": "PADDLE_COORDINATOR_ENDPOINTS"}
 CASES = cases(40, 175)
@@ -235,5 +235,5 @@ def test_the_platform_s_process_runs_once_with_its_inherited_environment(
     # Beside it, variables for launchers inside it, and what importing paddle sets.
     assert log == "workerlog.0"
     own = {name: value for name, value in variables.items() if not name.startswith("RLAUNCH_")}
-    assert own == {**environ, "OMP_NUM_THREADS": "1"}
+    assert own == {**environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     assert {name: theirs[name] for name in environ} == environ

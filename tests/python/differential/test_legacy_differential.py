@@ -120,8 +120,8 @@ def by_rlaunch(asked: Asked, machine: dict[str, str]) -> dict[str, Any]:
         time.sleep(0.05)
     inherited = asked["environ"]
     ranks = json.loads(done.stdout)["ranks"]
-    # Importing paddle sets OMP_NUM_THREADS; the oracle has imported it before.
-    apart = ("RLAUNCH_", "OMP_NUM_THREADS")
+    # Importing paddle sets OMP_NUM_THREADS; the oracle has imported it before. PYTHONFAULTHANDLER is ours.
+    apart = ("RLAUNCH_", "OMP_NUM_THREADS", "PYTHONFAULTHANDLER")
     own = [{n: v for n, v in rank["env"].items() if not n.startswith(apart)} for rank in ranks]
     return {
         "rows": [{n: v for n, v in row.items() if inherited.get(n) != v} for row in own],

@@ -76,7 +76,8 @@ class Side:
     def env(self) -> dict[str, str]:
         env = {name: value for name, value in environment().items() if not PASSED_ON.match(name)}
         own = {name: self.filled(value) for name, value in self.line.env.items()}
-        return {**env, "TMPDIR": str(self.folder / "tmp"), **own}
+        # rlaunch sets PYTHONFAULTHANDLER, unless it is set.
+        return {**env, "TMPDIR": str(self.folder / "tmp"), "PYTHONFAULTHANDLER": "1", **own}
 
     def question(self) -> dict[str, Any]:
         return {"name": self.name, "argv": self.argv(), "env": self.env(), "cwd": str(self.folder)}

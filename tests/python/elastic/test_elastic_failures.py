@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from elastic_jobs import PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
-from launching import until
+from launching import LIMIT, environment, until
 
 # Rank 1 fails as often as its argument says, once all have begun; the others run on until they may end.
 FAIL = """
@@ -183,3 +185,38 @@ def test_nodes_that_come_and_go_use_up_no_restart(tmp_path: Path, two: list[Host
         job.finish()
         job.end_successfully(zero, again)
         assert job.check_one_world() == {1: 2, 2: 1, 3: 2, 4: 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "options"), [(PADDLE, ["--max_restart=0"]), (TORCH, ["--max-restarts=0"])]
+)
+def test_a_user_has_all_ranks_of_all_nodes_restarted(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str, options: list[str]
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        run = str(tmp_path / "run")
+        nodes = job.start(*options, job.script(FAIL), module=module, RLAUNCH_RUNTIME_DIR=run)
+        job.await_files("began.0.0.0", "began.1.0.1")
+        # Also by the node that does not decide.
+        for number, node in enumerate(nodes, 2):
+            command = [sys.executable, "-m", "rlaunch.control", "restart", str(node.process.pid)]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                env=environment(RLAUNCH_RUNTIME_DIR=run),
+                timeout=LIMIT,
+            )
+            assert done.returncode == 0, (done.stderr, job.nodes[0].stderr(), job.nodes[1].stderr())
+            assert f": round {number}, attempt {number - 1} runs\n" in done.stdout
+            for other in nodes:
+                other.await_round(2, number)
+                said = (
+                    rf"a user on node {node.label} .* requested a restart of all ranks by `rlaunch restart`"
+                )
+                other.await_message(said)
+        job.finish()
+        job.end_successfully()
+        assert job.check_one_world() == {1: 2, 2: 2, 3: 2}
+        assert [node.result()["requested_restarts"] for node in nodes] == [1, 1]
+        assert [len(node.events("restart_requested")) for node in nodes] == [1, 1]

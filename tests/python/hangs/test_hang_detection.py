@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rlaunch
 from launching import Place, environment, free_ports, until
 
 HANGS = """
@@ -71,6 +72,34 @@ def test_output_and_moving_stacks_are_no_hang(place: Place) -> None:
     assert hangs(place) == []
 
 
+def test_a_heartbeat_counts_as_output(place: Place) -> None:
+    """A rank that writes nothing, and is at the same place every time its stack is read."""
+    place.script("""
+        import rlaunch
+        tell("ready", os.getpid())
+        while True:
+            rlaunch.heartbeat()
+            time.sleep(0.05)
+    """)
+    arguments = ("--hang_timeout=1", "--log_level=DEBUG", "train.py")
+    with place.start("--nproc_per_node=1", *arguments) as launcher:
+        place.ready(1)
+        assert launcher.stderr is not None
+        for _ in range(3):
+            until(lambda: b"NotSilent" in launcher.stderr.readline(), "a look")
+        launcher.send_signal(signal.SIGTERM)
+        assert REPORT not in place.wait(launcher).stderr
+    assert hangs(place) == []
+
+
+def test_a_heartbeat_without_a_launcher_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (None, "", "/proc/1/fd/no number"):
+        monkeypatch.delenv("RLAUNCH_EXCEPTION_FILE", raising=False)
+        if path is not None:
+            monkeypatch.setenv("RLAUNCH_EXCEPTION_FILE", path)
+        rlaunch.heartbeat()
+
+
 def test_abort_fails_the_job_and_a_restart_may_follow(place: Place) -> None:
     place.script("""
         attempt = int(os.environ["RLAUNCH_RANK_KEY"].split("/")[1])
@@ -102,6 +131,22 @@ def test_a_stopped_rank_is_aborted(place: Place) -> None:
     ended = place.run("--nproc_per_node=2", "--hang_timeout=0.5", "--on_hang=abort", "train.py")
     assert ended.status == 128 + signal.SIGABRT, ended.stderr
     assert "rank 1 is the odd one: stopped by a signal" in ended.stderr, ended.stderr
+
+
+def test_the_failure_report_says_why_a_rank_was_aborted(place: Place) -> None:
+    """Also if it ignores SIGABRT, and is killed after the grace period."""
+    place.script("""
+        def wait_for_ever():
+            signal.signal(signal.SIGABRT, signal.SIG_IGN)
+            sleep()
+        wait_for_ever() if rank == 1 else sleep()
+    """)
+    options = ("--hang_timeout=0.5", "--on_hang=abort", "--grace_period=1", "train.py")
+    ended = place.run("--nproc_per_node=3", *options)
+    assert ended.status == 128 + signal.SIGKILL, ended.stderr
+    assert "rank 1 failed: signal SIGKILL (sent by rlaunch)" in ended.stderr, ended.stderr
+    report = " ".join(ended.stderr.split())
+    assert "rlaunch sent it SIGABRT (--on_hang abort): rank 1 is the odd one: 2 others are in sleep" in report
 
 
 def test_torchruns_command_line(tmp_path: Path) -> None:

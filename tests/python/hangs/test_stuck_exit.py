@@ -42,6 +42,8 @@ def test_it_is_aborted_and_its_exception_is_the_cause(place: Place) -> None:
     (event,) = [one for one in place.events() if one["event"] == "stuck_exit"]
     jsonschema.validate(event, SCHEMA)
     assert event["rank"] == 1
+    assert "\nrank 1 failed: signal SIGABRT (sent by rlaunch)\n" in ended.stderr, ended.stderr
+    assert "s before and did not exit: rlaunch sent it SIGABRT" in ended.stderr, ended.stderr
     result = place.result()
     assert (result["culprit"], result["reason"]) == (1, "ValueError: bad sample 17"), ended.stderr
 

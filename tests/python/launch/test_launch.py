@@ -62,6 +62,7 @@ def test_two_ranks_on_the_cpu_have_their_identity(place: Place) -> None:
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PADDLE_LOG_DIR": str(place.folder / "log"),
             "POD_NAME": second["env"]["POD_NAME"],
+            "PYTHONFAULTHANDLER": "1",
         }
 
 
@@ -338,6 +339,7 @@ def test_ranks_have_the_environment_of_the_real_launcher(
         assert mine_env.pop("RLAUNCH_OUTER_LOGS")
         assert mine_env.pop("RLAUNCH_EXCEPTION_FILE")
         assert mine_env.pop("RLAUNCH_ROUND")
+        assert mine_env.pop("PYTHONFAULTHANDLER")
         assert mine_env.pop("PADDLE_LOG_DIR") == "ours"
         assert their_env.pop("PADDLE_LOG_DIR") == "real"
         # Written only when it is needed; and a leftover of importing paddle into the launcher.

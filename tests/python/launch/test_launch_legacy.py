@@ -46,6 +46,7 @@ def test_two_ranks_without_devices(place: Place, own: Path) -> None:
         new = {n: v for n, v in rank["env"].items() if before.get(n) != v and not n.startswith("RLAUNCH_")}
         assert new == {
             "OMP_NUM_THREADS": "1",
+            "PYTHONFAULTHANDLER": "1",
             "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[number],
             "PADDLE_DISTRI_BACKEND": "gloo",
             "PADDLE_GLOO_FS_PATH": folders.copy().pop(),

@@ -186,3 +186,31 @@ def test_a_test_that_starts_ranks_itself_shows_what_they_raised_and_no_frames_of
     assert "_spawn/context.py" not in str(done.stdout)
     frames = [line for line in str(done.stdout).splitlines() if line.endswith((": in spawn", ": in launch"))]
     assert frames == []
+
+
+def test_ranks_that_cannot_answer_are_read_from_outside(suite: Suite) -> None:
+    done = suite(
+        """
+        import os, signal, time
+
+        def load():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        def compute():
+            signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))
+            time.sleep(1000)
+
+        @pytest.mark.ranks(3, timeout=3)
+        def test_hangs(rank):
+            if rank.rank == 1:
+                load()
+            if rank.rank == 2:
+                compute()
+            rank.barrier()
+        """
+    )
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["rank 1:", "    *test_it.py:16 in test_hangs", "    *test_it.py:7 in load"])
+    done.stdout.fnmatch_lines(
+        ["rank 2:", "    *test_it.py:18 in test_hangs", "    *test_it.py:11 in compute"]
+    )

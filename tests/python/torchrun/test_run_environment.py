@@ -32,13 +32,14 @@ OF_ALL = {
 
 
 def variables(rank: int, size: int, run_id: str = UUID, log_dir: str = "LOGS", **more: str) -> dict[str, str]:
-    """Patterns of all that torchrun tells the ranks of a node that is alone."""
+    """Patterns of all that torchrun tells the ranks of a node that is alone, and PYTHONFAULTHANDLER."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank}
     sizes = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ROLE_WORLD_SIZE": size}
     return {
         **OF_ALL,
         **{name: str(number) for name, number in {**numbers, **sizes}.items()},
         "MASTER_ADDR": "localhost",
+        "PYTHONFAULTHANDLER": "1",
         "TORCHELASTIC_ERROR_FILE": rf"{log_dir}/{run_id}_[a-z0-9_]{{8}}/attempt_0/{rank}/error\.json",
         "TORCHELASTIC_RUN_ID": run_id,
         **({"OMP_NUM_THREADS": "1"} if size > 1 else {}),

@@ -1,9 +1,11 @@
-"""Collects the stacks of running ranks: sends the signal on which faulthandler writes them."""
+"""Collects the stacks of running ranks: sends the signal on which faulthandler writes them. Those of ranks
+that do not answer are read from outside."""
 
 from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -23,8 +25,8 @@ _TIMEOUT = 5.0
 def collect_stacks(peers: Iterable[RankPeer], interrupted: bool = False) -> dict[int, str]:
     """Returns what faulthandler writes, by rank. Waits up to 5 s.
 
-    The text is empty for a rank that runs but does not write: it is stopped, or stuck in the kernel. A rank
-    that ends without writing is left out.
+    A rank that runs but does not write is stopped, stuck in the kernel, or blocks the signal: its stacks are
+    read from outside. The text is empty if they cannot be read. A rank that ends without writing is left out.
 
     Args:
         interrupted: whether the ranks may have received SIGINT or SIGQUIT, at which they write their stacks
@@ -49,11 +51,24 @@ def collect_stacks(peers: Iterable[RankPeer], interrupted: bool = False) -> dict
             del running[sentinel]
         for peer, offset in asked:
             growing[peer.number].update(read_file(peer.stacks, offset))
-    return {
+    texts = {
         rank: cut_after_first(growth.text.decode("utf-8", "replace"))
         for rank, growth in growing.items()
         if growth.text or rank in running.values()
     }
+    silent = {peer.number: peer.process.pid for peer, _ in asked if texts.get(peer.number) == ""}
+    return texts | _read_from_outside([(rank, pid) for rank, pid in silent.items() if pid is not None])
+
+
+def _read_from_outside(ranks: list[tuple[int, int]]) -> dict[int, str]:
+    if not ranks:
+        return {}
+    from ... import _lib
+
+    try:
+        return _lib.stacks_as_faulthandler(ranks, sys.executable)
+    except OSError:
+        return {}
 
 
 class _GrowingText:

@@ -23,7 +23,7 @@ impl JobKeys {
     }
 
     pub fn node(&self, id: &str) -> String {
-        format!("{}{}", self.nodes(), escape(id))
+        below(&self.nodes(), id)
     }
 
     pub fn board(&self) -> String {
@@ -48,8 +48,35 @@ impl JobKeys {
 
     /// The id of the node with this key.
     pub fn node_of(&self, key: &str) -> Option<String> {
-        key.strip_prefix(&self.nodes()).map(unescape)
+        unescaped_after(key, &self.nodes())
     }
+
+    fn questions(&self) -> String {
+        format!("{}questions/", self.board())
+    }
+
+    pub fn question(&self, id: &str) -> String {
+        below(&self.questions(), id)
+    }
+
+    /// The id of the question with this key.
+    pub fn question_of(&self, key: &str) -> Option<String> {
+        unescaped_after(key, &self.questions())
+    }
+
+    pub fn answers(&self, id: &str) -> String {
+        format!("{}answers/{}/", self.base, escape(id))
+    }
+}
+
+/// The key of a name below a prefix.
+pub fn below(prefix: &str, name: &str) -> String {
+    format!("{prefix}{}", escape(name))
+}
+
+/// The name of a key below a prefix.
+pub fn unescaped_after(key: &str, prefix: &str) -> Option<String> {
+    key.strip_prefix(prefix).map(unescape)
 }
 
 /// Escapes a name to one part of a key.

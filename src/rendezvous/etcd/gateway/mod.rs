@@ -3,4 +3,5 @@
 pub mod client;
 pub mod codec;
 mod tls;
+pub mod watch;
 pub mod wire;

@@ -1,6 +1,7 @@
 //! A node's end of its link to the embedded master: one thread, which connects, reconnects, and reports what it receives.
 
 use super::connect::MasterLink;
+use super::link_state::{ClientCommand, SharedState};
 use super::probe::{ProbeResult, UpgradedLink, identify_other, upgrade};
 use crate::net::deadline::{Clock, until};
 use crate::net::tcp;
@@ -10,17 +11,17 @@ use crate::rendezvous::backend::{BackendEvent, RendezvousBackend};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::auth::{LinkAuth, LinkSide};
 use crate::rendezvous::master::frame::{FrameError, FrameReader, FromMaster, FromNode, SharedBody};
+use crate::rendezvous::questions::{MAX_ANSWER, QuestionEvent, QuestionListener, QuestionMessage, QuestionSender};
 use crate::sys::clock as system_clock;
 use crate::sys::random;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Shutdown};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -62,38 +63,9 @@ pub struct MasterBackend {
     thread: Option<JoinHandle<()>>,
 }
 
-struct SharedState {
-    link: Mutex<LinkState>,
-    /// Wakes the thread.
-    wakeup: EventFd,
-    /// Readable while there are events.
-    events_ready: EventFd,
-}
-
-#[derive(Default)]
-struct LinkState {
-    record: String,
-    /// Whether this record has been sent.
-    is_sent: bool,
-    events: VecDeque<BackendEvent>,
-    command: ClientCommand,
-    local: Option<IpAddr>,
-}
-
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum ClientCommand {
-    #[default]
-    Stay,
-    /// Send a last message, and end.
-    Leave,
-    End,
-}
-
 /// Joins a job as the node `id`, which is unique, with this record. It does not wait: what comes of it is an event.
 pub fn join(address: MasterAddress, id: &str, record: &str) -> io::Result<MasterBackend> {
-    let event_fd = || EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-    let link = Mutex::new(LinkState { record: record.to_owned(), ..LinkState::default() });
-    let shared = Arc::new(SharedState { link, wakeup: event_fd()?, events_ready: event_fd()? });
+    let shared = Arc::new(SharedState::new(record)?);
     let (guard, ended) = bounded::<()>(0);
     let traffic = Traffic::default();
     let mut client = ClientThread {
@@ -139,17 +111,16 @@ impl MasterBackend {
 
 impl RendezvousBackend for MasterBackend {
     fn put(&mut self, record: &str) {
-        let mut link = self.shared.lock();
-        if link.record != record {
-            (link.record, link.is_sent) = (record.to_owned(), false);
-            let _ = self.shared.wakeup.write(1);
-        }
+        self.shared.put(record);
     }
 
     fn take_events(&mut self) -> Vec<BackendEvent> {
-        let mut link = self.shared.lock();
-        let _ = self.shared.events_ready.read();
-        link.events.drain(..).collect()
+        self.shared.take_events()
+    }
+
+    fn connect_questions(&mut self, listener: QuestionListener) -> Box<dyn QuestionSender> {
+        self.shared.questions.set(listener);
+        Box::new(MasterQuestions(Arc::clone(&self.shared)))
     }
 
     fn close(&mut self, patience: Duration) -> io::Result<()> {
@@ -173,31 +144,20 @@ impl Drop for MasterBackend {
     }
 }
 
-impl SharedState {
-    fn lock(&self) -> MutexGuard<'_, LinkState> {
-        self.link.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// Sends questions and answers on the link, while there is one to a master that knows them.
+struct MasterQuestions(Arc<SharedState>);
 
-    fn order(&self, command: ClientCommand) {
-        self.lock().command = command;
-        let _ = self.wakeup.write(1);
-    }
-
-    fn command(&self) -> ClientCommand {
-        self.lock().command
-    }
-
-    fn push_event(&self, event: BackendEvent) {
-        let mut link = self.lock();
-        // A state replaces the one before it, unless that one has the members, which are sent once.
-        if matches!(
-            (link.events.back(), &event),
-            (Some(BackendEvent::State { members: None, .. }), BackendEvent::State { .. })
-        ) {
-            link.events.pop_back();
+impl QuestionSender for MasterQuestions {
+    fn send(&mut self, message: QuestionMessage) {
+        match message {
+            QuestionMessage::Ask { number, text } => self.0.send(FromNode::Ask { number, text }),
+            QuestionMessage::Answer { asker, id, text } => {
+                if let Some(number) = id.parse().ok().filter(|_| text.len() <= MAX_ANSWER) {
+                    self.0.send(FromNode::Answer { asker, number, text });
+                }
+            }
+            QuestionMessage::Forget { .. } => {}
         }
-        link.events.push_back(event);
-        let _ = self.events_ready.write(1);
     }
 }
 
@@ -247,6 +207,8 @@ struct OpenLink {
     auth: LinkAuth,
     /// When this node said hello (`clock::boot`).
     greeted: Duration,
+    /// Whether the master knows questions.
+    takes_questions: bool,
 }
 
 impl ClientThread {
@@ -349,12 +311,12 @@ impl ClientThread {
         let mut auth = LinkAuth::new(key.as_deref(), &nonces.0, &nonces.1, LinkSide::Node);
         let (mut reader, mut chunk) = (FrameReader::default(), vec![0; CHUNK]);
         reader.feed(&rest);
-        let master_job = loop {
+        let (master_job, takes_questions) = loop {
             match reader.next_message(&mut auth) {
-                Ok(Some(FromMaster::Hello { job, instance, lease_ms, .. })) => {
+                Ok(Some(FromMaster::Hello { job, instance, lease_ms, questions, .. })) => {
                     self.instance = instance;
                     self.address.lease = Duration::from_millis(lease_ms).max(LEAST_LEASE);
-                    break job;
+                    break (job, questions);
                 }
                 Ok(Some(_)) => return Err(LinkEnd::Lost("its first message is not a greeting".to_owned())),
                 Ok(None) => {}
@@ -380,17 +342,21 @@ impl ClientThread {
         let record = {
             let mut own = self.shared.lock();
             own.is_sent = true;
+            // They are too old.
+            own.questions.clear();
             own.local = link.socket.local_addr().ok().map(|address| address.ip());
             own.record.clone()
         };
-        let hello = FromNode::Hello { version: env!("CARGO_PKG_VERSION").to_owned(), job, id: self.id.clone(), record };
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let hello = FromNode::Hello { version, job, id: self.id.clone(), record, questions: true };
         let greeted = system_clock::boot();
         link.send(&SharedBody::of(&hello).line(&mut auth), &mut left)?;
-        Ok(OpenLink { link, reader, auth, greeted })
+        Ok(OpenLink { link, reader, auth, greeted, takes_questions })
     }
 
     /// Sends records and pings, and receives messages, until the link ends.
-    fn serve(&mut self, OpenLink { mut link, mut reader, mut auth, greeted }: OpenLink) -> LinkEnd {
+    fn serve(&mut self, link: OpenLink) -> LinkEnd {
+        let OpenLink { mut link, mut reader, mut auth, greeted, takes_questions } = link;
         let (clock, lease) = (self.address.clock, self.address.lease);
         let mut chunk = vec![0; CHUNK];
         let mut last_received = clock();
@@ -405,6 +371,11 @@ impl ClientThread {
                 if !own.is_sent {
                     own.is_sent = true;
                     lines.extend(SharedBody::of(&FromNode::Record { record: own.record.clone() }).line(&mut auth));
+                }
+                // One at a time: pings are not to wait for all of them.
+                if let Some(message) = own.questions.pop_front().filter(|_| takes_questions) {
+                    lines.extend(SharedBody::of(&message).line(&mut auth));
+                    let _ = self.shared.wakeup.write(1);
                 }
                 own.command
             };
@@ -477,6 +448,12 @@ impl ClientThread {
                 if self.lease.replace(lease) != Some(lease) {
                     self.shared.push_event(BackendEvent::Joined { lease });
                 }
+            }
+            FromMaster::Asked { asker, number, text } => {
+                self.shared.questions.report(QuestionEvent::Asked { asker, id: number.to_string(), text });
+            }
+            FromMaster::Answered { number, node, text } => {
+                self.shared.questions.report(QuestionEvent::Answered { number, node, text });
             }
             FromMaster::Hello { .. } | FromMaster::Refused { .. } => {}
         }

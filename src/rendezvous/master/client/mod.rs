@@ -2,6 +2,7 @@
 
 mod backend;
 mod connect;
+mod link_state;
 pub mod paddle_kv;
 mod probe;
 

@@ -38,6 +38,8 @@ pub struct NodeLink {
     pub heard: Duration,
     /// Whether it has said that it leaves.
     pub has_left: bool,
+    /// Whether the node knows questions.
+    pub takes_questions: bool,
 }
 
 impl NodeLink {
@@ -46,7 +48,7 @@ impl NodeLink {
         let mut reader = FrameReader::default();
         reader.feed(rest);
         let heard = Duration::ZERO;
-        Self { reader, auth, id: None, record_cost: 0, lease: 0, heard, has_left: false }
+        Self { reader, auth, id: None, record_cost: 0, lease: 0, heard, has_left: false, takes_questions: false }
     }
 
     /// Counts the memory of the node's record.

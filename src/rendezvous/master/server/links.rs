@@ -11,6 +11,7 @@ use crate::rendezvous::lease::next_number;
 use crate::rendezvous::master::auth::{self, LinkAuth, LinkSide};
 use crate::rendezvous::master::frame::{self, FromMaster, FromNode, SharedBody};
 use crate::rendezvous::master::http::{self, HttpMessage, HttpParser};
+use crate::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION};
 use std::collections::HashMap;
 use std::io;
 use std::mem;
@@ -21,6 +22,9 @@ const RECONNECT: Duration = Duration::from_millis(250);
 /// The same after a reset; at most a fifth of the lease, and no longer than what is left of it.
 const RECONNECT_AFTER_RESET: Duration = Duration::from_secs(10);
 const PART_OF_LEASE: u32 = 20;
+
+/// Bytes that may wait for a node with a question or an answer among them.
+const MAX_QUESTIONS_WAITING: usize = 8 << 20;
 
 /// No line's signature is longer, bytes.
 const SIGNATURE: usize = 128;
@@ -113,7 +117,9 @@ impl JobLinks {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let lease_ms = u64::try_from(self.config.lease.as_millis()).unwrap_or(u64::MAX);
         let (job, instance) = (self.config.job.clone(), self.instance.clone());
-        connection.push(SharedBody::of(&FromMaster::Hello { version, job, instance, lease_ms }).line(&mut auth));
+        connection.push(
+            SharedBody::of(&FromMaster::Hello { version, job, instance, lease_ms, questions: true }).line(&mut auth),
+        );
         let parser = HttpParser::of_requests();
         let before = std::mem::replace(&mut connection.state, MasterConnection::Http(parser));
         if let MasterConnection::Http(parser) = before {
@@ -142,8 +148,8 @@ impl JobLinks {
             (_, FromNode::Hello { record, .. } | FromNode::Record { record }) if record.len() > frame::MAX_RECORD => {
                 refuse(connection, "its record is too long");
             }
-            (None, FromNode::Hello { id: node, record, .. }) => {
-                link.id = Some(node.clone());
+            (None, FromNode::Hello { id: node, record, questions, .. }) => {
+                (link.id, link.takes_questions) = (Some(node.clone()), questions);
                 link.count_record(&record);
                 let disconnected = self.forget_disconnected(&node, now);
                 // The node has come back before its old connection was seen to close.
@@ -176,11 +182,50 @@ impl JobLinks {
                 let lease = link.lease;
                 push_message(connection, &SharedBody::of(&FromMaster::Pong { lease }));
             }
+            (Some(asker), FromNode::Ask { number, text }) => self.pass_question(connections, asker, number, text),
+            (Some(node), FromNode::Answer { asker, number, text }) => {
+                self.pass_answer(connections, &asker, FromMaster::Answered { number, node, text });
+            }
             (Some(_), FromNode::Leave) => {
                 link.has_left = true;
                 connection.close_when_sent();
             }
             (Some(_), FromNode::Hello { .. }) | (None, _) => connection.close_when_sent(),
+        }
+    }
+
+    /// Passes a question on to all other nodes that know questions.
+    fn pass_question(&self, connections: &mut Connections<MasterConnection>, asker: String, number: u64, text: String) {
+        if text.len() > MAX_QUESTION {
+            return;
+        }
+        let others = self.by_node.iter().filter(|(node, _)| **node != asker).map(|(_, id)| *id);
+        let others: Vec<ConnectionId> = others.collect();
+        let body = SharedBody::of(&FromMaster::Asked { asker, number, text });
+        for id in others {
+            self.push_if_roomy(connections, id, &body);
+        }
+    }
+
+    /// Passes an answer on to the node that has asked, if it is still there.
+    fn pass_answer(&self, connections: &mut Connections<MasterConnection>, asker: &str, answer: FromMaster) {
+        let body = SharedBody::of(&answer);
+        if let Some(id) = self.by_node.get(asker).filter(|_| body.text.len() <= 2 * MAX_ANSWER) {
+            self.push_if_roomy(connections, *id, &body);
+        }
+    }
+
+    /// Sends what may be lost to a node that knows questions. If there is little room, it is lost: states and pongs come first.
+    fn push_if_roomy(&self, connections: &mut Connections<MasterConnection>, id: ConnectionId, body: &SharedBody) {
+        let Some(connection) = connections.get_mut(id) else { return };
+        let length = body.text.len();
+        let is_roomy = connection.backlog() + length <= MAX_QUESTIONS_WAITING && self.budget.check(2 * length).is_ok();
+        if let MasterConnection::Link(link) = &mut connection.state
+            && is_roomy
+            && link.takes_questions
+        {
+            let line = body.line(&mut link.auth);
+            connection.push(line);
         }
     }
 

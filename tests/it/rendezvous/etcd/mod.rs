@@ -5,6 +5,7 @@ mod authority;
 mod faults;
 mod node;
 mod proxy;
+mod questions;
 mod refusals;
 mod renewals;
 mod server;

@@ -4,6 +4,7 @@ mod faults;
 mod keys;
 mod nodes;
 mod paddle;
+mod questions;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rlaunch::net::listen;

@@ -1,6 +1,6 @@
 //! The invariants: the effects that are allowed at each moment, and the state between any two events.
 
-use super::{Cause, Life, Manners, SIGNAL, Sim, World};
+use super::{Cause, First, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
     AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote,
@@ -15,7 +15,7 @@ impl World<'_> {
             match effect {
                 Effect::Spawn(id) => self.spawn(id),
                 Effect::Kill { child, signal } => self.kill(child, signal),
-                Effect::ForwardSignal { .. } => panic!("{effect:?} without a notify"),
+                Effect::ForwardSignal { child, signal } => self.abort(child, signal),
                 Effect::Suspend(id) => {
                     assert!(self.asleep.is_some(), "froze {id:?} while awake");
                     let now = self.now;
@@ -51,7 +51,26 @@ impl World<'_> {
             }
         }
         assert!(!self.swept, "nothing was spawned after a sweep");
+        self.begin_requested_restart();
         self.check();
+    }
+
+    /// An attempt that a user wants to be followed by another is, once nothing of it runs.
+    fn begin_requested_restart(&mut self) {
+        let is_requested = matches!(self.first, Some(First { cause: Cause::Restart, .. }));
+        let runs = self.sims.iter().any(|s| matches!(s.life, Life::Alive | Life::Starting { .. }));
+        if is_requested && !runs && self.report.is_none() {
+            assert!(!self.is_stopped_for_good(), "restarted in spite of what came meanwhile");
+            assert!(self.sims.iter().all(|s| s.life != Life::Abandoned));
+            let ended = AttemptReport { failure: None, began: self.began, ended: self.now };
+            (self.first, self.backoff) = (None, Some((ended, self.awake())));
+            (self.killing, self.awaiting) = (false, None);
+            self.waits_asleep |= self.asleep.is_some();
+        }
+    }
+
+    fn is_stopped_for_good(&self) -> bool {
+        self.host_lost || self.cut_off || self.stop_signals > 0 || self.start_failed
     }
 
     fn alive_sim(&mut self, id: ChildId) -> &mut Sim {
@@ -94,7 +113,7 @@ impl World<'_> {
         let Manners { on_term, on_kill, .. } = self.manners(id.local_rank);
         let first = self.first.expect("killed without a reason");
         let forced = self.stop_signals >= 2 || self.host_lost || self.cut_off;
-        let due = awake >= first.awake + self.job.policy.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
+        let due = awake >= first.awake + first.grace || self.job.policy.stop_by.is_some_and(|at| now >= at);
         let late = self.killing;
         let (done, repeats_signal) = (matches!(first.cause, Cause::Done), self.job.policy.repeats_signal);
         assert!(!done || self.serves(id.local_rank) && self.is_done(), "signalled {id:?}, which is waited for");
@@ -118,19 +137,38 @@ impl World<'_> {
         self.sims[id.local_rank].signalled = true;
     }
 
+    /// The end of a straggler, which is a failure of its own.
+    fn abort(&mut self, id: ChildId, signal: i32) {
+        assert!(self.first.is_none() && self.first_done.is_some(), "aborted {id:?} too early");
+        assert_eq!(self.job.parts[id.local_rank], Lifecycle::Main);
+        let (now, Manners { on_term, on_kill, .. }) = (self.now, self.manners(id.local_rank));
+        let takes = match signal {
+            libc::SIGABRT => on_term.map(|(after, _)| after),
+            libc::SIGKILL if self.stragglers.contains(&id.local_rank) => on_kill,
+            _ => return assert_eq!(signal, libc::SIGCONT),
+        };
+        let end = takes.map(|after| (now + Duration::from_millis(after), Exit::Signal(signal)));
+        let sim = self.alive_sim(id);
+        assert!(!sim.frozen);
+        sim.dies = sim.dies.into_iter().chain(end).min_by_key(|(at, _)| *at);
+    }
+
     fn sweep(&mut self) {
         let (failed, due) = self.backoff.take().expect("swept without a restart");
         assert_eq!(self.awake(), due, "the restart came early or late");
         assert!(self.sims.iter().all(|s| !matches!(s.life, Life::Alive | Life::Starting { .. } | Life::Abandoned)));
         self.history.push(failed);
         for (sim, part) in self.sims.iter_mut().zip(&self.job.parts) {
-            if *part != Lifecycle::First || sim.life != Life::Ended(Exit::Code(0)) {
+            if *part != Lifecycle::First || sim.life != Life::Ended(Exit::Code(0)) || sim.signalled {
                 *sim = Sim::NEW;
             }
         }
+        (self.first_done, self.stragglers_end) = (None, None);
+        self.stragglers.clear();
         (self.attempt, self.began, self.swept) = (self.attempt + 1, self.now, true);
-        let most = self.job.policy.restart.max_restart;
-        assert!(self.job.policy.restart.window.is_some() || self.attempt <= most, "attempt {}", self.attempt);
+        let most = self.job.policy.restart.max_restart as usize;
+        let failures = self.history.iter().filter(|a| a.failure.is_some()).count();
+        assert!(self.job.policy.restart.window.is_some() || failures <= most, "attempt {}", self.attempt);
     }
 
     fn note(&mut self, note: ProgressNote) {
@@ -142,8 +180,17 @@ impl World<'_> {
                 let works = |rank: &usize| matches!(self.job.parts[*rank], Lifecycle::First | Lifecycle::Main);
                 assert!(!living.iter().any(works), "noted {note:?} while others run");
                 self.awaiting = Some(self.awake());
+                self.stragglers_end = None;
                 assert_eq!((living, *limit), (&self.living(), self.job.policy.server_timeout));
                 assert!(self.first.is_none() && self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
+            }
+            ProgressNote::Stragglers { living, first, limit } => {
+                let mains = self.alive().filter(|rank| self.job.parts[*rank] == Lifecycle::Main);
+                assert_eq!(*living, mains.collect::<Vec<_>>());
+                assert_eq!((Some(*first), Some(*limit)), (self.first_done, self.job.policy.straggler_timeout));
+                assert!(self.stragglers.is_empty());
+                self.stragglers.clone_from(living);
+                self.stragglers_end = Some(self.awake() + self.job.policy.grace);
             }
             ProgressNote::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));
@@ -165,10 +212,15 @@ impl World<'_> {
                 let full = (1..=self.recent().len()).fold(backoff.base, |d, _| d * 2).min(backoff.max);
                 assert!((full / 2..=full).contains(delay), "waits {delay:?} of {full:?}");
                 assert_eq!(*delay, backoff.delay(*attempt, self.recent().len() as u32 + 1));
-                let failed = AttemptReport { culprit: first, exit: how, began: self.began, ended: self.now };
+                let failed = AttemptReport { failure: Some((first, how)), began: self.began, ended: self.now };
                 self.backoff = Some((failed, self.awake() + *delay));
                 (self.killing, self.awaiting) = (false, None);
                 self.waits_asleep |= self.asleep.is_some();
+            }
+            ProgressNote::RestartRequested { attempt, living, grace } => {
+                let first = self.first.expect("restarted without a request");
+                assert!(matches!(first.cause, Cause::Restart) && self.sims.iter().all(|s| !s.signalled));
+                assert_eq!((*attempt, living, *grace), (self.attempt + 1, &self.living(), first.grace));
             }
             ProgressNote::NotRestarting { why } => assert_eq!(Some(*why), self.restart_refusal()),
             ProgressNote::Stopping { .. } | ProgressNote::Forced { .. } => {}
@@ -179,19 +231,25 @@ impl World<'_> {
     /// When restarts were decided, those that count now.
     fn recent(&self) -> Vec<Duration> {
         let window = self.job.policy.restart.window.unwrap_or(Duration::MAX);
-        self.history.iter().map(|a| a.ended).filter(|at| self.now - *at < window).collect()
+        let failed = self.history.iter().filter(|a| a.failure.is_some());
+        failed.map(|a| a.ended).filter(|at| self.now - *at < window).collect()
     }
 
     /// Why the attempt that is over must not be followed by another; `None` also when nothing failed.
     fn restart_refusal(&self) -> Option<NoRestart> {
         let policy = &self.job.policy.restart;
+        let cause = self.first.map(|f| f.cause);
+        let abandoned = self.sims.iter().any(|s| s.life == Life::Abandoned);
+        if matches!(cause, Some(Cause::Restart)) && !self.is_stopped_for_good() {
+            return (abandoned && !self.job.policy.in_rounds).then_some(NoRestart::Unkillable);
+        }
         if policy.max_restart == 0 {
             return None;
         }
-        let cause = self.first.map(|f| f.cause);
         let (rank, exit) = match cause {
             Some(Cause::Failed(rank, exit)) => (rank, exit),
             Some(Cause::NotStarted(rank)) => (rank, Exit::Lost),
+            Some(Cause::Restart) => (0, Exit::Lost),
             Some(Cause::Asked | Cause::HostLost | Cause::CutOff) if self.backoff.is_some() => (0, Exit::Lost),
             _ => return None,
         };
@@ -199,10 +257,10 @@ impl World<'_> {
         if self.cut_off && !self.host_lost && self.stop_signals == 0 {
             return None;
         }
-        let times = self.history.iter().rev().take_while(|a| (a.culprit, a.exit) == (rank, exit)).count() as u32 + 1;
+        let times = self.history.iter().rev().filter_map(|a| a.failure).take_while(|last| *last == (rank, exit));
+        let times = times.count() as u32 + 1;
         let used = self.recent().len() as u32;
         let status = exit.shell_status();
-        let abandoned = self.sims.iter().any(|s| s.life == Life::Abandoned);
         let reasons = [
             (self.host_lost, NoRestart::LauncherKilled),
             (self.stop_signals > 0, NoRestart::Stopped),
@@ -230,6 +288,14 @@ impl World<'_> {
                 NodeOutcome::Completed
             }
             Some(Cause::Done) => NodeOutcome::Completed,
+            Some(Cause::Restart) if self.host_lost => NodeOutcome::LauncherKilled,
+            Some(Cause::Restart) if self.stop_signals > 0 => NodeOutcome::Stopped { signal: SIGNAL },
+            Some(Cause::Restart) if self.cut_off => NodeOutcome::Regrouped,
+            Some(Cause::Restart) => match self.sims.iter().position(|sim| sim.life == Life::NotStarted) {
+                Some(local_rank) => NodeOutcome::NotStarted { local_rank },
+                None if self.job.policy.in_rounds => NodeOutcome::Regrouped,
+                None => NodeOutcome::Stopped { signal: libc::SIGTERM },
+            },
             Some(Cause::Failed(culprit, exit)) => NodeOutcome::Failed { culprit, exit },
             Some(Cause::NotStarted(local_rank)) => NodeOutcome::NotStarted { local_rank },
             Some(Cause::Asked) => NodeOutcome::Stopped { signal: SIGNAL },
@@ -237,6 +303,9 @@ impl World<'_> {
             Some(Cause::HostLost) => NodeOutcome::LauncherKilled,
         };
         assert_eq!(report.outcome, outcome);
+        let stragglers = report.stragglers.as_ref().map_or(&[][..], |stragglers| &stragglers.ranks);
+        assert_eq!(stragglers, self.stragglers);
+        assert_eq!(report.restart_requested, matches!(self.first, Some(First { cause: Cause::Restart, .. })));
         assert_eq!(report.ranks.len(), self.sims.len());
         for (rank, sim) in report.ranks.iter().zip(&self.sims) {
             let exit = if let Life::Ended(exit) = sim.life { Some(exit) } else { None };
@@ -274,7 +343,7 @@ impl World<'_> {
         }
         let Some(first) = self.first else { return };
         assert!(all(&|s| s.signalled), "one rank was signalled, and another was not");
-        let over = self.awake() > first.awake + self.job.policy.grace;
+        let over = self.awake() > first.awake + first.grace;
         let stop_by = self.job.policy.stop_by.unwrap_or(Duration::MAX);
         let late = self.now > stop_by.max(first.at).max(self.woke);
         if over || late || self.stop_signals >= 2 || self.host_lost || self.cut_off {

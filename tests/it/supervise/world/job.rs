@@ -39,6 +39,8 @@ pub enum Happening {
     Resume,
     CutOff,
     HostLost,
+    /// With this grace period in milliseconds.
+    Restart(Option<u64>),
 }
 
 /// A job and all that befalls it.

@@ -1,10 +1,10 @@
 //! A thread that watches keys with a prefix. It reports every change once, in order, whichever endpoint it comes from.
 
-use super::gateway::client::{EtcdCaller, EtcdClient, EtcdError};
-use super::gateway::wire::WireHandle;
+use super::client::{EtcdCaller, EtcdClient, EtcdError};
+use super::codec;
+use super::codec::{KeyValue, WatchChange, changes, number};
+use super::wire::WireHandle;
 use crate::net::thread;
-use crate::rendezvous::etcd::gateway::codec;
-use crate::rendezvous::etcd::gateway::codec::{KeyValue, WatchChange, changes, number};
 use crate::rendezvous::etcd::retry::{LONGEST_PAUSE, RetryTimer};
 use crate::sys::clock;
 use serde_json::{Value, json};
@@ -47,7 +47,27 @@ impl WatchHandle {
     pub fn start(
         client: &Arc<EtcdClient>,
         prefix: String,
+        from: (i64, Duration),
+        on_event: impl Fn(WatchEvent) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        Self::spawn(client, prefix, from, false, on_event)
+    }
+
+    /// The same, but etcd itself reports the changes between that revision and the beginning of the watch. That may take it 100 ms.
+    pub fn start_after(
+        client: &Arc<EtcdClient>,
+        prefix: String,
+        from: (i64, Duration),
+        on_event: impl Fn(WatchEvent) + Send + 'static,
+    ) -> std::io::Result<Self> {
+        Self::spawn(client, prefix, from, true, on_event)
+    }
+
+    fn spawn(
+        client: &Arc<EtcdClient>,
+        prefix: String,
         (revision, patience): (i64, Duration),
+        has_begun: bool,
         on_event: impl Fn(WatchEvent) + Send + 'static,
     ) -> std::io::Result<Self> {
         let caller = EtcdCaller::streaming(client);
@@ -59,7 +79,7 @@ impl WatchHandle {
                 prefix,
                 revision,
                 patience,
-                has_begun: false,
+                has_begun,
                 retry,
                 opened: None,
                 token_at: None,

@@ -2,7 +2,7 @@
 //! in the framework's clean-up, and the other ranks wait for them.
 
 use crate::report::stacks::StackDump;
-use crate::run::hang_detector::WATCHED;
+use crate::run::hangs::hang_detector::WATCHED;
 use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::run::stacks::polled_reader::PolledReader;

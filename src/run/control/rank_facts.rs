@@ -7,12 +7,12 @@ use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// A rank and the processes that it has started.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct RankFacts {
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankFacts {
     /// CPUs in use, in percent of one.
     pub cpu_percent: Option<f64>,
     /// CPU time since the start of the processes that run, in seconds.
@@ -26,7 +26,7 @@ pub(super) struct RankFacts {
 }
 
 /// The start time of a process in clock ticks since boot.
-pub(super) fn start_ticks(pid: i32) -> Option<u64> {
+pub fn start_ticks(pid: i32) -> Option<u64> {
     ProcStat::of(pid).map(|stat| stat.started)
 }
 

@@ -1,0 +1,85 @@
+//! Questions between the nodes of a job: one node asks, all others answer. They are apart from records and states: a question or an
+//! answer may be lost, and nothing but what a user is shown depends on it.
+
+use std::sync::{Arc, OnceLock};
+
+/// The longest question, bytes. A longer one is not passed on.
+pub const MAX_QUESTION: usize = 4 << 10;
+/// The longest answer, bytes. A longer one is not passed on. Etcd takes 1.5 MiB in one request.
+pub const MAX_ANSWER: usize = 256 << 10;
+
+/// What a node receives, on a thread of its backend.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QuestionEvent {
+    /// Another node asks. It may be received twice.
+    Asked {
+        /// The id of the node that asks.
+        asker: String,
+        /// The question's id, for the answer.
+        id: String,
+        /// The question.
+        text: String,
+    },
+    /// A node has answered, perhaps more than once.
+    Answered {
+        /// The number of this node's question.
+        number: u64,
+        /// The id of the node that answers.
+        node: String,
+        /// Its answer.
+        text: String,
+    },
+}
+
+/// What a node sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QuestionMessage {
+    /// A question to all other nodes.
+    Ask {
+        /// Its number, which this node uses once.
+        number: u64,
+        /// The question.
+        text: String,
+    },
+    /// An answer.
+    Answer {
+        /// The node that has asked.
+        asker: String,
+        /// The question's id.
+        id: String,
+        /// The answer.
+        text: String,
+    },
+    /// No further answer to this question is wanted.
+    Forget {
+        /// Its number.
+        number: u64,
+    },
+}
+
+/// Sends questions and answers. What cannot be sent is lost. It may block for as long as a request to the backend takes.
+pub trait QuestionSender: Send {
+    /// Sends a message.
+    fn send(&mut self, message: QuestionMessage);
+}
+
+/// Receives questions and answers. It does not block.
+pub type QuestionListener = Box<dyn Fn(QuestionEvent) + Send + Sync>;
+
+/// The place of a listener, which comes after the threads that report to it. Clones share it.
+#[derive(Clone, Default)]
+pub struct ListenerSlot(Arc<OnceLock<QuestionListener>>);
+
+impl ListenerSlot {
+    /// Sets the listener; only the first one counts.
+    pub fn set(&self, listener: QuestionListener) {
+        let _ = self.0.set(listener);
+    }
+
+    /// Reports an event. Without a listener it is lost.
+    pub fn report(&self, event: QuestionEvent) {
+        if let Some(listener) = self.0.get() {
+            listener(event);
+        }
+    }
+}

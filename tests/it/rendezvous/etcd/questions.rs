@@ -1,0 +1,82 @@
+//! Questions between nodes at etcd: their keys, their leases, and what is too long.
+
+use super::node::{Node, config};
+use super::server::{Etcd, LIMIT, wait_for};
+use super::two;
+use crossbeam_channel::{Receiver, unbounded};
+use rlaunch::rendezvous::backend::RendezvousBackend;
+use rlaunch::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender};
+
+fn connected(node: &mut Node) -> (Box<dyn QuestionSender>, Receiver<QuestionEvent>) {
+    let (events, heard) = unbounded();
+    (node.backend.connect_questions(Box::new(move |event| drop(events.send(event)))), heard)
+}
+
+fn ask(number: u64, text: &str) -> QuestionMessage {
+    QuestionMessage::Ask { number, text: text.into() }
+}
+
+fn reply(id: &str, text: &str) -> QuestionMessage {
+    QuestionMessage::Answer { asker: "a".into(), id: id.into(), text: text.into() }
+}
+
+/// The id of the next question that a node hears.
+fn next_id(heard: &Receiver<QuestionEvent>, asker: &str, text: &str) -> String {
+    match heard.recv_timeout(LIMIT).unwrap() {
+        QuestionEvent::Asked { asker: by, id, text: what } if (by.as_str(), what.as_str()) == (asker, text) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn keys(etcd: &Etcd) -> Vec<String> {
+    let all = etcd.keys("/rlaunch/job/");
+    all.into_iter().filter(|key| key.contains("questions/") || key.contains("answers/")).collect()
+}
+
+#[test]
+fn each_node_asks_all_others_and_leaves_no_key() {
+    let etcd = Etcd::start();
+    let config = config(&[etcd.endpoint()], "job");
+    let (mut a, mut b) = two(&config);
+    let ((mut from_a, at_a), (mut from_b, at_b)) = (connected(&mut a), connected(&mut b));
+    for round in 1..=3 {
+        from_a.send(ask(round, "why?\n"));
+        let id = next_id(&at_b, "a", "why?\n");
+        // Too long, of no question, and with no lease: they are lost.
+        for message in [reply(&id, &"x".repeat(MAX_ANSWER + 1)), reply("a.9.7", "x"), reply("a", "x")] {
+            from_b.send(message);
+        }
+        let text = "x".repeat(MAX_ANSWER);
+        from_b.send(reply(&id, &text));
+        let answer = QuestionEvent::Answered { number: round, node: "b".into(), text };
+        assert_eq!(at_a.recv_timeout(LIMIT).unwrap(), answer);
+        assert_eq!(keys(&etcd).len(), 2);
+        from_a.send(QuestionMessage::Forget { number: round });
+        assert!(keys(&etcd).is_empty());
+        // Too late.
+        from_b.send(reply(&id, "x"));
+        assert!(keys(&etcd).is_empty());
+    }
+    from_a.send(ask(4, &"x".repeat(MAX_QUESTION + 1)));
+    from_b.send(ask(1, "and you?"));
+    next_id(&at_a, "b", "and you?");
+    assert!(at_a.is_empty() && at_b.is_empty());
+    a.close();
+    b.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}
+
+#[test]
+fn what_a_lost_node_has_asked_goes_with_its_lease() {
+    let etcd = Etcd::start();
+    let config = config(&[etcd.endpoint()], "job");
+    let (mut a, mut b) = two(&config);
+    let ((mut from_a, _), (mut from_b, at_b)) = (connected(&mut a), connected(&mut b));
+    from_a.send(ask(1, "?"));
+    from_b.send(reply(&next_id(&at_b, "a", "?"), "an answer"));
+    assert_eq!(keys(&etcd).len(), 2);
+    drop((a, from_a));
+    wait_for("the end of its keys", || keys(&etcd).is_empty());
+    b.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}

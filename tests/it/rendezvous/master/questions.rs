@@ -1,0 +1,119 @@
+//! Questions between nodes at the embedded master.
+
+use super::nodes::Bare;
+use super::*;
+use crossbeam_channel::{Receiver, unbounded};
+use rlaunch::rendezvous::master::frame::{FromMaster, FromNode};
+use rlaunch::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender};
+
+/// A node that takes part in questions, and what it hears.
+fn connected(node: &mut Node) -> (Box<dyn QuestionSender>, Receiver<QuestionEvent>) {
+    let (events, heard) = unbounded();
+    (node.backend.connect_questions(Box::new(move |event| drop(events.send(event)))), heard)
+}
+
+fn ask(number: u64, text: &str) -> QuestionMessage {
+    QuestionMessage::Ask { number, text: text.into() }
+}
+
+fn reply(asker: &str, id: &str, text: &str) -> QuestionMessage {
+    QuestionMessage::Answer { asker: asker.into(), id: id.into(), text: text.into() }
+}
+
+fn asked(asker: &str, id: &str, text: &str) -> QuestionEvent {
+    QuestionEvent::Asked { asker: asker.into(), id: id.into(), text: text.into() }
+}
+
+fn answered(number: u64, node: &str, text: &str) -> QuestionEvent {
+    QuestionEvent::Answered { number, node: node.into(), text: text.into() }
+}
+
+#[test]
+fn each_node_asks_all_others() {
+    for key in [None, Some("secret")] {
+        let (_server, port) = started(config(key, LEASE));
+        let (mut a, mut b) = pair(to(port, key, LEASE));
+        let ((mut from_a, at_a), (mut from_b, at_b)) = (connected(&mut a), connected(&mut b));
+        let next = |heard: &Receiver<QuestionEvent>| heard.recv_timeout(PATIENCE).unwrap();
+        from_a.send(ask(1, "why?\n"));
+        assert_eq!(next(&at_b), asked("a", "1", "why?\n"));
+        // Too long, of no node and of no question: they are lost, and nothing else is.
+        let long = "x".repeat(MAX_ANSWER + 1);
+        for message in [reply("a", "1", &long), reply("z", "1", "x"), reply("a", "x", "x")] {
+            from_b.send(message);
+        }
+        from_b.send(reply("a", "1", &"x".repeat(MAX_ANSWER)));
+        assert_eq!(next(&at_a), answered(1, "b", &"x".repeat(MAX_ANSWER)));
+        from_a.send(ask(2, &"x".repeat(MAX_QUESTION + 1)));
+        from_a.send(QuestionMessage::Forget { number: 1 });
+        from_a.send(ask(3, "?"));
+        assert_eq!(next(&at_b), asked("a", "3", "?"));
+        from_b.send(ask(1, "and you?"));
+        assert_eq!(next(&at_a), asked("b", "1", "and you?"));
+        assert!(at_a.is_empty() && at_b.is_empty());
+        until(&mut [&mut a, &mut b], "both run", |nodes| nodes.iter().all(|node| node.runs()));
+        assert_eq!((a.lost(), b.lost()), (None, None));
+    }
+}
+
+#[test]
+fn nodes_of_an_earlier_release_are_not_asked() {
+    let (_server, port) = started(config(None, LEASE));
+    let mut old = Bare::new(port, None);
+    let record = record("b", 2, NodeStatus::Ready { seen: 0 });
+    let hello = FromNode::Hello { version: "0".into(), job: "job".into(), id: "b".into(), record, questions: false };
+    old.say(&hello);
+    let mut a = Node::new(to(port, None, LEASE), "a", 2);
+    let (mut from_a, _) = connected(&mut a);
+    until(&mut [&mut a], "it runs", |nodes| nodes[0].runs());
+    from_a.send(ask(1, "?"));
+    // The answer to the second ping comes after all that was sent because of the question.
+    let mut unanswered = 2;
+    let mut new = Bare::new(port, None);
+    new.hello("c", "job", 2);
+    while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
+    new.say(&FromNode::Ask { number: 9, text: "?".into() });
+    new.say(&FromNode::Ping);
+    while !matches!(new.hear(), Some(FromMaster::Pong { .. })) {}
+    old.say(&FromNode::Ping);
+    while unanswered > 0 {
+        match old.hear() {
+            Some(FromMaster::Pong { .. }) => unanswered -= 1,
+            Some(FromMaster::Asked { .. }) | None => panic!("it was asked, or its link has ended"),
+            Some(_) => {}
+        }
+    }
+}
+
+#[test]
+fn a_node_that_is_flooded_with_answers_keeps_its_link() {
+    let (_server, port) = started(config(None, LEASE));
+    let mut slow = Bare::new(port, None);
+    slow.hello("b", "job", 2);
+    let mut a = Node::new(to(port, None, LEASE), "a", 2);
+    until(&mut [&mut a], "both run", |nodes| nodes[0].runs());
+    // It reads nothing while more arrives for it than may wait.
+    let mut flood = Bare::new(port, None);
+    flood.hello("c", "job", 2);
+    let text = "x".repeat(MAX_ANSWER);
+    for number in 0..100 {
+        flood.say(&FromNode::Answer { asker: "b".into(), number, text: text.clone() });
+    }
+    flood.say(&FromNode::Ping);
+    let mut pongs = 0;
+    while pongs < 2 {
+        pongs += usize::from(matches!(flood.hear(), Some(FromMaster::Pong { .. })));
+    }
+    slow.say(&FromNode::Ping);
+    let (mut pongs, mut answers) = (0, 0);
+    while pongs < 2 {
+        match slow.hear() {
+            Some(FromMaster::Pong { .. }) => pongs += 1,
+            Some(FromMaster::Answered { .. }) => answers += 1,
+            Some(_) => {}
+            None => panic!("its link has ended"),
+        }
+    }
+    println!("{answers} of 100 answers came");
+    assert!(answers >= 1);
+}

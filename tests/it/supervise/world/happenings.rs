@@ -1,0 +1,74 @@
+//! What befalls a job from outside.
+
+use super::{Cause, First, Happening, SIGNAL, World};
+use rlaunch::supervise::{Effect, ProgressNote, RankStop, SupervisorEvent};
+use std::time::Duration;
+
+impl World<'_> {
+    pub(super) fn happen(&mut self, happening: Happening) {
+        match happening {
+            Happening::Notify => {
+                let expected = self.alive().map(|rank| Effect::ForwardSignal { child: self.id(rank), signal: 10 });
+                let expected: Vec<_> = expected.collect();
+                let before = self.standing();
+                assert_eq!((self.effects_of(SupervisorEvent::ForwardSignal(10)), self.standing()), (expected, before));
+            }
+            Happening::Suspend => {
+                self.asleep.get_or_insert(self.now);
+                self.send(SupervisorEvent::Suspend);
+            }
+            Happening::Resume => {
+                self.wake();
+                self.send(SupervisorEvent::Resume);
+            }
+            Happening::Stop => {
+                self.wake();
+                self.stop_signals += 1;
+                self.reason(Cause::Asked);
+                let (known, living) = (self.notes.len(), self.living());
+                let expected = match (self.killing, self.stop_signals) {
+                    (true, _) => vec![],
+                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living }],
+                    _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
+                };
+                self.send(SupervisorEvent::Stop(SIGNAL));
+                let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
+                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+            }
+            Happening::HostLost => {
+                self.wake();
+                self.host_lost = true;
+                self.reason(Cause::HostLost);
+                self.send(SupervisorEvent::LauncherKilled);
+            }
+            Happening::Restart(millis) => {
+                let grace = millis.map(Duration::from_millis);
+                let most = grace.unwrap_or(Duration::MAX).min(self.job.policy.grace);
+                match (self.first, &self.backoff) {
+                    (None, None) => {
+                        self.reason(Cause::Restart);
+                        self.first = self.first.map(|first| First { grace: most, ..first });
+                    }
+                    (_, Some((ended, _))) => {
+                        let ended = *ended;
+                        self.wake();
+                        self.backoff = Some((ended, self.awake()));
+                    }
+                    (Some(first @ First { cause: Cause::Restart, .. }), None) if !self.killing => {
+                        self.wake();
+                        let grace = first.grace.min(self.awake() - first.awake + most);
+                        self.first = Some(First { grace, ..first });
+                    }
+                    _ => {}
+                }
+                self.send(SupervisorEvent::Restart { grace });
+            }
+            Happening::CutOff => {
+                self.wake();
+                self.cut_off = true;
+                self.reason(Cause::CutOff);
+                self.send(SupervisorEvent::Regroup(RankStop::AtOnce));
+            }
+        }
+    }
+}
