@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rlaunch
@@ -196,7 +198,9 @@ def test_a_node_that_waits_for_another_is_not_aborted(tmp_path: Path) -> None:
 def test_a_suspended_job_is_not_looked_at(place: Place) -> None:
     # The output is new when the job is suspended, also where the start of Python takes seconds.
     place.script("print('begins', flush=True)\ntell('ready', os.getpid())\nsleep()\n")
-    with place.start("--nproc_per_node=1", "--hang_timeout=3", "train.py") as launcher:
+    # SIGTSTP stops nothing in an orphaned process group, which this test's own may be (setpgid(2)).
+    group: dict[str, Any] = {"preexec_fn": os.setpgrp}
+    with place.start("--nproc_per_node=1", "--hang_timeout=3", "train.py", **group) as launcher:
         place.ready(1)
         launcher.send_signal(signal.SIGTSTP)
         until(lambda: Path(f"/proc/{launcher.pid}/stat").read_text().split()[2] == "T", "the suspension")
