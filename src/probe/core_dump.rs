@@ -16,10 +16,18 @@ pub fn describe_core(pid: u32, folder: &Path, started: SystemTime) -> Option<Str
 fn describe(pattern: &str, uses_pid: bool, pid: u32, folder: &Path, started: SystemTime) -> Option<String> {
     if let Some(command) = pattern.strip_prefix('|') {
         let program = command.split_whitespace().next()?;
+        // How systems without core files are set up.
+        if matches!(program.rsplit('/').next(), Some("false" | "true")) {
+            return None;
+        }
         return Some(match program.contains("systemd-coredump") {
             true => format!("its core file: coredumpctl debug {pid}"),
             false => format!("its core file went to {program} (kernel.core_pattern)"),
         });
+    }
+    // The socket of a program that takes core files (Linux 6.16).
+    if pattern.starts_with('@') {
+        return Some(format!("its core file went to the socket {pattern} (kernel.core_pattern)"));
     }
     let file = find(pattern, uses_pid, pid, folder, started);
     Some(match file {
@@ -30,7 +38,8 @@ fn describe(pattern: &str, uses_pid: bool, pid: u32, folder: &Path, started: Sys
 
 /// The newest file that the pattern may mean.
 fn find(pattern: &str, uses_pid: bool, pid: u32, folder: &Path, started: SystemTime) -> Option<PathBuf> {
-    let (parent, name) = pattern.rsplit_once('/').unwrap_or(("", pattern));
+    let at = pattern.rfind('/').map_or(0, |slash| slash + 1);
+    let (parent, name) = pattern.split_at(at);
     // "%" in a folder's name, and the like, are left to people.
     if parent.contains('%') {
         return None;
@@ -38,7 +47,10 @@ fn find(pattern: &str, uses_pid: bool, pid: u32, folder: &Path, started: SystemT
     let suffix = if uses_pid && !name.contains("%p") { ".%p" } else { "" };
     let pieces = pieces(&format!("{name}{suffix}"), pid);
     let entries = std::fs::read_dir(folder.join(parent)).ok()?.filter_map(Result::ok);
-    let written = |entry: &std::fs::DirEntry| entry.metadata().and_then(|metadata| metadata.modified()).ok();
+    let written = |entry: &std::fs::DirEntry| {
+        let metadata = entry.metadata().ok().filter(|metadata| metadata.is_file() && metadata.len() > 0)?;
+        metadata.modified().ok()
+    };
     let cores = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| matches(&pieces, name)));
     let dated = cores.filter_map(|entry| Some((written(&entry).filter(|at| *at >= started)?, entry.path())));
     dated.max().map(|(_, file)| file)
@@ -104,6 +116,7 @@ mod tests {
         assert_eq!(coredumpctl.as_deref(), Some("its core file: coredumpctl debug 42"));
         let apport = described("|/usr/share/apport/apport -p%p");
         assert_eq!(apport.as_deref(), Some("its core file went to /usr/share/apport/apport (kernel.core_pattern)"));
+        assert_eq!(described("|/bin/false"), None);
         let unknown = described("/cores/%h/core");
         assert_eq!(unknown.as_deref(), Some("it has written a core file as /cores/%h/core (kernel.core_pattern)"));
     }

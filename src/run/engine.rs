@@ -208,8 +208,12 @@ impl Engine {
 
     /// The attempt whose ranks run, unless they are stopped or suspended by the user.
     pub fn running_attempt(&self) -> Option<u32> {
-        let is_running = !self.is_stopping() && !self.supervisor.is_suspended() && !self.supervisor.living().is_empty();
-        is_running.then_some(self.attempt)
+        self.living_attempt().filter(|_| !self.supervisor.is_suspended())
+    }
+
+    /// The same, also while the user has suspended them.
+    pub fn living_attempt(&self) -> Option<u32> {
+        (!self.is_stopping() && !self.supervisor.living().is_empty()).then_some(self.attempt)
     }
 
     /// Sends a signal to one rank's own process.

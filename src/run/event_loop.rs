@@ -5,7 +5,7 @@ mod watch_ranks;
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{EXIT_STACKS, FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
+use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
@@ -98,8 +98,8 @@ pub fn run(
         zygote.begin(&launch.preload_context(), engine.poll(), ZYGOTE)?;
     }
     let event_loop = EventLoop {
-        exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader, EXIT_STACKS)),
-        hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader, STACKS)),
+        exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader)),
+        hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader)),
         aborted: AbortedRanks::default(),
         engine,
         ranks,
@@ -184,8 +184,8 @@ impl<'a> EventLoop<'a> {
                 self.listener.preload_is_slow(&zygote.names());
             }
             self.watch_stop();
-            self.watch_hangs()?;
-            self.watch_exits()?;
+            self.watch_hangs();
+            self.watch_exits();
             self.kill_aborted_ranks();
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
@@ -310,8 +310,6 @@ impl<'a> EventLoop<'a> {
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
             GROWTH => self.ranks.logs_have_grown()?,
-            // `watch_hangs` and `watch_exits` receive it.
-            STACKS | EXIT_STACKS => {}
             _ => {
                 if let Some(follower) = self.ranks.follower(token.saturating_sub(FOLLOWERS) as usize) {
                     follower.writable(self.engine.poll())?;
@@ -323,10 +321,9 @@ impl<'a> EventLoop<'a> {
 
     /// Reaps orphans that were reparented to this process. Ranks are reaped by their pidfds.
     fn reap_orphans(&self) {
-        let (engine, kept) = (&self.engine, self.launch.kept_children());
         // A rank that was forked, and may have ended, is no orphan.
-        if !engine.is_starting() {
-            sweep::reap_orphans(|pid| engine.owns(pid) || kept.contains(&pid));
+        if !self.engine.is_starting() {
+            self.launch.reap_orphans(|pid| self.engine.owns(pid));
         }
     }
 

@@ -7,6 +7,7 @@ use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::stacks::collector::StackReader;
+use crate::run::sweep;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::run::zygote::{PreloadContext, Zygote};
 use crate::spec::hang::HangSpec;
@@ -22,6 +23,9 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::MutexGuard;
 use std::time::Duration;
+
+/// How long a sweep waits for the start of a reader of stacks.
+const START_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
 pub const OWN_VARS: [&str; 6] =
@@ -148,16 +152,20 @@ impl Launch<'_> {
         }
     }
 
-    /// The same for a sweep of the job, with no reader started until the second part is dropped.
-    pub fn kept_in_sweep(&self) -> (BTreeSet<i32>, MutexGuard<'_, BTreeSet<i32>>) {
-        let readers = self.stack_reader.pause();
+    /// Children of the supervisor process that no sweep may end. No reader of stacks is started until the second part is dropped.
+    pub fn kept_in_sweep(&self) -> (BTreeSet<i32>, Option<MutexGuard<'_, BTreeSet<i32>>>) {
+        let readers = self.stack_reader.pause(START_PATIENCE);
         let zygote = self.zygote.iter().filter_map(|zygote| zygote.pid());
-        (zygote.chain(readers.iter().copied()).collect(), readers)
+        (zygote.chain(readers.iter().flat_map(|readers| readers.iter().copied())).collect(), readers)
     }
 
-    /// Children of the supervisor process that no sweep may end.
-    pub fn kept_children(&self) -> BTreeSet<i32> {
-        self.kept_in_sweep().0
+    /// Reaps children of the supervisor process that have ended and that nothing else waits for: orphans of ranks. None while a reader
+    /// of stacks is being started: it is reaped with the next ones.
+    pub fn reap_orphans(&self, is_known: impl Fn(i32) -> bool) {
+        if let Some(readers) = self.stack_reader.pause(Duration::ZERO) {
+            let is_zygote = |pid| self.zygote.iter().any(|zygote| zygote.pid() == Some(pid));
+            sweep::reap_orphans(|pid| is_known(pid) || is_zygote(pid) || readers.contains(&pid));
+        }
     }
 
     /// Where the keys of the ranks are: those that the preload server forks have theirs in their memory.

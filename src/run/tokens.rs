@@ -14,9 +14,5 @@ pub const NODES: u64 = HOST_TOKENS + 3;
 pub const ZYGOTE: (u64, u64) = (HOST_TOKENS + 4, HOST_TOKENS + 5);
 /// Growth of logs.
 pub const GROWTH: u64 = HOST_TOKENS + 6;
-/// The answer of the process that reads stacks.
-pub const STACKS: u64 = HOST_TOKENS + 7;
-/// The same for ranks that have failed and do not exit.
-pub const EXIT_STACKS: u64 = HOST_TOKENS + 8;
 /// The first of the log followers, one token each: room on the console.
-pub const FOLLOWERS: u64 = HOST_TOKENS + 9;
+pub const FOLLOWERS: u64 = HOST_TOKENS + 7;

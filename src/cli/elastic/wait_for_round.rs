@@ -11,7 +11,6 @@ use crate::run::multi_node::membership::Membership;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
-use crate::sys::process::tree;
 use crate::sys::signals::Signals;
 use std::collections::BTreeSet;
 use std::io;
@@ -64,7 +63,7 @@ impl<'a> RoundWait<'a> {
     pub fn may_continue(&mut self) -> bool {
         let mut received: Vec<(i32, SignalRoute)> =
             self.signals.drain().into_iter().map(|signal| (signal, SignalRoute::Directly)).collect();
-        tree::reap_orphans(|pid| self.launch.kept_children().contains(&pid));
+        self.launch.reap_orphans(|_| false);
         match self.supervisor.requested() {
             Some(asked) => received.extend(asked.into_iter().map(|signal| (signal, SignalRoute::Requested))),
             None => self.launcher_killed = true,

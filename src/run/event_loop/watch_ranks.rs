@@ -3,14 +3,12 @@
 use super::EventLoop;
 use crate::spec::hang::OnHang;
 use crate::sys::clock;
-use std::io;
 
 impl EventLoop<'_> {
     /// Looks at ranks that have been silent for long, and reports a hang.
-    pub(super) fn watch_hangs(&mut self) -> io::Result<()> {
-        let (ranks, poll) = (&self.ranks, self.engine.poll());
-        let found = self.hangs.turn(self.engine.running_attempt(), || ranks.stack_targets(), poll)?;
-        let Some(found) = found else { return Ok(()) };
+    pub(super) fn watch_hangs(&mut self) {
+        let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
+        let Some(found) = self.hangs.turn(attempt, || ranks.stack_targets()) else { return };
         let has_other_nodes = self.launch.plan.nnodes > 1;
         let aborted = match self.launch.hang.on_hang {
             OnHang::Abort => found.ranks_to_abort(has_other_nodes),
@@ -19,7 +17,6 @@ impl EventLoop<'_> {
         let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
         self.ranks.report_hang(&found, &aborted, is_spared);
         aborted.into_iter().for_each(|local_rank| self.abort_rank(local_rank));
-        Ok(())
     }
 
     fn abort_rank(&mut self, local_rank: usize) {
@@ -31,20 +28,17 @@ impl EventLoop<'_> {
     }
 
     pub(super) fn kill_aborted_ranks(&mut self) {
-        for local_rank in self.aborted.take_due(clock::now(), self.engine.running_attempt()) {
+        for local_rank in self.aborted.take_due(clock::now(), self.engine.living_attempt()) {
             self.engine.signal_rank(local_rank, libc::SIGKILL);
         }
     }
 
     /// Ends a rank that has failed and does not exit.
-    pub(super) fn watch_exits(&mut self) -> io::Result<()> {
-        let (ranks, poll, attempt) = (&self.ranks, self.engine.poll(), self.engine.running_attempt());
-        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local), poll)? else {
-            return Ok(());
-        };
+    pub(super) fn watch_exits(&mut self) {
+        let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
+        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local)) else { return };
         self.ranks.report_stuck_exit(&stuck);
         self.abort_rank(stuck.local_rank);
-        Ok(())
     }
 
     /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).

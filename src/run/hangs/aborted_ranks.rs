@@ -24,7 +24,8 @@ impl AbortedRanks {
         self.kill_at.iter().map(|(_, at)| *at).min()
     }
 
-    /// Takes the ranks that are to be killed now. `running`: the attempt that runs; one that stops has a grace period of its own.
+    /// Takes the ranks that are to be killed now. `running`: the attempt that runs, also one that is suspended; one that stops has a grace
+    /// period of its own.
     pub fn take_due(&mut self, now: Duration, running: Option<u32>) -> Vec<usize> {
         if running != Some(self.attempt) {
             self.kill_at.clear();

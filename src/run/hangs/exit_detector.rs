@@ -7,9 +7,7 @@ use crate::run::stacks::collector::StacksUnavailable;
 use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackRequest};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::sys::clock;
-use crate::sys::io::poll::Poller;
 use std::collections::BTreeMap;
-use std::io;
 use std::time::Duration;
 use tracing::warn;
 
@@ -63,38 +61,40 @@ impl<'a> ExitDetector<'a> {
     }
 
     /// Continues. `attempt`: the one whose ranks run and do not stop; `target`: a rank, if it lives.
-    pub fn turn(
-        &mut self,
-        attempt: Option<u32>,
-        target: impl Fn(usize) -> Option<RankTarget>,
-        poll: &Poller,
-    ) -> io::Result<Option<StuckExit>> {
+    pub fn turn(&mut self, attempt: Option<u32>, target: impl Fn(usize) -> Option<RankTarget>) -> Option<StuckExit> {
         if attempt != self.attempt {
             self.attempt = attempt;
             self.failed.clear();
-            self.reader.end(poll)?;
+            self.reader.give_up();
         }
         let (now, timeout) = (clock::now(), self.timeout.unwrap_or(Duration::MAX));
-        if let Some(answer) = self.reader.receive(poll)? {
-            return Ok(self.judge(answer, now.saturating_add(timeout)));
+        if let Some(answer) = self.reader.receive() {
+            return self.judge(answer, now.saturating_add(timeout));
         }
-        if self.reader.is_reading() {
-            return Ok(None);
+        if self.reader.until().is_some() {
+            return None;
         }
         let next = self.failed.iter().find(|(_, (_, look_at))| *look_at <= now).map(|(local_rank, _)| *local_rank);
-        let Some(local_rank) = next else { return Ok(None) };
+        let local_rank = next?;
         let Some(target) = target(local_rank) else {
             self.failed.remove(&local_rank);
-            return Ok(None);
+            return None;
         };
         let watched_seconds = WATCHED.min(timeout).as_secs_f64();
         let hang = Some(HangQuestion { silent_seconds: 0.0, watched_seconds });
         self.looked_at = local_rank;
-        if let Err(error) = self.reader.start(&StackRequest { ranks: vec![target], hang }, poll) {
-            warn!("{UNKNOWN}: {error}");
-            self.failed.remove(&local_rank);
+        match self.reader.start(StackRequest { ranks: vec![target], hang }) {
+            Ok(()) => {}
+            // One of the attempt before is not over.
+            Err(StacksUnavailable::Busy) => {
+                self.failed.entry(local_rank).and_modify(|(_, look_at)| *look_at = now.saturating_add(timeout));
+            }
+            Err(error) => {
+                warn!("{UNKNOWN}: {error}");
+                self.failed.remove(&local_rank);
+            }
         }
-        Ok(None)
+        None
     }
 
     /// What the answer says about the rank that was looked at, which otherwise is looked at again at this time.

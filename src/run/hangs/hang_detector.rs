@@ -6,8 +6,6 @@ use crate::run::stacks::look::{HangQuestion, RankTarget, StackAnswer, StackReque
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::supervise::{HangAction, HangEvent, HangLook, HangWatch};
 use crate::sys::clock;
-use crate::sys::io::poll::Poller;
-use std::io;
 use std::time::Duration;
 use tracing::{debug, warn};
 
@@ -78,27 +76,22 @@ impl<'a> HangDetector<'a> {
     }
 
     /// Continues. `attempt`: the one whose ranks run, and neither stop nor are suspended; `targets`: those ranks.
-    pub fn turn(
-        &mut self,
-        attempt: Option<u32>,
-        targets: impl FnOnce() -> Vec<RankTarget>,
-        poll: &Poller,
-    ) -> io::Result<Option<FoundHang>> {
+    pub fn turn(&mut self, attempt: Option<u32>, targets: impl FnOnce() -> Vec<RankTarget>) -> Option<FoundHang> {
         let now = clock::now();
         if attempt != self.attempt {
             self.attempt = attempt;
             self.watch.handle(now, HangEvent::NotRunning);
             self.written.clear();
-            self.reader.end(poll)?;
+            self.reader.give_up();
             if attempt.is_some() {
                 self.watch.handle(now, HangEvent::Running);
             }
         }
-        if let Some(answer) = self.reader.receive(poll)? {
+        if let Some(answer) = self.reader.receive() {
             let (look, found) = self.judge(answer);
             debug!("no rank has written anything for --hang_timeout: {look:?}");
             let action = self.watch.handle(now, HangEvent::Looked(look));
-            return Ok(found.filter(|_| action == Some(HangAction::Report)));
+            return found.filter(|_| action == Some(HangAction::Report));
         }
         if self.watch.due().is_some_and(|at| now >= at)
             && self.watch.handle(now, HangEvent::Due) == Some(HangAction::Look)
@@ -109,15 +102,18 @@ impl<'a> HangDetector<'a> {
             }
             if ranks.is_empty() {
                 self.watch.handle(now, HangEvent::Looked(HangLook::Moved));
-                return Ok(None);
+                return None;
             }
             let request = StackRequest { ranks, hang: Some(self.question) };
-            if let Err(error) = self.reader.start(&request, poll) {
-                self.warn(&error);
+            if let Err(error) = self.reader.start(request) {
+                // One of the attempt before may not be over.
+                if !matches!(error, StacksUnavailable::Busy) {
+                    self.warn(&error);
+                }
                 self.watch.handle(now, HangEvent::Looked(HangLook::Failed));
             }
         }
-        Ok(None)
+        None
     }
 
     fn judge(&mut self, answer: Result<StackAnswer, StacksUnavailable>) -> (HangLook, Option<FoundHang>) {

@@ -6,6 +6,7 @@ use crate::sys::io::poll::Poller;
 use crate::sys::io::{fd, packet};
 use crate::sys::process::child::Child;
 use crate::sys::process::lifeline::{KillScope, Lifeline};
+use crate::sys::process::pidfd;
 use crate::sys::process::spawn::{self, ProcessGroup, SpawnCommand};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -16,7 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -30,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const RANK_PATIENCE: Duration = Duration::from_millis(200);
 /// How long the end of a killed reader is waited for, on the event loop.
 const END: Duration = Duration::from_millis(100);
+/// How often a pause looks whether the start of a process is over.
+const PAUSE_INTERVAL: Duration = Duration::from_millis(5);
 /// The longest answer.
 const LONGEST: usize = 64 << 20;
 
@@ -45,6 +48,9 @@ pub enum StacksUnavailable {
     /// It took too long.
     #[error("the process that reads stacks has not answered in {0:?}")]
     Late(Duration),
+    /// An earlier one has not ended in time: it cannot be started, or not be ended.
+    #[error("the process that reads stacks cannot be started in time: does the disk of the Python interpreter answer?")]
+    Busy,
     /// It ended without an answer.
     #[error("the process that reads stacks has failed; is the rlaunch package complete?")]
     Failed,
@@ -65,19 +71,33 @@ impl StackReader {
     }
 
     /// The reader processes that run, and none is started until the result is dropped: during a sweep, which would take it for a process
-    /// that a rank has left behind.
-    pub fn pause(&self) -> MutexGuard<'_, BTreeSet<i32>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    /// that a rank has left behind. `None`: one is being started, and this has not succeeded within `patience`: its program is on a disk
+    /// that hangs. The sweep may end it.
+    pub fn pause(&self, patience: Duration) -> Option<MutexGuard<'_, BTreeSet<i32>>> {
+        let until = clock::now() + patience;
+        loop {
+            match self.running.try_lock() {
+                Ok(running) => return Some(running),
+                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) if clock::now() >= until => return None,
+                Err(TryLockError::WouldBlock) => drop(pidfd::await_any(&[], PAUSE_INTERVAL)),
+            }
+        }
     }
 
-    /// Starts a reader process.
+    /// How long a reader process may take for this request.
+    pub fn patience(&self, request: &StackRequest) -> Duration {
+        let watched = request.hang.map_or(0.0, |hang| hang.watched_seconds);
+        let ranks = u32::try_from(request.ranks.len()).unwrap_or(u32::MAX);
+        PATIENCE + Duration::from_secs_f64(watched) + RANK_PATIENCE.saturating_mul(ranks)
+    }
+
+    /// Starts a reader process. Waits where the interpreter is on a disk that hangs.
     pub fn start(&self, request: &StackRequest) -> Result<StackCollector, StacksUnavailable> {
         if !self.python.is_absolute() {
             return Err(StacksUnavailable::NoInterpreter);
         }
-        let watched = request.hang.map_or(0.0, |hang| hang.watched_seconds);
-        let ranks = u32::try_from(request.ranks.len()).unwrap_or(u32::MAX);
-        let patience = PATIENCE + Duration::from_secs_f64(watched) + RANK_PATIENCE.saturating_mul(ranks);
+        let patience = self.patience(request);
         let question = packet::file_of(&serde_json::to_vec(request).map_err(io::Error::from)?)?;
         let (answer, end) = fd::pipe(OFlag::O_NONBLOCK)?;
         // The end that the process writes to may block.
@@ -104,7 +124,7 @@ impl StackReader {
             default_sigpipe: true,
         };
         // Nothing may reap it or end it between its start and its entry in the list.
-        let mut running = self.pause();
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let started = spawn::start(&command).map_err(io::Error::other)?;
         running.insert(started.pid);
         Ok(StackCollector {
