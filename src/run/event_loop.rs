@@ -3,7 +3,7 @@
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{EXIT_STACKS, FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, STACKS, ZYGOTE};
+use super::tokens::{EXIT_STACKS, FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SAMPLES, SIGNALS, STACKS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
@@ -172,6 +172,7 @@ impl<'a> EventLoop<'a> {
             }
             self.watch_stop();
             self.watch_hangs()?;
+            self.launch.status.set_standstill(self.engine.is_suspended(), self.hangs.is_reported());
             self.watch_exits()?;
             self.kill_aborted_ranks();
             for follower in self.ranks.followers() {
@@ -345,6 +346,7 @@ impl<'a> EventLoop<'a> {
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
             GROWTH => self.ranks.logs_have_grown()?,
+            SAMPLES => self.ranks.note_samples(),
             // `watch_hangs` and `watch_exits` receive it.
             STACKS | EXIT_STACKS => {}
             _ => {

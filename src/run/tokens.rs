@@ -18,5 +18,7 @@ pub const GROWTH: u64 = HOST_TOKENS + 6;
 pub const STACKS: u64 = HOST_TOKENS + 7;
 /// The same for ranks that have failed and do not exit.
 pub const EXIT_STACKS: u64 = HOST_TOKENS + 8;
+/// Samples of what the ranks use.
+pub const SAMPLES: u64 = HOST_TOKENS + 9;
 /// The first of the log followers, one token each: room on the console.
-pub const FOLLOWERS: u64 = HOST_TOKENS + 9;
+pub const FOLLOWERS: u64 = HOST_TOKENS + 10;
