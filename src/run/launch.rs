@@ -25,9 +25,17 @@ use std::rc::Rc;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-/// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
-pub const OWN_VARS: [&str; 6] =
-    ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE, ROUND, LEASE];
+/// Variables of the launcher that no process of it inherits: secrets, the one that spares the process that has it, and a file that a
+/// launcher in a rank would overwrite.
+pub const OWN_VARS: [&str; 7] = [
+    "RLAUNCH_JOB_SECRET",
+    "RLAUNCH_JOB_KEY",
+    "RLAUNCH_ETCD_USER",
+    "RLAUNCH_METRICS_FILE",
+    no_sweep::VARIABLE,
+    ROUND,
+    LEASE,
+];
 
 /// The variable with the number of a rank's round.
 pub const ROUND: &str = "RLAUNCH_ROUND";

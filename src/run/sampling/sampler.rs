@@ -22,7 +22,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::warn;
+use tracing::{debug, warn};
 
 /// How often the metrics file is written without `--sample`.
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);
@@ -100,7 +100,9 @@ impl SamplerThread {
     fn run(mut self, kept: [RawFd; 2]) -> io::Result<()> {
         // A lifeline kills the rest of a rank's process group when its last copy closes: this thread, which may hang at a disk or a GPU,
         // must not hold any.
-        current::keep_descriptors(&kept)?;
+        if let Err(error) = current::keep_descriptors(&kept) {
+            debug!("the sampler's thread has no table of descriptors of its own: {error}");
+        }
         let poll = Poller::new()?;
         poll.readable(&*self.wakeup, 0)?;
         let interval = self.spec.interval.unwrap_or(METRICS_INTERVAL);

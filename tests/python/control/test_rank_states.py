@@ -13,7 +13,7 @@ import jsonschema
 import psutil
 import pytest
 from jobs import Jobs
-from launching import until
+from launching import free_ports, until
 from nvml import Driver
 from paths import ROOT
 
@@ -110,3 +110,25 @@ def test_a_driver_that_hangs_delays_the_answer_only(jobs: Jobs, driver: Driver) 
         assert launcher.poll() is None
     hung = {int(pid) for pid in jobs.text("hanging.0").split()}
     until(lambda: not hung & set(psutil.pids()), "the end of the commands")
+
+
+def test_the_states_and_gpus_of_another_node(jobs: Jobs, driver: Driver) -> None:
+    jobs.env.update(LD_LIBRARY_PATH=driver("-DPROCESS_USE")["LD_LIBRARY_PATH"])
+    jobs.script(QUIET)
+    options = ("--nproc_per_node=1", "--nnodes=2", f"--master=127.0.0.1:{free_ports(1)}", "train.py")
+    with (
+        jobs.start("--rank=0", "--log_dir=first", *options, env=jobs.env),
+        jobs.start("--rank=1", "--log_dir=second", *options, env=jobs.env) as second,
+    ):
+        stopped = jobs.ready(2)[1]
+        stopped.send_signal(signal.SIGSTOP)
+        use_gpus(jobs, f"{stopped.pid} 1 256 30")
+
+        def of_other_node() -> Any:
+            nodes = jobs.json("status", "first")["nodes"]
+            (rank,) = nodes[1]["status"]["ranks"] if len(nodes) == 2 and nodes[1]["status"] else [{}]
+            return rank if rank.get("state") == "stopped" else None
+
+        rank = until(of_other_node, "the state")
+        assert (rank["pid"], rank["gpu_percent"], rank["gpu_memory_bytes"]) == (stopped.pid, 30, 256 << 20)
+        assert second.poll() is None

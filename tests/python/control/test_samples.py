@@ -132,6 +132,8 @@ def test_the_metrics_file_from_the_start_to_the_end(jobs: Jobs) -> None:
     path = jobs.folder / "job.prom"
     env = {**jobs.env, "RLAUNCH_METRICS_FILE": str(path)}
     script = QUIET + "sys.exit(rank if attempt == 0 else 3)\n"
+    # A launcher in a rank would overwrite the file.
+    script = "assert 'RLAUNCH_METRICS_FILE' not in os.environ\n" + script
     script = "attempt = int(os.environ['RLAUNCH_ROUND']) - 1\n" + script
     jobs.script(script)
     options = ("--max_restart=1", "--restart_delay=0", "--job_id=night", "train.py")
