@@ -4,9 +4,12 @@ use crate::plan::devices::machine::{GpuDevice, MachineDevices};
 use crate::plan::devices::visible_devices;
 use crate::report::gpu_log;
 use crate::report::gpu_log::{GpuMemory, GpuProcess, GpuUsage};
+use crate::sys::clock;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
 use nvml_wrapper::{Device, Nvml};
+use std::time::Duration;
 
 /// Number of GPUs of the driver; 0 without a driver, or if the library fails.
 pub fn gpu_count() -> usize {
@@ -42,6 +45,24 @@ fn gpu(device: &Device<'_>) -> GpuDevice {
     GpuDevice { uuid: device.uuid().unwrap_or_default(), migs: migs.collect() }
 }
 
+/// What a process uses of a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuProcessUse {
+    /// Its process id.
+    pub pid: u32,
+    /// The driver's number of the GPU.
+    pub gpu: u32,
+    /// Its memory on the GPU, in bytes.
+    pub memory: Option<u64>,
+    /// Percent of time in which its kernels ran.
+    pub percent: Option<u32>,
+    /// The same for all processes on the GPU, if the driver does not tell them apart.
+    pub percent_of_gpu: Option<u32>,
+}
+
+/// How old a process's utilization may be. The driver measures about six times a second.
+const RECENT: Duration = Duration::from_secs(2);
+
 /// Monitor of GPUs for repeated queries. Any call may block in the driver.
 pub struct GpuMonitor {
     nvml: Nvml,
@@ -56,6 +77,13 @@ fn has_another_table(driver: &str) -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(535)), Some(Ok(..98))))
 }
 
+fn used_bytes(memory: &UsedGpuMemory) -> Option<u64> {
+    match memory {
+        UsedGpuMemory::Used(bytes) => Some(*bytes),
+        UsedGpuMemory::Unavailable => None,
+    }
+}
+
 /// Longer process names are truncated by the library.
 const LONGEST_NAME: usize = 4096;
 
@@ -65,6 +93,13 @@ impl GpuMonitor {
         let nvml = Nvml::init()?;
         let machine = MachineDevices { gpus: gpus_of(&nvml), ..MachineDevices::default() };
         Ok(Self { numbers: machine.numbers(devices), nvml })
+    }
+
+    /// Opens all GPUs of the driver.
+    pub fn open_all() -> Result<Self, NvmlError> {
+        let nvml = Nvml::init()?;
+        let numbers = (0..nvml.device_count()?).collect();
+        Ok(Self { nvml, numbers })
     }
 
     /// Numbers and handles; no handle for a GPU that is lost.
@@ -90,20 +125,56 @@ impl GpuMonitor {
         self.devices().map(gpu).collect()
     }
 
+    fn has_another_table(&self) -> bool {
+        self.nvml.sys_driver_version().is_ok_and(|version| has_another_table(&version))
+    }
+
+    /// What the processes that compute on the GPUs use of them.
+    pub fn process_use(&self) -> Vec<GpuProcessUse> {
+        let mut found = Vec::new();
+        if self.has_another_table() {
+            return found;
+        }
+        let since = u64::try_from(clock::wall().saturating_sub(RECENT).as_micros()).unwrap_or_default();
+        for (gpu, device) in self.devices() {
+            let processes = device.as_ref().and_then(|device| device.running_compute_processes().ok());
+            let (Some(device), Some(processes)) = (device, processes.filter(|found| !found.is_empty())) else {
+                continue;
+            };
+            let samples = match device.process_utilization_stats(since) {
+                // No kernel ran meanwhile.
+                Err(NvmlError::NotFound) => Some(Vec::new()),
+                samples => samples.ok(),
+            };
+            let of_gpu = if samples.is_none() { device.utilization_rates().ok().map(|rates| rates.gpu) } else { None };
+            found.extend(processes.into_iter().map(|process| {
+                let of_process = |samples: &Vec<ProcessUtilizationSample>| {
+                    let own = samples.iter().filter(|sample| sample.pid == process.pid);
+                    own.max_by_key(|sample| sample.timestamp).map_or(0, |sample| sample.sm_util)
+                };
+                GpuProcessUse {
+                    pid: process.pid,
+                    gpu,
+                    memory: used_bytes(&process.used_gpu_memory),
+                    percent: samples.as_ref().map(of_process),
+                    percent_of_gpu: of_gpu,
+                }
+            }));
+        }
+        found
+    }
+
     /// Processes that compute on the GPUs, as far as the driver reports them.
     pub fn processes(&self) -> Vec<GpuProcess> {
         let mut processes = Vec::new();
-        if self.nvml.sys_driver_version().is_ok_and(|version| has_another_table(&version)) {
+        if self.has_another_table() {
             return processes;
         }
         for device in self.devices().filter_map(|(_, device)| device) {
             let (gpu_uuid, gpu_name) = (device.uuid().ok(), device.name().ok());
             processes.extend(device.running_compute_processes().unwrap_or_default().into_iter().map(|process| {
                 let name = self.nvml.sys_process_name(process.pid, LONGEST_NAME).ok();
-                let used = match process.used_gpu_memory {
-                    UsedGpuMemory::Used(bytes) => Some(bytes),
-                    UsedGpuMemory::Unavailable => None,
-                };
+                let used = used_bytes(&process.used_gpu_memory);
                 GpuProcess { pid: process.pid, name, gpu_uuid: gpu_uuid.clone(), gpu_name: gpu_name.clone(), used }
             }));
         }

@@ -116,6 +116,12 @@ pub struct JobStatus {
     pub world_size: usize,
     /// The present attempt, from 0.
     pub attempt: u32,
+    /// Whether the user has suspended the job (Ctrl-Z), and with it the ranks.
+    #[serde(default)]
+    pub suspended: bool,
+    /// When a hang was reported (seconds since 1970), if no stack has been seen to move since.
+    #[serde(default)]
+    pub hanging_since: Option<f64>,
     /// The ranks of this node.
     pub ranks: Vec<RankStatus>,
 }

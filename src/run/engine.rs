@@ -216,6 +216,11 @@ impl Engine {
         (!self.is_stopping() && !self.supervisor.living().is_empty()).then_some(self.attempt)
     }
 
+    /// Whether the user has suspended the job.
+    pub fn is_suspended(&self) -> bool {
+        self.supervisor.is_suspended()
+    }
+
     /// Sends a signal to one rank's own process.
     pub fn signal_rank(&self, local_rank: usize, signal: i32) {
         if let Some(Some(child)) = self.children.get(local_rank) {

@@ -5,7 +5,7 @@ mod watch_ranks;
 
 use super::engine::Engine;
 use super::sweep;
-use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SIGNALS, ZYGOTE};
+use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SAMPLES, SIGNALS, ZYGOTE};
 use super::zygote::Zygote;
 use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
@@ -185,6 +185,7 @@ impl<'a> EventLoop<'a> {
             }
             self.watch_stop();
             self.watch_hangs();
+            self.launch.status.set_standstill(self.engine.is_suspended(), self.hangs.is_reported());
             self.watch_exits();
             self.kill_aborted_ranks();
             for follower in self.ranks.followers() {
@@ -310,6 +311,7 @@ impl<'a> EventLoop<'a> {
             token if token == ZYGOTE.0 || token == ZYGOTE.1 => self.ranks.check_zygote(self.engine.poll())?,
             NODES => self.hear_peers()?,
             GROWTH => self.ranks.logs_have_grown()?,
+            SAMPLES => self.ranks.note_samples(),
             _ => {
                 if let Some(follower) = self.ranks.follower(token.saturating_sub(FOLLOWERS) as usize) {
                     follower.writable(self.engine.poll())?;

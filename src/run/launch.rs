@@ -6,13 +6,15 @@ use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
 use crate::run::multi_node::membership::RoundStop;
+use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
 use crate::run::sweep;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::run::zygote::{PreloadContext, Zygote};
 use crate::spec::hang::HangSpec;
-use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::no_sweep;
+use crate::spec::records::log_rotation::LogRotationSpec;
+use crate::spec::records::sampling::SamplingSpec;
 use crate::supervise::{ChildId, ProgressNote, SupervisionPolicy};
 use crate::sys::process::cgroup::JobCgroup;
 use crate::sys::process::tree::KeyPlaces;
@@ -27,9 +29,17 @@ use std::time::Duration;
 /// How long a sweep waits for the start of a reader of stacks.
 const START_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Variables of the launcher that no process of it inherits: secrets, and the one that spares the process that has it.
-pub const OWN_VARS: [&str; 6] =
-    ["RLAUNCH_JOB_SECRET", "RLAUNCH_JOB_KEY", "RLAUNCH_ETCD_USER", no_sweep::VARIABLE, ROUND, LEASE];
+/// Variables of the launcher that no process of it inherits: secrets, the one that spares the process that has it, and a file that a
+/// launcher in a rank would overwrite.
+pub const OWN_VARS: [&str; 7] = [
+    "RLAUNCH_JOB_SECRET",
+    "RLAUNCH_JOB_KEY",
+    "RLAUNCH_ETCD_USER",
+    "RLAUNCH_METRICS_FILE",
+    no_sweep::VARIABLE,
+    ROUND,
+    LEASE,
+];
 
 /// The variable with the number of a rank's round.
 pub const ROUND: &str = "RLAUNCH_ROUND";
@@ -66,8 +76,12 @@ pub struct Launch<'a> {
     pub console_drain_timeout: Duration,
     /// When a silent job is looked at, and what follows if it hangs.
     pub hang: HangSpec,
+    /// What is recorded of the ranks while they run.
+    pub sampling: SamplingSpec,
     /// The state of the launch, for the control socket.
     pub status: LiveStatus,
+    /// Samples for the journal.
+    pub samples: SampleQueue,
     /// Starts the processes that read the ranks' stacks.
     pub stack_reader: StackReader,
     /// How the job is stopped, and when the ranks are restarted.
@@ -137,7 +151,9 @@ impl Launch<'_> {
             colour: self.colour,
             console_drain_timeout: self.console_drain_timeout,
             hang: self.hang,
+            sampling: self.sampling.clone(),
             status: self.status.clone(),
+            samples: self.samples.clone(),
             stack_reader: self.stack_reader.clone(),
             policy: SupervisionPolicy { first_attempt: attempt, in_rounds: round.is_some(), ..self.policy.clone() },
             forwarded_signals: self.forwarded_signals.clone(),

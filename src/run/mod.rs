@@ -14,6 +14,7 @@ pub mod prepare;
 pub mod rank_state;
 pub mod ranks;
 pub mod record;
+pub mod sampling;
 pub mod stacks;
 pub mod stop_requests;
 pub mod sweep;

@@ -14,5 +14,7 @@ pub const NODES: u64 = HOST_TOKENS + 3;
 pub const ZYGOTE: (u64, u64) = (HOST_TOKENS + 4, HOST_TOKENS + 5);
 /// Growth of logs.
 pub const GROWTH: u64 = HOST_TOKENS + 6;
+/// Samples of what the ranks use.
+pub const SAMPLES: u64 = HOST_TOKENS + 7;
 /// The first of the log followers, one token each: room on the console.
-pub const FOLLOWERS: u64 = HOST_TOKENS + 7;
+pub const FOLLOWERS: u64 = HOST_TOKENS + 8;

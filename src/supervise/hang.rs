@@ -65,6 +65,11 @@ impl HangWatch {
         if let HangPhase::Waiting { look_at, .. } = self.phase { Some(look_at) } else { None }
     }
 
+    /// Whether a hang has been reported, and nothing has been seen to move since.
+    pub fn is_reported(&self) -> bool {
+        matches!(self.phase, HangPhase::Waiting { reported: true, .. } | HangPhase::Looking { reported: true })
+    }
+
     /// Handles an event. Only this changes the state.
     pub fn handle(&mut self, now: Duration, event: HangEvent) -> Option<HangAction> {
         let timeout = self.timeout?;

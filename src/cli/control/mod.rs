@@ -16,6 +16,7 @@ use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
 use crate::report::job_status::JobStatus;
+use crate::run::control::gpu_reader::GpuReader;
 use crate::run::control::message::NodeEntry;
 use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
 use crate::run::control::rank_facts::{self, RankFacts};
@@ -110,7 +111,12 @@ struct Answers {
     only_this_node: Option<String>,
 }
 
-fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
+fn ask_nodes(
+    client: &mut Client,
+    gpus: &GpuReader,
+    question: NodeQuestion,
+    this_node: bool,
+) -> Result<Answers, ControlError> {
     let status = client.status()?;
     if !this_node && status.nnodes > 1 {
         let (nodes, only_this_node) = client.nodes(question)?;
@@ -118,7 +124,7 @@ fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Re
     }
     let (status, facts, stacks) = match question {
         NodeQuestion::Status => {
-            let facts = RankFacts::of(&status.ranks, SAMPLE);
+            let facts = RankFacts::of(&status, gpus, SAMPLE);
             (status, facts, None)
         }
         NodeQuestion::Stacks => client.stacks().map(|(status, dump)| (status, Vec::new(), Some(dump)))?,
@@ -130,8 +136,9 @@ fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Re
 
 fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {
     let (mut client, _) = find_jobs::find(job)?;
+    let gpus = GpuReader::default();
     loop {
-        let answers = match ask_nodes(&mut client, NodeQuestion::Status, view.this_node) {
+        let answers = match ask_nodes(&mut client, &gpus, NodeQuestion::Status, view.this_node) {
             // The job has ended meanwhile.
             Err(ControlError::Gone) if watch => return Ok(()),
             answers => answers?,
@@ -153,7 +160,8 @@ fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), Control
 
 fn show_stacks(job: Option<&str>, view: View) -> Result<(), ControlError> {
     let (mut client, _) = find_jobs::find(job)?;
-    let Answers { status, nodes, only_this_node } = ask_nodes(&mut client, NodeQuestion::Stacks, view.this_node)?;
+    let Answers { status, nodes, only_this_node } =
+        ask_nodes(&mut client, &GpuReader::default(), NodeQuestion::Stacks, view.this_node)?;
     if view.json {
         print_json(&nodes_json::stacks(&status, &nodes));
     } else {

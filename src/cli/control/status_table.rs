@@ -5,9 +5,12 @@ use crate::report::job_status::{JobStatus, RankStatus};
 use crate::report::wording::{lasted, sized};
 use crate::run::control::message::NodeEntry;
 use crate::run::control::node_answer::NodeAnswer;
-use crate::run::control::rank_facts::RankFacts;
+use crate::run::control::rank_facts::{RankCondition, RankFacts};
 use crate::sys::clock;
 use std::time::Duration;
+
+/// The last columns, where a rank uses a GPU.
+const GPU_COLUMNS: usize = 2;
 
 fn since(seconds: f64) -> String {
     ago(clock::wall().as_secs_f64() - seconds)
@@ -86,14 +89,21 @@ pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
         escape(&own.log_dir.display().to_string()),
     );
     let has_nodes = nodes.len() > 1;
-    let headings = ["NODE", "RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT"];
-    let mut rows = vec![heading(&headings[usize::from(!has_nodes)..])];
+    let answers = nodes.iter().filter_map(|entry| entry.answer.as_ref());
+    let has_gpus = answers.flat_map(|answer| &answer.facts).any(RankFacts::uses_gpus);
+    let headings =
+        ["NODE", "RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT", "GPU", "GPU MEMORY"];
+    let shown = usize::from(!has_nodes)..headings.len() - if has_gpus { 0 } else { GPU_COLUMNS };
+    let mut rows = vec![heading(&headings[shown])];
     for entry in nodes {
         let Some(NodeAnswer { at, status, facts, .. }) = &entry.answer else { continue };
         let none = RankFacts::default();
         for (number, rank) in status.ranks.iter().enumerate() {
             let node = entry.node.map_or(String::new(), |node| format!("{node} {}", escape(&entry.host)));
-            let cells = row(*at, rank, facts.get(number).unwrap_or(&none));
+            let mut cells = row(*at, rank, facts.get(number).unwrap_or(&none));
+            if !has_gpus {
+                cells.truncate(cells.len() - GPU_COLUMNS);
+            }
             rows.push(has_nodes.then_some(node).into_iter().chain(cells).collect());
         }
     }
@@ -112,8 +122,8 @@ pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
 fn row(now: f64, rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
     let state = match (&rank.exit, rank.pid) {
         (Some(exit), _) => exit.clone(),
-        (None, Some(_)) => "running".to_owned(),
-        (None, None) => "waiting".to_owned(),
+        (None, Some(_)) => facts.state.word().to_owned(),
+        (None, None) => RankCondition::Waiting.word().to_owned(),
     };
     let missing = || "-".to_owned();
     let shown = |text: Option<String>| text.unwrap_or_else(missing);
@@ -126,6 +136,8 @@ fn row(now: f64, rank: &RankStatus, facts: &RankFacts) -> Vec<String> {
         shown(facts.memory_bytes.map(sized)),
         if facts.processes > 0 { facts.processes.to_string() } else { missing() },
         shown(facts.silent_seconds.map(|seconds| format!("{} ago", ago(seconds)))),
+        shown(facts.gpu_percent.map(|percent| format!("{percent:.0} %"))),
+        shown(facts.gpu_memory_bytes.map(sized)),
     ]
 }
 

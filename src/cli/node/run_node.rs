@@ -22,6 +22,7 @@ use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, Su
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::result;
+use crate::run::sampling::sampler::Sampler;
 use crate::run::stop_requests::StopRequests;
 use crate::run::sweep;
 use crate::sys::clock;
@@ -95,6 +96,10 @@ pub fn run_node(
             if let Err(error) = &control {
                 info!("no control socket, so `rlaunch status` does not find this job: {error}");
             }
+            let sampler = Sampler::start(launch).unwrap_or_else(|error| {
+                warn!("no samples of the ranks are taken: {error}");
+                None
+            });
             let done = match work {
                 NodeWork::Once => run_once(launch, None, &supervisor, signals, frontend),
                 NodeWork::AtStore(nodes) => run_once(launch, Some(nodes), &supervisor, signals, frontend),
@@ -117,6 +122,9 @@ pub fn run_node(
                 Err(error) => status_pipe.fail(&error),
             };
             drop(control);
+            if let Some(sampler) = sampler {
+                sampler.end(status);
+            }
             // The zygote still runs after several rounds, or after an error.
             if launch.zygote.as_ref().is_some_and(|zygote| zygote.end()) {
                 // Ends what its modules have started. If /proc cannot be read here, the launcher process sweeps.

@@ -33,6 +33,7 @@ use crate::run::control::live_status::LiveStatus;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
 use crate::run::prepare::{gloo_tmpdir, preflight};
+use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::SpecError;
@@ -262,7 +263,9 @@ fn launch_on_this_node(
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         console_drain_timeout: spec.console.drain_timeout,
         hang: spec.hang,
+        sampling: spec.sampling.clone(),
         status: LiveStatus::default(),
+        samples: SampleQueue::default(),
         stack_reader,
         policy,
         forwarded_signals: NOTIFY.into_iter().chain(spec.forward_signals.iter().copied()).collect(),

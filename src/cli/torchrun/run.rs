@@ -33,12 +33,13 @@ use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::output::{log_files, log_rotation, run_folder};
 use crate::run::prepare::{ports, preflight};
+use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
 use crate::run::sweep::no_sweep::NoSweep;
 use crate::spec::frameworks::Framework;
-use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::options::DryRun;
 use crate::spec::options::{EnvVars, parse_bool};
+use crate::spec::records::log_rotation::LogRotationSpec;
 use crate::spec::torchrun::{EventLog, LogDir, TorchScript, TorchSpec, TorchrunBackend};
 use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
@@ -151,7 +152,9 @@ pub fn launch(
         colour: vars.get("NO_COLOR").is_none_or(String::is_empty),
         console_drain_timeout: spec.console_drain_timeout,
         hang: spec.hang,
+        sampling: spec.sampling.clone(),
         status: LiveStatus::default(),
+        samples: SampleQueue::default(),
         stack_reader,
         policy: policy(spec, vars),
         forwarded_signals: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),

@@ -13,6 +13,7 @@ mod record;
 mod sections;
 mod timeline;
 mod trace;
+mod usage;
 
 pub use fields::document;
 pub use outcome::RunState;

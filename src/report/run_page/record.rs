@@ -3,6 +3,7 @@
 use super::event_text::{EventText, Weight};
 use super::fields;
 use super::phases::{JobPhases, RankLane};
+use super::usage::curves::Curves;
 use crate::model::{Exit, ProcessLabel};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -55,6 +56,8 @@ pub struct RunRecord {
     pub(super) reports: Vec<StackReport>,
     /// Reports that were dropped because newer ones came.
     pub(super) dropped_reports: usize,
+    /// What the ranks used.
+    pub(super) curves: Curves,
     /// The monotonic time of the first event.
     began: Option<f64>,
     /// Seconds from the first event to the last.
@@ -147,6 +150,7 @@ impl RunRecord {
             Some("job_started") if self.start.is_none() => self.start = Some(event),
             Some("job_ended") => self.end = Some(event),
             Some("stopping") => self.stop_signal = event["signal"].as_i64().and_then(|number| number.try_into().ok()),
+            Some("sample") => self.curves.add(&event, at),
             Some("round_started") => self.nnodes = fields::count(&event, "nnodes"),
             _ => {}
         }

@@ -5,6 +5,7 @@ use super::html;
 use super::phases::{PhaseKind, RankLane, RankPhase};
 use super::rank_rows::{FEW, RankRow};
 use super::record::RunRecord;
+use super::usage::chart;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -46,6 +47,7 @@ pub(super) fn timeline(record: &RunRecord, rows: &[RankRow]) -> String {
     for kind in LEGEND.into_iter().filter(|kind| is_used(*kind)) {
         let _ = write!(page, "<span><i class=\"p {0}\"></i>{0}</span>", kind.name());
     }
+    page += &chart::legend(&record.curves);
     page += "</p>\n";
     page += "<div class=\"scroll lanes\" tabindex=\"0\" role=\"region\" aria-label=\"Timeline of the ranks\"><div class=\"wide\">\n";
     page += &axis(&scale);
@@ -60,6 +62,7 @@ pub(super) fn timeline(record: &RunRecord, rows: &[RankRow]) -> String {
         let _ = write!(page, "<b class=\"p job\" style=\"{}\" title=\"{title}\">{name}</b>", scale.place(begin, end));
     }
     page += "</div></div>\n";
+    page += &chart::lanes(&record.curves, |at| scale.percent(at));
     let states: BTreeMap<_, _> = rows.iter().map(|row| (row.label, row)).collect();
     let most = (MOST_PHASES / record.lanes.len().max(1)).max(LEAST_PHASES);
     let mut hidden = 0;

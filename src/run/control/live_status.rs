@@ -5,9 +5,10 @@ use crate::plan::{Plan, RankPlan, SeenOutput};
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
+use nix::sys::eventfd::EventFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use thiserror::Error;
 
@@ -55,6 +56,8 @@ struct Shared {
     grace: AtomicU64,
     /// The nodes of the job's last round, and this node's number among them.
     nodes: Mutex<(Vec<JobNode>, usize)>,
+    /// Written to when what the launcher does changes.
+    phases: OnceLock<Arc<EventFd>>,
 }
 
 /// A node of the job, as this one knows it.
@@ -80,6 +83,7 @@ impl Default for LiveStatus {
             restarts: Mutex::default(),
             grace: AtomicU64::new(NONE),
             nodes: Mutex::default(),
+            phases: OnceLock::new(),
         }))
     }
 }
@@ -88,15 +92,24 @@ fn now() -> f64 {
     clock::wall().as_secs_f64()
 }
 
-fn enter(status: &mut JobStatus, phase: LaunchPhase) {
-    if status.phase != phase {
-        (status.phase, status.phase_since) = (phase, now());
-    }
-}
-
 impl LiveStatus {
     fn lock(&self) -> MutexGuard<'_, JobStatus> {
         self.0.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, status: &mut JobStatus, phase: LaunchPhase) {
+        if status.phase != phase {
+            (status.phase, status.phase_since) = (phase, now());
+            if let Some(wakeup) = self.0.phases.get() {
+                // It is full only if nothing reads it.
+                let _ = wakeup.write(1);
+            }
+        }
+    }
+
+    /// Writes to this descriptor whenever what the launcher does changes. The first call counts.
+    pub fn wake_at_phases(&self, wakeup: &Arc<EventFd>) {
+        let _ = self.0.phases.set(Arc::clone(wakeup));
     }
 
     /// What a client is shown.
@@ -127,7 +140,8 @@ impl LiveStatus {
         status.job_id.clone_from(&plan.job_id);
         (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
         (status.round, status.attempt) = (round, attempt);
-        enter(&mut status, LaunchPhase::Running);
+        (status.suspended, status.hanging_since) = (false, None);
+        self.enter(&mut status, LaunchPhase::Running);
         let rank = |(local_rank, rank): (usize, &RankPlan)| RankStatus {
             role: rank.role,
             rank: rank.rank,
@@ -151,7 +165,14 @@ impl LiveStatus {
 
     /// What the launcher does has changed.
     pub fn set_phase(&self, phase: LaunchPhase) {
-        enter(&mut self.lock(), phase);
+        self.enter(&mut self.lock(), phase);
+    }
+
+    /// Whether the job is suspended by the user, and whether it hangs, as far as is known.
+    pub fn set_standstill(&self, suspended: bool, hangs: bool) {
+        let mut status = self.lock();
+        status.suspended = suspended;
+        status.hanging_since = if hangs { status.hanging_since.or_else(|| Some(now())) } else { None };
     }
 
     /// A rank's process runs and writes to these files.
@@ -159,7 +180,7 @@ impl LiveStatus {
         let start_ticks = ProcStat::of(pid).map(|stat| stat.started);
         let mut status = self.lock();
         status.attempt = attempt;
-        enter(&mut status, LaunchPhase::Running);
+        self.enter(&mut status, LaunchPhase::Running);
         if let Some(rank) = status.ranks.get_mut(local_rank) {
             (rank.attempt, rank.pid, rank.start_ticks, rank.logs) = (attempt, Some(pid), start_ticks, logs);
             (rank.since, rank.exit, rank.succeeded) = (Some(now()), None, false);

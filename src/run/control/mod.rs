@@ -1,6 +1,7 @@
 //! The control socket of a running launcher: what it does, its stacks, its stop.
 
 mod gathering;
+pub mod gpu_reader;
 pub mod live_status;
 pub mod message;
 pub mod node_answer;

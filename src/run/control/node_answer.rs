@@ -1,5 +1,6 @@
 //! What a node answers about its ranks: to the client of its own control socket, and to the other nodes of its job.
 
+use super::gpu_reader::GpuReader;
 use super::rank_facts::RankFacts;
 use crate::model::plain_text::read_document;
 use crate::rendezvous::questions::MAX_ANSWER;
@@ -90,10 +91,10 @@ struct AnswerText {
 pub(super) fn answer(
     question: NodeQuestion,
     status: JobStatus,
-    reader: &StackReader,
+    (reader, gpus): (&StackReader, &GpuReader),
 ) -> Result<NodeAnswer, StacksUnavailable> {
     let (facts, stacks) = match question {
-        NodeQuestion::Status => (RankFacts::of(&status.ranks, SAMPLE), None),
+        NodeQuestion::Status => (RankFacts::of(&status, gpus, SAMPLE), None),
         NodeQuestion::Stacks => (Vec::new(), Some(read_stacks(&status, reader)?)),
     };
     Ok(NodeAnswer { at: clock::wall().as_secs_f64(), status, facts, stacks })

@@ -1,21 +1,61 @@
-//! What /proc and the logs say about ranks: CPU, memory, processes, last output.
+//! What /proc, the logs and the GPU driver say about ranks: CPU, memory, processes, last output, GPU use.
 
-use crate::report::job_status::RankStatus;
+use super::gpu_reader::GpuReader;
+use crate::probe::nvml::GpuProcessUse;
+use crate::report::job_status::{JobStatus, RankStatus};
 use crate::run::stacks::look::silent_seconds;
+use crate::supervise::Lifecycle;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+
+/// What a rank does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RankCondition {
+    /// It has not been started.
+    Waiting,
+    /// It runs.
+    #[default]
+    Running,
+    /// A signal has stopped it.
+    Stopped,
+    /// The user has suspended the job.
+    Suspended,
+    /// The job hangs: that was reported, and nothing has moved since, as far as is known.
+    Hangs,
+    /// It has ended.
+    Ended,
+}
+
+impl RankCondition {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Stopped => "stopped",
+            Self::Suspended => "suspended",
+            Self::Hangs => "hangs",
+            Self::Ended => "ended",
+        }
+    }
+}
 
 /// A rank and the processes that it has started.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankFacts {
+    /// What it does.
+    #[serde(default)]
+    pub state: RankCondition,
     /// CPUs in use, in percent of one.
     pub cpu_percent: Option<f64>,
-    /// CPU time since the start of the processes that run, in seconds.
+    /// CPU time of the processes that run and of the children that they have waited for, in seconds.
     pub cpu_seconds: Option<f64>,
     /// Resident memory in bytes; pages that processes share count in each.
     pub memory_bytes: Option<u64>,
@@ -23,6 +63,12 @@ pub struct RankFacts {
     pub processes: usize,
     /// Seconds since the last output; `None`: not all of it goes to a log.
     pub silent_seconds: Option<f64>,
+    /// GPUs in use, in percent of one; `None`: it uses none, or the driver does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_percent: Option<f64>,
+    /// Memory on all GPUs, in bytes; `None`: the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_bytes: Option<u64>,
 }
 
 /// The start time of a process in clock ticks since boot.
@@ -30,39 +76,134 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
     ProcStat::of(pid).map(|stat| stat.started)
 }
 
-impl RankFacts {
-    /// The facts of these ranks; CPU use is measured for so long.
-    pub fn of(ranks: &[RankStatus], sample: Duration) -> Vec<Self> {
-        let before = Snapshot::take();
-        let began = clock::now();
-        // A number of seconds is what is measured.
-        pidfd::await_any(&[], sample);
-        let after = Snapshot::take();
-        let took = (clock::now() - began).as_secs_f64();
-        ranks.iter().map(|rank| Self::of_rank(rank, (&before, &after), took)).collect()
+/// All processes at a time.
+#[derive(Debug, Default)]
+pub struct Moment {
+    processes: Snapshot,
+    at: Duration,
+}
+
+impl Moment {
+    /// The present one.
+    pub fn now() -> Self {
+        Self { processes: Snapshot::take(), at: clock::now() }
     }
 
-    fn of_rank(rank: &RankStatus, (before, after): (&Snapshot, &Snapshot), took: f64) -> Self {
+    /// The processes of a rank; none if its own has ended.
+    fn tree(&self, rank: &RankStatus) -> BTreeSet<i32> {
+        let is_it = |pid: &i32| self.processes.get(*pid).is_some_and(|stat| Some(stat.started) == rank.start_ticks);
+        self.processes.trees(rank.pid.filter(|pid| rank.is_alive() && is_it(pid)))
+    }
+
+    fn cpu_seconds(&self, tree: &BTreeSet<i32>) -> f64 {
+        tree.iter().filter_map(|pid| self.processes.get(*pid)).map(ProcStat::cpu_seconds_with_waited).sum()
+    }
+}
+
+impl RankFacts {
+    /// The facts of a node's ranks; CPU use is measured for so long.
+    pub fn of(status: &JobStatus, gpus: &GpuReader, sample: Duration) -> Vec<Self> {
+        let pending = gpus.begin();
+        let before = Moment::now();
+        // A number of seconds is what is measured.
+        pidfd::await_any(&[], sample);
+        let after = Moment::now();
+        Self::between(status, (&before, &after), &pending.wait())
+    }
+
+    /// The facts at the second moment; CPU use is measured since the first.
+    pub fn between(status: &JobStatus, moments: (&Moment, &Moment), gpu_use: &[GpuProcessUse]) -> Vec<Self> {
+        let mut facts: Vec<Self> =
+            status.ranks.iter().map(|rank| Self::of_rank(rank, status.suspended, moments, gpu_use)).collect();
+        let Some(since) = status.hanging_since else { return facts };
+        let reported_for = clock::wall().as_secs_f64() - since;
+        // A rank that has written something since does not hang, nor do those that wait for it.
+        if !facts.iter().filter_map(|facts| facts.silent_seconds).any(|silent| silent < reported_for) {
+            // Servers wait for their clients by design.
+            let is_main = |rank: &RankStatus| Lifecycle::of(rank.role) == Lifecycle::Main;
+            let found = facts.iter_mut().zip(&status.ranks).filter(|(_, rank)| is_main(rank));
+            found.filter(|(facts, _)| facts.state == RankCondition::Running).for_each(|(facts, _)| {
+                facts.state = RankCondition::Hangs;
+            });
+        }
+        facts
+    }
+
+    /// Whether the driver says that it uses a GPU.
+    pub fn uses_gpus(&self) -> bool {
+        self.gpu_percent.is_some() || self.gpu_memory_bytes.is_some()
+    }
+
+    fn of_rank(
+        rank: &RankStatus,
+        is_suspended: bool,
+        (before, after): (&Moment, &Moment),
+        gpu_use: &[GpuProcessUse],
+    ) -> Self {
         let silent_seconds = if rank.all_output_logged { silent_seconds(&rank.logs) } else { None };
-        let is_same = |pid: &i32| after.get(*pid).is_some_and(|stat| Some(stat.started) == rank.start_ticks);
-        let Some(pid) = rank.pid.filter(|pid| rank.is_alive() && is_same(pid)) else {
-            return Self { silent_seconds, ..Self::default() };
+        let tree = after.tree(rank);
+        let Some(own) = rank.pid.and_then(|pid| after.processes.get(pid)).filter(|_| !tree.is_empty()) else {
+            let state = match (&rank.exit, rank.pid) {
+                (Some(_), _) => RankCondition::Ended,
+                (None, Some(_)) => RankCondition::Running,
+                (None, None) => RankCondition::Waiting,
+            };
+            return Self { state, silent_seconds, ..Self::default() };
         };
-        let tree = after.trees([pid]);
-        let cpu = |all: &Snapshot| tree.iter().filter_map(|pid| all.get(*pid)).map(ProcStat::cpu_seconds).sum::<f64>();
-        let now = cpu(after);
+        let state = match (own.state, is_suspended) {
+            ('T', true) => RankCondition::Suspended,
+            ('T', false) => RankCondition::Stopped,
+            _ => RankCondition::Running,
+        };
+        let now = after.cpu_seconds(&tree);
+        let used = now - before.cpu_seconds(&before.tree(rank));
+        let took = (after.at.saturating_sub(before.at)).as_secs_f64().max(1e-3);
+        let (gpu_percent, gpu_memory_bytes) = sum_gpu_use(gpu_use, &tree);
         Self {
-            cpu_percent: Some(((now - cpu(before)).max(0.0) / took * 100.0).round()),
+            state,
+            cpu_percent: Some((used.max(0.0) / took * 100.0).round()),
             cpu_seconds: Some(now),
             memory_bytes: Some(tree.iter().filter_map(|pid| resident(*pid)).sum()),
             processes: tree.len(),
             silent_seconds,
+            gpu_percent,
+            gpu_memory_bytes,
         }
     }
+}
+
+/// The percent of a GPU and the bytes that these processes use together.
+fn sum_gpu_use(all: &[GpuProcessUse], tree: &BTreeSet<i32>) -> (Option<f64>, Option<u64>) {
+    let own: Vec<&GpuProcessUse> =
+        all.iter().filter(|one| i32::try_from(one.pid).is_ok_and(|pid| tree.contains(&pid))).collect();
+    let of_gpus: BTreeMap<u32, u32> = own.iter().filter_map(|one| Some((one.gpu, one.percent_of_gpu?))).collect();
+    let percents: Vec<u32> = own.iter().filter_map(|one| one.percent).chain(of_gpus.into_values()).collect();
+    let bytes: Vec<u64> = own.iter().filter_map(|one| one.memory).collect();
+    let percent = percents.iter().copied().map(f64::from).sum();
+    ((!percents.is_empty()).then_some(percent), (!bytes.is_empty()).then(|| bytes.iter().sum()))
 }
 
 fn resident(pid: i32) -> Option<u64> {
     let pages: u64 = String::from_utf8(procfs::read(pid, "statm").ok()?).ok()?.split(' ').nth(1)?.parse().ok()?;
     let size = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten()?;
     pages.checked_mul(u64::try_from(size).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gpu_use_of_a_rank_is_that_of_its_processes() {
+        let one =
+            |pid, gpu, memory, percent, percent_of_gpu| GpuProcessUse { pid, gpu, memory, percent, percent_of_gpu };
+        let tree = BTreeSet::from([10, 11]);
+        let all =
+            [one(10, 0, Some(3), Some(40), None), one(11, 1, Some(4), Some(90), None), one(12, 0, Some(9), None, None)];
+        assert_eq!(sum_gpu_use(&all, &tree), (Some(130.0), Some(7)));
+        let untold =
+            [one(10, 0, None, None, Some(50)), one(11, 0, None, None, Some(50)), one(11, 1, Some(1), None, None)];
+        assert_eq!(sum_gpu_use(&untold, &tree), (Some(50.0), Some(1)), "the use of a GPU counts once");
+        assert_eq!(sum_gpu_use(&all, &BTreeSet::from([99])), (None, None));
+    }
 }

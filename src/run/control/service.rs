@@ -2,6 +2,7 @@
 //! disk can still be looked at and stopped.
 
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
+use super::gpu_reader::GpuReader;
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
 use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
@@ -103,6 +104,7 @@ pub struct StopSwitch {
 pub(super) struct ControlService {
     pub(super) status: LiveStatus,
     pub(super) reader: StackReader,
+    gpus: GpuReader,
     pub(super) stop: StopSwitch,
     /// Sends answers back to this service.
     pub(super) answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
@@ -234,6 +236,7 @@ impl ControlService {
         Self {
             status,
             reader,
+            gpus: GpuReader::default(),
             stop,
             answers,
             looks: BTreeMap::new(),
@@ -359,9 +362,10 @@ impl ControlService {
 
     fn begin_look(&self, question: NodeQuestion) {
         let Some(answers) = self.answers.get().cloned() else { return };
-        let (status, reader, on_failure) = (self.status.get(), self.reader.clone(), answers.clone());
+        let (status, on_failure) = (self.status.get(), answers.clone());
+        let (reader, gpus) = (self.reader.clone(), self.gpus.clone());
         let begun = thread::spawn("rlaunch-look", move || {
-            let answer = node_answer::answer(question, status, &reader).map_err(|error| error.to_string());
+            let answer = node_answer::answer(question, status, (&reader, &gpus)).map_err(|error| error.to_string());
             // The server may have ended.
             let _ = answers.send(ControlCommand::Looked(question, answer));
         });

@@ -75,6 +75,11 @@ impl<'a> HangDetector<'a> {
         self.reader.until().or_else(|| self.watch.due())
     }
 
+    /// Whether a hang has been reported, and nothing has been seen to move since.
+    pub fn is_reported(&self) -> bool {
+        self.watch.is_reported()
+    }
+
     /// Continues. `attempt`: the one whose ranks run, and neither stop nor are suspended; `targets`: those ranks.
     pub fn turn(&mut self, attempt: Option<u32>, targets: impl FnOnce() -> Vec<RankTarget>) -> Option<FoundHang> {
         let now = clock::now();

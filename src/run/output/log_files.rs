@@ -201,8 +201,13 @@ pub fn numbered(log: &Path, n: u32) -> PathBuf {
 
 /// Replaces a small file atomically. A link is replaced, not followed.
 pub fn replace(path: &Path, text: &str) -> io::Result<()> {
+    replace_with_mode(path, text, 0o600)
+}
+
+/// The same with this mode, less the bits of the umask.
+pub fn replace_with_mode(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let temporary = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
     let replaced = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&temporary, path));
     if replaced.is_err() {
         let _ = std::fs::remove_file(&temporary);

@@ -3,7 +3,8 @@
 //! thread does it; it sleeps until a log grows.
 
 use crate::run::output::log_files::{TAIL_BYTES, create_unlinked, numbered, plain};
-use crate::spec::{SpecError, log_rotation};
+use crate::spec::SpecError;
+use crate::spec::records::log_rotation;
 use crate::sys::io::inotify::{FileWatch, GrowthWatch};
 use crate::sys::io::poll::Poller;
 use crossbeam_channel::{Receiver, Sender, unbounded};

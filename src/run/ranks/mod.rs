@@ -32,7 +32,7 @@ use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::sweep;
 use crate::run::sweep::{Leftover, SweepBudget};
 use crate::run::sweep::{group_signal, paddle_memory};
-use crate::run::tokens::ZYGOTE;
+use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
 use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
 use crate::sys::clock;
@@ -105,6 +105,7 @@ impl<'a> RankProcesses<'a> {
         journal: Journal,
         listener: &'a dyn LaunchListener,
     ) -> io::Result<Self> {
+        launch.samples.register(&poll, SAMPLES)?;
         Ok(Self {
             launch,
             lifelines: launch.plan.ranks.iter().map(|_| None).collect(),
@@ -152,6 +153,13 @@ impl<'a> RankProcesses<'a> {
             rotation.wake();
         }
         self.routing.grown()
+    }
+
+    /// Notes what the ranks use.
+    pub fn note_samples(&mut self) {
+        for ranks in self.launch.samples.take() {
+            self.journal.write_later(JournalEvent::Sample { ranks: &ranks });
+        }
     }
 
     /// From now on leaves out of the console the tracebacks that end in KeyboardInterrupt.

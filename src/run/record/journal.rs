@@ -4,6 +4,7 @@
 use crate::model::exit::signal_name;
 use crate::model::{Exit, ProcessLabel, Role};
 use crate::run::output::log_files;
+use crate::run::sampling::queue::RankSample;
 use crate::spec::SpecError;
 use crate::supervise::{NoRestart, ProgressNote};
 use crate::sys::clock;
@@ -145,6 +146,9 @@ pub enum JournalEvent<'a> {
         round: u64,
         outcome: &'a str,
         why: Option<&'a str>,
+    },
+    Sample {
+        ranks: &'a [RankSample],
     },
     StuckExit {
         role: Role,

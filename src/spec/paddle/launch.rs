@@ -10,8 +10,6 @@ use crate::spec::frameworks;
 use crate::spec::frameworks::Framework;
 use crate::spec::hang;
 use crate::spec::hang::HangSpec;
-use crate::spec::log_rotation;
-use crate::spec::log_rotation::LogRotationSpec;
 use crate::spec::no_sweep;
 use crate::spec::options::{DryRun, EnvVars, OptValues};
 use crate::spec::paddle::job;
@@ -22,6 +20,9 @@ use crate::spec::paddle::ps::{PsLauncher, PsSpec};
 use crate::spec::paddle::tuner::Tuning;
 use crate::spec::preload;
 use crate::spec::preload::PreloadSpec;
+use crate::spec::records::log_rotation::LogRotationSpec;
+use crate::spec::records::sampling::SamplingSpec;
+use crate::spec::records::{log_rotation, sampling};
 use crate::spec::rendezvous;
 use crate::spec::rendezvous::RendezvousSpec;
 use crate::spec::restarts;
@@ -105,6 +106,8 @@ pub struct LaunchSpec {
     pub console: ConsoleSpec,
     /// When a silent job is looked at.
     pub hang: HangSpec,
+    /// What is recorded of the ranks while they run.
+    pub sampling: SamplingSpec,
     /// Signals that are forwarded to the ranks, in addition to the default ones.
     pub forward_signals: BTreeSet<i32>,
     /// Whether the ranks run in a cgroup of their own, if one can be made.
@@ -241,6 +244,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<La
         restarts: restarts::check(values)?,
         console: console::check(values)?,
         hang: hang::check(values, ["hang_timeout", "on_hang", "exit_timeout", "straggler_timeout"])?,
+        sampling: sampling::check(values, ["sample", "metrics_file"])?,
         forward_signals: forwarded_signals::check(values)?,
         cgroup: values.bool("cgroup")?.unwrap_or(true),
         no_sweep: no_sweep::check(values, "no_sweep")?,

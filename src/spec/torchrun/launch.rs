@@ -12,6 +12,8 @@ use crate::spec::no_sweep;
 use crate::spec::options::{DryRun, EnvVars, OptValues};
 use crate::spec::preload;
 use crate::spec::preload::PreloadSpec;
+use crate::spec::records::sampling;
+use crate::spec::records::sampling::SamplingSpec;
 use crate::spec::torchrun::rendezvous;
 use crate::spec::torchrun::rendezvous::TorchrunBackend;
 use crate::spec::torchrun::streams;
@@ -183,6 +185,8 @@ pub struct TorchSpec {
     pub console_drain_timeout: Duration,
     /// When a silent job is looked at.
     pub hang: HangSpec,
+    /// What is recorded of the ranks while they run.
+    pub sampling: SamplingSpec,
     /// Whether no message says that OMP_NUM_THREADS is 1.
     pub omp_compat: bool,
     /// Whether OMP_NUM_THREADS is the rank's share of the CPUs instead of 1.
@@ -277,6 +281,7 @@ pub fn check(values: &OptValues, vars: &EnvVars, rest: &[OsString]) -> Result<To
         pty: values::choice(values, "pty")? != Some("never"),
         console_drain_timeout: console::drain_timeout(values, "console-drain-timeout")?,
         hang: hang::check(values, ["hang-timeout", "on-hang", "exit-timeout", "straggler-timeout"])?,
+        sampling: sampling::check(values, ["sample", "metrics-file"])?,
         omp_compat: values::flag(values, "omp-compat")?,
         share_cpus: values::flag(values, "share-cpus")?,
         exit_code_compat: values::flag(values, "exit-code-compat")?,

@@ -62,6 +62,8 @@ pub const OPTIONS: &[Opt] = &[
     Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out), and the job fails, or restarts as after any failure") },
     opt("exit-timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program; if its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("straggler-timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0; those that still run then get SIGABRT, SIGKILL after the grace period, and the job fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
+    opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to rlaunch/events.jsonl in the log folder (minimum 0.1; 0: none)"),
+    opt("metrics-file", Text, &["RLAUNCH_METRICS_FILE"], None, "File with the job's state and what each rank uses, in Prometheus's text format for node_exporter's textfile collector: written every 15 s, or every --sample seconds, and when the state changes"),
     opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
 ];
 

@@ -41,7 +41,7 @@ TAGS = {
         "ol",
         "li",
     ),
-    *("dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td"),
+    *("dl", "dt", "dd", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline", "polygon"),
 }
 ATTRIBUTES = {
     *(
@@ -59,6 +59,8 @@ ATTRIBUTES = {
         "open",
     ),
     *("tabindex", "role", "aria-label", "scope", "data-sort", "data-v", "data-zoom"),
+    # The parser has them in lower case.
+    *("viewbox", "preserveaspectratio", "points"),
 }
 
 

@@ -95,6 +95,7 @@ mod tests {
                     session: 0,
                     exiting: false,
                     cpu_ticks: 0,
+                    waited_ticks: 0,
                     started: *started,
                 },
             )

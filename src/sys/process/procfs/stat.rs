@@ -17,6 +17,8 @@ pub struct ProcStat {
     pub exiting: bool,
     /// CPU time of all its threads, in clock ticks.
     pub cpu_ticks: u64,
+    /// CPU time of the children that it has waited for, and of theirs, in clock ticks.
+    pub waited_ticks: u64,
     /// Its start time in clock ticks since boot.
     pub started: u64,
 }
@@ -44,13 +46,29 @@ impl ProcStat {
         let flags: u64 = fields.nth(2)?.parse().ok()?;
         let mut later = |skipped: usize| fields.nth(skipped).and_then(|field| field.parse::<u64>().ok());
         let cpu_ticks = later(4).unwrap_or(0).saturating_add(later(0).unwrap_or(0));
-        let started = later(6).unwrap_or(u64::MAX);
-        Some(Self { name, state, parent, group, session, exiting: flags & PF_EXITING != 0, cpu_ticks, started })
+        let waited_ticks = later(0).unwrap_or(0).saturating_add(later(0).unwrap_or(0));
+        let started = later(4).unwrap_or(u64::MAX);
+        Some(Self {
+            name,
+            state,
+            parent,
+            group,
+            session,
+            exiting: flags & PF_EXITING != 0,
+            cpu_ticks,
+            waited_ticks,
+            started,
+        })
     }
 
     /// CPU time of all its threads, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         self.cpu_ticks as f64 / ticks_per_second() as f64
+    }
+
+    /// The same with the children that it has waited for.
+    pub fn cpu_seconds_with_waited(&self) -> f64 {
+        self.cpu_ticks.saturating_add(self.waited_ticks) as f64 / ticks_per_second() as f64
     }
 
     /// Whether it is a zombie or gone.
@@ -79,7 +97,7 @@ mod tests {
         let stat = ProcStat::parse(b"12 (a) (S b) R 1 2 3 0 -1 4194304 9 0 0 0 1 2 3 4 20 0 1 0 77 8")
             .unwrap_or_else(|| unreachable!());
         assert_eq!((stat.name.as_str(), stat.state, stat.parent, stat.session), ("a) (S b", 'R', 1, 3));
-        assert_eq!((stat.cpu_ticks, stat.started), (3, 77));
+        assert_eq!((stat.cpu_ticks, stat.waited_ticks, stat.started), (3, 7, 77));
         assert_eq!(
             [ProcStat::parse(b""), ProcStat::parse(b"1 ) ("), ProcStat::parse(b"1 (x) R 1")],
             [None, None, None]
