@@ -7,10 +7,13 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from hanging_folder import hanging_folder
 from jobs import Jobs, request
 from launching import await_gone, supervisor_of, until
 
@@ -188,3 +191,28 @@ def test_a_job_whose_supervisor_is_stopped(jobs: Jobs) -> None:
                 assert client.recv(10)
         finally:
             supervisor.resume()
+
+
+def test_a_job_stops_though_the_disk_of_its_interpreter_hangs(jobs: Jobs) -> None:
+    """The reader of stacks is started by then, and waits for the disk in execve."""
+    jobs.script(QUIET)
+    with hanging_folder(subprocess.Popen, jobs.folder / "venv") as disk:
+        (jobs.folder / "venv/bin").mkdir()
+        shutil.copy(Path(sys.executable).resolve(), jobs.folder / "venv/bin/python")
+        # The package, without a `pyvenv.cfg`: the standard library is found by PYTHONHOME.
+        env = {
+            **jobs.env,
+            "PYTHONHOME": sys.base_prefix,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        command = [*disk.prefix, "venv/bin/python", "-m", "rlaunch", "--nproc_per_node=1", "train.py"]
+        with subprocess.Popen(command, cwd=jobs.folder, env=env, stderr=subprocess.PIPE) as launcher:
+            jobs.launcher = launcher
+            jobs.ready(1)
+            supervisor = psutil.Process(supervisor_of(launcher).pid)
+            with disk.hangs():
+                with jobs.connect() as client:
+                    client.sendall(b'{"version": 1, "request": "stacks"}\n')
+                    until(lambda: len(supervisor.children()) > 1, "the reader")
+                assert jobs.ask("stop").status == 0
+            assert launcher.wait() == 143

@@ -211,7 +211,7 @@ def test_ranks_end_though_the_log_folder_hangs(
     launcher process does.
     """
     with (
-        hanging_folder(made.on[1], tmp_path / "log.1") as logs,
+        hanging_folder(made.on[1].run, tmp_path / "log.1") as logs,
         Job(tmp_path, made.on, backend, "1:2") as job,
     ):
         zero, one = both(job, *logs.prefix)

@@ -13,13 +13,12 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import calcsize, pack, unpack_from
 
 import psutil
-from hosts import Host
 
 # linux/fuse.h
 LOOKUP, FORGET, GETATTR, SETATTR, MKDIR, UNLINK, RMDIR, RENAME = 1, 2, 3, 4, 9, 10, 11, 12
@@ -48,10 +47,13 @@ class HangingFolder:
 
 
 @contextmanager
-def hanging_folder(host: Host, folder: Path) -> Iterator[HangingFolder]:
+def hanging_folder(
+    run: Callable[..., AbstractContextManager[subprocess.Popen[bytes]]], folder: Path
+) -> Iterator[HangingFolder]:
+    """`run`: starts a command, as `subprocess.Popen` and `Host.run` do."""
     folder.mkdir()
     command = ["unshare", "--mount", sys.executable, str(Path(__file__)), str(folder)]
-    with host.run(command, cwd=folder.parent, stdout=subprocess.PIPE) as server:
+    with run(command, cwd=folder.parent, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline(), "no FUSE here"
         try:
