@@ -148,7 +148,7 @@ impl Asker {
         let (client, this_node, kind) = (self.client.clone(), self.this_node, question.clone());
         let (sender, wakeup) = (self.sender.clone(), Arc::clone(&self.wakeup));
         let tell = move |answer| {
-            // Nobody waits for it after the end.
+            // After the end no answer is received.
             let _ = sender.send(answer);
             let _ = wakeup.write(1);
         };
@@ -167,7 +167,7 @@ impl Asker {
 
 fn answer(question: Question, mut client: Client, this_node: bool) -> Answer {
     let answered = match &question {
-        Question::Status => client.ask_nodes(NodeQuestion::Status, this_node).map(Answer::Status),
+        Question::Status => client.ask_nodes(NodeQuestion::Status, this_node).map(Box::new).map(Answer::Status),
         Question::Stacks => client.ask_nodes(NodeQuestion::Stacks, this_node).map(|answers| {
             let text = stacks_text::of_nodes(&answers.status, &answers.nodes);
             Answer::Stacks(text.lines().map(str::to_owned).collect())

@@ -43,7 +43,7 @@ pub(super) enum Question {
 /// An answer.
 #[derive(Debug)]
 pub(super) enum Answer {
-    Status(Answers),
+    Status(Box<Answers>),
     /// The launcher has ended.
     Gone,
     Stacks(Vec<String>),
@@ -102,7 +102,7 @@ impl Repeated {
 #[derive(Debug)]
 pub(super) struct State {
     /// The last answers.
-    pub answers: Answers,
+    pub answers: Box<Answers>,
     answered_at: Duration,
     /// Columns and rows.
     pub size: (u16, u16),
@@ -129,7 +129,7 @@ impl State {
     /// Of a job that has this state, on a terminal of this size.
     pub fn new(status: JobStatus, size: (u16, u16), now: Duration) -> Self {
         Self {
-            answers: Answers { status, nodes: Vec::new(), only_this_node: None },
+            answers: Box::new(Answers { status, nodes: Vec::new(), only_this_node: None }),
             answered_at: now,
             size,
             pane: Pane::Ranks,

@@ -82,7 +82,7 @@ impl Shown {
 
     fn answer(&mut self, nodes: Vec<NodeEntry>, status: JobStatus) {
         let answers = Answers { status, nodes, only_this_node: None };
-        assert_eq!(self.happens(Event::Answered(Answer::Status(answers))), []);
+        assert_eq!(self.happens(Event::Answered(Answer::Status(Box::new(answers)))), []);
     }
 
     fn happens(&mut self, event: Event) -> Vec<Effect> {
