@@ -60,6 +60,14 @@ pub(super) enum Command {
         #[arg(long, alias = "this_node")]
         this_node: bool,
     },
+    /// Show a job's ranks live in the terminal, with their stacks and logs, and stop it from there; ? lists the keys
+    Top {
+        #[arg(help = JOB)]
+        job: Option<String>,
+        /// Only this machine's ranks, not those of the job's other nodes
+        #[arg(long, alias = "this_node")]
+        this_node: bool,
+    },
     /// Show where each rank of all nodes is: Python stacks, equal ones once, and the rank that the others wait for
     Stacks {
         #[arg(help = JOB)]

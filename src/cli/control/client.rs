@@ -2,9 +2,11 @@
 
 use super::error::ControlError;
 use crate::report::job_status::JobStatus;
-use crate::report::stacks::StackDump;
+use crate::run::control::gpu_reader::GpuReader;
 use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine};
-use crate::run::control::node_answer::NodeQuestion;
+use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
+use crate::run::control::rank_facts::RankFacts;
+use crate::sys::clock;
 use crate::sys::process::pidfd;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -15,18 +17,29 @@ use std::time::Duration;
 /// How long a launcher may take for an answer. It reads stacks within 30 s.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// How often `status --watch` and `logs --follow` ask again.
+/// How often `status --watch`, `logs --follow` and `top` ask again.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 
 /// A launcher, by its socket. Each request has a connection of its own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Client {
     path: PathBuf,
+    gpus: GpuReader,
+}
+
+/// The answers of a job's nodes, or of one alone.
+#[derive(Debug)]
+pub(super) struct Answers {
+    /// The state of the node whose launcher was asked.
+    pub status: JobStatus,
+    pub nodes: Vec<NodeEntry>,
+    /// Why that node alone was asked, if the job has others.
+    pub only_this_node: Option<String>,
 }
 
 impl Client {
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), gpus: GpuReader::default() }
     }
 
     /// Sends a request and returns the answer.
@@ -51,20 +64,28 @@ impl Client {
         }
     }
 
-    /// The stacks of the ranks that run.
-    pub fn stacks(&mut self) -> Result<(JobStatus, StackDump), ControlError> {
-        match self.ask(ControlRequest::Stacks)? {
-            ControlAnswer::Stacks { status, dump } => Ok((status, dump)),
-            _ => Err(ControlError::NotUnderstood),
+    /// The answers of the job's nodes to a question. `this_node`: of this one alone.
+    pub fn ask_nodes(&mut self, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
+        let status = self.status()?;
+        if !this_node && status.nnodes > 1 {
+            return match self.ask(ControlRequest::Nodes { question })? {
+                ControlAnswer::Nodes { nodes, only_this_node } => Ok(Answers { status, nodes, only_this_node }),
+                _ => Err(ControlError::NotUnderstood),
+            };
         }
-    }
-
-    /// The answers of all nodes of the job, and why this one alone was asked if the job has others.
-    pub fn nodes(&mut self, question: NodeQuestion) -> Result<(Vec<NodeEntry>, Option<String>), ControlError> {
-        match self.ask(ControlRequest::Nodes { question })? {
-            ControlAnswer::Nodes { nodes, only_this_node } => Ok((nodes, only_this_node)),
-            _ => Err(ControlError::NotUnderstood),
-        }
+        let (status, facts, stacks) = match question {
+            NodeQuestion::Status => {
+                let facts = RankFacts::of(&status, &self.gpus, SAMPLE);
+                (status, facts, None)
+            }
+            NodeQuestion::Stacks => match self.ask(ControlRequest::Stacks)? {
+                ControlAnswer::Stacks { status, dump } => (status, Vec::new(), Some(dump)),
+                _ => return Err(ControlError::NotUnderstood),
+            },
+        };
+        let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
+        let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
+        Ok(Answers { status, nodes: vec![own], only_this_node: None })
     }
 
     /// Waits until the launcher has ended, at most for this time.

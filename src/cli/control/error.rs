@@ -42,6 +42,10 @@ pub(super) enum ControlError {
     OtherNamespace(i32),
     #[error("`launch` and `run` start with the interpreter: use `python -m rlaunch` or `python -m rlaunch.run`")]
     NotHere,
+    #[error("`rlaunch top` needs a terminal as stdin and stdout; use `rlaunch status`, or `rlaunch status --watch`")]
+    NoTerminal,
+    #[error("the terminal cannot be used: {0}")]
+    Terminal(io::Error),
     #[error("{0}")]
     System(#[from] Errno),
 }

@@ -1,4 +1,5 @@
-//! The command `rlaunch`: `ps`, `status`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report` for any.
+//! The command `rlaunch`: `ps`, `status`, `top`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report`
+//! for any.
 
 mod arguments;
 mod client;
@@ -10,21 +11,19 @@ mod restart_job;
 mod stacks_text;
 mod status_table;
 mod stop_job;
+mod top;
 mod write_report;
 
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
 use crate::report::job_status::JobStatus;
-use crate::run::control::gpu_reader::GpuReader;
-use crate::run::control::message::NodeEntry;
-use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
-use crate::run::control::rank_facts::{self, RankFacts};
-use crate::sys::clock;
+use crate::run::control::node_answer::NodeQuestion;
+use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
 use arguments::{Command, Request};
 use clap::Parser;
-use client::{Client, INTERVAL};
+use client::{Answers, INTERVAL};
 use error::ControlError;
 use serde_json::json;
 use std::ffi::OsString;
@@ -57,6 +56,7 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
     match command {
         Command::Ps { json } => list_jobs(json),
         Command::Status { job, json, watch, this_node } => show_status(job.as_deref(), View { json, this_node }, watch),
+        Command::Top { job, this_node } => top::run(job.as_deref(), this_node),
         Command::Stacks { job, json, this_node } => show_stacks(job.as_deref(), View { json, this_node }),
         Command::Logs { job, rank, lines, follow } => {
             let (client, _) = find_jobs::find(job.as_deref())?;
@@ -102,43 +102,10 @@ struct View {
     this_node: bool,
 }
 
-/// The answers of the job's nodes, or of this one alone.
-struct Answers {
-    /// The state of the node whose launcher was asked.
-    status: JobStatus,
-    nodes: Vec<NodeEntry>,
-    /// Why that node alone was asked, if the job has others.
-    only_this_node: Option<String>,
-}
-
-fn ask_nodes(
-    client: &mut Client,
-    gpus: &GpuReader,
-    question: NodeQuestion,
-    this_node: bool,
-) -> Result<Answers, ControlError> {
-    let status = client.status()?;
-    if !this_node && status.nnodes > 1 {
-        let (nodes, only_this_node) = client.nodes(question)?;
-        return Ok(Answers { status, nodes, only_this_node });
-    }
-    let (status, facts, stacks) = match question {
-        NodeQuestion::Status => {
-            let facts = RankFacts::of(&status, gpus, SAMPLE);
-            (status, facts, None)
-        }
-        NodeQuestion::Stacks => client.stacks().map(|(status, dump)| (status, Vec::new(), Some(dump)))?,
-    };
-    let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
-    let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
-    Ok(Answers { status, nodes: vec![own], only_this_node: None })
-}
-
 fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {
     let (mut client, _) = find_jobs::find(job)?;
-    let gpus = GpuReader::default();
     loop {
-        let answers = match ask_nodes(&mut client, &gpus, NodeQuestion::Status, view.this_node) {
+        let answers = match client.ask_nodes(NodeQuestion::Status, view.this_node) {
             // The job has ended meanwhile.
             Err(ControlError::Gone) if watch => return Ok(()),
             answers => answers?,
@@ -160,8 +127,7 @@ fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), Control
 
 fn show_stacks(job: Option<&str>, view: View) -> Result<(), ControlError> {
     let (mut client, _) = find_jobs::find(job)?;
-    let Answers { status, nodes, only_this_node } =
-        ask_nodes(&mut client, &GpuReader::default(), NodeQuestion::Stacks, view.this_node)?;
+    let Answers { status, nodes, only_this_node } = client.ask_nodes(NodeQuestion::Stacks, view.this_node)?;
     if view.json {
         print_json(&nodes_json::stacks(&status, &nodes));
     } else {

@@ -21,15 +21,20 @@ fn ago(seconds: f64) -> String {
 }
 
 /// Lines with columns of equal width, two blanks apart.
-fn columns(rows: &[Vec<String>]) -> String {
-    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
+pub(super) fn columns(rows: &[Vec<String>]) -> String {
+    let widths = widths(rows);
     let line = |row: &Vec<String>| {
         let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         format!("{}\n", cells.join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+/// How wide each column is.
+pub(super) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
+    (0..count).map(|column| width(column).unwrap_or(0)).collect()
 }
 
 fn heading(words: &[&str]) -> Vec<String> {
@@ -71,8 +76,8 @@ pub(super) fn named_node(entry: &NodeEntry) -> String {
     entry.node.map_or(host.clone(), |node| format!("node {node} ({host})"))
 }
 
-/// A job and one line a rank. `own`: the state of the node whose launcher was asked.
-pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
+/// What a job does, in one line. `own`: the state of the node whose launcher was asked; `now`: seconds since 1970.
+pub(super) fn summary(own: &JobStatus, nodes: &[NodeEntry], now: f64) -> String {
     let round = own.round.map(|round| format!(", round {round}")).unwrap_or_default();
     let attempt = if own.attempt > 0 { format!(", attempt {}", own.attempt) } else { String::new() };
     let shown = match own.nnodes {
@@ -80,40 +85,72 @@ pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
         nnodes if nodes.len() > 1 => format!(", {nnodes} nodes"),
         nnodes => format!(", {nnodes} nodes (these are the ranks of {})", escape(&own.host)),
     };
-    let mut text = format!(
-        "job {} (pid {}): {} for {}{round}{attempt}{shown}\nlogs: {}\n",
+    format!(
+        "job {} (pid {}): {} for {}{round}{attempt}{shown}",
         escape(&own.job_id),
         own.launcher,
         own.phase.word(),
-        since(own.phase_since),
-        escape(&own.log_dir.display().to_string()),
-    );
-    let has_nodes = nodes.len() > 1;
-    let answers = nodes.iter().filter_map(|entry| entry.answer.as_ref());
-    let has_gpus = answers.flat_map(|answer| &answer.facts).any(RankFacts::uses_gpus);
-    let headings =
-        ["NODE", "RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT", "GPU", "GPU MEMORY"];
-    let shown = usize::from(!has_nodes)..headings.len() - if has_gpus { 0 } else { GPU_COLUMNS };
-    let mut rows = vec![heading(&headings[shown])];
+        ago(now - own.phase_since),
+    )
+}
+
+/// A rank in a table of those of all nodes.
+pub(super) struct RankRow<'a> {
+    pub entry: &'a NodeEntry,
+    pub rank: &'a RankStatus,
+    /// One cell a heading.
+    pub cells: Vec<String>,
+}
+
+/// Whether a rank uses a GPU: else there are no columns for that.
+fn has_gpus(nodes: &[NodeEntry]) -> bool {
+    nodes.iter().filter_map(|entry| entry.answer.as_ref()).flat_map(|answer| &answer.facts).any(RankFacts::uses_gpus)
+}
+
+/// The headings of these rows.
+pub(super) fn headings(nodes: &[NodeEntry]) -> Vec<String> {
+    let all = ["NODE", "RANK", "STATE", "FOR", "PID", "CPU", "MEMORY", "PROCESSES", "LAST OUTPUT", "GPU", "GPU MEMORY"];
+    let last = all.len() - if has_gpus(nodes) { 0 } else { GPU_COLUMNS };
+    heading(&all[usize::from(nodes.len() <= 1)..last])
+}
+
+/// One row a rank, in the order of the nodes.
+pub(super) fn rows(nodes: &[NodeEntry]) -> Vec<RankRow<'_>> {
+    let (mut rows, none, has_gpus) = (Vec::new(), RankFacts::default(), has_gpus(nodes));
     for entry in nodes {
         let Some(NodeAnswer { at, status, facts, .. }) = &entry.answer else { continue };
-        let none = RankFacts::default();
         for (number, rank) in status.ranks.iter().enumerate() {
             let node = entry.node.map_or(String::new(), |node| format!("{node} {}", escape(&entry.host)));
             let mut cells = row(*at, rank, facts.get(number).unwrap_or(&none));
             if !has_gpus {
                 cells.truncate(cells.len() - GPU_COLUMNS);
             }
-            rows.push(has_nodes.then_some(node).into_iter().chain(cells).collect());
+            let cells = (nodes.len() > 1).then_some(node).into_iter().chain(cells).collect();
+            rows.push(RankRow { entry, rank, cells });
         }
     }
-    if rows.len() > 1 {
-        text += &columns(&rows);
+    rows
+}
+
+/// What is said of the nodes that have not answered.
+pub(super) fn errors(nodes: &[NodeEntry]) -> impl Iterator<Item = String> {
+    nodes.iter().filter_map(|entry| Some(format!("{} {}", named_node(entry), entry.error.as_ref()?)))
+}
+
+/// A job and one line a rank. `own`: the state of the node whose launcher was asked.
+pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
+    let mut text = format!(
+        "{}\nlogs: {}\n",
+        summary(own, nodes, clock::wall().as_secs_f64()),
+        escape(&own.log_dir.display().to_string()),
+    );
+    let mut table = vec![headings(nodes)];
+    table.extend(rows(nodes).into_iter().map(|row| row.cells));
+    if table.len() > 1 {
+        text += &columns(&table);
     }
-    for entry in nodes {
-        if let Some(error) = &entry.error {
-            text += &format!("{} {error}\n", named_node(entry));
-        }
+    for error in errors(nodes) {
+        text += &format!("{error}\n");
     }
     text
 }

@@ -87,7 +87,8 @@ impl AsFd for Pty {
     }
 }
 
-fn window_size(terminal: impl AsFd) -> io::Result<libc::winsize> {
+/// The window size of a terminal; 0 where none is set.
+pub fn window_size(terminal: impl AsFd) -> io::Result<libc::winsize> {
     let mut size = MaybeUninit::<libc::winsize>::zeroed();
     // SAFETY: TIOCGWINSZ fills the structure, which is plain data.
     Errno::result(unsafe { libc::ioctl(terminal.as_fd().as_raw_fd(), libc::TIOCGWINSZ, size.as_mut_ptr()) })?;

@@ -23,11 +23,11 @@ ROWS, COLUMNS = 60, 90
 class Window:
     """What the terminal has received, and what it shows."""
 
-    def __init__(self, ours: int, launcher: subprocess.Popen[bytes]) -> None:
+    def __init__(self, ours: int, launcher: subprocess.Popen[bytes], size: tuple[int, int]) -> None:
         self.ours = ours
         self.launcher = launcher
         self.received = b""
-        self._screen = pyte.Screen(COLUMNS, ROWS)
+        self._screen = pyte.Screen(*size)
         self._stream = pyte.ByteStream(self._screen)
         self._drawn = 0
 
@@ -66,24 +66,27 @@ class Window:
     def press(self, keys: bytes) -> None:
         os.write(self.ours, keys)
 
-    def resize(self, columns: int) -> None:
+    def resize(self, columns: int, rows: int = ROWS) -> None:
         """The kernel sends SIGWINCH to the terminal's foreground process group."""
-        set_size(self.ours, columns)
+        self.screen.resize(rows, columns)
+        set_size(self.ours, columns, rows)
 
 
-def set_size(terminal: int, columns: int) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
+def set_size(terminal: int, columns: int, rows: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 @contextlib.contextmanager
-def at_terminal(place: Place, *args: str, **changes: str) -> Iterator[Window]:
-    """A job in the foreground of a terminal, with these variables."""
+def at_terminal(
+    place: Place, *args: str, size: tuple[int, int] = (COLUMNS, ROWS), **changes: str
+) -> Iterator[Window]:
+    """A job in the foreground of a terminal of so many columns and rows, with these variables."""
     ours, theirs = pty.openpty()
-    set_size(theirs, COLUMNS)
+    set_size(theirs, *size)
     variables = place.environment if isinstance(place, TorchPlace) else environment
     with place.start(
         *args,
-        env=variables(TERM="xterm", **changes),
+        env=variables(**{"TERM": "xterm", **changes}),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -92,6 +95,6 @@ def at_terminal(place: Place, *args: str, **changes: str) -> Iterator[Window]:
     ) as launcher:
         os.close(theirs)
         try:
-            yield Window(ours, launcher)
+            yield Window(ours, launcher, size)
         finally:
             os.close(ours)
