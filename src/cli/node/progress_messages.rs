@@ -143,6 +143,18 @@ mod tests {
     use crate::model::Role;
 
     #[test]
+    fn a_restart_before_the_first_rank_names_none() {
+        let rank = |number| ProcessLabel { role: Role::Trainer, number };
+        let asked = |living| ProgressNote::RestartRequested { attempt: 1, living, grace: Duration::from_secs(3) };
+        let of = |living| line(&asked(living), None, 3.0, &rank);
+        assert_eq!(of(vec![]), "`rlaunch restart`: no rank runs yet; all start again");
+        assert_eq!(
+            of(vec![1]),
+            "`rlaunch restart`: waiting up to 3 s for rank(s) 1 to stop, then all ranks start again"
+        );
+    }
+
+    #[test]
     fn the_end_of_the_servers_is_reported_in_paddles_text() {
         let server = |number| ProcessLabel { role: Role::Server, number };
         let text = line(&ProgressNote::Finishing { living: vec![0, 2] }, None, 1.5, &server);
