@@ -39,6 +39,8 @@ pub struct FailureReport {
     pub swept: Vec<SweptProcesses>,
     /// How many restarts were used.
     pub restarts: u32,
+    /// How many more there were because users asked for them.
+    pub requested_restarts: u32,
     /// The launcher's exit status.
     pub status: i32,
 }
@@ -86,6 +88,8 @@ pub struct Culprit {
     pub stopped_by_launcher: bool,
     /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
     pub aborted: Option<String>,
+    /// Whether its exit is by that signal, or the SIGKILL that followed.
+    pub ended_by_launcher: bool,
     /// Further facts about its end, such as the OOM killer's; a paragraph a line.
     pub explanation: Option<String>,
 }
@@ -190,7 +194,7 @@ pub(crate) fn headline(report: &FailureReport) -> String {
             Some(blame) if culprit.stopped_by_launcher => {
                 format!("{} failed: {}", culprit.label, plain(blame.in_a_line().as_bytes()))
             }
-            _ if culprit.aborted.is_some() => format!("{} failed: {} (sent by rlaunch)", culprit.label, culprit.exit),
+            _ if culprit.ended_by_launcher => format!("{} failed: {} (sent by rlaunch)", culprit.label, culprit.exit),
             _ => format!("{} failed: {}", culprit.label, ended(culprit.exit)),
         },
         FailureCause::Stopped { signal } => format!("stopped by signal {}", signal_label(*signal)),
@@ -254,9 +258,12 @@ impl ReportWriter {
     fn aftermath(&mut self, report: &FailureReport) {
         self.victims(report);
         self.sweeps(&report.swept);
-        let restarts = match report.restarts {
-            0 => String::new(),
-            n => format!(" after {}", counted(n as usize, "restart", "restarts")),
+        let count = |number: u32| counted(number as usize, "restart", "restarts");
+        let restarts = match (report.restarts, report.requested_restarts) {
+            (0, 0) => String::new(),
+            (own, 0) => format!(" after {}", count(own)),
+            (0, requested) => format!(" after {} at a user's request", count(requested)),
+            (own, requested) => format!(" after {}, and {requested} at a user's request", count(own)),
         };
         self.sentence_line("", &format!("exit status {}{restarts}", report.status));
     }

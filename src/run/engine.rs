@@ -206,6 +206,11 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
+    /// Whether another attempt follows where a user asks for it now.
+    pub fn takes_restart(&self) -> bool {
+        self.supervisor.takes_restart()
+    }
+
     /// The attempt whose ranks run, unless they are stopped or suspended by the user.
     pub fn running_attempt(&self) -> Option<u32> {
         self.living_attempt().filter(|_| !self.supervisor.is_suspended())

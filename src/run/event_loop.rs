@@ -166,6 +166,7 @@ impl<'a> EventLoop<'a> {
             if !self.zygote().is_some_and(Zygote::is_importing)
                 && let Some(RoundAction::StartRanks) = self.phase.handle(RoundEvent::PreloadDone)
             {
+                self.launch.status.set_phase(LaunchPhase::Running);
                 self.send(SupervisorEvent::Start)?;
                 continue;
             }
@@ -195,6 +196,7 @@ impl<'a> EventLoop<'a> {
                 }
             }
             self.ranks.journal.flush();
+            self.launch.status.set_takes_restart(self.engine.takes_restart());
         }
         self.finish()
     }

@@ -13,6 +13,8 @@ pub struct FirstFailure {
     pub local_rank: usize,
     /// Its exit; `None` if it was still exiting when it was asked to stop.
     pub exit: Option<Exit>,
+    /// Whether the launcher sent it the signal that it ended by, while the others ran.
+    pub was_aborted: bool,
     /// The error that it printed, in a line; may be empty.
     pub message: String,
     /// Whether it only lost its connection to another rank, and no rank of this node has a better reason.
@@ -33,6 +35,7 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     FirstFailure {
         local_rank,
         exit: (!stopped).then_some(exit),
+        was_aborted: processes[local_rank].was_ended_by_launcher(exit),
         message: blame(&bytes, shown, uncaught).map(|blame| blame.in_a_line()).unwrap_or_default(),
         lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped, uncaught), Account::LostPeer(_)),
     }

@@ -29,6 +29,12 @@ pub struct RankState {
 }
 
 impl RankState {
+    /// Whether this exit is by a signal that the launcher sent it while the others ran. A handler of SIGABRT may have made it
+    /// another exit.
+    pub fn was_ended_by_launcher(&self, exit: Exit) -> bool {
+        self.aborted.is_some() && matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL))
+    }
+
     /// The exit by which its error is looked for: after an exception, SIGABRT was the launcher's answer to a rank that did not exit.
     pub fn own_exit(&self, exit: Exit) -> Exit {
         let has_raised = matches!(self.uncaught, UncaughtException::Raised(_));

@@ -113,6 +113,8 @@ pub enum ProgressNote {
         signal: i32,
         /// The ranks that are alive.
         living: Vec<usize>,
+        /// The time that they have.
+        grace: Duration,
     },
     /// A second stop signal came.
     Forced {
@@ -128,6 +130,11 @@ pub enum ProgressNote {
         /// The time that they had.
         limit: Duration,
     },
+    /// These ranks were sent SIGABRT, do not end by it, and receive SIGKILL.
+    AbortIgnored {
+        /// The ranks that are alive.
+        living: Vec<usize>,
+    },
     /// These ranks receive SIGKILL.
     Killing {
         /// The ranks that are alive.
@@ -140,8 +147,10 @@ pub enum ProgressNote {
     },
     /// The attempt has failed and another one follows.
     Restarting {
-        /// Number of the next attempt, 1 for the first restart.
+        /// Number of the next attempt.
         attempt: u32,
+        /// Number of this restart among those that count, from 1.
+        restart: u32,
         /// Maximum number of restarts (within the window, if there is one).
         of: u32,
         /// The local rank that failed first.

@@ -39,7 +39,7 @@ pub use event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 pub use hang::{HangAction, HangEvent, HangLook, HangWatch};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;
-pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport, StragglerReport};
+pub use report::{AttemptReport, NodeOutcome, NodeReport, RankReport};
 pub use restart::{NoRestart, RestartBackoff, RestartCounter, RestartPolicy};
 pub use round::{RoundAction, RoundEvent, RoundPhase};
 pub use stop::{KILL_PATIENCE, StopReason};

@@ -64,17 +64,6 @@ pub struct AttemptReport {
     pub ended: Duration,
 }
 
-/// Ranks that still ran too long after another one had exited successfully.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StragglerReport {
-    /// These ranks.
-    pub ranks: Vec<usize>,
-    /// The rank that exited successfully first.
-    pub first: usize,
-    /// The time that they had.
-    pub limit: Duration,
-}
-
 /// Report of all attempts on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeReport {
@@ -86,8 +75,6 @@ pub struct NodeReport {
     pub attempts: Vec<AttemptReport>,
     /// Number of restarts.
     pub restarts: u32,
-    /// The ranks of the last attempt that `SupervisionPolicy::straggler_timeout` ended; `None`: it was not reached.
-    pub stragglers: Option<StragglerReport>,
     /// Whether the last attempt was stopped because a user asked for another one.
     pub restart_requested: bool,
     /// Why no restart followed the last failure; `None` if nothing had failed or restarts are disabled.

@@ -96,6 +96,11 @@ impl RestartCounter {
         self.policy.max_restart == 0
     }
 
+    /// How many restarts count now.
+    pub fn made(&self) -> u32 {
+        u32::try_from(self.recent.len()).unwrap_or(u32::MAX)
+    }
+
     /// Counts a failure and decides whether attempt number `attempt` follows, and after which delay.
     pub fn decide(&mut self, now: Duration, attempt: u32, culprit: usize, exit: Exit) -> Result<Duration, NoRestart> {
         let RestartPolicy { max_restart, restart_on, never_restart_on, backoff, window, same_failure_limit } =
@@ -104,7 +109,7 @@ impl RestartCounter {
         self.last = Some((culprit, exit));
         self.recent.retain(|at| window.is_none_or(|window| now.saturating_sub(*at) < window));
         let status = exit.shell_status();
-        let nth = u32::try_from(self.recent.len()).unwrap_or(u32::MAX);
+        let nth = self.made();
         if never_restart_on.contains(&status) {
             return Err(NoRestart::Never(status));
         }

@@ -5,12 +5,13 @@
 
 mod attempt_end;
 mod stragglers;
+mod user_requests;
 
 use super::child::{ChildState, SupervisedChild};
 use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
-use super::report::{AttemptReport, StragglerReport};
+use super::report::AttemptReport;
 use super::restart::RestartCounter;
 use super::stop::{KILL_PATIENCE, Reasons, StopReason};
 use super::timer::Timer;
@@ -24,6 +25,8 @@ enum SupervisorPhase {
     Running,
     /// Stragglers were sent SIGABRT; the timer is the grace period until SIGKILL.
     EndingStragglers,
+    /// They were sent SIGKILL; the timer is `KILL_PATIENCE`.
+    KillingStragglers,
     /// Only awaited servers are alive; the timer is `server_timeout`.
     AwaitingServers,
     /// The stop signal has been sent; the timer is the grace period.
@@ -51,7 +54,8 @@ pub struct Supervisor {
     straggler_timeout: Option<Duration>,
     /// The first `Main` child of the attempt that has exited successfully.
     first_done: Option<usize>,
-    stragglers: Option<StragglerReport>,
+    /// The ranks of the attempt that were sent SIGABRT.
+    stragglers: Vec<usize>,
     repeats_signal: bool,
     in_rounds: bool,
     restarts: RestartCounter,
@@ -75,7 +79,7 @@ impl Supervisor {
             // Servers alone never end by themselves.
             straggler_timeout: policy.straggler_timeout.filter(|_| lifecycles.contains(&Lifecycle::Main)),
             first_done: None,
-            stragglers: None,
+            stragglers: Vec::new(),
             repeats_signal: policy.repeats_signal,
             in_rounds: policy.in_rounds,
             restarts: RestartCounter::new(policy.restart),
@@ -153,7 +157,8 @@ impl Supervisor {
             SupervisorPhase::Killing => self.abandon(now, effects),
             SupervisorPhase::Backoff(ended) => self.restart(now, ended, effects),
             SupervisorPhase::Running => self.abort_stragglers(now, effects),
-            SupervisorPhase::EndingStragglers => self.kill_stragglers(effects),
+            SupervisorPhase::EndingStragglers => self.kill_stragglers(now, effects),
+            SupervisorPhase::KillingStragglers => self.give_stragglers_up(now, effects),
             SupervisorPhase::Pending | SupervisorPhase::Finished => {}
         }
     }
@@ -196,8 +201,8 @@ impl Supervisor {
     }
 
     fn is_running(&self) -> bool {
-        use SupervisorPhase::{AwaitingServers, EndingStragglers, Running};
-        matches!(self.phase, Running | EndingStragglers | AwaitingServers)
+        use SupervisorPhase::{AwaitingServers, EndingStragglers, KillingStragglers, Running};
+        matches!(self.phase, Running | EndingStragglers | KillingStragglers | AwaitingServers)
     }
 
     /// All children have been started, and all but servers have exited successfully.
@@ -228,7 +233,10 @@ impl Supervisor {
         child.state = ChildState::Alive;
         child.started = now;
         match self.phase {
-            _ if self.is_running() => self.proceed(now, effects),
+            _ if self.is_running() => {
+                self.limit_stragglers(now);
+                self.proceed(now, effects);
+            }
             // A stop came while the child was being started, so it has not been signalled yet.
             SupervisorPhase::Stopping => self.send(id.local_rank, self.stop_signal(), effects),
             SupervisorPhase::Killing => {
@@ -275,62 +283,11 @@ impl Supervisor {
         }
     }
 
-    fn stop_signalled(&mut self, now: Duration, signal: i32, effects: &mut Vec<Effect>) {
-        self.resume(now, effects);
-        let reason = StopReason::Signal(signal);
-        match self.phase {
-            SupervisorPhase::Finished => {}
-            SupervisorPhase::Killing => self.add_reason(reason),
-            SupervisorPhase::Stopping if self.is_stopped_by_signal() => {
-                effects.push(Effect::Note(ProgressNote::Forced { living: self.living() }));
-                self.kill(now, effects);
-            }
-            // A signal during the stop after a failure is the first one.
-            SupervisorPhase::Pending
-            | SupervisorPhase::Running
-            | SupervisorPhase::EndingStragglers
-            | SupervisorPhase::AwaitingServers
-            | SupervisorPhase::Stopping
-            | SupervisorPhase::Backoff(_) => {
-                effects.push(Effect::Note(ProgressNote::Stopping { signal, living: self.living() }));
-                self.stop(now, reason, effects);
-            }
-        }
-    }
-
-    fn is_stopped_by_signal(&self) -> bool {
-        self.reasons.is_some_and(|reasons| matches!(reasons.decisive, StopReason::Signal(_)))
-    }
-
     fn regroup(&mut self, now: Duration, stop: RankStop, effects: &mut Vec<Effect>) {
         match stop {
             _ if self.phase == SupervisorPhase::Finished => {}
             RankStop::WithGrace => self.stop(now, StopReason::Regroup, effects),
             RankStop::AtOnce => self.kill_for(now, StopReason::Regroup, effects),
-        }
-    }
-
-    fn restart_requested(&mut self, now: Duration, grace: Option<Duration>, effects: &mut Vec<Effect>) {
-        let grace = grace.map_or(self.grace, |grace| grace.min(self.grace));
-        match self.phase {
-            SupervisorPhase::Running | SupervisorPhase::EndingStragglers | SupervisorPhase::AwaitingServers => {
-                let (attempt, living) = (self.attempt + 1, self.living());
-                effects.push(Effect::Note(ProgressNote::RestartRequested { attempt, living, grace }));
-                self.stop_within(now, StopReason::Restart, grace, effects);
-            }
-            SupervisorPhase::Stopping if matches!(self.reason(), Some(StopReason::Restart)) => {
-                self.resume(now, effects);
-                let left = self.timer.due().map_or(Duration::ZERO, |at| at.saturating_sub(now));
-                self.timer.arm(now, left.min(grace));
-            }
-            SupervisorPhase::Backoff(_) => {
-                self.resume(now, effects);
-                self.timer.arm(now, Duration::ZERO);
-            }
-            SupervisorPhase::Pending
-            | SupervisorPhase::Stopping
-            | SupervisorPhase::Killing
-            | SupervisorPhase::Finished => {}
         }
     }
 
@@ -379,14 +336,22 @@ impl Supervisor {
         self.add_reason(reason);
         if self.phase == SupervisorPhase::Pending || self.is_running() {
             self.resume(now, effects);
+            let limit = self.time_to_end(now, grace);
             self.phase = SupervisorPhase::Stopping;
-            let most = self.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(now));
-            self.timer.arm(now, grace.min(most));
+            self.timer.arm(now, limit);
             for rank in self.living() {
                 self.send(rank, self.stop_signal(), effects);
             }
         }
         self.restart_or_finish(now, effects);
+    }
+
+    /// How long ranks have to end, from now on, in a stop with this grace period: none prolongs the time that they have already.
+    fn time_to_end(&self, now: Duration, grace: Duration) -> Duration {
+        let left = |due: Option<Duration>| due.map(|at| at.saturating_sub(now));
+        let has_limit = self.phase == SupervisorPhase::Stopping || self.only_stragglers_are_left();
+        let limit = has_limit.then(|| left(self.timer.due()).unwrap_or_default());
+        [limit, left(self.stop_by)].into_iter().flatten().fold(grace, Duration::min)
     }
 
     /// The signal that asks a rank to end.
@@ -428,7 +393,8 @@ impl Supervisor {
             }
         }
         self.phase = SupervisorPhase::Running;
-        (self.first_done, self.stragglers) = (None, None);
+        self.first_done = None;
+        self.stragglers.clear();
         effects.push(Effect::Sweep);
         self.proceed(now, effects);
     }
@@ -446,7 +412,8 @@ impl Supervisor {
                 self.reasons = None;
                 self.timer.arm(now, delay);
                 if let Some((culprit, exit)) = ended.failure {
-                    effects.push(Effect::Note(ProgressNote::Restarting { attempt, of, culprit, exit, delay }));
+                    let restart = self.restarts.made();
+                    effects.push(Effect::Note(ProgressNote::Restarting { attempt, restart, of, culprit, exit, delay }));
                 }
             }
             Err(why) => {

@@ -20,6 +20,11 @@ impl Timer {
         self.due = None;
     }
 
+    /// Whether it will be due, once it is not paused.
+    pub fn is_armed(&self) -> bool {
+        self.due.is_some()
+    }
+
     pub fn is_paused(&self) -> bool {
         self.paused
     }

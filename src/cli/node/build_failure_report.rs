@@ -12,7 +12,6 @@ use crate::report::failure_report::{
     Culprit, FailureCause, FailureReport, PeersOfVictim, SweptProcesses, Victim, left_running, sweep, unkillable,
 };
 use crate::report::lost_peer;
-use crate::report::wording::named;
 use crate::run::first_failure;
 use crate::run::launch::Launch;
 use crate::run::launch_result::{BlameGround, LaunchResult};
@@ -21,7 +20,7 @@ use crate::run::output::console::ShownMark;
 use crate::run::output::log_files;
 use crate::run::output::log_files::TAIL_BYTES;
 use crate::run::sweep::Leftover;
-use crate::supervise::{NodeOutcome, RankReport, StragglerReport};
+use crate::supervise::{NodeOutcome, RankReport};
 use crate::sys::clock;
 use crate::sys::process::tree;
 use std::path::Path;
@@ -158,8 +157,9 @@ pub fn build_failure_report(
         })
     });
     let victims = victims.collect();
-    let (swept, restarts) = (swept(launch, launched), report.restarts);
-    Some(FailureReport { outcome, victims, swept, restarts, status })
+    let (swept, requested_restarts) = (swept(launch, launched), launch.status.requested_restarts());
+    let restarts = report.restarts.saturating_sub(requested_restarts);
+    Some(FailureReport { outcome, victims, swept, restarts, requested_restarts, status })
 }
 
 fn culprit_of(
@@ -175,9 +175,6 @@ fn culprit_of(
     let mut tail = tail::tail(&bytes, tail::TailLimits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
     let signalled = launched.report.ranks[local].signalled;
-    // A handler of SIGABRT may have made it another status.
-    let by_signal = matches!(exit, Exit::Signal(libc::SIGABRT | libc::SIGKILL));
-    let aborted = process.aborted.clone().or_else(|| describe_straggler(launch, launched, local)).filter(|_| by_signal);
     let explanation = if let (true, Some(ground)) = (signalled, launched.blame_ground) {
         Some(match ground {
             BlameGround::ErrorFile => {
@@ -189,7 +186,7 @@ fn culprit_of(
                 format!("it had failed, and was still exiting when {other} failed too and exited; then it was stopped")
             }
         })
-    } else if exit == Exit::Signal(libc::SIGKILL) && aborted.is_none() {
+    } else if exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none() {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
         None
@@ -211,7 +208,8 @@ fn culprit_of(
             Account::LostPeer(_) | Account::Nothing | Account::OwnError => None,
         },
         stopped_by_launcher: signalled,
-        aborted,
+        aborted: process.aborted.clone(),
+        ended_by_launcher: process.was_ended_by_launcher(exit),
         explanation,
         tail,
     }
@@ -224,18 +222,6 @@ fn find_core(launched: &LaunchResult, local: usize) -> Option<String> {
     let lived = clock::now().saturating_sub(launched.report.ranks[local].started_at?);
     let started = SystemTime::UNIX_EPOCH + clock::wall().saturating_sub(lived);
     describe_core(process.pid?.unsigned_abs(), &std::env::current_dir().ok()?, started)
-}
-
-/// Why a rank was aborted that still ran after another one had ended, if that is why this one failed.
-fn describe_straggler(launch: &Launch<'_>, launched: &LaunchResult, local: usize) -> Option<String> {
-    let StragglerReport { ranks, first, limit } = launched.report.stragglers.as_ref()?;
-    let label = |local: &usize| launch.plan.ranks[*local].label();
-    let labels: Vec<_> = ranks.iter().map(label).collect();
-    let verb = if labels.len() == 1 { "was" } else { "were" };
-    ranks.contains(&local).then(|| {
-        let (names, limit, first) = (named(&labels), limit.as_secs_f64(), label(first));
-        format!("{names} {verb} aborted by the launcher: still running {limit} s after {first} exited successfully (--straggler_timeout)")
-    })
 }
 
 /// What is known of the peers of a rank that lost its connection to one.

@@ -45,12 +45,13 @@ fn line(
             let limit = limit.map_or("without a limit".into(), |limit| format!("up to {} s", limit.as_secs_f64()));
             format!("all workers have exited: waiting {limit} for {} to exit (--server_timeout)", names(living))
         }
-        ProgressNote::Stopping { signal, living } if living.is_empty() => {
+        ProgressNote::Stopping { signal, living, .. } if living.is_empty() => {
             format!("{}: nothing runs", signal_label(*signal))
         }
-        ProgressNote::Stopping { signal, living } => format!(
-            "{}: waiting up to {grace} s for {} to stop; the same signal again kills them at once",
+        ProgressNote::Stopping { signal, living, grace } => format!(
+            "{}: waiting up to {} s for {} to stop; the same signal again kills them at once",
             signal_label(*signal),
+            to_millis(*grace),
             names(living)
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
@@ -62,20 +63,28 @@ fn line(
                 "{names} still {verb} {limit} s after {first} exited successfully (--straggler_timeout); {gets} SIGABRT"
             )
         }
+        ProgressNote::AbortIgnored { living } => {
+            format!("{} did not end by SIGABRT within the grace period: sending SIGKILL", names(living))
+        }
         ProgressNote::Killing { living } => format!("sending SIGKILL to {}", names(living)),
         ProgressNote::Unkillable { living } => {
             format!("{} still running after SIGKILL; left behind", names(living))
         }
-        ProgressNote::Restarting { attempt, of, culprit, exit, delay } => {
+        ProgressNote::Restarting { restart, of, culprit, exit, delay, .. } => {
             let wait = if delay.is_zero() { "at once".into() } else { format!("in {:.1} s", delay.as_secs_f64()) };
             // A rank that was still exiting when it was stopped has no exit status of its own.
             let exit = failure.map_or(Some(*exit), |failure| failure.exit);
             let message = failure.map_or("", |failure| failure.message.as_str());
-            format!("{}; restart {attempt} (at most {of}) {wait}", failed_first(label(*culprit), exit, message))
+            let was_aborted = failure.is_some_and(|failure| failure.was_aborted);
+            let failed = failed_first(label(*culprit), exit, was_aborted, message);
+            format!("{failed}; restart {restart} (at most {of}) {wait}")
+        }
+        ProgressNote::RestartRequested { living, .. } if living.is_empty() => {
+            "`rlaunch restart`: no rank runs yet; all start again".into()
         }
         ProgressNote::RestartRequested { living, grace, .. } => format!(
             "`rlaunch restart`: waiting up to {} s for {} to stop, then all ranks start again",
-            grace.as_secs_f64(),
+            to_millis(*grace),
             names(living)
         ),
         ProgressNote::NotRestarting { why } => format!("no restart: {}", describe_no_restart(*why)),
@@ -89,15 +98,16 @@ pub fn print_slow_stop(
     left: Option<Duration>,
     label: &dyn Fn(usize) -> ProcessLabel,
 ) {
-    let failed = failed_first(label(failure.local_rank), failure.exit, &failure.message);
+    let failed = failed_first(label(failure.local_rank), failure.exit, failure.was_aborted, &failure.message);
     let living = list_by_role(&living.iter().map(|local| label(*local)).collect::<Vec<_>>());
     let limit = left.map_or(String::new(), |left| format!("up to {:.0} s more ", left.as_secs_f64().ceil()));
     print_notice(&format!("{failed}; waiting {limit}for {living} to stop"));
 }
 
 /// `rank 1 failed first, with exit code 3: ValueError: again`.
-fn failed_first(culprit: ProcessLabel, exit: Option<Exit>, message: &str) -> String {
-    let how = exit.map_or(String::new(), |exit| format!(", with {exit}"));
+fn failed_first(culprit: ProcessLabel, exit: Option<Exit>, was_aborted: bool, message: &str) -> String {
+    let sender = if was_aborted { " (sent by rlaunch)" } else { "" };
+    let how = exit.map_or(String::new(), |exit| format!(", with {exit}{sender}"));
     let colon = if message.is_empty() { "" } else { ": " };
     format!("{culprit} failed first{how}{colon}{}", plain(message.as_bytes()))
 }
@@ -119,13 +129,30 @@ pub(crate) fn describe_no_restart(why: NoRestart) -> String {
 /// Seconds that ranks have to stop from now on, to the millisecond.
 fn grace_left(policy: &SupervisionPolicy) -> f64 {
     let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
-    policy.grace.min(left).as_millis() as f64 / 1000.0
+    to_millis(policy.grace.min(left))
+}
+
+/// Seconds, to the millisecond.
+fn to_millis(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1000.0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::model::Role;
+
+    #[test]
+    fn a_restart_before_the_first_rank_names_none() {
+        let rank = |number| ProcessLabel { role: Role::Trainer, number };
+        let asked = |living| ProgressNote::RestartRequested { attempt: 1, living, grace: Duration::from_secs(3) };
+        let of = |living| line(&asked(living), None, 3.0, &rank);
+        assert_eq!(of(vec![]), "`rlaunch restart`: no rank runs yet; all start again");
+        assert_eq!(
+            of(vec![1]),
+            "`rlaunch restart`: waiting up to 3 s for rank(s) 1 to stop, then all ranks start again"
+        );
+    }
 
     #[test]
     fn the_end_of_the_servers_is_reported_in_paddles_text() {

@@ -368,9 +368,9 @@ impl Frontend for TorchrunFrontend<'_> {
     }
 
     fn report_progress(&self, note: &ProgressNote, failure: Option<&FirstFailure>, launch: &Launch<'_>) {
-        if let ProgressNote::Restarting { attempt, of, .. } = note {
+        if let ProgressNote::Restarting { attempt, restart, of, .. } = note {
             // torchrun logs the number before it counts this restart.
-            let left = of.saturating_sub(*attempt) + 1;
+            let left = of.saturating_sub(*restart) + 1;
             if let Some(events) = &self.events {
                 events.rendezvous_done(*attempt, Duration::ZERO);
             }

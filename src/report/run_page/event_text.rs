@@ -120,8 +120,9 @@ fn restarting(event: &Value) -> String {
     let how = exit(&event["exit"]).map_or(String::new(), |exit| format!(" with {exit}"));
     let message = text(event, "message").map_or(String::new(), |message| format!(": {message}"));
     let delay = number(event, "delay_seconds").map_or(String::new(), |delay| format!(" in {}", seconds(delay)));
-    let (attempt, of) = (count(event, "attempt").unwrap_or_default(), count(event, "of").unwrap_or_default());
-    format!("restart {attempt} of at most {of}{delay}, because {who} failed{how}{message}")
+    let restart = count(event, "restart").or_else(|| count(event, "attempt")).unwrap_or_default();
+    let of = count(event, "of").unwrap_or_default();
+    format!("restart {restart} of at most {of}{delay}, because {who} failed{how}{message}")
 }
 
 fn no_restart(why: &str) -> &str {

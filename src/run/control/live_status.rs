@@ -27,6 +27,11 @@ pub enum RestartRefused {
     /// Servers keep what trainers have sent them, and are restarted with none.
     #[error("the job has parameter servers, which would lose their parameters; stop it and start it again")]
     Servers,
+    /// What follows the end of this attempt is decided already, or by the policy of restarts.
+    #[error(
+        "the present attempt is ending, because a rank has failed or all have finished; see `rlaunch status` for what follows"
+    )]
+    Ending,
     /// Nothing runs that could be restarted.
     #[error("the launcher is {}, so no rank runs that could be restarted; see `rlaunch status`", .0.word())]
     NotRunning(LaunchPhase),
@@ -43,9 +48,11 @@ pub struct RestartRequest {
 #[derive(Debug, Default)]
 struct Restarts {
     refused: Option<RestartRefused>,
+    /// The present attempt is ending.
+    is_ending: bool,
     request: Option<RestartRequest>,
-    /// How many requests the event loop has taken.
-    taken: u32,
+    /// How many requests have ended an attempt.
+    met: u32,
 }
 
 #[derive(Debug)]
@@ -134,14 +141,14 @@ impl LiveStatus {
     pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32, refused: Option<RestartRefused>) {
         {
             let mut restarts = self.lock_restarts();
-            (restarts.refused, restarts.request) = (refused, None);
+            *restarts = Restarts { refused, met: restarts.met, ..Restarts::default() };
         }
         let mut status = self.lock();
         status.job_id.clone_from(&plan.job_id);
         (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
         (status.round, status.attempt) = (round, attempt);
         (status.suspended, status.hanging_since) = (false, None);
-        self.enter(&mut status, LaunchPhase::Running);
+        self.enter(&mut status, LaunchPhase::Preparing);
         let rank = |(local_rank, rank): (usize, &RankPlan)| RankStatus {
             role: rank.role,
             rank: rank.rank,
@@ -197,13 +204,17 @@ impl LiveStatus {
 
     /// A client wants another attempt. Returns the number of the present one.
     pub fn request_restart(&self, request: RestartRequest) -> Result<u32, RestartRefused> {
-        let status = self.get();
+        let (phase, attempt) = {
+            let status = self.lock();
+            (status.phase, status.attempt)
+        };
         let mut restarts = self.lock_restarts();
-        match (restarts.refused, status.phase) {
+        match (restarts.refused, phase) {
             (Some(refused), _) => Err(refused),
+            (None, LaunchPhase::Running | LaunchPhase::Restarting) if restarts.is_ending => Err(RestartRefused::Ending),
             (None, LaunchPhase::Running | LaunchPhase::Restarting) => {
                 restarts.request = Some(request);
-                Ok(status.attempt)
+                Ok(attempt)
             }
             (None, phase) => Err(RestartRefused::NotRunning(phase)),
         }
@@ -211,15 +222,22 @@ impl LiveStatus {
 
     /// Takes what `request_restart` has noted, for the event loop.
     pub fn take_restart(&self) -> Option<RestartRequest> {
-        let mut restarts = self.lock_restarts();
-        let request = restarts.request.take()?;
-        restarts.taken += 1;
-        Some(request)
+        self.lock_restarts().request.take()
     }
 
-    /// How many times clients have asked for another attempt.
+    /// Whether the supervisor takes requests for another attempt now (`Supervisor::takes_restart`).
+    pub fn set_takes_restart(&self, takes_restart: bool) {
+        self.lock_restarts().is_ending = !takes_restart;
+    }
+
+    /// An attempt is being ended because a client has asked for another one.
+    pub fn count_restart(&self) {
+        self.lock_restarts().met += 1;
+    }
+
+    /// How many attempts were ended because clients had asked for another one.
     pub fn requested_restarts(&self) -> u32 {
-        self.lock_restarts().taken
+        self.lock_restarts().met
     }
 
     /// A client wants the ranks to have at most this time to end.

@@ -1,7 +1,9 @@
 //! Ranks that hang, and ranks that have failed and do not exit: what the event loop does about them.
 
 use super::EventLoop;
+use crate::run::engine::RankHost;
 use crate::spec::hang::OnHang;
+use crate::supervise::ProgressNote;
 use crate::sys::clock;
 
 impl EventLoop<'_> {
@@ -28,8 +30,15 @@ impl EventLoop<'_> {
     }
 
     pub(super) fn kill_aborted_ranks(&mut self) {
-        for local_rank in self.aborted.take_due(clock::now(), self.engine.living_attempt()) {
-            self.engine.signal_rank(local_rank, libc::SIGKILL);
+        let mut due = self.aborted.take_due(clock::now(), self.engine.living_attempt());
+        if due.is_empty() {
+            return;
+        }
+        let living = self.engine.living();
+        due.retain(|local_rank| living.contains(local_rank));
+        due.iter().for_each(|local_rank| self.engine.signal_rank(*local_rank, libc::SIGKILL));
+        if !due.is_empty() {
+            self.ranks.report_progress(ProgressNote::AbortIgnored { living: due });
         }
     }
 

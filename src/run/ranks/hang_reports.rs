@@ -6,7 +6,7 @@ use crate::plan::SeenOutput;
 use crate::report::RankFault;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::stacks::{HangFacts, RankLine, conclude, find_odd_ranks, group, render_hang, render_stuck_exit};
-use crate::report::wording::lasted;
+use crate::report::wording::{lasted, named};
 use crate::run::hangs::exit_detector::StuckExit;
 use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
@@ -16,6 +16,7 @@ use crate::supervise::Lifecycle;
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
 use std::path::PathBuf;
+use std::time::Duration;
 
 impl RankProcesses<'_> {
     pub(super) fn logs_of(&self, local_rank: usize, attempt: u32) -> Vec<PathBuf> {
@@ -67,6 +68,20 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.stuck_exit(&text);
+    }
+
+    /// Notes why these ranks are aborted, which still run after another one has ended.
+    pub(super) fn note_stragglers(&mut self, ranks: &[usize], first: usize, limit: Duration) {
+        let label = |local: &usize| self.launch.plan.ranks[*local].label();
+        let labels: Vec<_> = ranks.iter().map(label).collect();
+        let verb = if labels.len() == 1 { "was" } else { "were" };
+        let (names, limit, first) = (named(&labels), limit.as_secs_f64(), label(&first));
+        let why = format!(
+            "{names} {verb} aborted by the launcher: still running {limit} s after {first} exited successfully (--straggler_timeout)"
+        );
+        for local_rank in ranks {
+            self.processes[*local_rank].aborted = Some(why.clone());
+        }
     }
 
     /// The ranks of the present attempt, as reports name them.

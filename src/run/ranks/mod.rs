@@ -415,9 +415,12 @@ impl RankHost for RankProcesses<'_> {
             failure = Some(first);
         }
         match &note {
-            ProgressNote::Restarting { .. } | ProgressNote::RestartRequested { .. } => {
-                self.launch.status.set_phase(LaunchPhase::Restarting)
+            ProgressNote::Restarting { .. } => self.launch.status.set_phase(LaunchPhase::Restarting),
+            ProgressNote::RestartRequested { .. } => {
+                self.launch.status.count_restart();
+                self.launch.status.set_phase(LaunchPhase::Restarting);
             }
+            ProgressNote::Stragglers { living, first, limit } => self.note_stragglers(living, *first, *limit),
             // A signal may still have to end the job instead.
             ProgressNote::Killing { .. } if self.launch.status.get().phase == LaunchPhase::Restarting => {}
             ProgressNote::Finishing { .. }
@@ -426,7 +429,7 @@ impl RankHost for RankProcesses<'_> {
             | ProgressNote::Killing { .. }
             | ProgressNote::Unkillable { .. } => self.launch.status.set_phase(LaunchPhase::Stopping),
             ProgressNote::AwaitingServers { .. }
-            | ProgressNote::Stragglers { .. }
+            | ProgressNote::AbortIgnored { .. }
             | ProgressNote::NotRestarting { .. } => {}
         }
         let message = failure.as_ref().map_or("", |first| first.message.as_str());

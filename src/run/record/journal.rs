@@ -118,6 +118,7 @@ pub enum JournalEvent<'a> {
     },
     Restarting {
         attempt: u32,
+        restart: u32,
         of: u32,
         culprit: usize,
         culprit_role: Role,
@@ -276,7 +277,7 @@ impl Journal {
                 living_roles: roles(living),
                 limit_seconds: limit.map(|limit| limit.as_secs_f64()),
             },
-            ProgressNote::Stopping { signal, living } => {
+            ProgressNote::Stopping { signal, living, .. } => {
                 JournalEvent::Stopping { signal: *signal, living: numbers(living), living_roles: roles(living) }
             }
             ProgressNote::Forced { living } => {
@@ -289,14 +290,15 @@ impl Journal {
                 first_role: label(*first).role,
                 limit_seconds: limit.as_secs_f64(),
             },
-            ProgressNote::Killing { living } => {
+            ProgressNote::Killing { living } | ProgressNote::AbortIgnored { living } => {
                 JournalEvent::Killing { living: numbers(living), living_roles: roles(living) }
             }
             ProgressNote::Unkillable { living } => {
                 JournalEvent::Unkillable { living: numbers(living), living_roles: roles(living) }
             }
-            ProgressNote::Restarting { attempt, of, culprit, exit, delay } => JournalEvent::Restarting {
+            ProgressNote::Restarting { attempt, restart, of, culprit, exit, delay } => JournalEvent::Restarting {
                 attempt: *attempt,
+                restart: *restart,
                 of: *of,
                 culprit: label(*culprit).number,
                 culprit_role: label(*culprit).role,

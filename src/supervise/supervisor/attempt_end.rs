@@ -56,7 +56,6 @@ impl Supervisor {
             ranks: self.children.iter().map(SupervisedChild::report).collect(),
             attempts: self.attempts.clone(),
             restarts: self.attempt,
-            stragglers: self.stragglers.clone(),
             restart_requested: matches!(self.reason(), Some(StopReason::Restart)),
             no_restart,
             at: now,

@@ -46,6 +46,7 @@ fn culprit(exit: Exit) -> Culprit {
         lost_peer: None,
         stopped_by_launcher: false,
         aborted: None,
+        ended_by_launcher: false,
         explanation: None,
     }
 }
@@ -66,7 +67,14 @@ fn victim(rank: usize) -> Victim {
 
 fn failed(culprit: Culprit, victims: Vec<Victim>) -> FailureReport {
     let status = culprit.exit.shell_status();
-    FailureReport { outcome: FailureCause::Failed(Box::new(culprit)), victims, swept: vec![], restarts: 0, status }
+    FailureReport {
+        outcome: FailureCause::Failed(Box::new(culprit)),
+        victims,
+        swept: vec![],
+        restarts: 0,
+        requested_restarts: 0,
+        status,
+    }
 }
 
 /// The block in plain style; the launcher's own sentences keep to 80 columns.
@@ -259,7 +267,14 @@ fn stopped_from_outside() {
     let late = Victim { killed_after_grace: true, exit: Exit::Signal(9), ..victim(2) };
     let victims = vec![victim(0), victim(1), late];
     let outcome = FailureCause::Stopped { signal: 15 };
-    insta::assert_snapshot!(plainly(&FailureReport { outcome, victims, swept: vec![], restarts: 1, status: 143 }));
+    insta::assert_snapshot!(plainly(&FailureReport {
+        outcome,
+        victims,
+        swept: vec![],
+        restarts: 1,
+        requested_restarts: 0,
+        status: 143
+    }));
 }
 
 #[test]
@@ -290,6 +305,7 @@ fn the_annotation_escapes_workflow_commands() {
     assert_eq!(line.matches('\n').count(), 1);
     insta::assert_snapshot!(line);
     let outcome = FailureCause::Stopped { signal: 2 };
-    let stopped = FailureReport { outcome, victims: vec![], swept: vec![], restarts: 0, status: 130 };
+    let stopped =
+        FailureReport { outcome, victims: vec![], swept: vec![], restarts: 0, requested_restarts: 0, status: 130 };
     assert_eq!(github_annotation(&stopped), "::error title=stopped by signal SIGINT::exit status 130\n");
 }

@@ -114,6 +114,7 @@ pub struct World<'a> {
     first_done: Option<usize>,
     stragglers_end: Option<Duration>,
     stragglers: Vec<usize>,
+    stragglers_killed: bool,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -158,6 +159,7 @@ impl<'a> World<'a> {
             first_done: None,
             stragglers_end: None,
             stragglers: Vec::new(),
+            stragglers_killed: false,
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -236,8 +238,28 @@ impl<'a> World<'a> {
     fn reason(&mut self, cause: Cause) {
         if self.first.is_none() {
             self.wake();
-            let grace = self.job.policy.grace;
+            let grace = self.time_of_stragglers().unwrap_or(Duration::MAX).min(self.job.policy.grace);
             self.first = Some(First { cause, awake: self.awake(), at: self.now, grace });
+        }
+    }
+
+    /// The time that is left to ranks that are aborted, where no other one lives.
+    fn time_of_stragglers(&self) -> Option<Duration> {
+        let end = self.stragglers_end.filter(|_| !self.stragglers.is_empty() && self.backoff.is_none())?;
+        self.alive().all(|rank| self.stragglers.contains(&rank)).then(|| end - self.awake())
+    }
+
+    /// The time of those that still run begins once one has exited successfully and all have been started.
+    fn limit_stragglers(&mut self) {
+        let is_unstarted = |sim: &Sim| matches!(sim.life, Life::Waiting | Life::Starting { .. });
+        let mut mains = self.sims.iter().zip(&self.job.parts).filter(|(_, part)| **part == Lifecycle::Main);
+        if let (Some(limit), Some(_), None) = (self.job.policy.straggler_timeout, self.first_done, self.first)
+            && self.stragglers_end.is_none()
+            && self.stragglers.is_empty()
+            && self.awaiting.is_none()
+            && !mains.any(|(sim, _)| is_unstarted(sim))
+        {
+            self.stragglers_end = Some(self.awake() + limit);
         }
     }
 
@@ -247,6 +269,7 @@ impl<'a> World<'a> {
         sim.life = Life::Alive;
         sim.started = self.now;
         sim.dies = lives.map(|lives| (self.now + Duration::from_millis(lives), exit));
+        self.limit_stragglers();
     }
 
     /// Lets time run to the next thing that happens; false when nothing does `until` then, or before.
@@ -278,7 +301,12 @@ impl<'a> World<'a> {
                     self.reason(Cause::Done);
                 }
                 if self.first.is_none() && self.backoff.is_none() && self.awaiting.is_none() {
-                    assert_eq!(Some(self.awake()), self.stragglers_end.take(), "stragglers are ended early or late");
+                    assert_eq!(Some(self.awake()), self.stragglers_end, "stragglers are ended early or late");
+                    if self.stragglers_killed {
+                        let stuck = self.alive().find(|rank| self.stragglers.contains(rank)).unwrap();
+                        self.reason(Cause::Failed(stuck, Exit::Signal(9)));
+                    }
+                    self.stragglers_end = None;
                 }
                 let mut effects = Vec::new();
                 self.machine.handle_timeout(self.now, &mut effects);
@@ -359,10 +387,11 @@ impl<'a> World<'a> {
         let done = |rank: &usize| {
             self.job.parts[*rank] == Lifecycle::Main && self.sims[*rank].life == Life::Ended(Exit::Code(0))
         };
-        if let (Some(limit), Some(rank)) =
+        if let (Some(_), Some(rank)) =
             (limit, seen.iter().map(|(id, _)| id.local_rank).filter(|rank| *rank < self.sims.len()).find(done))
         {
-            (self.first_done, self.stragglers_end) = (Some(rank), Some(self.awake() + limit));
+            self.first_done = Some(rank);
+            self.limit_stragglers();
         }
         self.together.push(together);
         let finishing = Some(ProgressNote::Finishing { living: self.living() })

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from hosts import hosts
 from jobs import Jobs
-from launching import ATTEMPT, await_gone, until
+from launching import ATTEMPT, await_gone, await_line, until
 from paths import ROOT
 
 ATTEMPTS = ATTEMPT + "tell('ready', os.getpid())\nawait_file('go')\n"
@@ -63,8 +63,76 @@ def test_a_failure_after_a_restart_is_the_first_that_counts(jobs: Jobs) -> None:
         assert jobs.ask("restart").status == 0
         (jobs.folder / "go").touch()
         assert launcher.wait() == 0
+        assert b"restart 1 (at most 1) at once" in launcher.stderr.read()
     result, _ = check_records(jobs)
     assert [attempt["culprit"] for attempt in result["attempts"]] == [None, 0]
+    (event,) = [one for one in jobs.events() if one["event"] == "restarting"]
+    assert (event["attempt"], event["restart"], event["of"]) == (2, 1, 1)
+
+
+def test_the_report_tells_restarts_after_failures_from_others(jobs: Jobs) -> None:
+    script = ATTEMPTS + "sys.exit(3)\n"
+    with jobs.job("--max_restart=1", "--restart_delay=0", script=script, ranks=1) as launcher:
+        assert jobs.ask("restart").status == 0
+        (jobs.folder / "go").touch()
+        assert launcher.wait() == 3
+        assert launcher.stderr.read().endswith(
+            b"\nexit status 3 after 1 restart, and 1 at a user's request\n"
+        )
+
+
+def test_a_failed_attempt_that_ends_takes_no_request_and_a_stop_ends_it(jobs: Jobs) -> None:
+    script = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ATTEMPTS + "sys.exit(3) if rank else sleep()\n"
+    )
+    options = ("--grace_period=500", "--max_restart=1", "--restart_delay=0")
+    with jobs.job(*options, script=script, ranks=2) as launcher:
+        jobs.ready(2)
+        (jobs.folder / "go").touch()
+        await_line(launcher.stderr, b"rank 1 failed first, with exit code 3; waiting up to")
+        refused = jobs.ask("restart")
+        assert refused.status == 1
+        assert "the present attempt is ending, because a rank has failed" in refused.stderr, refused.stderr
+        assert jobs.ask("stop", "--grace_period=0").status == 0
+        assert launcher.wait() == 3
+        assert b"SIGTERM: waiting up to 0 s for rank(s) 0 to stop" in launcher.stderr.read()
+    result, _ = check_records(jobs)
+    assert (result["requested_restarts"], result["restarts"]) == (0, 0)
+
+
+def test_a_stop_without_a_grace_period_ends_a_restart_that_waits(jobs: Jobs) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ATTEMPTS
+    with jobs.job("--grace_period=500", script=deaf, ranks=1) as launcher:
+        assert jobs.ask("restart", "--no-wait").status == 0
+        until(lambda: jobs.json("status")["phase"] == "restarting", "the stop")
+        assert jobs.ask("stop", "--grace_period=0").status == 0
+        assert launcher.wait() == 128 + signal.SIGTERM
+
+
+def test_before_the_first_rank_nothing_is_restarted(jobs: Jobs) -> None:
+    (jobs.folder / "slow_import.py").write_text(
+        "import os, time\nopen('importing', 'w').close()\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    )
+    jobs.script("pass\n")
+    env = {**jobs.env, "PYTHONPATH": str(jobs.folder)}
+    with jobs.start("--nproc_per_node=1", "--preload=slow_import", "train.py", env=env) as launcher:
+        until((jobs.folder / "importing").exists, "the import")
+        refused = jobs.ask("restart")
+        assert refused.status == 1
+        assert "the launcher is preparing, so no rank runs that could be restarted" in refused.stderr
+        (jobs.folder / "go").touch()
+        assert launcher.wait() == 0
+
+
+def test_an_attempt_that_ends_at_once_has_run(jobs: Jobs) -> None:
+    script = ATTEMPT + "if attempt == 0: tell('ready', os.getpid()), sleep()\n"
+    with jobs.job("--job_id=night", script=script, ranks=1) as launcher:
+        jobs.ready(1)
+        restarted = jobs.ask("restart")
+        assert restarted.status == 0, restarted.stderr
+        # The first where the command asks before the launcher has ended.
+        assert restarted.stdout in (b"job night: attempt 1 runs\n", b"job night: attempt 1 has run\n")
+        assert launcher.wait() == 0
 
 
 def test_ranks_have_the_grace_period_that_the_command_gives(jobs: Jobs) -> None:
@@ -86,7 +154,7 @@ def test_ranks_have_the_grace_period_that_the_command_gives(jobs: Jobs) -> None:
         assert jobs.ask("stop", "--grace_period=0").status == 0
         assert launcher.wait() == 128 + signal.SIGTERM
     result, requests = check_records(jobs)
-    assert (result["outcome"], result["restarts"]) == ("stopped", 1)
+    assert (result["outcome"], result["restarts"], result["requested_restarts"]) == ("stopped", 1, 2)
     assert [event["grace_seconds"] for event in requests] == [500, 500]
 
 

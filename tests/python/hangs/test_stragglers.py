@@ -46,6 +46,7 @@ def test_a_restart_follows(place: Place) -> None:
     ended = place.run("--nproc_per_node=2", "--straggler_timeout=0.5", *restarts, "train.py")
     assert ended.status == 0, ended.stderr
     assert place.result()["attempts"][0]["culprit"] == 0
+    assert "rank 0 failed first, with signal SIGABRT (sent by rlaunch)" in ended.stderr, ended.stderr
 
 
 def test_one_that_handles_sigabrt_is_killed_after_the_grace_period(place: Place) -> None:
@@ -55,6 +56,18 @@ def test_one_that_handles_sigabrt_is_killed_after_the_grace_period(place: Place)
     assert ended.status == 128 + signal.SIGKILL, ended.stderr
     assert "asked.0" in place.names()
     assert "rank 0 was aborted by the launcher" in re.sub(r"\s+", " ", ended.stderr), ended.stderr
+    assert "rank(s) 0 did not end by SIGABRT within the grace period: sending SIGKILL\n" in ended.stderr
+    (event,) = [one for one in place.events() if one["event"] == "killing"]
+    jsonschema.validate(event, SCHEMA)
+
+
+def test_one_whose_handler_exits_is_reported_as_aborted(place: Place) -> None:
+    place.script("signal.signal(signal.SIGABRT, lambda *_: sys.exit(7))\n" + LEFT_ALONE)
+    ended = place.run("--nproc_per_node=2", "--straggler_timeout=0.5", "train.py")
+    assert ended.status == 7, ended.stderr
+    said = re.sub(r"\s+", " ", place.result()["verdict"])
+    assert "rank 0 was aborted by the launcher" in said, said
+    assert "sent by rlaunch" not in said, said
 
 
 def test_without_it_they_run_on(place: Place) -> None:

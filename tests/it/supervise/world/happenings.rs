@@ -28,12 +28,23 @@ impl World<'_> {
                 let (known, living) = (self.notes.len(), self.living());
                 let expected = match (self.killing, self.stop_signals) {
                     (true, _) => vec![],
-                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living }],
+                    (false, 1) => vec![ProgressNote::Stopping { signal: SIGNAL, living, grace: Duration::ZERO }],
                     _ => vec![ProgressNote::Forced { living: living.clone() }, ProgressNote::Killing { living }],
                 };
                 self.send(SupervisorEvent::Stop(SIGNAL));
                 let said = self.notes[known..].iter().filter(|n| !matches!(n, ProgressNote::NotRestarting { .. }));
-                assert_eq!(said.collect::<Vec<_>>(), expected.iter().collect::<Vec<_>>());
+                let left = self.machine.next_deadline().map(|at| at - self.now);
+                let said = said.cloned().map(|note| match note {
+                    ProgressNote::Stopping { signal, living, grace } => {
+                        assert!(
+                            living.is_empty() || Some(grace) == left,
+                            "it is said that ranks have {grace:?} of {left:?}"
+                        );
+                        ProgressNote::Stopping { signal, living, grace: Duration::ZERO }
+                    }
+                    note => note,
+                });
+                assert_eq!(said.collect::<Vec<_>>(), expected);
             }
             Happening::HostLost => {
                 self.wake();
@@ -44,17 +55,18 @@ impl World<'_> {
             Happening::Restart(millis) => {
                 let grace = millis.map(Duration::from_millis);
                 let most = grace.unwrap_or(Duration::MAX).min(self.job.policy.grace);
+                let is_prevented = self.is_stopped_for_good() || self.start_failed;
                 match (self.first, &self.backoff) {
                     (None, None) => {
                         self.reason(Cause::Restart);
-                        self.first = self.first.map(|first| First { grace: most, ..first });
+                        self.first = self.first.map(|first| First { grace: most.min(first.grace), ..first });
                     }
                     (_, Some((ended, _))) => {
                         let ended = *ended;
                         self.wake();
                         self.backoff = Some((ended, self.awake()));
                     }
-                    (Some(first @ First { cause: Cause::Restart, .. }), None) if !self.killing => {
+                    (Some(first @ First { cause: Cause::Restart, .. }), None) if !self.killing && !is_prevented => {
                         self.wake();
                         let grace = first.grace.min(self.awake() - first.awake + most);
                         self.first = Some(First { grace, ..first });

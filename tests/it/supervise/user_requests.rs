@@ -1,0 +1,89 @@
+//! What a user asks for: the end of the job, or another attempt.
+
+use super::world::{GOOD, Happening, Job};
+use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
+use rlaunch::model::Exit;
+use rlaunch::supervise::{
+    ChildId, Effect, Lifecycle, NoRestart, NodeOutcome, ProgressNote, SupervisionPolicy, Supervisor, SupervisorEvent,
+};
+use std::time::Duration;
+
+#[test]
+fn a_restart_that_a_user_asks_for_counts_as_none() {
+    let ask = |at, grace| (at, Happening::Restart(grace));
+    let report = run(&plain(&[&[STUBBORN, GOOD], &[GOOD, GOOD]], &[ask(50, None)]));
+    assert_eq!((report.outcome, report.restarts, report.at), (NodeOutcome::Completed, 1, GRACE + 150 * MS));
+    assert_eq!(report.attempts.iter().map(|a| a.failure).collect::<Vec<_>>(), [None]);
+    let failing = [&[FAILS][..], &[STUBBORN], &[FAILS], &[FAILS], &[FAILS]];
+    let report = run(&restarting(plain(&failing, &[ask(6_000, Some(0))])));
+    assert_eq!((report.restarts, report.no_restart), (4, Some(NoRestart::UsedUp(3))), "three failures and a request");
+}
+
+#[test]
+fn a_later_request_shortens_the_grace_period_or_the_delay() {
+    let ask = |at, grace| (at, Happening::Restart(grace));
+    let asks = [ask(1_000, None), ask(2_000, Some(3_000)), ask(3_000, None)];
+    assert_eq!(run(&plain(&[&[STUBBORN], &[GOOD]], &asks)).at, 5_100 * MS);
+    let report = run(&restarting(plain(&[&[FAILS], &[GOOD]], &[ask(100, None)])));
+    assert_eq!((report.at, report.attempts.len()), (200 * MS, 1));
+    assert_eq!(report.attempts[0].failure, Some((0, Exit::Code(3))));
+}
+
+#[test]
+fn what_comes_during_a_requested_restart_prevents_it() {
+    let ask = (1_000, Happening::Restart(None));
+    let report = run(&plain(&[&[STUBBORN]], &[ask, (2_000, Happening::Stop)]));
+    assert_eq!((report.outcome, report.restarts), (NodeOutcome::Stopped { signal: libc::SIGINT }, 0));
+    assert_eq!(report.at, 1_000 * MS + GRACE);
+    let report = run(&plain(&[&[UNKILLABLE]], &[ask]));
+    assert_eq!((report.restarts, report.no_restart), (0, Some(NoRestart::Unkillable)));
+    let job = plain(&[&[STUBBORN]], &[ask]);
+    let report = run(&Job { policy: SupervisionPolicy { in_rounds: true, ..job.policy }, ..job });
+    let seen = (report.outcome, report.restart_requested, report.at);
+    assert_eq!(seen, (NodeOutcome::Regrouped, true, 1_000 * MS + GRACE), "the rendezvous decides");
+}
+
+/// Two ranks that run.
+fn two_ranks() -> Supervisor {
+    Supervisor::adopting(2, SupervisionPolicy::with_grace(GRACE), Duration::ZERO)
+}
+
+#[test]
+fn a_stop_shortens_the_grace_period_of_what_stops_already() {
+    let failed = SupervisorEvent::Exited(vec![(ChildId { attempt: 0, local_rank: 0 }, Exit::Code(3))]);
+    for first in [SupervisorEvent::Restart { grace: None }, failed] {
+        for (at, limit, left) in [(1_000 * MS, GRACE, GRACE - 1_000 * MS), (2_000 * MS, Duration::ZERO, Duration::ZERO)]
+        {
+            let (mut machine, mut effects) = (two_ranks(), Vec::new());
+            machine.handle(Duration::ZERO, first.clone(), &mut effects);
+            assert_eq!(machine.next_deadline(), Some(GRACE));
+            effects.clear();
+            machine.handle(at, SupervisorEvent::LimitGrace(limit), &mut effects);
+            machine.handle(at, SupervisorEvent::Stop(libc::SIGTERM), &mut effects);
+            let said = ProgressNote::Stopping { signal: libc::SIGTERM, living: machine.living(), grace: left };
+            assert_eq!((&effects[..], machine.next_deadline()), (&[Effect::Note(said)][..], Some(at + left)));
+        }
+    }
+}
+
+#[test]
+fn an_attempt_that_ends_takes_no_request_for_another() {
+    let mut effects = Vec::new();
+    let fails = SupervisorEvent::Exited(vec![(ChildId { attempt: 0, local_rank: 0 }, Exit::Code(3))]);
+    let ask = SupervisorEvent::Restart { grace: None };
+    for (events, takes) in [
+        (vec![], true),
+        (vec![fails.clone()], false),
+        (vec![SupervisorEvent::Stop(libc::SIGTERM)], false),
+        (vec![ask.clone()], true),
+        (vec![ask.clone(), SupervisorEvent::Stop(libc::SIGTERM)], false),
+    ] {
+        let mut machine = two_ranks();
+        events.iter().for_each(|event| machine.handle(Duration::ZERO, event.clone(), &mut effects));
+        assert_eq!(machine.takes_restart(), takes, "{events:?}");
+        effects.clear();
+        machine.handle(MS, ask.clone(), &mut effects);
+        assert!(takes || effects.is_empty(), "{effects:?}");
+    }
+    assert!(!Supervisor::new(&[Lifecycle::Main], SupervisionPolicy::default()).takes_restart(), "nothing runs yet");
+}
