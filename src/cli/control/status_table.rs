@@ -9,6 +9,9 @@ use crate::run::control::rank_facts::RankFacts;
 use crate::sys::clock;
 use std::time::Duration;
 
+/// Characters of a cell that another node has filled.
+const MOST_CELL: usize = 64;
+
 fn since(seconds: f64) -> String {
     ago(clock::wall().as_secs_f64() - seconds)
 }
@@ -23,10 +26,18 @@ fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..count).map(|column| width(column).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        format!("{}\n", cells.join("  ").trim_end())
+        // A format's width has a limit.
+        let pad = |(cell, width): (&String, &usize)| cell.clone() + &" ".repeat(width - cell.chars().count());
+        format!("{}\n", row.iter().zip(&widths).map(pad).collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
+}
+
+fn cut(cell: String) -> String {
+    match cell.char_indices().nth(MOST_CELL) {
+        Some((end, _)) => format!("{}...", &cell[..end]),
+        None => cell,
+    }
 }
 
 fn heading(words: &[&str]) -> Vec<String> {
@@ -94,7 +105,7 @@ pub(super) fn job(own: &JobStatus, nodes: &[NodeEntry]) -> String {
         for (number, rank) in status.ranks.iter().enumerate() {
             let node = entry.node.map_or(String::new(), |node| format!("{node} {}", escape(&entry.host)));
             let cells = row(*at, rank, facts.get(number).unwrap_or(&none));
-            rows.push(has_nodes.then_some(node).into_iter().chain(cells).collect());
+            rows.push(has_nodes.then_some(node).into_iter().chain(cells).map(cut).collect());
         }
     }
     if rows.len() > 1 {
@@ -137,6 +148,9 @@ mod tests {
     fn columns_are_as_wide_as_their_longest_cell() {
         let rows = [heading(&["A", "B"]), heading(&["long", ""]), heading(&["ü", "x"])];
         assert_eq!(columns(&rows), "A     B\nlong\nü     x\n");
+        let wide = "x".repeat(70_000);
+        assert_eq!(columns(&[heading(&[&wide, "y"]), heading(&["", "z"])]).lines().count(), 2);
+        assert_eq!((cut(wide), cut("ü".into())), ("x".repeat(MOST_CELL) + "...", "ü".into()));
     }
 
     #[test]

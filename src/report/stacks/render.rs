@@ -318,7 +318,7 @@ fn others(rank: &RankStacks) -> Vec<String> {
 }
 
 fn last_line(rank: &RankStacks) -> Option<String> {
-    let ago = Duration::from_secs_f64(rank.silent_seconds?.max(0.0));
+    let ago = Duration::try_from_secs_f64(rank.silent_seconds?).unwrap_or_default();
     let line = rank.last_line.as_ref()?;
     Some(format!("  last output, {} ago: {}", lasted(ago), escape(line)))
 }

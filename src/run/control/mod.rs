@@ -2,6 +2,7 @@
 
 mod gathering;
 pub mod live_status;
+mod looks;
 pub mod message;
 pub mod node_answer;
 pub mod rank_facts;
