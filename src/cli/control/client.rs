@@ -3,7 +3,7 @@
 use super::error::ControlError;
 use crate::report::job_status::JobStatus;
 use crate::report::stacks::StackDump;
-use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine};
+use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine, UNKNOWN_REQUEST};
 use crate::run::control::node_answer::NodeQuestion;
 use crate::sys::process::pidfd;
 use std::io::{self, BufRead, BufReader, Write};
@@ -37,6 +37,9 @@ impl Client {
     /// The same with this patience.
     pub fn ask_within(&mut self, request: ControlRequest, patience: Duration) -> Result<ControlAnswer, ControlError> {
         match serde_json::from_slice(&self.exchange(request, patience)?) {
+            Ok(ControlAnswer::Error { message }) if message.starts_with(UNKNOWN_REQUEST) => {
+                Err(ControlError::OlderLauncher)
+            }
             Ok(ControlAnswer::Error { message }) => Err(ControlError::Refused(message)),
             Ok(answer) => Ok(answer),
             Err(_) => Err(ControlError::NotUnderstood),

@@ -32,6 +32,9 @@ use std::os::fd::AsFd;
 /// The command was not carried out: there is no such job, or its launcher refused.
 const FAILED: i32 = 1;
 
+/// Why a launcher that was started before an update is not asked for other nodes.
+const OLDER: &str = "its launcher is of an earlier version of rlaunch, which cannot ask the other nodes";
+
 /// Runs the command with these arguments, without the program's name, and returns its exit status.
 pub fn main(args: &[OsString]) -> i32 {
     let words = std::iter::once(OsString::from(arguments::PROGRAM)).chain(args.iter().cloned());
@@ -112,9 +115,15 @@ struct Answers {
 
 fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
     let status = client.status()?;
+    let mut only_this_node = None;
     if !this_node && status.nnodes > 1 {
-        let (nodes, only_this_node) = client.nodes(question)?;
-        return Ok(Answers { status, nodes, only_this_node });
+        match client.nodes(question) {
+            Err(ControlError::OlderLauncher) => only_this_node = Some(OLDER.to_owned()),
+            answers => {
+                let (nodes, only_this_node) = answers?;
+                return Ok(Answers { status, nodes, only_this_node });
+            }
+        }
     }
     let (status, facts, stacks) = match question {
         NodeQuestion::Status => {
@@ -125,7 +134,7 @@ fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Re
     };
     let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
     let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
-    Ok(Answers { status, nodes: vec![own], only_this_node: None })
+    Ok(Answers { status, nodes: vec![own], only_this_node })
 }
 
 fn show_status(job: Option<&str>, view: View, watch: bool) -> Result<(), ControlError> {

@@ -120,8 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_fails_is_told() {
-        let (to, told) = unbounded();
+    fn a_look_that_fails_has_an_outcome() {
+        let (to, outcomes) = unbounded();
         let outcome = |to: crossbeam_channel::Sender<_>| LookOutcome::new(move |answer| drop(to.send(answer)));
         let failing = outcome(to.clone());
         let thread = std::thread::spawn(move || {
@@ -129,8 +129,8 @@ mod tests {
             panic!("as a look might");
         });
         assert!(thread.join().is_err());
-        assert_eq!(told.try_recv(), Ok(Err("it could not look at its ranks".to_owned())));
+        assert_eq!(outcomes.try_recv(), Ok(Err("it could not look at its ranks".to_owned())));
         outcome(to).tell(Err("why".to_owned()));
-        assert_eq!(told.try_iter().collect::<Vec<_>>(), [Err("why".to_owned())]);
+        assert_eq!(outcomes.try_iter().collect::<Vec<_>>(), [Err("why".to_owned())]);
     }
 }

@@ -1,7 +1,8 @@
 //! What /proc and the logs say about ranks: CPU, memory, processes, last output.
 
+use crate::net::thread;
 use crate::report::job_status::RankStatus;
-use crate::run::stacks::look::silent_seconds;
+use crate::run::stacks::look::{LOGS_PATIENCE, silent_seconds};
 use crate::sys::clock;
 use crate::sys::process::pidfd;
 use crate::sys::process::procfs;
@@ -21,7 +22,7 @@ pub struct RankFacts {
     pub memory_bytes: Option<u64>,
     /// Number of processes.
     pub processes: usize,
-    /// Seconds since the last output; `None`: not all of it goes to a log.
+    /// Seconds since the last output; `None`: not all of it goes to a log, or the log's folder hangs.
     pub silent_seconds: Option<f64>,
 }
 
@@ -33,20 +34,27 @@ pub fn start_ticks(pid: i32) -> Option<u64> {
 impl RankFacts {
     /// The facts of these ranks; CPU use is measured for so long.
     pub fn of(ranks: &[RankStatus], sample: Duration) -> Vec<Self> {
+        let logged = |rank: &RankStatus| if rank.all_output_logged { rank.logs.clone() } else { Vec::new() };
+        let logs: Vec<_> = ranks.iter().map(logged).collect();
+        let silences = move || logs.iter().map(|logs| silent_seconds(logs)).collect::<Vec<_>>();
+        let silences = thread::within(LOGS_PATIENCE, silences).unwrap_or_default();
         let before = Snapshot::take();
         let began = clock::now();
         // A number of seconds is what is measured.
         pidfd::await_any(&[], sample);
         let after = Snapshot::take();
         let took = (clock::now() - began).as_secs_f64();
-        ranks.iter().map(|rank| Self::of_rank(rank, (&before, &after), took)).collect()
+        let fact = |(number, rank): (usize, &RankStatus)| Self {
+            silent_seconds: silences.get(number).copied().flatten(),
+            ..Self::of_rank(rank, (&before, &after), took)
+        };
+        ranks.iter().enumerate().map(fact).collect()
     }
 
     fn of_rank(rank: &RankStatus, (before, after): (&Snapshot, &Snapshot), took: f64) -> Self {
-        let silent_seconds = if rank.all_output_logged { silent_seconds(&rank.logs) } else { None };
         let is_same = |pid: &i32| after.get(*pid).is_some_and(|stat| Some(stat.started) == rank.start_ticks);
         let Some(pid) = rank.pid.filter(|pid| rank.is_alive() && is_same(pid)) else {
-            return Self { silent_seconds, ..Self::default() };
+            return Self::default();
         };
         let tree = after.trees([pid]);
         let cpu = |all: &Snapshot| tree.iter().filter_map(|pid| all.get(*pid)).map(ProcStat::cpu_seconds).sum::<f64>();
@@ -56,7 +64,7 @@ impl RankFacts {
             cpu_seconds: Some(now),
             memory_bytes: Some(tree.iter().filter_map(|pid| resident(*pid)).sum()),
             processes: tree.len(),
-            silent_seconds,
+            silent_seconds: None,
         }
     }
 }

@@ -4,7 +4,7 @@
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::looks::{Destination, Look, LookOutcome};
-use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
+use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, UNKNOWN_REQUEST, to_line};
 use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
 use crate::net::server::{
     CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
@@ -138,7 +138,7 @@ impl Service for ControlService {
         };
         let line: Vec<u8> = received.drain(..=end).collect();
         let answer = match serde_json::from_slice::<RequestLine>(&line) {
-            Err(error) => Some(refused(format!("not a request of version {CONTROL_VERSION}: {error}"))),
+            Err(error) => Some(refused(format!("{UNKNOWN_REQUEST} {CONTROL_VERSION}: {error}"))),
             Ok(line) => self.answer(id, line.request, now),
         };
         if let Some(answer) = answer {
@@ -348,10 +348,10 @@ impl ControlService {
             look.begin(now);
             let (question, answers) = (*question, answers.clone());
             // The server may have ended.
-            let told = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, answer))));
+            let outcome = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, answer))));
             let (status, reader) = (self.status.get(), self.reader.clone());
             let begun = thread::spawn("rlaunch-look", move || {
-                told.tell(node_answer::answer(question, status, &reader).map_err(|error| error.to_string()));
+                outcome.tell(node_answer::answer(question, status, &reader).map_err(|error| error.to_string()));
             });
             if let Err(error) = begun {
                 warn!("no thread can look at the ranks: {error}");
@@ -396,7 +396,7 @@ mod tests {
     use super::*;
     use std::fs::File;
 
-    /// What a client is told of each node, and why this node alone was asked.
+    /// What a client sees of each node, and why this node alone was asked.
     fn ask(is_connected: bool, nodes: usize) -> (Vec<Option<usize>>, Option<String>) {
         let (status, launcher) = (LiveStatus::default(), File::open("/dev/null").unwrap().into());
         let one = |node: usize| JobNode { id: node.to_string(), host: "h".into(), is_paddle_launcher: false };
