@@ -38,7 +38,7 @@ impl Client {
     pub fn ask_within(&mut self, request: ControlRequest, patience: Duration) -> Result<ControlAnswer, ControlError> {
         match serde_json::from_slice(&self.exchange(request, patience)?) {
             Ok(ControlAnswer::Error { message }) if message.starts_with(UNKNOWN_REQUEST) => {
-                Err(ControlError::OlderLauncher)
+                Err(ControlError::EarlierVersion)
             }
             Ok(ControlAnswer::Error { message }) => Err(ControlError::Refused(message)),
             Ok(answer) => Ok(answer),

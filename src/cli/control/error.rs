@@ -37,7 +37,7 @@ pub(super) enum ControlError {
     #[error(
         "the job's launcher is of an earlier version of rlaunch, which does not know this request; use the rlaunch that started it"
     )]
-    OlderLauncher,
+    EarlierVersion,
     #[error("the launcher refuses: {0}")]
     Refused(String),
     #[error("the job has ended instead of starting again; its logs are in {}", .0.display())]

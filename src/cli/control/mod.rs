@@ -118,7 +118,7 @@ fn ask_nodes(client: &mut Client, question: NodeQuestion, this_node: bool) -> Re
     let mut only_this_node = None;
     if !this_node && status.nnodes > 1 {
         match client.nodes(question) {
-            Err(ControlError::OlderLauncher) => only_this_node = Some(OLDER.to_owned()),
+            Err(ControlError::EarlierVersion) => only_this_node = Some(OLDER.to_owned()),
             answers => {
                 let (nodes, only_this_node) = answers?;
                 return Ok(Answers { status, nodes, only_this_node });

@@ -46,7 +46,7 @@ impl Look {
         has_room
     }
 
-    /// When the next look may begin; `None`: nobody waits for it, or one runs.
+    /// When the next look may begin; `None`: no client and no node waits for it, or one runs.
     pub fn due(&self, question: NodeQuestion) -> Option<Duration> {
         if self.next.is_empty() || !self.running.is_empty() {
             return None;
