@@ -2,11 +2,40 @@
 //! answer may be lost, and nothing but what a user is shown depends on it.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// The longest question, bytes. A longer one is not passed on.
 pub const MAX_QUESTION: usize = 4 << 10;
 /// The longest answer, bytes. A longer one is not passed on. Etcd takes 1.5 MiB in one request.
 pub const MAX_ANSWER: usize = 256 << 10;
+
+/// A node may ask this often, and so many times at once.
+const ASKS_APART: Duration = Duration::from_millis(100);
+/// See `ASKS_APART`.
+pub const ASKS_AT_ONCE: u32 = 10;
+
+/// How often a node asks: one that asks without end is not heard.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AskLimit {
+    free_at: Duration,
+}
+
+impl AskLimit {
+    /// Whether the node may ask now.
+    pub fn allow(&mut self, now: Duration) -> bool {
+        let free_at = self.free_at.max(now) + ASKS_APART;
+        let may = free_at <= now + ASKS_APART * ASKS_AT_ONCE;
+        if may {
+            self.free_at = free_at;
+        }
+        may
+    }
+
+    /// Whether it has not asked of late.
+    pub fn is_idle(&self, now: Duration) -> bool {
+        self.free_at <= now
+    }
+}
 
 /// What a node receives, on a thread of its backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,5 +110,18 @@ impl ListenerSlot {
         if let Some(listener) = self.0.get() {
             listener(event);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_asks_ten_times_at_once_and_then_ten_times_a_second() {
+        let (mut limit, now) = (AskLimit::default(), Duration::from_secs(100));
+        assert!(limit.is_idle(now));
+        assert_eq!((0..1000).filter(|_| limit.allow(now)).count(), ASKS_AT_ONCE as usize);
+        assert!(!limit.allow(now + ASKS_APART / 2) && limit.allow(now + ASKS_APART) && !limit.is_idle(now));
     }
 }

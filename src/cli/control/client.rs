@@ -3,7 +3,7 @@
 use super::error::ControlError;
 use crate::report::job_status::JobStatus;
 use crate::run::control::gpu_reader::GpuReader;
-use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine};
+use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine, UNKNOWN_REQUEST};
 use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
 use crate::run::control::rank_facts::RankFacts;
 use crate::sys::clock;
@@ -21,6 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(40);
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 
 /// A launcher, by its socket. Each request has a connection of its own.
+/// Why other nodes are not shown.
+const OLDER: &str = "its launcher is of an earlier version of rlaunch, which cannot ask the other nodes";
+
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     path: PathBuf,
@@ -50,6 +53,9 @@ impl Client {
     /// The same with this patience.
     pub fn ask_within(&mut self, request: ControlRequest, patience: Duration) -> Result<ControlAnswer, ControlError> {
         match serde_json::from_slice(&self.exchange(request, patience)?) {
+            Ok(ControlAnswer::Error { message }) if message.starts_with(UNKNOWN_REQUEST) => {
+                Err(ControlError::EarlierVersion)
+            }
             Ok(ControlAnswer::Error { message }) => Err(ControlError::Refused(message)),
             Ok(answer) => Ok(answer),
             Err(_) => Err(ControlError::NotUnderstood),
@@ -67,11 +73,16 @@ impl Client {
     /// The answers of the job's nodes to a question. `this_node`: of this one alone.
     pub fn ask_nodes(&mut self, question: NodeQuestion, this_node: bool) -> Result<Answers, ControlError> {
         let status = self.status()?;
+        let mut only_this_node = None;
         if !this_node && status.nnodes > 1 {
-            return match self.ask(ControlRequest::Nodes { question })? {
-                ControlAnswer::Nodes { nodes, only_this_node } => Ok(Answers { status, nodes, only_this_node }),
-                _ => Err(ControlError::NotUnderstood),
-            };
+            match self.ask(ControlRequest::Nodes { question }) {
+                Ok(ControlAnswer::Nodes { nodes, only_this_node }) => {
+                    return Ok(Answers { status, nodes, only_this_node });
+                }
+                Err(ControlError::EarlierVersion) => only_this_node = Some(OLDER.to_owned()),
+                Ok(_) => return Err(ControlError::NotUnderstood),
+                Err(error) => return Err(error),
+            }
         }
         let (status, facts, stacks) = match question {
             NodeQuestion::Status => {
@@ -85,7 +96,7 @@ impl Client {
         };
         let answer = NodeAnswer { at: clock::wall().as_secs_f64(), status: status.clone(), facts, stacks };
         let own = NodeEntry { node: None, host: status.host.clone(), is_own: true, answer: Some(answer), error: None };
-        Ok(Answers { status, nodes: vec![own], only_this_node: None })
+        Ok(Answers { status, nodes: vec![own], only_this_node })
     }
 
     /// Waits until the launcher has ended, at most for this time.

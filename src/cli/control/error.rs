@@ -34,6 +34,10 @@ pub(super) enum ControlError {
     NoAnswer(io::Error),
     #[error("the launcher's answer is not understood; is it of another version of rlaunch?")]
     NotUnderstood,
+    #[error(
+        "the job's launcher is of an earlier version of rlaunch, which does not know this request; use the rlaunch that started it"
+    )]
+    EarlierVersion,
     #[error("the launcher refuses: {0}")]
     Refused(String),
     #[error("the job has ended instead of starting again; its logs are in {}", .0.display())]

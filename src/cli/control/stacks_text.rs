@@ -1,8 +1,9 @@
 //! The stacks of all nodes of a job as one text: equal stacks once, whichever node they are of.
 
 use super::status_table::named_node;
+use crate::model::Role;
 use crate::report::job_status::{JobStatus, RankStatus};
-use crate::report::stacks::{RankLine, RankStacks, StackDump, render_stacks};
+use crate::report::stacks::{RankLine, RankStacks, StackDump, render_answered, render_stacks};
 use crate::run::control::message::NodeEntry;
 
 /// `status`: the state of the node whose launcher was asked.
@@ -10,7 +11,12 @@ pub(super) fn of_nodes(status: &JobStatus, nodes: &[NodeEntry]) -> String {
     let (dump, lines) = merge(nodes);
     let mut text = match dump.ranks.is_empty() {
         true => format!("no rank runs: the launcher is {}\n", status.phase.word()),
-        false => format!("{}\n", render_stacks(&dump, &lines)),
+        false if nodes.iter().all(|entry| entry.error.is_none()) => format!("{}\n", render_stacks(&dump, &lines)),
+        false => {
+            let trainers = lines.iter().filter(|line| line.label.role == Role::Trainer).count();
+            let missing = status.world_size.saturating_sub(trainers);
+            format!("{}\n", render_answered(&dump, &lines, missing))
+        }
     };
     for entry in nodes {
         if let Some(error) = &entry.error {

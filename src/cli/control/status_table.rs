@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// The last columns, where a rank uses a GPU.
 const GPU_COLUMNS: usize = 2;
+/// Characters of a cell that another node has filled.
+const MOST_CELL: usize = 64;
 
 fn since(seconds: f64) -> String {
     ago(clock::wall().as_secs_f64() - seconds)
@@ -24,8 +26,9 @@ fn ago(seconds: f64) -> String {
 pub(super) fn columns(rows: &[Vec<String>]) -> String {
     let widths = widths(rows);
     let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        format!("{}\n", cells.join("  ").trim_end())
+        // A format's width has a limit.
+        let pad = |(cell, width): (&String, &usize)| cell.clone() + &" ".repeat(width - cell.chars().count());
+        format!("{}\n", row.iter().zip(&widths).map(pad).collect::<Vec<_>>().join("  ").trim_end())
     };
     rows.iter().map(line).collect()
 }
@@ -35,6 +38,13 @@ pub(super) fn widths(rows: &[Vec<String>]) -> Vec<usize> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     (0..count).map(|column| width(column).unwrap_or(0)).collect()
+}
+
+fn cut(cell: String) -> String {
+    match cell.char_indices().nth(MOST_CELL) {
+        Some((end, _)) => format!("{}...", &cell[..end]),
+        None => cell,
+    }
 }
 
 fn heading(words: &[&str]) -> Vec<String> {
@@ -125,7 +135,7 @@ pub(super) fn rows(nodes: &[NodeEntry]) -> Vec<RankRow<'_>> {
             if !has_gpus {
                 cells.truncate(cells.len() - GPU_COLUMNS);
             }
-            let cells = (nodes.len() > 1).then_some(node).into_iter().chain(cells).collect();
+            let cells = (nodes.len() > 1).then_some(node).into_iter().chain(cells).map(cut).collect();
             rows.push(RankRow { entry, rank, cells });
         }
     }
@@ -186,6 +196,9 @@ mod tests {
     fn columns_are_as_wide_as_their_longest_cell() {
         let rows = [heading(&["A", "B"]), heading(&["long", ""]), heading(&["ü", "x"])];
         assert_eq!(columns(&rows), "A     B\nlong\nü     x\n");
+        let wide = "x".repeat(70_000);
+        assert_eq!(columns(&[heading(&[&wide, "y"]), heading(&["", "z"])]).lines().count(), 2);
+        assert_eq!((cut(wide), cut("ü".into())), ("x".repeat(MOST_CELL) + "...", "ü".into()));
     }
 
     #[test]

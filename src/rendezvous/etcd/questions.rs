@@ -8,6 +8,7 @@ use super::gateway::watch::{WatchEvent, WatchHandle};
 use crate::rendezvous::questions::{
     ListenerSlot, MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender,
 };
+use crate::sys::clock;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +17,8 @@ use std::time::Duration;
 
 /// Questions that a node may have open.
 const MAX_OPEN: usize = 16;
+/// How long one is open at most: the word that it is not may be lost.
+const LIFETIME: Duration = Duration::from_secs(60);
 
 /// A question's place: the node that asks, its number there, and the lease of that node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +60,15 @@ pub struct EtcdQuestions {
     pub patience: Duration,
     pub listener: ListenerSlot,
     /// This node's questions, and the watches of their answers.
-    pub open: BTreeMap<u64, (String, WatchHandle)>,
+    pub open: BTreeMap<u64, OpenQuestion>,
+}
+
+/// A question of this node.
+pub struct OpenQuestion {
+    id: String,
+    asked: Duration,
+    /// Of its answers.
+    watch: WatchHandle,
 }
 
 impl EtcdQuestions {
@@ -67,8 +78,13 @@ impl EtcdQuestions {
 
     fn ask(&mut self, number: u64, text: &str) -> Result<(), EtcdError> {
         let lease = self.lease.load(Ordering::Relaxed);
-        if lease == 0 || text.len() > MAX_QUESTION || self.open.len() >= MAX_OPEN {
+        if lease == 0 || text.len() > MAX_QUESTION {
             return Ok(());
+        }
+        while self.open.len() >= MAX_OPEN
+            && let Some(oldest) = self.open.keys().next().copied()
+        {
+            self.forget(oldest)?;
         }
         let id = QuestionId { asker: self.own_id.clone(), number, lease }.to_string();
         let put = json!({ "request_put": codec::put(&self.keys.question(&id), text, lease) });
@@ -91,7 +107,7 @@ impl EtcdQuestions {
         let from = (codec::revision(&asked), self.patience);
         let watch = WatchHandle::start_after(&self.caller.client, answers, from, on_event)
             .map_err(|error| EtcdError::Unreachable(error.to_string()))?;
-        self.open.insert(number, (id, watch));
+        self.open.insert(number, OpenQuestion { id, asked: clock::now(), watch });
         Ok(())
     }
 
@@ -107,7 +123,7 @@ impl EtcdQuestions {
     }
 
     fn forget(&mut self, number: u64) -> Result<(), EtcdError> {
-        let Some((id, watch)) = self.open.remove(&number) else { return Ok(()) };
+        let Some(OpenQuestion { id, watch, .. }) = self.open.remove(&number) else { return Ok(()) };
         drop(watch);
         let question = json!({ "request_delete_range": codec::get(&self.keys.question(&id)) });
         let answers = json!({ "request_delete_range": codec::range(&self.keys.answers(&id)) });
@@ -117,6 +133,11 @@ impl EtcdQuestions {
 
 impl QuestionSender for EtcdQuestions {
     fn send(&mut self, message: QuestionMessage) {
+        let now = clock::now();
+        let overdue = self.open.iter().filter(|(_, question)| now >= question.asked + LIFETIME);
+        let overdue: Vec<u64> = overdue.map(|(number, _)| *number).collect();
+        // An error leaves its keys until the end of the lease.
+        overdue.into_iter().for_each(|number| drop(self.forget(number)));
         let sent = match message {
             QuestionMessage::Ask { number, text } => self.ask(number, &text),
             QuestionMessage::Answer { id, text, .. } => self.answer(&id, &text),

@@ -4,9 +4,6 @@ use super::dump::{StackDump, StackFrame, ThreadStack};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Frames of a dump that is unpacked. A few bytes of a packed one could stand for any number.
-const MOST_FRAMES: usize = 200_000;
-
 /// A dump, and apart from it the stacks of its threads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PackedDump {
@@ -34,18 +31,37 @@ impl PackedDump {
         Self { dump, stacks, indexes }
     }
 
-    /// The dump again. Threads whose stack is missing have none.
-    pub fn unpack(self) -> StackDump {
+    /// The dump again. Where its stacks would need more than so many bytes, it has those of the main threads alone; `None`: these
+    /// are too many as well. A few bytes of a packed dump could stand for any number.
+    pub fn unpack(self, most: usize) -> Option<StackDump> {
         let Self { mut dump, stacks, indexes } = self;
-        let mut left = MOST_FRAMES;
-        for (thread, index) in threads(&mut dump).zip(indexes) {
-            if let Some(frames) = stacks.get(index).filter(|frames| frames.len() <= left) {
-                left -= frames.len();
+        let costs: Vec<usize> = stacks.iter().map(|frames| frames.iter().map(cost).sum()).collect();
+        let processes = dump.ranks.iter().flat_map(|rank| &rank.processes);
+        let is_main: Vec<bool> =
+            processes.flat_map(|process| (0..process.threads.len()).map(|thread| thread == 0)).collect();
+        let sum = |only_main: bool| -> usize {
+            let counted = indexes.iter().zip(&is_main).filter(|(_, is_main)| !only_main || **is_main);
+            counted.filter_map(|(index, _)| costs.get(*index)).sum()
+        };
+        let only_main = sum(false) > most;
+        if only_main && sum(true) > most {
+            return None;
+        }
+        for ((thread, index), is_main) in threads(&mut dump).zip(&indexes).zip(is_main) {
+            if let Some(frames) = stacks.get(*index).filter(|_| is_main || !only_main) {
                 thread.frames.clone_from(frames);
             }
         }
-        dump
+        if only_main {
+            dump.keep_main_threads();
+        }
+        Some(dump)
     }
+}
+
+/// Bytes that a frame needs.
+fn cost(frame: &StackFrame) -> usize {
+    size_of::<StackFrame>() + frame.function.len() + frame.file.len()
 }
 
 #[cfg(test)]
@@ -62,17 +78,23 @@ mod tests {
         let dump = StackDump { ranks };
         let packed = PackedDump::new(dump.clone());
         assert_eq!((packed.stacks.len(), packed.indexes.len()), (2, 9));
-        assert_eq!(packed.unpack(), dump);
+        assert_eq!(packed.unpack(1 << 20), Some(dump));
     }
 
     #[test]
     fn a_small_document_cannot_become_a_large_one() {
-        let stack = vec![frame("f", "f.py", 1); MOST_FRAMES / 2];
-        let dump = StackDump { ranks: (0..3).map(|number| rank(number, 'S', &stack)).collect() };
-        let unpacked = PackedDump::new(dump).unpack();
-        let frames = unpacked.ranks.iter().map(|rank| rank.processes[0].threads[0].frames.len());
-        assert_eq!(frames.collect::<Vec<_>>(), [MOST_FRAMES / 2, MOST_FRAMES / 2, 0]);
-        let wrong = PackedDump { indexes: vec![7], ..PackedDump::new(unpacked) };
-        assert!(wrong.unpack().ranks[0].processes[0].main_frames().is_empty());
+        let stack = vec![frame("f", &"f".repeat(1000), 1)];
+        let one_stack = cost(&stack[0]);
+        let mut dump = StackDump { ranks: (0..3).map(|number| rank(number, 'S', &stack)).collect() };
+        let thread = dump.ranks[0].processes[0].threads[0].clone();
+        dump.ranks[2].processes[0].threads.extend(vec![thread; 7]);
+        let packed = PackedDump::new(dump.clone());
+        assert_eq!(packed.clone().unpack(10 * one_stack), Some(dump.clone()));
+        dump.keep_main_threads();
+        assert_eq!(packed.clone().unpack(10 * one_stack - 1), Some(dump.clone()));
+        assert_eq!(packed.clone().unpack(3 * one_stack), Some(dump));
+        assert_eq!(packed.clone().unpack(3 * one_stack - 1), None);
+        let wrong = PackedDump { indexes: vec![7], ..packed };
+        assert!(wrong.unpack(usize::MAX).is_some_and(|dump| dump.ranks[0].processes[0].main_frames().is_empty()));
     }
 }

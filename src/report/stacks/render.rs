@@ -63,7 +63,7 @@ pub fn render_hang(dump: &StackDump, ranks: &[RankLine], facts: HangFacts) -> St
         false => "the job seems to hang",
     };
     let head = format!("{seems}: {silent} no Python stack has moved for {}", lasted(watched));
-    format!("{}\n{}", head.replace(":  ", ": "), render(dump, ranks, Some(watched)))
+    format!("{}\n{}", head.replace(":  ", ": "), render(dump, ranks, None, Some(watched)))
 }
 
 /// The report of a rank that an exception has ended and that does not exit. `late`: how long ago that was.
@@ -79,33 +79,41 @@ pub fn render_stuck_exit(label: ProcessLabel, fault: &RankFault, late: Duration,
 
 /// The stacks of all ranks, and which rank the others wait for.
 pub fn render_stacks(dump: &StackDump, ranks: &[RankLine]) -> String {
-    render(dump, ranks, None)
+    render(dump, ranks, None, None)
+}
+
+/// The same where nodes have not answered, which have so many ranks: what stands out is so among those that have.
+pub fn render_answered(dump: &StackDump, ranks: &[RankLine], missing: usize) -> String {
+    render(dump, ranks, Some(missing), None)
 }
 
 /// Which rank the others wait for, in a sentence; `None`: none stands out.
 pub fn conclude(dump: &StackDump, ranks: &[RankLine]) -> Option<String> {
     let groups = group(dump);
     let odd = find_odd_ranks(&groups, &[]);
-    StackText { dump, ranks, odd: &odd, watched: None }.conclusion(&groups)
+    StackText { dump, ranks, missing: None, odd: &odd, watched: None }.conclusion(&groups)
 }
 
 /// `watched`: for how long the stacks were watched.
-fn render(dump: &StackDump, ranks: &[RankLine], watched: Option<Duration>) -> String {
+fn render(dump: &StackDump, ranks: &[RankLine], missing: Option<usize>, watched: Option<Duration>) -> String {
     let groups = group(dump);
     let ended: Vec<usize> = ranks.iter().filter(|rank| rank.has_ended).map(|rank| rank.local_rank).collect();
     let odd = find_odd_ranks(&groups, &ended);
-    let text = StackText { dump, ranks, odd: &odd, watched };
+    let text = StackText { dump, ranks, missing, odd: &odd, watched };
     let is_odd = |group: &StackGroup<'_>| group.ranks.iter().any(|rank| odd.ranks().contains(rank));
     let mut ordered: Vec<&StackGroup<'_>> = groups.iter().collect();
     ordered.sort_by_key(|group| is_odd(group));
     let mut lines: Vec<String> = ordered.into_iter().flat_map(|group| text.group(group, groups.len() == 1)).collect();
-    lines.extend(text.conclusion(&groups));
+    let among = if missing.is_some() { "of those that have answered, " } else { "" };
+    lines.extend(text.conclusion(&groups).map(|conclusion| format!("{among}{conclusion}")));
     lines.join("\n")
 }
 
 struct StackText<'a> {
     dump: &'a StackDump,
     ranks: &'a [RankLine],
+    /// Ranks of nodes that have not answered; `None`: there are no such nodes.
+    missing: Option<usize>,
     odd: &'a OddRanks,
     watched: Option<Duration>,
 }
@@ -132,7 +140,7 @@ impl StackText<'_> {
 
     fn group(&self, group: &StackGroup<'_>, is_only: bool) -> Vec<String> {
         let place = place(group);
-        let of = format!("{} of {}", group.ranks.len(), self.ranks.len());
+        let of = format!("{} of {}", group.ranks.len(), self.ranks.len() + self.missing.unwrap_or_default());
         let mut lines = vec![format!("{} ({of}): {place}{}", self.located_name(&group.ranks), self.cpu_use(group))];
         lines.extend(frames(group.frames()));
         let is_odd = group.ranks.iter().any(|rank| self.odd.ranks().contains(rank));
@@ -318,7 +326,7 @@ fn others(rank: &RankStacks) -> Vec<String> {
 }
 
 fn last_line(rank: &RankStacks) -> Option<String> {
-    let ago = Duration::from_secs_f64(rank.silent_seconds?.max(0.0));
+    let ago = Duration::try_from_secs_f64(rank.silent_seconds?).unwrap_or_default();
     let line = rank.last_line.as_ref()?;
     Some(format!("  last output, {} ago: {}", lasted(ago), escape(line)))
 }
@@ -399,7 +407,12 @@ mod tests {
             "{text}"
         );
         let text = render_stacks(&dump, &lines(2, &[1]));
-        assert!(text.ends_with("rank 9 has ended, and the others wait for it in all_reduce"), "{text}");
+        assert!(text.ends_with("\nrank 9 has ended, and the others wait for it in all_reduce"), "{text}");
+        let text = render_answered(&dump, &lines(2, &[1]), 6);
+        assert!(text.starts_with("rank 8 (1 of 8): "), "{text}");
+        assert!(
+            text.ends_with("\nof those that have answered, rank 9 has ended, and the others wait for it in all_reduce")
+        );
     }
 
     #[test]

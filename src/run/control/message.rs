@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The longest request in bytes, with the end of its line.
 pub const LONGEST_REQUEST: usize = 4096;
 
+/// How the answer begins to what is no request.
+pub const UNKNOWN_REQUEST: &str = "not a request of version";
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]

@@ -3,6 +3,7 @@
 mod gathering;
 pub mod gpu_reader;
 pub mod live_status;
+mod looks;
 pub mod message;
 pub mod node_answer;
 pub mod rank_facts;

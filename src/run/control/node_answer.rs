@@ -2,7 +2,7 @@
 
 use super::gpu_reader::GpuReader;
 use super::rank_facts::RankFacts;
-use crate::model::plain_text::read_document;
+use crate::model::plain_text::escape_document;
 use crate::rendezvous::questions::MAX_ANSWER;
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, RankStatus};
 use crate::report::stacks::{PackedDump, StackDump};
@@ -10,12 +10,19 @@ use crate::run::stacks::collector::{StackReader, StacksUnavailable};
 use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
 use crate::sys::clock;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Bytes of all answers to a question together, more or less: etcd keeps what was written until it is compacted.
 const ALL_ANSWERS: usize = 4 << 20;
 /// The longest answer in a job with very many nodes.
 const LEAST_ANSWER: usize = 32 << 10;
+/// How many times the longest answer's bytes the stacks of one may need once they are unpacked.
+const UNPACKED_FACTOR: usize = 16;
+/// Characters of a text in another node's answer; the rest is cut.
+const MOST_TEXT: usize = 4096;
+/// The largest number with a fraction there. They are seconds, times and percent.
+const LARGEST: f64 = 1e12;
 /// Over which time the CPU use of a rank is measured.
 pub const SAMPLE: Duration = Duration::from_millis(200);
 
@@ -145,9 +152,31 @@ pub(super) fn decode(text: &str, longest: usize) -> Result<NodeAnswer, String> {
     if text.len() > longest {
         return Err("its answer is too long".to_owned());
     }
-    let read: Result<AnswerText, String> = read_document(text)
-        .map_err(|_| "its answer is not understood; does it run another version of rlaunch?".to_owned())?;
-    read.map(|AnswerText { answer, packed }| NodeAnswer { stacks: packed.map(PackedDump::unpack), ..answer })
+    let AnswerText { answer, packed } =
+        read(text).ok_or("its answer is not understood; does it run another version of rlaunch?")??;
+    let unpack = |packed: PackedDump| packed.unpack(UNPACKED_FACTOR * longest).ok_or("its stacks are too large");
+    Ok(NodeAnswer { stacks: packed.map(unpack).transpose()?, ..answer })
+}
+
+fn read(text: &str) -> Option<Result<AnswerText, String>> {
+    let mut document = escape_document(serde_json::from_str(text).ok()?);
+    if bound(&mut document) { serde_json::from_value(document).ok() } else { None }
+}
+
+/// Cuts long texts. Returns whether all numbers are such as a node measures.
+fn bound(document: &mut Value) -> bool {
+    match document {
+        Value::String(text) => {
+            if let Some((end, _)) = text.char_indices().nth(MOST_TEXT) {
+                text.truncate(end);
+            }
+            true
+        }
+        Value::Number(number) => !number.is_f64() || number.as_f64().is_some_and(|number| number.abs() <= LARGEST),
+        Value::Array(items) => items.iter_mut().all(bound),
+        Value::Object(fields) => fields.values_mut().all(bound),
+        Value::Null | Value::Bool(_) => true,
+    }
 }
 
 #[cfg(test)]
@@ -206,6 +235,41 @@ mod tests {
         for text in ["", "[]", "{\"Ok\":{}}"] {
             assert!(decode(text, 300).unwrap_err().contains("not understood"));
         }
+    }
+
+    #[test]
+    fn what_a_node_cannot_have_measured_is_refused_and_long_texts_are_cut() {
+        let mut long = with_frames(1, 1);
+        long.status.host = "ü".repeat(MOST_TEXT + 1);
+        assert_eq!(sent(long, MAX_ANSWER).unwrap().status.host, "ü".repeat(MOST_TEXT));
+        let facts = |cpu_percent| vec![RankFacts { cpu_percent: Some(cpu_percent), ..RankFacts::default() }];
+        for (number, is_read) in [(1e12, true), (1e300, false), (-1e300, false)] {
+            let answer = NodeAnswer { facts: facts(number), ..with_frames(1, 1) };
+            assert_eq!(sent(answer, MAX_ANSWER).is_ok(), is_read, "{number}");
+            let mut answer = with_frames(1, 1);
+            answer.stacks.as_mut().unwrap().ranks[0].silent_seconds = Some(number);
+            assert_eq!(sent(answer, MAX_ANSWER).is_ok(), is_read, "{number}");
+        }
+    }
+
+    #[test]
+    fn equal_stacks_do_not_fill_the_memory() {
+        let mut many = with_frames(1, 1);
+        let threads = &mut many.stacks.as_mut().unwrap().ranks[0].processes[0].threads;
+        let long = "x".repeat(2 * MOST_TEXT);
+        (threads[0].frames[0].file, threads[0].frames[0].function) = (long.clone(), long);
+        let main = threads[0].clone();
+        threads.resize(3000, main);
+        let cut = sent(many.clone(), MAX_ANSWER).unwrap().stacks.unwrap();
+        let threads = &cut.ranks[0].processes[0].threads;
+        assert_eq!((threads.len(), threads[0].frames[0].file.len()), (1, MOST_TEXT));
+        let mut ranks = many.stacks.unwrap().ranks;
+        ranks[0].processes[0].threads.truncate(1);
+        let stacks = Some(StackDump { ranks: vec![ranks[0].clone(); 600] });
+        assert_eq!(
+            sent(NodeAnswer { stacks, ..with_frames(1, 1) }, MAX_ANSWER).unwrap_err(),
+            "its stacks are too large"
+        );
     }
 
     #[test]

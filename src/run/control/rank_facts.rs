@@ -1,9 +1,10 @@
 //! What /proc, the logs and the GPU driver say about ranks: CPU, memory, processes, last output, GPU use.
 
 use super::gpu_reader::GpuReader;
+use crate::net::thread;
 use crate::probe::nvml::GpuProcessUse;
 use crate::report::job_status::{JobStatus, RankStatus};
-use crate::run::stacks::look::silent_seconds;
+use crate::run::stacks::look::{LOGS_PATIENCE, silent_seconds};
 use crate::supervise::Lifecycle;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
@@ -61,7 +62,7 @@ pub struct RankFacts {
     pub memory_bytes: Option<u64>,
     /// Number of processes.
     pub processes: usize,
-    /// Seconds since the last output; `None`: not all of it goes to a log.
+    /// Seconds since the last output; `None`: not all of it goes to a log, or the log's folder hangs.
     pub silent_seconds: Option<f64>,
     /// GPUs in use, in percent of one; `None`: it uses none, or the driver does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,8 +114,12 @@ impl RankFacts {
 
     /// The facts at the second moment; CPU use is measured since the first.
     pub fn between(status: &JobStatus, moments: (&Moment, &Moment), gpu_use: &[GpuProcessUse]) -> Vec<Self> {
-        let mut facts: Vec<Self> =
-            status.ranks.iter().map(|rank| Self::of_rank(rank, status.suspended, moments, gpu_use)).collect();
+        let silences = silences(&status.ranks);
+        let fact = |(number, rank): (usize, &RankStatus)| Self {
+            silent_seconds: silences.get(number).copied().flatten(),
+            ..Self::of_rank(rank, status.suspended, moments, gpu_use)
+        };
+        let mut facts: Vec<Self> = status.ranks.iter().enumerate().map(fact).collect();
         let Some(since) = status.hanging_since else { return facts };
         let reported_for = clock::wall().as_secs_f64() - since;
         // A rank that has written something since does not hang, nor do those that wait for it.
@@ -140,7 +145,6 @@ impl RankFacts {
         (before, after): (&Moment, &Moment),
         gpu_use: &[GpuProcessUse],
     ) -> Self {
-        let silent_seconds = if rank.all_output_logged { silent_seconds(&rank.logs) } else { None };
         let tree = after.tree(rank);
         let Some(own) = rank.pid.and_then(|pid| after.processes.get(pid)).filter(|_| !tree.is_empty()) else {
             let state = match (&rank.exit, rank.pid) {
@@ -148,7 +152,7 @@ impl RankFacts {
                 (None, Some(_)) => RankCondition::Running,
                 (None, None) => RankCondition::Waiting,
             };
-            return Self { state, silent_seconds, ..Self::default() };
+            return Self { state, ..Self::default() };
         };
         let state = match (own.state, is_suspended) {
             ('T', true) => RankCondition::Suspended,
@@ -165,7 +169,7 @@ impl RankFacts {
             cpu_seconds: Some(now),
             memory_bytes: Some(tree.iter().filter_map(|pid| resident(*pid)).sum()),
             processes: tree.len(),
-            silent_seconds,
+            silent_seconds: None,
             gpu_percent,
             gpu_memory_bytes,
         }
@@ -181,6 +185,13 @@ fn sum_gpu_use(all: &[GpuProcessUse], tree: &BTreeSet<i32>) -> (Option<f64>, Opt
     let bytes: Vec<u64> = own.iter().filter_map(|one| one.memory).collect();
     let percent = percents.iter().copied().map(f64::from).sum();
     ((!percents.is_empty()).then_some(percent), (!bytes.is_empty()).then(|| bytes.iter().sum()))
+}
+
+/// How long each rank has been silent; nothing where a folder of logs hangs.
+fn silences(ranks: &[RankStatus]) -> Vec<Option<f64>> {
+    let logged = |rank: &RankStatus| if rank.all_output_logged { rank.logs.clone() } else { Vec::new() };
+    let logs: Vec<_> = ranks.iter().map(logged).collect();
+    thread::within(LOGS_PATIENCE, move || logs.iter().map(|logs| silent_seconds(logs)).collect()).unwrap_or_default()
 }
 
 fn resident(pid: i32) -> Option<u64> {

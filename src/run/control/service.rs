@@ -4,7 +4,8 @@
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
 use super::gpu_reader::GpuReader;
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
-use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, to_line};
+use super::looks::{Destination, Look, LookOutcome};
+use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, UNKNOWN_REQUEST, to_line};
 use super::node_answer::{self, NodeAnswer, NodeQuestion, QuestionText};
 use crate::net::server::{
     CommandSender, Connection, ConnectionEnd, ConnectionId, ConnectionState, Connections, Handled, Service, Socket,
@@ -37,10 +38,11 @@ const MOST_WAITING: usize = 1 << 20;
 /// Why other nodes cannot be asked.
 const NO_BACKEND: &str =
     "the nodes of this job have no common rendezvous backend (etcd or an embedded master) that carries questions";
+/// The same, where something has failed on this node.
+const NO_CONNECTION: &str = "its launcher could not connect to those of the other nodes; its messages say why";
+const TOO_MANY: &str = "too many wait for a look at its ranks; try again";
 /// Bytes of the answers of all nodes, with all their stacks.
 const LONGEST_LINE: usize = 16 << 20;
-/// Clients and nodes that may wait for a look at the ranks.
-const MOST_LOOKS_AWAITED: usize = 256;
 
 /// What has arrived from a client.
 #[derive(Default)]
@@ -72,23 +74,6 @@ pub(super) enum ControlCommand {
     Connected(Sender<QuestionMessage>),
     /// Another node asks or answers.
     Heard(QuestionEvent),
-}
-
-/// Where an answer of this node goes.
-enum Destination {
-    /// To a client that wants the stacks of this node.
-    Client(ConnectionId),
-    /// Among those of all nodes.
-    Gathering(u64),
-    /// To another node.
-    Node { asker: String, id: String, longest: usize },
-}
-
-/// A look at the ranks, which takes a while. One of a kind runs at a time, and all that ask meanwhile receive the next one.
-#[derive(Default)]
-struct Look {
-    running: Vec<Destination>,
-    next: Vec<Destination>,
 }
 
 /// How a job is stopped from outside.
@@ -155,7 +140,7 @@ impl Service for ControlService {
         };
         let line: Vec<u8> = received.drain(..=end).collect();
         let answer = match serde_json::from_slice::<RequestLine>(&line) {
-            Err(error) => Some(refused(format!("not a request of version {CONTROL_VERSION}: {error}"))),
+            Err(error) => Some(refused(format!("{UNKNOWN_REQUEST} {CONTROL_VERSION}: {error}"))),
             Ok(line) => self.answer(id, line.request, now),
         };
         if let Some(answer) = answer {
@@ -196,11 +181,13 @@ impl Service for ControlService {
                 send(connection, &line_of(gathering));
             }
         }
+        self.begin_looks(now);
         ControlFlow::Continue(())
     }
 
     fn next_deadline(&self) -> Option<Duration> {
-        self.gatherings.next_deadline()
+        let looks = self.looks.iter().filter_map(|(question, look)| look.due(*question));
+        looks.chain(self.gatherings.next_deadline()).min()
     }
 }
 
@@ -258,7 +245,7 @@ impl ControlService {
                     return Some(refused(format!("no rank runs: the launcher is {}", status.phase.word())));
                 }
                 let is_heard = self.look(NodeQuestion::Stacks, Destination::Client(id));
-                (!is_heard).then(|| refused("too many clients wait for the stacks; try again"))
+                (!is_heard).then(|| refused(TOO_MANY))
             }
             ControlRequest::Nodes { question } => self.ask_nodes(id, question, now).err().map(refused),
         }
@@ -315,12 +302,13 @@ impl ControlService {
     fn ask_nodes(&mut self, id: ConnectionId, question: NodeQuestion, now: Duration) -> Result<(), String> {
         let (status, (mut nodes, mut own)) = (self.status.get(), self.status.nodes());
         let only_this_node = match (nodes.is_empty(), self.to_others.is_some()) {
-            (false, _) => None,
+            (false, true) => None,
+            (false, false) => (nodes.len() > 1).then_some(NO_CONNECTION),
             (true, true) => Some("this node has been in no round of the job yet"),
             (true, false) if status.nnodes > 1 => Some(NO_BACKEND),
             (true, false) => None,
         };
-        if nodes.is_empty() {
+        if nodes.is_empty() || only_this_node.is_some() {
             (nodes, own) = (vec![JobNode { host: status.host, ..JobNode::default() }], 0);
         }
         let is_alone = nodes.len() == 1;
@@ -333,7 +321,9 @@ impl ControlService {
         if !is_alone {
             self.tell_others(QuestionMessage::Ask { number, text });
         }
-        self.look(question, Destination::Gathering(number));
+        if !self.look(question, Destination::Gathering(number)) {
+            self.gatherings.note(number, None, |_| Err(TOO_MANY.to_owned()));
+        }
         Ok(())
     }
 
@@ -346,31 +336,30 @@ impl ControlService {
 
     /// Has a thread look at the ranks, for this destination, unless too many wait for that.
     fn look(&mut self, question: NodeQuestion, destination: Destination) -> bool {
-        let look = self.looks.entry(question).or_default();
-        if !look.running.is_empty() {
-            // Others have their turn all the same: all of them receive the next look.
-            let has_room = look.next.len() < MOST_LOOKS_AWAITED;
-            if has_room {
-                look.next.push(destination);
-            }
-            return has_room;
-        }
-        look.running.push(destination);
-        self.begin_look(question);
-        true
+        let is_heard = self.looks.entry(question).or_default().await_next(destination);
+        self.begin_looks(clock::now());
+        is_heard
     }
 
-    fn begin_look(&self, question: NodeQuestion) {
-        let Some(answers) = self.answers.get().cloned() else { return };
-        let (status, on_failure) = (self.status.get(), answers.clone());
-        let (reader, gpus) = (self.reader.clone(), self.gpus.clone());
-        let begun = thread::spawn("rlaunch-look", move || {
-            let answer = node_answer::answer(question, status, (&reader, &gpus)).map_err(|error| error.to_string());
+    /// Begins the looks that are due.
+    fn begin_looks(&mut self, now: Duration) {
+        let Some(answers) = self.answers.get() else { return };
+        for (question, look) in &mut self.looks {
+            if look.due(*question).is_none_or(|due| due > now) {
+                continue;
+            }
+            look.begin(now);
+            let (question, answers) = (*question, answers.clone());
             // The server may have ended.
-            let _ = answers.send(ControlCommand::Looked(question, answer));
-        });
-        if let Err(error) = begun {
-            let _ = on_failure.send(ControlCommand::Looked(question, Err(format!("no thread for it: {error}"))));
+            let outcome = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, answer))));
+            let (status, reader, gpus) = (self.status.get(), self.reader.clone(), self.gpus.clone());
+            let begun = thread::spawn("rlaunch-look", move || {
+                outcome
+                    .tell(node_answer::answer(question, status, (&reader, &gpus)).map_err(|error| error.to_string()));
+            });
+            if let Err(error) = begun {
+                warn!("no thread can look at the ranks: {error}");
+            }
         }
     }
 
@@ -381,11 +370,7 @@ impl ControlService {
         question: NodeQuestion,
         answer: &Result<NodeAnswer, String>,
     ) {
-        let look = self.looks.entry(question).or_default();
-        let waiting = std::mem::replace(&mut look.running, std::mem::take(&mut look.next));
-        if !look.running.is_empty() {
-            self.begin_look(question);
-        }
+        let waiting = self.looks.entry(question).or_default().end();
         for destination in waiting {
             match destination {
                 Destination::Client(id) => {
@@ -406,5 +391,36 @@ impl ControlService {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use std::fs::File;
+
+    /// What a client sees of each node, and why this node alone was asked.
+    fn ask(is_connected: bool, nodes: usize) -> (Vec<Option<usize>>, Option<String>) {
+        let (status, launcher) = (LiveStatus::default(), File::open("/dev/null").unwrap().into());
+        let one = |node: usize| JobNode { id: node.to_string(), host: "h".into(), is_paddle_launcher: false };
+        status.set_nodes((0..nodes).map(one).collect(), 1);
+        let stop = StopSwitch { launcher, signal: None, grace: Duration::ZERO };
+        let mut service = ControlService::new(status, StackReader::default(), stop, Arc::default());
+        let (to_others, asked) = crossbeam_channel::unbounded();
+        service.to_others = is_connected.then_some(to_others);
+        service.ask_nodes(7, NodeQuestion::Status, Duration::from_secs(1)).unwrap();
+        let (_, gathering) = service.gatherings.take_of(7).pop().unwrap();
+        let why = gathering.only_this_node.clone();
+        let entries = gathering.into_entries();
+        assert_eq!(asked.len(), usize::from(entries.len() > 1));
+        (entries.iter().map(|entry| entry.node).collect(), why)
+    }
+
+    #[test]
+    fn nodes_that_cannot_be_asked_are_not_awaited() {
+        assert_eq!(ask(true, 3), (vec![Some(0), Some(1), Some(2)], None));
+        assert_eq!(ask(false, 3), (vec![None], Some(NO_CONNECTION.to_owned())));
+        assert_eq!(ask(true, 0), (vec![None], Some("this node has been in no round of the job yet".to_owned())));
     }
 }

@@ -1,6 +1,7 @@
 //! What the reader process does: looks at the ranks' logs, reads their stacks, and compares them with those of a moment later.
 
 use crate::model::plain_text::escape;
+use crate::net::thread;
 use crate::probe::stacks;
 use crate::report::stacks::{RankStacks, StackDump};
 use crate::run::output::log_files;
@@ -23,6 +24,9 @@ const DUMPS: u32 = 11;
 const FEWEST_DUMPS: u32 = 4;
 /// Characters of that line that are kept.
 const LONGEST_LINE: usize = 200;
+
+/// How long a look at the logs of all ranks may take before it goes on without them: their folder may hang.
+pub const LOGS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A rank to look at.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -159,12 +163,14 @@ fn written(ranks: &[RankTarget]) -> WrittenBytes {
 }
 
 fn dump(ranks: &[RankTarget]) -> StackDump {
+    let logs: Vec<Vec<PathBuf>> = ranks.iter().map(|rank| rank.logs.clone()).collect();
+    let last_output = move || logs.iter().map(|logs| (silent_seconds(logs), last_line(logs))).collect::<Vec<_>>();
+    let mut last_output = thread::within(LOGS_PATIENCE, last_output).unwrap_or_default().into_iter();
     let all = Snapshot::take();
-    let read = |rank: &RankTarget| RankStacks {
-        local_rank: rank.local_rank,
-        processes: stacks::read_tree(&all, rank.pid, rank.started),
-        silent_seconds: silent_seconds(&rank.logs),
-        last_line: last_line(&rank.logs),
+    let read = |rank: &RankTarget| {
+        let (silent_seconds, last_line) = last_output.next().unwrap_or_default();
+        let processes = stacks::read_tree(&all, rank.pid, rank.started);
+        RankStacks { local_rank: rank.local_rank, processes, silent_seconds, last_line }
     };
     StackDump { ranks: ranks.iter().map(read).collect() }
 }

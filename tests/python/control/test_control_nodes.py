@@ -6,17 +6,20 @@ import json
 import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, joining
 from etcd import Etcd
+from hanging_folder import hanging_folder
 from hosts import Host
-from jobs import request
+from jobs import Jobs, request
 from launching import LIMIT, environment, supervisor_of, until
 from multi_host import MultiHost, multi_host
 from test_control import check
@@ -64,13 +67,15 @@ def runtime(node: int) -> str:
     return f"run.{node}"
 
 
-def start(job: Job, module: str, *options: str, body: str = ODD) -> list[Node]:
+def start(job: Job, module: str, *options: str, body: str = ODD, prefix: Sequence[str] = ()) -> list[Node]:
     """Two launchers with two ranks each, which are there."""
     script = job.script(body)
     option = "--nproc-per-node=2" if module == TORCH else "--nproc_per_node=2"
     nodes = [
-        job.node(
-            on, option, *options, script, module=module, RLAUNCH_RUNTIME_DIR=str(job.folder / runtime(on))
+        job.run(
+            on,
+            [*prefix, *job.command(module, option, *options, script)],
+            RLAUNCH_RUNTIME_DIR=str(job.folder / runtime(on)),
         )
         for on in range(2)
     ]
@@ -114,7 +119,7 @@ def test_each_node_shows_the_ranks_of_all(
 ) -> None:
     with Job(tmp_path, made.on, backend) as job:
         nodes = start(job, module)
-        (odd,) = tmp_path.glob("odd.*")
+        (odd,) = until(lambda: list(tmp_path.glob("odd.*")), "the odd rank")
         odd_rank = int(odd.read_text())
         pids = {rank: int(job.text(f"ready.{rank}")) for rank in range(4)}
         for node in range(2):
@@ -170,7 +175,7 @@ def test_a_node_that_does_not_answer_is_named(tmp_path: Path, made: MultiHost, b
             assert re.search(named, table, re.MULTILINE), table
             assert len(re.findall(r"^\d .* running ", table, re.MULTILINE)) == 2, table
             text = ask(job, 0, "stacks").stdout
-            assert "(2 of 2): waiting for other ranks in all_reduce" in text, text
+            assert "(2 of 4): waiting for other ranks in all_reduce" in text, text
             assert "has not answered within 10 s: its ranks may be those that the others wait for" in text, (
                 text
             )
@@ -181,6 +186,77 @@ def test_a_node_that_does_not_answer_is_named(tmp_path: Path, made: MultiHost, b
             "both answer again",
         )
         stop(job)
+
+
+def test_a_node_whose_log_folder_hangs_answers(tmp_path: Path, made: MultiHost) -> None:
+    with (
+        hanging_folder(made.on[1], tmp_path / "log.1") as logs,
+        Job(tmp_path, made.on, BACKENDS["master"]) as job,
+    ):
+        start(job, PADDLE, prefix=logs.prefix)
+        with logs.hangs():
+            for asker in range(2):
+                # More often than looks may hang.
+                for _ in range(6):
+                    status = shown(job, asker, "status")
+                    assert [entry["error"] for entry in status["nodes"]] == [None, None], status
+                    hangs, others = sorted(
+                        (
+                            [rank["silent_seconds"] for rank in entry["status"]["ranks"]]
+                            for entry in status["nodes"]
+                        ),
+                        key=lambda silences: silences[0] is not None,
+                    )
+                    assert hangs == [None, None], status
+                    assert None not in others, status
+                stacks = shown(job, asker, "stacks")
+                assert [len(entry["stacks"]["ranks"]) for entry in stacks["nodes"]] == [2, 2], stacks
+        until(
+            lambda: all(
+                rank["silent_seconds"] is not None
+                for entry in shown(job, 0, "status")["nodes"]
+                for rank in entry["status"]["ranks"]
+            ),
+            "the logs' times",
+        )
+        stop(job)
+
+
+def test_a_launcher_of_an_earlier_version(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path)
+    with jobs.job(ranks=1) as launcher:
+        with jobs.connect() as client:
+            status = request(client, b'{"version": 1, "request": "status"}\n')
+        (path,) = jobs.sockets()
+        path.rename(path.with_suffix(".new"))
+
+        class Old(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                name = json.loads(self.rfile.readline())["request"]
+                unknown = f"not a request of version 1: unknown variant `{name}`, expected one of `status`"
+                error = {"answer": "error", "message": unknown}
+                self.wfile.write(
+                    json.dumps({**status, "nnodes": 2} if name == "status" else error).encode() + b"\n"
+                )
+
+        with socketserver.ThreadingUnixStreamServer(str(path), Old) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            try:
+                shown = jobs.ask("status")
+                assert shown.status == 0, shown.stderr
+                assert re.search(rb"^rank 0 +running ", shown.stdout, re.MULTILINE), shown.stdout
+                assert "its launcher is of an earlier version of rlaunch" in shown.stderr
+                restarted = jobs.ask("restart")
+                assert restarted.status == 1
+                assert "the job's launcher is of an earlier version of rlaunch" in restarted.stderr
+            finally:
+                server.shutdown()
+                thread.join()
+        path.unlink()
+        path.with_suffix(".new").rename(path)
+        assert launcher.poll() is None
+        assert jobs.ask("stop").status == 0
 
 
 def test_the_answer_has_its_schema(tmp_path: Path, made: MultiHost, backend: Backend) -> None:

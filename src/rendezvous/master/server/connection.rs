@@ -4,6 +4,7 @@ use crate::net::server::ConnectionState;
 use crate::rendezvous::master::auth::LinkAuth;
 use crate::rendezvous::master::frame::FrameReader;
 use crate::rendezvous::master::http::HttpParser;
+use crate::rendezvous::questions::AskLimit;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct NodeLink {
     pub has_left: bool,
     /// Whether the node knows questions.
     pub takes_questions: bool,
+    /// How often it asks.
+    pub asks: AskLimit,
 }
 
 impl NodeLink {
@@ -48,7 +51,17 @@ impl NodeLink {
         let mut reader = FrameReader::default();
         reader.feed(rest);
         let heard = Duration::ZERO;
-        Self { reader, auth, id: None, record_cost: 0, lease: 0, heard, has_left: false, takes_questions: false }
+        Self {
+            reader,
+            auth,
+            id: None,
+            record_cost: 0,
+            lease: 0,
+            heard,
+            has_left: false,
+            takes_questions: false,
+            asks: AskLimit::default(),
+        }
     }
 
     /// Counts the memory of the node's record.

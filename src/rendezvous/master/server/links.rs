@@ -182,7 +182,11 @@ impl JobLinks {
                 let lease = link.lease;
                 push_message(connection, &SharedBody::of(&FromMaster::Pong { lease }));
             }
-            (Some(asker), FromNode::Ask { number, text }) => self.pass_question(connections, asker, number, text),
+            (Some(asker), FromNode::Ask { number, text }) => {
+                if link.asks.allow(now) {
+                    self.pass_question(connections, asker, number, text);
+                }
+            }
             (Some(node), FromNode::Answer { asker, number, text }) => {
                 self.pass_answer(connections, &asker, FromMaster::Answered { number, node, text });
             }

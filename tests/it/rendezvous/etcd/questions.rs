@@ -80,3 +80,28 @@ fn what_a_lost_node_has_asked_goes_with_its_lease() {
     b.close();
     assert_eq!(etcd.keys("/"), [""; 0]);
 }
+
+#[test]
+fn questions_that_are_not_forgotten_give_way_to_new_ones() {
+    let etcd = Etcd::start();
+    let config = config(&[etcd.endpoint()], "job");
+    let (mut a, mut b) = two(&config);
+    let ((mut from_a, at_a), (mut from_b, at_b)) = (connected(&mut a), connected(&mut b));
+    for number in 1..=20 {
+        from_a.send(ask(number, "?"));
+    }
+    assert_eq!(keys(&etcd).len(), 16);
+    let ids: Vec<String> = (1..=20).map(|_| next_id(&at_b, "a", "?")).collect();
+    ids.iter().for_each(|id| from_b.send(reply(id, "an answer")));
+    let number = |_| match at_a.recv_timeout(LIMIT).unwrap() {
+        QuestionEvent::Answered { number, .. } => number,
+        other => panic!("{other:?}"),
+    };
+    // Each has a watch of its own, so they come in any order.
+    let mut answered: Vec<u64> = (0..16).map(number).collect();
+    answered.sort_unstable();
+    assert_eq!(answered, (5..=20).collect::<Vec<_>>());
+    a.close();
+    b.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}

@@ -4,7 +4,9 @@ use super::nodes::Bare;
 use super::*;
 use crossbeam_channel::{Receiver, unbounded};
 use rlaunch::rendezvous::master::frame::{FromMaster, FromNode};
-use rlaunch::rendezvous::questions::{MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender};
+use rlaunch::rendezvous::questions::{
+    ASKS_AT_ONCE, MAX_ANSWER, MAX_QUESTION, QuestionEvent, QuestionMessage, QuestionSender,
+};
 
 /// A node that takes part in questions, and what it hears.
 fn connected(node: &mut Node) -> (Box<dyn QuestionSender>, Receiver<QuestionEvent>) {
@@ -116,4 +118,40 @@ fn a_node_that_is_flooded_with_answers_keeps_its_link() {
     }
     println!("{answers} of 100 answers came");
     assert!(answers >= 1);
+}
+
+#[test]
+fn a_node_that_asks_without_end_is_not_passed_on() {
+    let (_server, port) = started(config(None, LEASE));
+    let (mut flood, mut hears, mut another) = (Bare::new(port, None), Bare::new(port, None), Bare::new(port, None));
+    flood.hello("c", "job", 2);
+    hears.hello("b", "job", 2);
+    another.hello("a", "job", 2);
+    let pong = |node: &mut Bare, asked: &mut usize| {
+        while let Some(heard) = node.hear() {
+            match heard {
+                FromMaster::Pong { .. } => return,
+                FromMaster::Asked { asker, .. } => *asked += usize::from(asker == "c"),
+                _ => {}
+            }
+        }
+        panic!("its link has ended");
+    };
+    let (mut none, mut asked, asks) = (0, 0, 2000);
+    pong(&mut flood, &mut none);
+    pong(&mut hears, &mut asked);
+    pong(&mut another, &mut none);
+    for number in 0..asks {
+        flood.say(&FromNode::Ask { number, text: "?".into() });
+    }
+    flood.say(&FromNode::Ping);
+    pong(&mut flood, &mut none);
+    hears.say(&FromNode::Ping);
+    pong(&mut hears, &mut asked);
+    println!("{asked} of {asks} questions came");
+    assert!(asked >= ASKS_AT_ONCE as usize && asked < asks as usize / 2);
+    another.say(&FromNode::Ask { number: 7, text: "?".into() });
+    let heard = std::iter::from_fn(|| hears.hear())
+        .any(|heard| matches!(heard, FromMaster::Asked { asker, number: 7, .. } if asker == "a"));
+    assert!(heard);
 }
