@@ -190,7 +190,7 @@ def test_a_node_that_does_not_answer_is_named(tmp_path: Path, made: MultiHost, b
 
 def test_a_node_whose_log_folder_hangs_answers(tmp_path: Path, made: MultiHost) -> None:
     with (
-        hanging_folder(made.on[1], tmp_path / "log.1") as logs,
+        hanging_folder(made.on[1].run, tmp_path / "log.1") as logs,
         Job(tmp_path, made.on, BACKENDS["master"]) as job,
     ):
         start(job, PADDLE, prefix=logs.prefix)
