@@ -12,7 +12,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,17 +203,17 @@ def start(job: Job) -> dict[str, float]:
     return {"first step": job.await_steps(len(job.nodes), job.began) - job.began}
 
 
-def process_lost(job: Job) -> dict[str, float]:
+def process_lost(job: Job) -> dict[str, Cell]:
     """All processes of a node are killed; its machine says so to the others."""
     return lost(job, by_link=False)
 
 
-def machine_lost(job: Job) -> dict[str, float]:
+def machine_lost(job: Job) -> dict[str, Cell]:
     """Nothing comes from it any more."""
     return lost(job, by_link=True)
 
 
-def lost(job: Job, by_link: bool) -> dict[str, float]:
+def lost(job: Job, by_link: bool) -> dict[str, Cell]:
     job.await_steps(len(job.nodes), job.began)
     victim = job.nodes[-1]
     begin = now()
@@ -223,7 +223,8 @@ def lost(job: Job, by_link: bool) -> dict[str, float]:
     stepped = job.await_steps(len(job.nodes) - 1, begin)
     others = [life for life in job.lives() if life.node != victim.number and life.world == len(job.nodes)]
     ends = [life.alive[-1] for life in others if life.alive and life.alive[-1] > begin]
-    return {"noticed": max(ends) - begin, "first step": stepped - begin}
+    noticed: Cell = max(ends) - begin if ends else "no sign of the old ranks after the loss"
+    return {"noticed": noticed, "first step": stepped - begin}
 
 
 def leader_killed(job: Job) -> dict[str, float]:
@@ -291,7 +292,7 @@ class Story:
     """An event of a job, and its figures by name, each a row."""
 
     title: str
-    happens: Callable[[Job], dict[str, float]]
+    happens: Callable[[Job], Mapping[str, Cell]]
     figures: dict[str, str]
     elastic: bool = True
     etcd_only: bool = False
