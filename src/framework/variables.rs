@@ -110,7 +110,7 @@ pub const VARIABLES: &[Variable] = &[
     var("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "launch, legacy, run", "same as TORCH_FR_DUMP_TEMP_FILE, for torch before 2.8", "/home/me/log/rlaunch/flight_recorder_rank_"),
     var("TORCHELASTIC_ERROR_FILE", "run", "file in which @record writes the exception of this rank; empty with --log-dir /dev/null", "/tmp/torchelastic_2kqj7vwx/none_p0qk3h1z/attempt_0/1/error.json"),
     var("TORCHELASTIC_MAX_RESTARTS", "run", "value of --max-restarts", "0"),
-    var("TORCHELASTIC_RESTART_COUNT", "run", "number of restarts so far", "0"),
+    var("TORCHELASTIC_RESTART_COUNT", "run", "number of restarts so far, those by `rlaunch restart` included: it may exceed TORCHELASTIC_MAX_RESTARTS", "0"),
     var("TORCHELASTIC_RUN_ID", "run", "name of the job", "none"),
     var("TORCHELASTIC_SIGNALS_TO_HANDLE", "run", "signals that stop the job", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"),
     var("TORCHELASTIC_USE_AGENT_STORE", "run", "True if the launcher serves the store, False if rank 0 does", "True"),
