@@ -1,4 +1,4 @@
-//! Looks at the ranks, which take a while: who waits for which.
+//! Looks at the ranks, which take a while: which clients and nodes wait for one.
 
 use super::node_answer::{NodeAnswer, NodeQuestion};
 use crate::net::server::ConnectionId;
