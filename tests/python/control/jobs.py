@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -52,7 +53,9 @@ class Jobs(Place):
     def job(self, *args: str, script: str = WAITING, ranks: int = 3) -> Iterator[subprocess.Popen[bytes]]:
         """Runs a job until the end of the block, from the moment on at which its ranks are ready."""
         self.script(script)
-        with self.start(f"--nproc_per_node={ranks}", *args, "train.py", env=self.env) as launcher:
+        # SIGTSTP stops nothing in an orphaned process group, which the tests' own may be (setpgid(2)).
+        group: dict[str, Any] = {"preexec_fn": os.setpgrp}
+        with self.start(f"--nproc_per_node={ranks}", *args, "train.py", env=self.env, **group) as launcher:
             for rank in range(ranks):
                 until((self.folder / f"ready.{rank}").exists, f"rank {rank}")
             yield launcher
