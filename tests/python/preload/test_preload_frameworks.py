@@ -121,6 +121,7 @@ LOADED = [18.0, 66.0]  # Three times 0 + 1 + 2 + 3, and 4 + 5 + 6 + 7.
 @pytest.mark.parametrize(
     ("program", "loaded"), [(TORCH, [LOADED, LOADED]), (PADDLE, [LOADED])], ids=["torch", "paddle"]
 )
+@pytest.mark.timeout(400)  # It imports the framework several times.
 def test_training_off_a_zygote(tmp_path: Path, program: str, loaded: Any) -> None:
     main = tmp_path / "main.py"
     main.write_text(f"THREADS = {THREADS}\n{HEAD}{program}")

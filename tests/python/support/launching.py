@@ -23,7 +23,7 @@ import preloaded
 import psutil
 from processes import await_exit
 
-LIMIT = 40.0
+LIMIT = 80.0
 
 # Would steer a launcher, or tell its ranks apart: no test inherits it from the shell that runs the tests.
 STEERING = re.compile(
