@@ -203,7 +203,7 @@ def test_pictures_for_the_docs(name: str, browser: Any, tmp_path: Path) -> None:
         .replace(str(log.parent), "/data/night")
         .replace(sys.executable, "/usr/bin/python3")
     )
-    # The paths of the machine that draws it are nobody's business.
+    # Without the paths of the machine that draws it.
     (tmp_path / "page.html").write_text(text)
     with Tab(browser, tmp_path / "page.html", viewport=DESKTOP, color_scheme="light") as page:
         if name == "2-nodes":
