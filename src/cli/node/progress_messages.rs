@@ -51,7 +51,7 @@ fn line(
         ProgressNote::Stopping { signal, living, grace } => format!(
             "{}: waiting up to {} s for {} to stop; the same signal again kills them at once",
             signal_label(*signal),
-            to_millis(*grace),
+            seconds_left(*grace),
             names(living)
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
@@ -130,6 +130,11 @@ pub(crate) fn describe_no_restart(why: NoRestart) -> String {
 fn grace_left(policy: &SupervisionPolicy) -> f64 {
     let left = policy.stop_by.map_or(Duration::MAX, |at| at.saturating_sub(clock::now()));
     to_millis(policy.grace.min(left))
+}
+
+/// The seconds that are left at most: whole ones, but for a short time.
+fn seconds_left(time: Duration) -> f64 {
+    if time < Duration::from_secs(10) { to_millis(time) } else { time.as_secs_f64().ceil() }
 }
 
 /// Seconds, to the millisecond.

@@ -274,7 +274,7 @@ sleep()
     ) as launcher:
         until((place.folder / "signalled.1").exists, "the SIGTERM of rank 1")
         launcher.terminate()
-        await_line(launcher.stderr, b"SIGTERM: waiting up to ")
+        await_line(launcher.stderr, b"SIGTERM: waiting up to 600 s for rank(s) 1")
         launcher.terminate()
         ended = Place.wait(launcher)
     assert (ended.status, attempts(place)) == (3, {0})
