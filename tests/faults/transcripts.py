@@ -69,7 +69,7 @@ class Session:
     def launch(self, *options: str) -> None:
         self.see(r"^\$ ")
         self.enter(COMMAND.replace("rlaunch", " ".join(["rlaunch", *options])))
-        self.see("epoch 1")
+        self.see("epoch 1.*\r\n")  # A key in between would be echoed before the line's end.
         self.job.await_files("ready")
 
     def ranks(self) -> list[marked.Member]:

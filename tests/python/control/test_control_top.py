@@ -174,7 +174,7 @@ def test_it_is_suspended_and_continued(jobs: Jobs) -> None:
         await_line(top, "^rank 2 ")
         for suspend in (b"\x1a", b"\x1a"):
             top.press(suspend)
-            await_line(top, "Stopped .*rlaunch.control top")
+            await_line(top, "Stopped  ")
             top.press(b"stty -a | grep -o '[-]*icanon'\n")
             await_line(top, "^icanon")
             assert mode(top) == before
