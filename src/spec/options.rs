@@ -59,6 +59,22 @@ impl Opt {
     }
 }
 
+/// A group of options in the help: those from `first` on in the order of the table, up to the next group.
+#[derive(Debug)]
+pub struct OptGroup {
+    /// The word after `--help` that shows the group, among others of this topic.
+    pub topic: &'static str,
+    /// The heading. Groups with the same heading are shown as one.
+    pub heading: &'static str,
+    /// The name of the group's first option in the table.
+    pub first: &'static str,
+}
+
+/// A group of options.
+pub const fn group(topic: &'static str, heading: &'static str, first: &'static str) -> OptGroup {
+    OptGroup { topic, heading, first }
+}
+
 /// `--dry_run`: the form in which the launcher prints the plan instead of starting it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DryRun {

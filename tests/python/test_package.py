@@ -160,8 +160,7 @@ def test_import_linter_finds_seeded_faults(tmp_path: Path, module: str, seed: st
     assert ("BROKEN" in done.stdout) == bool(seed)
 
 
-@pytest.mark.parametrize("module", ["rlaunch", "rlaunch.run", "rlaunch.torch"])
-def test_help_fits_80_columns(module: str) -> None:
-    lines = run(sys.executable, "-m", module, "--help").splitlines()
+def test_help_of_the_module_for_torch_fits_80_columns() -> None:
+    lines = run(sys.executable, "-m", "rlaunch.torch", "--help").splitlines()
     assert lines
     assert [line for line in lines if len(line) > 80] == []

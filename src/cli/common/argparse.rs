@@ -27,7 +27,7 @@ pub struct ArgparseParser {
 pub struct ParsedArgs {
     /// Values by option name, the last of each; `true` for flags.
     pub options: BTreeMap<&'static str, String>,
-    /// The positional and everything after it.
+    /// The positional and everything after it, or what follows `stopped_at`.
     pub rest: Vec<OsString>,
     /// The option that parsing stopped at.
     pub stopped_at: Option<&'static str>,
@@ -106,6 +106,7 @@ impl ArgparseParser {
             parsed.options.insert(opt.name, text.to_owned());
             if (self.stops_at)(opt.name) {
                 parsed.stopped_at = Some(opt.name);
+                parsed.rest = args[at..].to_vec();
                 break;
             }
         }
@@ -170,7 +171,7 @@ impl ArgparseParser {
         let hint = match ((self.instead)(name.trim_start_matches('-'), nearest), nearest) {
             (Some(hint), _) => hint,
             (None, Some(nearest)) => format!("did you mean --{nearest}? Options of the script go after it"),
-            (None, None) => "see --help; options of the script go after it".to_owned(),
+            (None, None) => "see --help all; options of the script go after it".to_owned(),
         };
         CommandLineError::UnknownOption { name: shown(name), hint }
     }

@@ -1,6 +1,6 @@
 //! What both command lines share: clap arguments from an option table, errors, and the nearest option name.
 
-use crate::spec::options::{Opt, OptKind};
+use crate::spec::options::{Opt, OptGroup, OptKind};
 use crate::spec::shown;
 use clap::{Arg, Command};
 use std::collections::BTreeMap;
@@ -58,6 +58,14 @@ pub enum CommandLineError {
         /// As written.
         shell: String,
     },
+    /// The help has no such topic.
+    #[error("option --help: there is no topic '{}'; the topics are {}", shown(.topic), .topics.join(", "))]
+    UnknownTopic {
+        /// As written.
+        topic: String,
+        /// The topics that there are.
+        topics: Vec<String>,
+    },
     /// There is no script.
     #[error(
         "the following arguments are required: training_script, training_script_args (which may be none); for example: {example} train.py"
@@ -71,23 +79,24 @@ pub enum CommandLineError {
     Clap(String),
 }
 
-/// The command with these options under these headings. `finish` adds what only one command line has.
+/// The command with these options in these groups, alphabetical within each. `finish` adds what only one command line has.
 pub fn with_options(
     mut command: Command,
     options: &'static [Opt],
-    headings: &[(&'static str, &'static str)],
+    groups: &[OptGroup],
     finish: impl Fn(&'static Opt, Arg) -> Arg,
 ) -> Command {
     for opt in options {
-        if let Some((heading, _)) = headings.iter().find(|(_, first)| *first == opt.name) {
-            command = command.next_help_heading(*heading);
+        if let Some(group) = groups.iter().find(|group| group.first == opt.name) {
+            command = command.next_help_heading(group.heading);
         }
-        let mut arg = Arg::new(opt.name).long(opt.name).help(help(opt));
+        // clap sorts arguments whose order is the same by their names.
+        let mut arg = Arg::new(opt.name).long(opt.name).display_order(0).help(help(opt));
         if let Some(short) = opt.short {
             arg = arg.short(short);
         }
-        if has_optional_value(opt) {
-            arg = arg.num_args(0..=1).require_equals(true).default_missing_value("table").value_name("FORM");
+        if let Some((value, name)) = optional_value(opt) {
+            arg = arg.num_args(0..=1).require_equals(true).default_missing_value(value).value_name(name);
         } else {
             arg = match opt.kind {
                 OptKind::Flag => arg.action(clap::ArgAction::SetTrue),
@@ -101,9 +110,18 @@ pub fn with_options(
     command
 }
 
+/// The value of an option that may stand without one, and takes one only behind `=`; and that value's name.
+fn optional_value(opt: &Opt) -> Option<(&'static str, &'static str)> {
+    match opt.name {
+        "dry_run" | "dry-run" => Some(("table", "FORM")),
+        "help" => Some(("", "TOPIC")),
+        _ => None,
+    }
+}
+
 /// Whether an option may stand without a value, and takes one only behind `=`.
 pub fn has_optional_value(opt: &Opt) -> bool {
-    matches!(opt.name, "dry_run" | "dry-run")
+    optional_value(opt).is_some()
 }
 
 fn help(opt: &Opt) -> String {

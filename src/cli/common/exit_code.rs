@@ -1,4 +1,4 @@
-//! Exit statuses of `python -m rlaunch`. Documented in its help and in the README.
+//! Exit statuses of `python -m rlaunch`. Documented in its help and in docs/launch.md.
 
 use crate::cli::common::error::CliError;
 use crate::protocol::JobEnd;
@@ -34,14 +34,15 @@ Exit status:
   N        the first rank that failed exited with N
   128+N    signal N ended the first rank that failed, or stopped the job
   2        an option, or a variable that sets one, is invalid
-  66       the script or log folder cannot be used, a port is taken, or a limit of
-           the system is too low
+  66       the script or log folder cannot be used, a port is taken, or a
+           limit of the system is too low
   70       an error of the launcher itself
-  71       a rank could not be started: a limit of the system, or --preload failed
+  71       a rank could not be started: a limit of the system, or --preload
+           failed
   72       the launcher's supervisor process was killed
   73       the nodes of the job did not find each other, or too few were left
-  74       node 0's store, etcd or the master went away after ranks had run here,
-           or the job went on without this node
+  74       node 0's store, etcd or the master went away after ranks had run
+           here, or the job went on without this node
   75       another node of the job was lost";
 
 /// The exit status for an error.

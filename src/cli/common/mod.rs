@@ -5,6 +5,7 @@ pub mod command_line;
 pub mod dry_run;
 pub mod error;
 pub mod exit_code;
+pub mod help;
 pub mod message;
 pub mod startup;
 pub mod status_pipe;

@@ -1,5 +1,7 @@
 //! The command line of `rlaunch`.
 
+use crate::cli::common::command_line::CommandLineError;
+use crate::cli::{paddle, torchrun};
 use crate::model::exit::signal_number;
 use crate::report::wording;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -12,13 +14,24 @@ pub(super) const PROGRAM: &str = "rlaunch";
 
 const JOB: &str = "The launcher's process id, the job's id or its log folder [default: the only job that runs]";
 
+const AFTER_HELP: &str = "\
+Examples:
+  rlaunch run --nproc-per-node 2 train.py         # instead of torchrun
+  rlaunch launch --nproc_per_node 2 train.py      # paddle.distributed.launch
+  rlaunch stacks                                  # where does my job hang?
+
+More help:
+  rlaunch COMMAND --help   The arguments of a command
+  rlaunch --help all       Those of all commands
+
+Jobs are those of this user on this machine. Exit status: 0; 1 if there is no
+such job or its launcher refuses; 2 for an invalid command line. `launch` and
+`run` have the exit status of their job.";
+
 /// Starts distributed training jobs, and looks into those that run or have ended.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, max_term_width = wording::COLUMNS, disable_help_subcommand = true)]
-#[command(
-    after_help = "Jobs are those of this user on this machine. Exit status: 0; 1 if there is no such job or its launcher \
-    refuses; 2 for an invalid command line. `launch` and `run` have the exit status of their job."
-)]
+#[command(after_help = AFTER_HELP)]
 pub(super) struct Request {
     #[command(subcommand)]
     pub command: Command,
@@ -26,14 +39,14 @@ pub(super) struct Request {
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
-    /// Start a job like `python -m paddle.distributed.launch`; the same as `python -m rlaunch`
+    /// Start a job like `paddle.distributed.launch` does
     #[command(disable_help_flag = true)]
     Launch {
         /// Its options, the script and the script's arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Start a job like `torchrun`; the same as `python -m rlaunch.run`
+    /// Start a job like `torchrun` does
     #[command(disable_help_flag = true)]
     Run {
         /// Its options, the script and the script's arguments
@@ -46,7 +59,9 @@ pub(super) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show a job's ranks on all nodes: state, process id, CPU, memory, last output
+    /// Show a job's ranks: state, process id, CPU, memory, last output
+    ///
+    /// They are those of all nodes.
     Status {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -60,7 +75,9 @@ pub(super) enum Command {
         #[arg(long, alias = "this_node")]
         this_node: bool,
     },
-    /// Show a job's ranks live in the terminal, with their stacks and logs, and stop it from there; ? lists the keys
+    /// Show a job's ranks, their stacks and logs live; ? lists the keys
+    ///
+    /// A key stops the job from there.
     Top {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -68,7 +85,9 @@ pub(super) enum Command {
         #[arg(long, alias = "this_node")]
         this_node: bool,
     },
-    /// Show where each rank of all nodes is: Python stacks, equal ones once, and the rank that the others wait for
+    /// Show where each rank is, and the rank that the others wait for
+    ///
+    /// These are the Python stacks of the ranks of all nodes. Equal stacks are shown once.
     Stacks {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -115,7 +134,9 @@ pub(super) enum Command {
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
     },
-    /// Restart all ranks of a job, on all its nodes, and wait until they run; counts as no restart of --max_restart
+    /// Restart all ranks of a job, and wait until they run
+    ///
+    /// The ranks are those of all nodes. This does not count as a restart of --max_restart.
     Restart {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -126,7 +147,9 @@ pub(super) enum Command {
         #[arg(long, alias = "no_wait")]
         no_wait: bool,
     },
-    /// Write a page about a job that has ended or runs: outcome, timeline, ranks, logs
+    /// Write an HTML page about a job: outcome, timeline, ranks, logs
+    ///
+    /// The job has ended or still runs.
     Report {
         /// The job's log folder
         #[arg(value_name = "LOG_DIR")]
@@ -152,6 +175,35 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
 
 fn parse_signal(text: &str) -> Result<i32, String> {
     signal_number(text).ok_or_else(|| format!("{text} is no signal; give a name such as USR1, or a number"))
+}
+
+/// The help of a command, or of `all`.
+pub(super) fn help(name: &str) -> Result<String, CommandLineError> {
+    let request = Request::command();
+    let names: Vec<&str> = request.get_subcommands().map(clap::Command::get_name).collect();
+    match name {
+        "all" => Ok(names.into_iter().map(help).collect::<Result<Vec<_>, _>>()?.join("\n")),
+        "launch" => paddle::parse::help(None),
+        "run" => torchrun::parse::help(None),
+        // clap gives the help as an error.
+        _ if names.contains(&name) => {
+            Ok(Request::try_parse_from([PROGRAM, name, "--help"])
+                .map_or_else(|help| help.to_string(), |_| String::new()))
+        }
+        _ => {
+            let topics = std::iter::once("all").chain(names).map(str::to_owned).collect();
+            Err(CommandLineError::UnknownTopic { topic: name.to_owned(), topics })
+        }
+    }
+}
+
+/// The command whose help a command line asks for: `--help stop`, `--help=stop`.
+pub(super) fn asked_help(args: &[OsString]) -> Option<&str> {
+    let (first, rest) = args.split_first()?;
+    match first.to_str()? {
+        "-h" | "--help" => rest.first()?.to_str().filter(|name| !name.starts_with('-')),
+        first => first.strip_prefix("--help="),
+    }
 }
 
 /// The script that completes the command in this shell.

@@ -34,6 +34,18 @@ const FAILED: i32 = 1;
 
 /// Runs the command with these arguments, without the program's name, and returns its exit status.
 pub fn main(args: &[OsString]) -> i32 {
+    if let Some(name) = arguments::asked_help(args) {
+        return match arguments::help(name) {
+            Ok(text) => {
+                print_output(&text);
+                exit_code::OK
+            }
+            Err(error) => {
+                print_error(&error.to_string());
+                exit_code::USAGE
+            }
+        };
+    }
     let words = std::iter::once(OsString::from(arguments::PROGRAM)).chain(args.iter().cloned());
     let request = match Request::try_parse_from(words) {
         Ok(request) => request,

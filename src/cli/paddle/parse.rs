@@ -3,9 +3,10 @@
 
 use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
+use crate::cli::common::help::{self, HELP, Help};
 use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind};
-use crate::spec::paddle::options::{HEADINGS, OPTIONS};
+use crate::spec::paddle::options::{GROUPS, OPTIONS};
 use crate::spec::shown;
 use crate::spec::torchrun::options::is_torchs;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -13,6 +14,43 @@ use clap::{Arg, Command};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
+
+/// The help on one screen.
+const SCREEN: &str = "\
+Starts a distributed training job, like python -m paddle.distributed.launch.
+
+Usage: python -m rlaunch [OPTIONS] SCRIPT [ARGS]...
+       rlaunch launch [OPTIONS] SCRIPT [ARGS]...
+
+Most used options:
+      --nproc_per_node N     Number of ranks on this node
+                             [default: one per device, else 1]
+      --devices IDS          Visible devices, such as 0,1 (the same: --gpus)
+  -m, --module               Run the script as a module, like python -m
+      --frameworks NAMES     Frameworks whose variables the ranks receive:
+                             paddle, torch, jax [default: paddle]
+      --log_dir FOLDER       Folder of the ranks' log files [default: log]
+      --console_ranks RANKS  Ranks whose output the console shows: 0,3, first,
+                             all or none [default: first]
+      --max_restart N        Number of times that all ranks are restarted after
+                             a failure [default: 0]
+      --nnodes N             Number of nodes, or MIN:MAX for an elastic job
+                             [default: 1]
+      --master ADDRESS       Address of the rendezvous: ip:port of one node, or
+                             etcd://ip:port
+      --dry_run              Print the plan and start nothing
+
+Examples:
+  python -m rlaunch --nproc_per_node 2 train.py --epochs 3
+  python -m rlaunch --gpus 0,1 train.py
+  python -m rlaunch --nnodes 2 --master 10.0.0.1:6768 train.py
+
+More help:
+  --help all       All options and the exit statuses
+  --help TOPIC     TOPIC: job, logs, hangs, restarts, nodes, security, servers,
+                   legacy or exit
+  rlaunch --help   Commands for running jobs: ps, status, stacks, logs, stop
+";
 
 /// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -133,13 +171,16 @@ fn command(args: &[OsString]) -> Command {
         // The first argument that is no option, and all after it, belong to the script.
         .allow_external_subcommands(true)
         .external_subcommand_value_parser(clap::value_parser!(OsString))
+        .disable_help_flag(true)
         .disable_help_subcommand(true);
     let abbreviations = abbreviations(args);
     let finish = |name: &'static str, arg: Arg| {
         let arg = if name.contains('_') { arg.alias(name.replace('_', "-")) } else { arg };
         arg.aliases(abbreviations.iter().filter(|(_, meaning)| **meaning == name).map(|(cut, _)| *cut))
     };
-    let command = command_line::with_options(command, OPTIONS, HEADINGS, |opt, arg| {
+    let command =
+        command_line::with_options(command, std::slice::from_ref(&HELP), &[], |opt, arg| finish(opt.name, arg));
+    let command = command_line::with_options(command, OPTIONS, GROUPS, |opt, arg| {
         let arg = opt.aliases.iter().fold(finish(opt.name, arg), |arg, alias| finish(alias, arg));
         arg.visible_aliases(opt.aliases.iter().copied()).allow_negative_numbers(opt.kind != OptKind::Flag)
     });
@@ -148,8 +189,38 @@ fn command(args: &[OsString]) -> Command {
     command.args(old.map(|name| finish(name, Arg::new(name).long(name).hide(true).allow_negative_numbers(true))))
 }
 
+/// The help for a topic; `None`: one screen.
+pub fn help(topic: Option<&str>) -> Result<String, CommandLineError> {
+    Help { screen: SCREEN, groups: GROUPS, command: command(&[]) }.text(topic)
+}
+
+/// Whether an argument asks for the help, unless it is a value or belongs to the script.
+fn may_ask_for_help(arg: &OsString) -> bool {
+    match arg.as_bytes() {
+        [b'-', b'-', ..] => given_name(arg).is_some_and(|name| name.len() > 1 && HELP.name.starts_with(name)),
+        [b'-', letters @ ..] => letters.contains(&b'h'),
+        _ => false,
+    }
+}
+
+/// The help, if a command line asks for it.
+fn asked_help(args: &[OsString]) -> Result<Option<PaddleArgs>, CommandLineError> {
+    let Some(at) = args.iter().position(may_ask_for_help) else { return Ok(None) };
+    // What stands behind it may be unreadable.
+    let (until, rest) = args.split_at(at + 1);
+    let matches = match command(until).no_binary_name(true).try_get_matches_from(until) {
+        Ok(matches) => matches,
+        Err(error) => return convert_error(&error).map(Some),
+    };
+    let Some(value) = matches.get_one::<String>(HELP.name) else { return Ok(None) };
+    help(help::asked_topic(value, rest, GROUPS).as_deref()).map(|text| Some(PaddleArgs::Print(text)))
+}
+
 /// Parses a command line, without its program name.
 pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
+    if let Some(help) = asked_help(args)? {
+        return Ok(help);
+    }
     let matches = match command(args).no_binary_name(true).try_get_matches_from(args) {
         Ok(matches) => matches,
         Err(error) => return convert_error(&error),
@@ -201,7 +272,7 @@ fn given_aliases(args: &[OsString]) -> BTreeMap<&'static str, &'static str> {
 
 /// clap's error, or the text that it wants printed.
 fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
-    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+    if error.kind() == ErrorKind::DisplayVersion {
         return Ok(PaddleArgs::Print(error.to_string()));
     }
     let text = |kind| match error.get(kind) {
@@ -224,7 +295,7 @@ fn convert_error(error: &clap::Error) -> Result<PaddleArgs, CommandLineError> {
                     (None, None) if is_torchs(&torchs) => {
                         "it is an option of torchrun; python -m rlaunch.run replaces that".to_owned()
                     }
-                    (None, None) => "see python -m rlaunch --help; options of the script go after it".to_owned(),
+                    (None, None) => "see python -m rlaunch --help all; options of the script go after it".to_owned(),
                 };
                 CommandLineError::UnknownOption { name, hint }
             }
@@ -358,7 +429,7 @@ mod tests {
 
     #[test]
     fn no_old_name_is_in_the_help() {
-        let help = command(&[]).render_long_help().to_string();
+        let help = help(Some("all")).unwrap_or_default();
         for old in OPTIONS.iter().filter_map(|opt| opt.old) {
             let words = |name: &str| {
                 help.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-').any(|w| w == name)

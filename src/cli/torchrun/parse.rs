@@ -3,15 +3,52 @@
 use crate::cli::common::argparse::ArgparseParser;
 use crate::cli::common::command_line::{self, CommandLineError};
 use crate::cli::common::exit_code;
+use crate::cli::common::help::{self, HELP, Help};
 use crate::report::wording;
 use crate::spec::options::{Deprecation, Opt, OptKind, opt};
 use crate::spec::paddle;
-use crate::spec::torchrun::options::{HEADINGS, OPTIONS, is_torchs};
+use crate::spec::torchrun::options::{GROUPS, OPTIONS, is_torchs};
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command, ValueHint};
 use clap_complete::{Shell, generate};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+
+/// The help on one screen.
+const SCREEN: &str = "\
+Starts a distributed training job, like torchrun.
+
+Usage: rlaunch-run [OPTIONS] SCRIPT [ARGS]...
+       python -m rlaunch.run [OPTIONS] SCRIPT [ARGS]...
+
+Most used options:
+      --nproc-per-node N        Number of ranks on this node: a number, gpu, cpu
+                                or auto [default: 1]
+  -m, --module                  Run the script as a module, like python -m
+      --standalone              Run on this node alone, with a free port
+      --nnodes N                Number of nodes, or MIN:MAX for an elastic job
+                                [default: 1:1]
+      --node-rank N             Number of this node, from 0, for a static
+                                rendezvous [default: 0]
+      --rdzv-backend BACKEND    static, c10d, etcd or etcd-v2 [default: static]
+      --rdzv-endpoint ADDRESS   host:port of node 0, of the node that serves the
+                                rendezvous, or of etcd
+      --max-restarts N          Number of times that all ranks are restarted
+                                after a failure [default: 0]
+      --log-dir FOLDER          Folder in which each run creates its log folder
+  -t, --tee STREAMS             Streams to write to log files and the console:
+                                1 stdout, 2 stderr, 3 both [default: 0]
+
+Examples:
+  rlaunch-run --nproc-per-node 2 train.py --epochs 3
+  rlaunch-run --nproc-per-node 2 --max-restarts 3 --tee 3 train.py
+  rlaunch-run --nnodes 2 --rdzv-backend c10d --rdzv-endpoint gpu1:29500 train.py
+
+More help:
+  --help all       All options and the exit statuses
+  --help TOPIC     TOPIC: job, nodes, logs, restarts, hangs, security or exit
+  rlaunch --help   Commands for running jobs: ps, status, stacks, logs, stop
+";
 
 /// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
@@ -37,10 +74,7 @@ pub const NO_SCRIPT: CommandLineError =
     CommandLineError::NoScript { example: "python -m rlaunch.run --nproc-per-node 2" };
 
 /// Options that every program has; torchrun has no `--version`.
-const OWN: &[Opt] = &[
-    Opt { short: Some('h'), ..opt("help", OptKind::Flag, &[], None, "Print this") },
-    opt("version", OptKind::Flag, &[], None, "Print rlaunch's version"),
-];
+const OWN: &[Opt] = &[HELP, opt("version", OptKind::Flag, &[], None, "Print rlaunch's version")];
 
 /// What to give instead of an option of `python -m rlaunch`, or of an old one of torch.
 fn instead(name: &str, nearest: Option<&str>) -> Option<String> {
@@ -75,7 +109,10 @@ pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
         None => TorchrunArgs::Job { flags: parsed.options, rest: parsed.rest, deprecated: parsed.deprecated },
         Some("print-completion") => TorchrunArgs::Print(completion(&parsed.options["print-completion"])?),
         Some("version") => TorchrunArgs::Print(format!("rlaunch {}\n", env!("CARGO_PKG_VERSION"))),
-        Some(_) => TorchrunArgs::Print(help()),
+        Some(name) => {
+            let topic = help::asked_topic(&parsed.options[name], &parsed.rest, GROUPS);
+            TorchrunArgs::Print(help(topic.as_deref())?)
+        }
     })
 }
 
@@ -97,7 +134,7 @@ fn command() -> Command {
                 .help("Its arguments"),
         );
     let command = command_line::with_options(command, OWN, &[], |_, arg| arg);
-    command_line::with_options(command, OPTIONS, HEADINGS, |opt, arg| match opt.choices {
+    command_line::with_options(command, OPTIONS, GROUPS, |opt, arg| match opt.choices {
         [] if opt.kind == OptKind::Flag => arg,
         [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
         // The value is no file name.
@@ -106,8 +143,9 @@ fn command() -> Command {
     })
 }
 
-fn help() -> String {
-    command().render_help().to_string()
+/// The help for a topic; `None`: one screen.
+pub fn help(topic: Option<&str>) -> Result<String, CommandLineError> {
+    Help { screen: SCREEN, groups: GROUPS, command: command() }.text(topic)
 }
 
 /// The script that completes the command line in this shell.

@@ -2,7 +2,7 @@
 //! Contract: the options of `paddle.distributed.launch`.
 
 use crate::spec::options::OptKind::{Bool, Flag, Int, Seconds, Text};
-use crate::spec::options::{EnvVars, Opt, OptValues, opt, prefer_env, renamed};
+use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_env, renamed};
 use std::collections::BTreeMap;
 
 /// All options.
@@ -28,13 +28,13 @@ pub const OPTIONS: &[Opt] = &[
     renamed("prefix", "RLAUNCH_PREFIX", opt("log_prefix", Text, &["RLAUNCH_LOG_PREFIX"], Some("auto"), "Prefix of each line that the console shows: none, rank, host or rank,host; auto is rank if several ranks are shown, else none")),
     opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a single rank that the console shows without a prefix, of the launcher's window size: auto if the launcher's stdout is one, or never"),
     opt("console_drain_timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
+    opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to LOG_DIR/rlaunch/events.jsonl (minimum 0.1; 0: none)"),
+    opt("metrics_file", Text, &["RLAUNCH_METRICS_FILE"], None, "File with the job's state and what each rank uses, in Prometheus's text format for node_exporter's textfile collector: written every 15 s, or every --sample seconds, and when the state changes"),
+    opt("enable_gpu_log", Bool, &[], Some("true"), "Write the job's GPUs and, every 5 s, their utilization to JOB_ID.gpu.log in the log folder"),
     opt("hang_timeout", Seconds, &["RLAUNCH_HANG_TIMEOUT"], Some("600"), "Seconds for which no rank has to write anything before the launcher watches their Python stacks for 5 s; if none moves, it reports where each rank is and which one the others wait for (0: never)"),
     opt("on_hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out), and the job fails, or restarts as after any failure"),
     opt("exit_timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program; if its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("straggler_timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0; those that still run then get SIGABRT, SIGKILL after the grace period, and the job fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
-    opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to LOG_DIR/rlaunch/events.jsonl (minimum 0.1; 0: none)"),
-    opt("metrics_file", Text, &["RLAUNCH_METRICS_FILE"], None, "File with the job's state and what each rank uses, in Prometheus's text format for node_exporter's textfile collector: written every 15 s, or every --sample seconds, and when the state changes"),
-    opt("enable_gpu_log", Bool, &[], Some("true"), "Write the job's GPUs and, every 5 s, their utilization to JOB_ID.gpu.log in the log folder"),
     renamed("grace", "RLAUNCH_GRACE", opt("grace_period", Seconds, &["RLAUNCH_GRACE_PERIOD"], Some("30"), "Seconds between SIGTERM and SIGKILL when ranks are stopped (minimum 0)")),
     renamed("notify_signals", "RLAUNCH_NOTIFY_SIGNALS", opt("forward_signals", Text, &["RLAUNCH_FORWARD_SIGNALS"], None, "Comma-separated signals that are forwarded to the ranks and do not stop the job, such as TERM,URG; USR1 and USR2 always are")),
     opt("cgroup", Bool, &["RLAUNCH_CGROUP"], Some("true"), "Run the ranks in a cgroup of their own, if one can be made, so that one write kills all their processes"),
@@ -93,15 +93,17 @@ pub const OPTIONS: &[Opt] = &[
     opt("auto_tuner_json", Text, &[], None, "Not supported: rlaunch does not search configurations"),
 ];
 
-/// The headings of the help, each with the option that it stands above.
-pub const HEADINGS: &[(&str, &str)] = &[
-    ("Job and script", "nproc_per_node"),
-    ("Logs and console", "log_dir"),
-    ("Stopping and restarting", "grace_period"),
-    ("Several nodes", "ips"),
-    ("Parameter servers", "servers"),
-    ("Legacy launcher", "legacy"),
-    ("Not supported", "auto_tuner_json"),
+/// The groups of the help.
+pub const GROUPS: &[OptGroup] = &[
+    group("job", "Job and script", "nproc_per_node"),
+    group("logs", "Logs, console and metrics", "log_dir"),
+    group("hangs", "Hangs", "hang_timeout"),
+    group("restarts", "Stopping and restarting", "grace_period"),
+    group("nodes", "Several nodes", "ips"),
+    group("security", "Security", "job_secret"),
+    group("servers", "Parameter servers", "servers"),
+    group("legacy", "Legacy launcher", "workers"),
+    group("legacy", "Not supported", "auto_tuner_json"),
 ];
 
 /// Merges the layers: a variable overrides the command line, which overrides the default.

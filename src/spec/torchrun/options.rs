@@ -2,7 +2,7 @@
 //! from it. Contract: the options of `torchrun`, of torch 2.15.
 
 use crate::spec::options::OptKind::{Flag, Int, Seconds, Text};
-use crate::spec::options::{EnvVars, Opt, OptValues, opt, prefer_flags, renamed};
+use crate::spec::options::{EnvVars, Opt, OptGroup, OptValues, group, opt, prefer_flags, renamed};
 use std::collections::BTreeMap;
 
 /// The default signals that stop the job.
@@ -51,20 +51,20 @@ pub const OPTIONS: &[Opt] = &[
     renamed("zygote", "RLAUNCH_ZYGOTE", opt("preload", Text, &["RLAUNCH_PRELOAD"], None, "Comma-separated modules that one process imports before it forks all ranks, such as torch. With auto among them, ranks import for themselves if a fork would not be safe")),
     opt("no-sweep", Text, &["RLAUNCH_NO_SWEEP"], None, "Comma-separated names of detached processes, as in /proc/PID/comm, that a rank may leave running; a longer name is compared by its first 15 bytes"),
     opt("bind-report", Flag, &["RLAUNCH_BIND_REPORT"], None, "Print the CPUs that each rank is bound to"),
-    renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
-    opt("require-secret", Flag, &["RLAUNCH_REQUIRE_SECRET"], None, "Refuse a job of several nodes that strangers could join: with a static rendezvous, with c10d without a secret, at etcd without a user or a certificate"),
-    Opt { choices: &["nodes", "any"], ..opt("store-peers", Text, &["RLAUNCH_STORE_PEERS"], Some("nodes"), "Addresses from which the store of torch's ranks takes connections, with c10d and etcd: nodes for those of the round's nodes alone; any where ranks are behind address translation") },
-    opt("etcd-user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines, and the ranks can read PET_RDZV_CONF"),
+    opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
     Opt { choices: &["none", "stderr"], ..opt("capture", Text, &["RLAUNCH_CAPTURE"], Some("stderr"), "Stream to read for the failure report, in addition to log files: stderr or none") },
     Opt { choices: &["auto", "never"], ..opt("pty", Text, &["RLAUNCH_PTY"], Some("auto"), "Terminal for a captured stderr, of the launcher's window size: auto if the launcher's is one, or never") },
     opt("console-drain-timeout", Seconds, &["RLAUNCH_CONSOLE_DRAIN_TIMEOUT"], Some("30"), "Seconds that the console may take, once all ranks have ended, for output that it has not shown yet (minimum 0). A console that takes nothing is given up after 5 s, and 0.5 s after a stop"),
+    opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to rlaunch/events.jsonl in the log folder (minimum 0.1; 0: none)"),
+    opt("metrics-file", Text, &["RLAUNCH_METRICS_FILE"], None, "File with the job's state and what each rank uses, in Prometheus's text format for node_exporter's textfile collector: written every 15 s, or every --sample seconds, and when the state changes"),
     opt("hang-timeout", Seconds, &["RLAUNCH_HANG_TIMEOUT"], Some("600"), "Seconds for which no rank has to write anything before the launcher watches their Python stacks for 5 s; if none moves, it reports where each rank is and which one the others wait for (0: never)"),
     Opt { choices: &["report", "abort"], ..opt("on-hang", Text, &["RLAUNCH_ON_HANG"], Some("report"), "What follows when a job hangs: report, or abort: the rank that the others wait for gets SIGABRT if it is idle (all ranks if none stands out), and the job fails, or restarts as after any failure") },
     opt("exit-timeout", Seconds, &["RLAUNCH_EXIT_TIMEOUT"], Some("60"), "Seconds that a rank may take to exit after an exception has ended its program; if its Python stacks do not move then, it gets SIGABRT, and the job fails with that exception (0: any time)"),
     opt("straggler-timeout", Seconds, &["RLAUNCH_STRAGGLER_TIMEOUT"], Some("0"), "Seconds that the other ranks of a node may run after its first one has exited with 0; those that still run then get SIGABRT, SIGKILL after the grace period, and the job fails, or restarts as after any failure (0: any time). Parameter servers do not count"),
-    opt("sample", Seconds, &["RLAUNCH_SAMPLE"], Some("0"), "Seconds between samples of what each rank uses (CPU, memory, processes, last output, GPU), written to rlaunch/events.jsonl in the log folder (minimum 0.1; 0: none)"),
-    opt("metrics-file", Text, &["RLAUNCH_METRICS_FILE"], None, "File with the job's state and what each rank uses, in Prometheus's text format for node_exporter's textfile collector: written every 15 s, or every --sample seconds, and when the state changes"),
-    opt("dry-run", Text, &[], None, "Print the plan as a table, or with =json as JSON, and start nothing"),
+    renamed("job-key", "RLAUNCH_JOB_KEY", opt("job-secret", Text, &["RLAUNCH_JOB_SECRET"], None, "Shared secret of a c10d job; the embedded master rejects nodes that cannot prove it. Prefer the variable: other users can read command lines")),
+    opt("require-secret", Flag, &["RLAUNCH_REQUIRE_SECRET"], None, "Refuse a job of several nodes that strangers could join: with a static rendezvous, with c10d without a secret, at etcd without a user or a certificate"),
+    Opt { choices: &["nodes", "any"], ..opt("store-peers", Text, &["RLAUNCH_STORE_PEERS"], Some("nodes"), "Addresses from which the store of torch's ranks takes connections, with c10d and etcd: nodes for those of the round's nodes alone; any where ranks are behind address translation") },
+    opt("etcd-user", Text, &["RLAUNCH_ETCD_USER"], None, "USER:PASSWORD for etcd. Prefer the variable: other users can read command lines, and the ranks can read PET_RDZV_CONF"),
 ];
 
 /// The first of rlaunch's own options.
@@ -75,14 +75,17 @@ pub fn is_torchs(name: &str) -> bool {
     OPTIONS.iter().take_while(|opt| opt.name != FIRST_OF_OURS).any(|opt| opt.name == name)
 }
 
-/// The headings of the help, each with the option that it stands above.
-pub const HEADINGS: &[(&str, &str)] = &[
-    ("Job and script", "nnodes"),
-    ("Rendezvous", "rdzv-backend"),
-    ("Logs and console", "log-dir"),
-    ("Stopping and restarting", "max-restarts"),
-    ("Completion", "print-completion"),
-    ("Not in torchrun", FIRST_OF_OURS),
+/// The groups of the help.
+pub const GROUPS: &[OptGroup] = &[
+    group("job", "Job and script", "nnodes"),
+    group("nodes", "Rendezvous of the nodes", "rdzv-backend"),
+    group("logs", "Logs and console", "log-dir"),
+    group("restarts", "Stopping and restarting", "max-restarts"),
+    group("job", "Completion", "print-completion"),
+    group("job", "Job and script, not in torchrun", FIRST_OF_OURS),
+    group("logs", "Logs, console and metrics, not in torchrun", "capture"),
+    group("hangs", "Hangs, not in torchrun", "hang-timeout"),
+    group("security", "Security, not in torchrun", "job-secret"),
 ];
 
 /// Merges the layers: the command line overrides a variable, which overrides the default. `from_pet`: whether PET_

@@ -7,7 +7,7 @@ use rlaunch::spec::SpecError;
 use rlaunch::spec::frameworks::Framework;
 use rlaunch::spec::options::{DryRun, EnvVars};
 use rlaunch::spec::rendezvous::BackendSpec;
-use rlaunch::spec::torchrun::options::{HEADINGS, OPTIONS, SIGNALS, is_torchs, merge};
+use rlaunch::spec::torchrun::options::{GROUPS, OPTIONS, SIGNALS, is_torchs, merge};
 use rlaunch::spec::torchrun::{
     EventLog, LogDir, Nproc, NumaBinding, OutputCapture, StreamRoute, TorchScript, TorchSpec, TorchrunBackend, check,
     namespace,
@@ -133,14 +133,15 @@ fn help_version_and_completion_are_printed() {
         Ok(TorchrunArgs::Print(text)) => text,
         other => panic!("{line}: {other:?}"),
     };
-    let help = printed("--role a --h --nope");
+    assert_eq!(printed("--role a --h --nope"), printed("-h train.py"));
+    let help = printed("--role a --h all --nope");
     for opt in OPTIONS {
         assert!(help.contains(&format!("--{}", opt.name)), "{}", opt.name);
         for var in opt.env {
             assert!(help.contains(var), "{var}");
         }
     }
-    assert!(HEADINGS.iter().all(|(heading, _)| help.contains(&format!("{heading}:"))));
+    assert!(GROUPS.iter().all(|group| help.contains(&format!("{}:", group.heading))));
     assert_eq!(printed("--version"), format!("rlaunch {}\n", env!("CARGO_PKG_VERSION")));
     for shell in ["bash", "zsh", "fish"] {
         let script = printed(&format!("--print-completion {shell}"));
@@ -158,7 +159,7 @@ fn names_and_variables_of_the_table_are_one_each() {
         assert!(is_torchs(opt.name) || !opt.env.contains(&pet.as_str()), "{}", opt.name);
         assert!(opt.env.iter().all(|var| *var == pet || var.starts_with("RLAUNCH_")), "{}", opt.name);
     }
-    assert!(HEADINGS.iter().all(|(_, first)| seen.contains(*first)));
+    assert!(GROUPS.iter().all(|group| seen.contains(group.first)));
 }
 
 #[test]

@@ -373,7 +373,7 @@ print(json.dumps([actions, {k: v[0] for k, v in args_envs.env_args_mapping.items
         [*python("paddle"), "-c", code], env=environment(), capture_output=True, check=True, text=True
     )
     options, variables = json.loads(real.stdout.splitlines()[-1])
-    text = place.run("--help").stdout.decode()
+    text = place.run("--help", "all").stdout.decode()
     described = {entry.split()[0]: entry for entry in re.split(r"\n {2}(?:-\w, | {4})(?=--)", text)}
     aliases = {"--gpus", "--npus", "--xpus"}
     assert "--gpus, --npus, --xpus" in described["--devices"]

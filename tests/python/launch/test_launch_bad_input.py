@@ -423,7 +423,7 @@ OPTIONS = """
 
 @pytest.mark.parametrize("spelling", ["--help", "-h", "--hel"])
 def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None:
-    ended = place.run("--nproc_per_node=2", spelling, "train.py")
+    ended = place.run("--nproc_per_node=2", spelling, "all", "train.py")
     text = ended.stdout.decode()
     assert (ended.status, ended.stderr) == (0, "")
     for name in OPTIONS.split():

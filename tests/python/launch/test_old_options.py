@@ -74,10 +74,10 @@ def test_an_old_option_and_its_variable_set_the_new_one(
 def test_every_old_name_is_tested_and_hidden(place: Place) -> None:
     from rlaunch import _lib
 
-    known = re.findall(r"--(\w+)", place.run("--help").stdout.decode())
+    known = re.findall(r"--(\w+)", place.run("--help", "all").stdout.decode())
     assert set(_lib.launch_options()) - set(known) == {old for old, *_ in OLD}
     assert {row["old_name"] for row in _lib.run_options({})} - {None} == {old for old, *_ in TORCHS}
-    for text in (place.run("--help").stdout.decode(), run("--help").stdout):
+    for text in (place.run("--help", "all").stdout.decode(), run("--help", "all").stdout):
         for old, *_ in [*OLD, *TORCHS]:
             assert not re.search(rf"--{old}\b(?!_)|{variable(old)}\b", text), old
     for shell in ("bash", "zsh", "fish"):

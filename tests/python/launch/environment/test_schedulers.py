@@ -26,7 +26,8 @@ def read_by_the_launcher(constant: str) -> str:
 
 
 def help_of(module: str) -> str:
-    return subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True).stdout
+    command = [sys.executable, "-m", module, "--help", "all"]
+    return subprocess.run(command, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
