@@ -1,10 +1,12 @@
-"""Writes down what a user sees at a terminal when a job does not go well: docs/transcripts.md.
+"""Writes down what a user sees at a terminal when a job does not go well.
 
-    python tests/faults/transcripts.py           # writes the page anew
-    python tests/faults/transcripts.py --check   # exit status 1, and a diff, if it is not as it was
+That is docs/transcripts.md, and the README's picture.
+
+    python tests/faults/transcripts.py           # writes them anew
+    python tests/faults/transcripts.py --check   # exit status 1, and a diff, if the page is not as it was
 
 Each part is an interactive bash on a pseudo-terminal of 80 columns, with rlaunch as its foreground job. What
-differs from run to run (pids, times, the host, paths) is replaced by fixed words; colours are left out.
+differs from run to run (pids, times, the host, paths) is replaced by fixed words. The page has no colours.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import os
 import re
 import signal
@@ -24,11 +27,17 @@ from pathlib import Path
 import marked
 from job import Job, until
 from launchers import LAUNCHERS, Launcher
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, SVG_EXPORT_THEME, TerminalTheme
+from rich.text import Text
 from terminal import Terminal, at_terminal
 
-PAGE = Path(__file__).parents[2] / "docs" / "transcripts.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "transcripts.md"
 COMMAND = "python -m rlaunch --nproc_per_node=2 train.py"
 LIMIT = 60.0
+COLUMNS = 80
 
 
 @dataclass(frozen=True)
@@ -220,23 +229,23 @@ def session(folder: Path, body: str) -> Iterator[Session]:
     python.write_text(f'#!/bin/sh\nexec "{LAUNCHERS["rlaunch"].python}" "$@"\n')
     python.chmod(0o755)
     bash = Bash("bash", "", lambda ranks, logs: [], "", 0)
-    with at_terminal(bash, folder, body, size=(24, 80)) as (job, terminal):
+    with at_terminal(bash, folder, body, size=(24, COLUMNS)) as (job, terminal):
         yield Session(job, terminal)
 
 
-def record(scene: Scene) -> str:
+def record(scene: Scene, colours: bool = False) -> str:
     with tempfile.TemporaryDirectory(prefix="transcript-") as name:
         folder = Path(name).resolve()
         with session(folder, scene.body) as there:
             scene.act(there)
             there.end()
-            return normal(there.terminal.screen.decode(), folder)
+            return normal(there.terminal.screen.decode(), folder, colours)
 
 
 # Values that differ from run to run, and their placeholders. A sentence that is wrapped at 80 columns is
 # wrapped elsewhere when a pid or a host's name is longer, so each is matched as a whole.
+COLOURS = (r"\x1b\[[0-9;]*m", "")
 FIXED = [
-    (r"\x1b\[[0-9;]*m", ""),
     (r"^(LAUNCH \w+) \S+ \S+ ", r"\1 2026-01-01 12:00:00,000 "),
     (r"Run Pod: \w+", "Run Pod: abcdef"),
     (r"(status ready; devices) .*", r"\1 cpu"),
@@ -249,11 +258,11 @@ FIXED = [
 LIVES = re.compile(r"^(ranks? [\d, ]+(?:was|were|did)\s[^()]*)\(lived[^()]*\)", re.MULTILINE)
 
 
-def normal(screen: str, folder: Path) -> str:
+def normal(screen: str, folder: Path, colours: bool = False) -> str:
     """The same text for the same scene."""
     text = screen.replace("\r\n", "\n").replace(str(folder), "/home/you/job")
     text = text.replace(LAUNCHERS["rlaunch"].python, "/usr/bin/python")
-    for pattern, fixed in FIXED:
+    for pattern, fixed in FIXED if colours else [COLOURS, *FIXED]:
         text = re.sub(pattern, fixed, text, flags=re.MULTILINE)
     text = LIVES.sub(lambda match: " ".join(match[1].split()) + " (lived 1.0 s)", text)
     return text.removesuffix("\n$ ")
@@ -273,6 +282,39 @@ def page() -> str:
     return "\n".join([HEAD, *parts])
 
 
+# --- The picture. ----------------------------------------------------------------------------------------
+
+PICTURES = {
+    DOCS / "images/failed-job-light.svg": DEFAULT_TERMINAL_THEME,
+    DOCS / "images/failed-job-dark.svg": SVG_EXPORT_THEME,
+}
+
+
+def fails_with_errors_alone(session: Session) -> None:
+    session.launch("--log_level=ERROR")
+    session.job.close_gate()
+
+
+def picture_text() -> str:
+    """The scene of the README's picture, with colours."""
+    return record(Scene("", "", SCENES[0].body, fails_with_errors_alone), colours=True)
+
+
+def picture(screen: str, theme: TerminalTheme) -> str:
+    """An SVG of a terminal that needs no font but the reader's own."""
+    console = Console(
+        record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, color_system="standard"
+    )
+    for line in Text.from_ansi(screen).split("\n"):
+        for row in line.divide(range(COLUMNS, len(line), COLUMNS)):
+            console.print(row)
+    form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    form = form.replace("Fira Code, monospace", "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace")
+    svg = console.export_svg(title="a rank fails", theme=theme, code_format=form, unique_id="rlaunch")
+    # The window's edge, which has to be seen on a white page too.
+    return svg.replace("rgba(255,255,255,0.35)", "rgba(127,127,127,0.5)")
+
+
 def changes(old: str, new: str) -> str:
     """A diff; empty if there is none."""
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "committed", "seen now", lineterm="")
@@ -285,6 +327,9 @@ def main() -> int:
     args = parser.parse_args()
     if not args.check:
         PAGE.write_text(page())
+        screen = picture_text()
+        for file, theme in PICTURES.items():
+            file.write_text(picture(screen, theme))
         return 0
     diff = changes(PAGE.read_text(), page())
     if diff:
