@@ -213,25 +213,13 @@ impl Engine {
 
     /// The attempt whose ranks run, unless they are stopped or suspended by the user.
     pub fn running_attempt(&self) -> Option<u32> {
-        self.living_attempt().filter(|_| !self.supervisor.is_suspended())
-    }
-
-    /// The same, also while the user has suspended them.
-    pub fn living_attempt(&self) -> Option<u32> {
-        (!self.is_stopping() && !self.supervisor.living().is_empty()).then_some(self.attempt)
+        let is_running = !self.is_stopping() && !self.is_suspended() && !self.living().is_empty();
+        is_running.then_some(self.attempt)
     }
 
     /// Whether the user has suspended the job.
     pub fn is_suspended(&self) -> bool {
         self.supervisor.is_suspended()
-    }
-
-    /// Sends a signal to one rank's own process.
-    pub fn signal_rank(&self, local_rank: usize, signal: i32) {
-        if let Some(Some(child)) = self.children.get(local_rank) {
-            // An error means that it has ended, or has changed its user.
-            let _ = child.signal_leader(signal);
-        }
     }
 
     fn attempt_state(&self) -> AttemptState {

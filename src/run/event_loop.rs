@@ -12,7 +12,6 @@ use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
 use crate::run::control::live_status::{RestartRefused, RestartRequest};
-use crate::run::hangs::aborted_ranks::AbortedRanks;
 use crate::run::hangs::exit_detector::ExitDetector;
 use crate::run::hangs::hang_detector::HangDetector;
 use crate::run::launch::{Launch, LaunchListener};
@@ -100,7 +99,6 @@ pub fn run(
     let event_loop = EventLoop {
         exits: ExitDetector::new(launch.hang.exit_timeout, PolledReader::new(&launch.stack_reader)),
         hangs: HangDetector::new(launch.hang.timeout, PolledReader::new(&launch.stack_reader)),
-        aborted: AbortedRanks::default(),
         engine,
         ranks,
         launch,
@@ -151,7 +149,6 @@ struct EventLoop<'a> {
     slow_stop: SlowStop,
     hangs: HangDetector<'a>,
     exits: ExitDetector<'a>,
-    aborted: AbortedRanks,
     round_stop: Option<RoundStop>,
     outcome: JobOutcome,
 }
@@ -185,10 +182,9 @@ impl<'a> EventLoop<'a> {
                 self.listener.preload_is_slow(&zygote.names());
             }
             self.watch_stop();
-            self.watch_hangs();
+            self.watch_hangs()?;
             self.launch.status.set_standstill(self.engine.is_suspended(), self.hangs.is_reported());
-            self.watch_exits();
-            self.kill_aborted_ranks();
+            self.watch_exits()?;
             for follower in self.ranks.followers() {
                 follower.handle_timeout(self.engine.poll())?;
                 if follower.has_more() {
@@ -219,7 +215,7 @@ impl<'a> EventLoop<'a> {
         let check_at = self.phase.next_check(self.membership.as_ref().and_then(|membership| membership.due()));
         let slow_at = self.zygote().and_then(Zygote::slow_at);
         let stop_at = if let SlowStop::At(at) = self.slow_stop { Some(at) } else { None };
-        let watched = [self.hangs.due(), self.exits.due(), self.aborted.due()];
+        let watched = [self.hangs.due(), self.exits.due()];
         let due = [check_at, output_at, slow_at, stop_at].into_iter().chain(watched).flatten().min();
         due.map(|at| at.saturating_sub(clock::now()))
     }

@@ -1,6 +1,5 @@
 //! What a launch needs beside the plan, and the interface through which a front end hears of its progress.
 
-use crate::model::ProcessLabel;
 use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::control::live_status::LiveStatus;
@@ -224,10 +223,10 @@ pub trait LaunchListener {
     fn preload_done(&self, _modules: &str, _seconds: f64) {}
     /// Every rank imports for itself, for this reason.
     fn preload_abandoned(&self, _why: &str) {}
-    /// A rank has failed and does not exit; it is ended.
+    /// A rank has failed and does not exit; it is aborted.
     fn stuck_exit(&self, _report: &str) {}
-    /// The job hangs; the text says where each rank is. `aborted`: ranks that get SIGABRT.
-    fn hang_found(&self, _report: &str, _aborted: &[ProcessLabel]) {}
+    /// The job hangs; the text says where each rank is.
+    fn hang_found(&self, _report: &str) {}
     /// The round ended before the ranks did; they are stopped now.
     fn round_stopped(&self, _stop: &RoundStop) {}
 }

@@ -2,6 +2,7 @@
 
 use super::lifecycle::Lifecycle;
 use super::report::RankReport;
+use super::timer::Timer;
 use crate::model::Exit;
 use std::time::Duration;
 
@@ -23,6 +24,15 @@ pub(super) enum ChildState {
     Ended { exit: Exit, lived: Duration },
     Abandoned,
     NotStarted(String),
+}
+
+/// A rank that was sent SIGABRT and is alive. A stop of the attempt forgets it.
+#[derive(Debug)]
+pub(super) struct AbortedRank {
+    pub local_rank: usize,
+    pub was_killed: bool,
+    /// The grace period until SIGKILL, and then `KILL_PATIENCE`.
+    pub timer: Timer,
 }
 
 impl SupervisedChild {

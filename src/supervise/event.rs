@@ -43,7 +43,15 @@ pub enum SupervisorEvent {
     Regroup(RankStop),
     /// A signal that is only forwarded to the ranks.
     ForwardSignal(i32),
-    /// A later stop has at most this grace period.
+    /// These children hold up the others: those that are alive receive SIGABRT, and SIGKILL after the grace period. While the job is
+    /// suspended, or no attempt runs, it changes nothing.
+    Abort {
+        /// The children.
+        ranks: Vec<ChildId>,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// A later stop has at most this grace period. If the attempt stops already, its ranks have at most this time from now on.
     LimitGrace(Duration),
     /// A user asks for another attempt, which counts as no restart. During such a stop: only the grace period may change.
     Restart {
@@ -56,6 +64,22 @@ pub enum SupervisorEvent {
     Resume,
     /// The launcher process, the parent of this one, was killed.
     LauncherKilled,
+}
+
+/// Why ranks are aborted while the others run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The job hangs; the text says what the ranks wait for.
+    Hang(String),
+    /// The rank failed so long ago and does not exit.
+    StuckExit(Duration),
+    /// The ranks still run so long after the first one has exited successfully.
+    Straggler {
+        /// The rank that exited successfully first.
+        first: usize,
+        /// The time that the others had.
+        limit: Duration,
+    },
 }
 
 /// What the supervisor wants done.
@@ -71,11 +95,11 @@ pub enum Effect {
         /// SIGTERM, a forwarded stop signal or SIGKILL.
         signal: i32,
     },
-    /// Forward a signal to the child alone.
+    /// Send a signal to the child alone.
     ForwardSignal {
         /// The child.
         child: ChildId,
-        /// The signal that the launcher received.
+        /// The signal that the launcher received and forwards, or one that ends an aborted rank.
         signal: i32,
     },
     /// Stop the child and all its descendants (SIGSTOP) until `Resume`.
@@ -121,14 +145,12 @@ pub enum ProgressNote {
         /// The ranks that are alive.
         living: Vec<usize>,
     },
-    /// Ranks still run so long after the first one has exited successfully: they receive SIGABRT, and SIGKILL after the grace period.
-    Stragglers {
-        /// The ranks that are alive.
-        living: Vec<usize>,
-        /// The rank that exited successfully first.
-        first: usize,
-        /// The time that they had.
-        limit: Duration,
+    /// These ranks receive SIGABRT, and SIGKILL after the grace period.
+    Aborting {
+        /// The ranks.
+        ranks: Vec<usize>,
+        /// Why.
+        reason: AbortReason,
     },
     /// These ranks were sent SIGABRT, do not end by it, and receive SIGKILL.
     AbortIgnored {

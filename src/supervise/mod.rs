@@ -35,7 +35,7 @@ mod stop;
 mod supervisor;
 mod timer;
 
-pub use event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
+pub use event::{AbortReason, ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 pub use hang::{HangAction, HangEvent, HangLook, HangWatch};
 pub use lifecycle::Lifecycle;
 pub use policy::SupervisionPolicy;

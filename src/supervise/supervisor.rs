@@ -3,11 +3,12 @@
 //! sends SIGTERM to every living rank's process group; what lives after the grace period (`--grace_period`, 30 s) gets SIGKILL,
 //! and after `KILL_PATIENCE` more is reported as unkillable. A second stop signal ends the grace period.
 
+mod aborts;
 mod attempt_end;
 mod stragglers;
 mod user_requests;
 
-use super::child::{ChildState, SupervisedChild};
+use super::child::{AbortedRank, ChildState, SupervisedChild};
 use super::event::{ChildId, Effect, ProgressNote, RankStop, SupervisorEvent};
 use super::lifecycle::{Lifecycle, effective_lifecycles};
 use super::policy::SupervisionPolicy;
@@ -23,10 +24,6 @@ enum SupervisorPhase {
     Pending,
     /// The timer, if it is armed, is `straggler_timeout`.
     Running,
-    /// Stragglers were sent SIGABRT; the timer is the grace period until SIGKILL.
-    EndingStragglers,
-    /// They were sent SIGKILL; the timer is `KILL_PATIENCE`.
-    KillingStragglers,
     /// Only awaited servers are alive; the timer is `server_timeout`.
     AwaitingServers,
     /// The stop signal has been sent; the timer is the grace period.
@@ -54,8 +51,9 @@ pub struct Supervisor {
     straggler_timeout: Option<Duration>,
     /// The first `Main` child of the attempt that has exited successfully.
     first_done: Option<usize>,
-    /// The ranks of the attempt that were sent SIGABRT.
-    stragglers: Vec<usize>,
+    /// Whether the time of the others has begun.
+    are_stragglers_limited: bool,
+    aborted: Vec<AbortedRank>,
     repeats_signal: bool,
     in_rounds: bool,
     restarts: RestartCounter,
@@ -79,7 +77,8 @@ impl Supervisor {
             // Servers alone never end by themselves.
             straggler_timeout: policy.straggler_timeout.filter(|_| lifecycles.contains(&Lifecycle::Main)),
             first_done: None,
-            stragglers: Vec::new(),
+            are_stragglers_limited: false,
+            aborted: Vec::new(),
             repeats_signal: policy.repeats_signal,
             in_rounds: policy.in_rounds,
             restarts: RestartCounter::new(policy.restart),
@@ -96,7 +95,8 @@ impl Supervisor {
 
     /// When `handle_timeout` is due; `None`: not before the next event.
     pub fn next_deadline(&self) -> Option<Duration> {
-        self.timer.due()
+        let aborted = self.aborted.iter().map(|rank| rank.timer.due());
+        aborted.chain([self.timer.due()]).flatten().min()
     }
 
     /// Local ranks that are alive.
@@ -137,7 +137,8 @@ impl Supervisor {
             SupervisorEvent::ForwardSignal(signal) => {
                 self.for_each_living(effects, |child| Effect::ForwardSignal { child, signal })
             }
-            SupervisorEvent::LimitGrace(grace) => self.grace = self.grace.min(grace),
+            SupervisorEvent::Abort { ranks, reason } => self.abort_requested(now, &ranks, reason, effects),
+            SupervisorEvent::LimitGrace(grace) => self.limit_grace(now, grace),
             SupervisorEvent::Restart { grace } => self.restart_requested(now, grace, effects),
             SupervisorEvent::Suspend => self.suspend(now, effects),
             SupervisorEvent::Resume => self.resume(now, effects),
@@ -147,7 +148,7 @@ impl Supervisor {
 
     /// Handles the deadline of `next_deadline`; before that time it does nothing.
     pub fn handle_timeout(&mut self, now: Duration, effects: &mut Vec<Effect>) {
-        if self.timer.due().is_none_or(|at| now < at) {
+        if self.end_aborted(now, effects) || self.timer.due().is_none_or(|at| now < at) {
             return;
         }
         self.timer.disarm();
@@ -157,8 +158,6 @@ impl Supervisor {
             SupervisorPhase::Killing => self.abandon(now, effects),
             SupervisorPhase::Backoff(ended) => self.restart(now, ended, effects),
             SupervisorPhase::Running => self.abort_stragglers(now, effects),
-            SupervisorPhase::EndingStragglers => self.kill_stragglers(now, effects),
-            SupervisorPhase::KillingStragglers => self.give_stragglers_up(now, effects),
             SupervisorPhase::Pending | SupervisorPhase::Finished => {}
         }
     }
@@ -201,8 +200,7 @@ impl Supervisor {
     }
 
     fn is_running(&self) -> bool {
-        use SupervisorPhase::{AwaitingServers, EndingStragglers, KillingStragglers, Running};
-        matches!(self.phase, Running | EndingStragglers | KillingStragglers | AwaitingServers)
+        matches!(self.phase, SupervisorPhase::Running | SupervisorPhase::AwaitingServers)
     }
 
     /// All children have been started, and all but servers have exited successfully.
@@ -272,6 +270,7 @@ impl Supervisor {
                 failed.get_or_insert(StopReason::RankFailed(id.local_rank, exit));
             }
         }
+        self.forget_ended_aborted();
         match failed {
             // When the work is done, a server may fail because its clients have exited.
             Some(reason) if !self.is_done() => self.stop(now, reason, effects),
@@ -310,7 +309,7 @@ impl Supervisor {
     /// A suspended process does not handle SIGTERM, so every stop ends the suspension first.
     fn suspend(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if !self.timer.is_paused() && !matches!(self.phase, SupervisorPhase::Pending | SupervisorPhase::Finished) {
-            self.timer.pause(now);
+            self.timers().for_each(|timer| timer.pause(now));
             self.for_each_living(effects, Effect::Suspend);
         }
     }
@@ -318,9 +317,14 @@ impl Supervisor {
     fn resume(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         if self.timer.is_paused() {
             // The deadline from outside is not suspended.
-            self.timer.resume(now, self.stop_by.filter(|_| self.phase == SupervisorPhase::Stopping));
+            let latest = self.stop_by.filter(|_| self.phase == SupervisorPhase::Stopping);
+            self.timers().for_each(|timer| timer.resume(now, latest));
             self.for_each_living(effects, Effect::Resume);
         }
+    }
+
+    fn timers(&mut self) -> impl Iterator<Item = &mut Timer> {
+        self.aborted.iter_mut().map(|rank| &mut rank.timer).chain([&mut self.timer])
     }
 
     fn add_reason(&mut self, reason: StopReason) {
@@ -339,6 +343,7 @@ impl Supervisor {
             let limit = self.time_to_end(now, grace);
             self.phase = SupervisorPhase::Stopping;
             self.timer.arm(now, limit);
+            self.aborted.clear();
             for rank in self.living() {
                 self.send(rank, self.stop_signal(), effects);
             }
@@ -349,8 +354,10 @@ impl Supervisor {
     /// How long ranks have to end, from now on, in a stop with this grace period: none prolongs the time that they have already.
     fn time_to_end(&self, now: Duration, grace: Duration) -> Duration {
         let left = |due: Option<Duration>| due.map(|at| at.saturating_sub(now));
-        let has_limit = self.phase == SupervisorPhase::Stopping || self.only_stragglers_are_left();
-        let limit = has_limit.then(|| left(self.timer.due()).unwrap_or_default());
+        let limit = match self.phase {
+            SupervisorPhase::Stopping => Some(left(self.timer.due()).unwrap_or_default()),
+            _ => self.time_left_to_aborted(now),
+        };
         [limit, left(self.stop_by)].into_iter().flatten().fold(grace, Duration::min)
     }
 
@@ -365,6 +372,7 @@ impl Supervisor {
     fn kill(&mut self, now: Duration, effects: &mut Vec<Effect>) {
         self.phase = SupervisorPhase::Killing;
         self.timer.arm(now, KILL_PATIENCE);
+        self.aborted.clear();
         effects.push(Effect::Note(ProgressNote::Killing { living: self.living() }));
         for rank in self.living() {
             self.send(rank, libc::SIGKILL, effects);
@@ -394,7 +402,7 @@ impl Supervisor {
         }
         self.phase = SupervisorPhase::Running;
         self.first_done = None;
-        self.stragglers.clear();
+        self.are_stragglers_limited = false;
         effects.push(Effect::Sweep);
         self.proceed(now, effects);
     }

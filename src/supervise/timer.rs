@@ -16,13 +16,14 @@ impl Timer {
         self.due = Some(if self.paused { after } else { now.saturating_add(after) });
     }
 
-    pub fn disarm(&mut self) {
-        self.due = None;
+    /// If it is armed: makes it due no later than this long from now.
+    pub fn limit(&mut self, now: Duration, most: Duration) {
+        let latest = if self.paused { most } else { now.saturating_add(most) };
+        self.due = self.due.map(|due| due.min(latest));
     }
 
-    /// Whether it will be due, once it is not paused.
-    pub fn is_armed(&self) -> bool {
-        self.due.is_some()
+    pub fn disarm(&mut self) {
+        self.due = None;
     }
 
     pub fn is_paused(&self) -> bool {

@@ -5,9 +5,7 @@ use crate::cli::common::message::print_notice;
 use crate::cli::elastic::outcome_text;
 use crate::cli::node::build_failure_report::ReportContext;
 use crate::cli::node::progress_messages;
-use crate::model::ProcessLabel;
 use crate::report::failure_report::FailureReport;
-use crate::report::wording::named;
 use crate::run::first_failure::FirstFailure;
 use crate::run::launch::{Launch, LaunchListener};
 use crate::run::launch_result::LaunchResult;
@@ -109,12 +107,8 @@ impl LaunchListener for EngineListener<'_> {
         print_notice(report);
     }
 
-    fn hang_found(&self, report: &str, aborted: &[ProcessLabel]) {
+    fn hang_found(&self, report: &str) {
         print_notice(report);
-        if !aborted.is_empty() {
-            let verb = if aborted.len() == 1 { "gets" } else { "get" };
-            print_notice(&format!("{} {verb} SIGABRT (--on_hang abort)", named(aborted)));
-        }
     }
 
     fn round_stopped(&self, stop: &RoundStop) {

@@ -4,8 +4,9 @@ use crate::cli::common::message::print_notice;
 use crate::model::exit::signal_label;
 use crate::model::{Exit, ProcessLabel};
 use crate::report::console::escape::plain;
+use crate::report::wording::named;
 use crate::run::first_failure::FirstFailure;
-use crate::supervise::{NoRestart, ProgressNote, SupervisionPolicy};
+use crate::supervise::{AbortReason, NoRestart, ProgressNote, SupervisionPolicy};
 use crate::sys::clock;
 use std::time::Duration;
 
@@ -24,7 +25,10 @@ pub fn print_progress(
     policy: &SupervisionPolicy,
     label: &dyn Fn(usize) -> ProcessLabel,
 ) {
-    print_notice(&line(note, failure, grace_left(policy), label));
+    // The report on this rank has said it.
+    if !matches!(note, ProgressNote::Aborting { reason: AbortReason::StuckExit(_), .. }) {
+        print_notice(&line(note, failure, grace_left(policy), label));
+    }
 }
 
 /// `failure`: what a restart follows; `grace`: seconds.
@@ -55,13 +59,19 @@ fn line(
             names(living)
         ),
         ProgressNote::Forced { living } => format!("second signal: killing {}", names(living)),
-        ProgressNote::Stragglers { living, first, limit } => {
-            let (verb, gets) = if living.len() == 1 { ("runs", "it gets") } else { ("run", "they get") };
-            let (limit, first) = (limit.as_secs_f64(), label(*first));
-            let names = names(living);
-            format!(
-                "{names} still {verb} {limit} s after {first} exited successfully (--straggler_timeout); {gets} SIGABRT"
-            )
+        ProgressNote::Aborting { ranks, reason } => {
+            let (runs, they, get) = if ranks.len() == 1 { ("runs", "it", "gets") } else { ("run", "they", "get") };
+            let labels: Vec<_> = ranks.iter().map(|local| label(*local)).collect();
+            match reason {
+                AbortReason::Hang(_) => format!("{} {get} SIGABRT (--on_hang abort)", named(&labels)),
+                AbortReason::StuckExit(_) => format!("{} {get} SIGABRT (--exit_timeout)", named(&labels)),
+                AbortReason::Straggler { first, limit } => format!(
+                    "{} still {runs} {} s after {} exited successfully (--straggler_timeout); {they} {get} SIGABRT",
+                    list_by_role(&labels),
+                    limit.as_secs_f64(),
+                    label(*first)
+                ),
+            }
         }
         ProgressNote::AbortIgnored { living } => {
             format!("{} did not end by SIGABRT within the grace period: sending SIGKILL", names(living))

@@ -1,53 +1,37 @@
 //! Ranks that hang, and ranks that have failed and do not exit: what the event loop does about them.
 
 use super::EventLoop;
-use crate::run::engine::RankHost;
 use crate::spec::hang::OnHang;
-use crate::supervise::ProgressNote;
-use crate::sys::clock;
+use crate::supervise::{AbortReason, ChildId, SupervisorEvent};
+use std::io;
 
 impl EventLoop<'_> {
     /// Looks at ranks that have been silent for long, and reports a hang.
-    pub(super) fn watch_hangs(&mut self) {
+    pub(super) fn watch_hangs(&mut self) -> io::Result<()> {
         let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
-        let Some(found) = self.hangs.turn(attempt, || ranks.stack_targets()) else { return };
+        let Some(found) = self.hangs.turn(attempt, || ranks.stack_targets()) else { return Ok(()) };
         let has_other_nodes = self.launch.plan.nnodes > 1;
         let aborted = match self.launch.hang.on_hang {
             OnHang::Abort => found.ranks_to_abort(has_other_nodes),
             OnHang::Report => Vec::new(),
         };
         let is_spared = self.launch.hang.on_hang == OnHang::Abort && aborted.is_empty();
-        self.ranks.report_hang(&found, &aborted, is_spared);
-        aborted.into_iter().for_each(|local_rank| self.abort_rank(local_rank));
-    }
-
-    fn abort_rank(&mut self, local_rank: usize) {
-        let Some(attempt) = self.engine.running_attempt() else { return };
-        self.engine.signal_rank(local_rank, libc::SIGABRT);
-        // A stopped process ends by no other signal than SIGKILL.
-        self.engine.signal_rank(local_rank, libc::SIGCONT);
-        self.aborted.add(attempt, local_rank, clock::now() + self.launch.policy.grace);
-    }
-
-    pub(super) fn kill_aborted_ranks(&mut self) {
-        let mut due = self.aborted.take_due(clock::now(), self.engine.living_attempt());
-        if due.is_empty() {
-            return;
-        }
-        let living = self.engine.living();
-        due.retain(|local_rank| living.contains(local_rank));
-        due.iter().for_each(|local_rank| self.engine.signal_rank(*local_rank, libc::SIGKILL));
-        if !due.is_empty() {
-            self.ranks.report_progress(ProgressNote::AbortIgnored { living: due });
-        }
+        let why = self.ranks.report_hang(&found, is_spared);
+        self.abort(aborted, AbortReason::Hang(why))
     }
 
     /// Ends a rank that has failed and does not exit.
-    pub(super) fn watch_exits(&mut self) {
+    pub(super) fn watch_exits(&mut self) -> io::Result<()> {
         let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
-        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local)) else { return };
-        self.ranks.report_stuck_exit(&stuck);
-        self.abort_rank(stuck.local_rank);
+        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local)) else { return Ok(()) };
+        let late = self.ranks.report_stuck_exit(&stuck);
+        self.abort(vec![stuck.local_rank], AbortReason::StuckExit(late))
+    }
+
+    fn abort(&mut self, local_ranks: Vec<usize>, reason: AbortReason) -> io::Result<()> {
+        let Some(attempt) = self.engine.running_attempt() else { return Ok(()) };
+        let ranks = local_ranks.into_iter().map(|local_rank| ChildId { attempt, local_rank }).collect();
+        self.send(SupervisorEvent::Abort { ranks, reason })
     }
 
     /// A child has ended, or a rank says that an exception has ended its program (`rlaunch_rank.py`).

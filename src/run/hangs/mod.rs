@@ -1,5 +1,4 @@
 //! Ranks that hang, and ranks that have failed and do not exit.
 
-pub mod aborted_ranks;
 pub mod exit_detector;
 pub mod hang_detector;

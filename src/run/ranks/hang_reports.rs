@@ -6,13 +6,13 @@ use crate::plan::SeenOutput;
 use crate::report::RankFault;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::stacks::{HangFacts, RankLine, conclude, find_odd_ranks, group, render_hang, render_stuck_exit};
-use crate::report::wording::{lasted, named};
+use crate::report::wording::lasted;
 use crate::run::hangs::exit_detector::StuckExit;
 use crate::run::hangs::hang_detector::FoundHang;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::JournalEvent;
 use crate::run::stacks::look::RankTarget;
-use crate::supervise::Lifecycle;
+use crate::supervise::{AbortReason, Lifecycle};
 use crate::sys::clock;
 use crate::sys::process::procfs::stat::ProcStat;
 use std::path::PathBuf;
@@ -47,8 +47,8 @@ impl RankProcesses<'_> {
         matches!(self.read_uncaught(local_rank), UncaughtException::Raised(_))
     }
 
-    /// Reports a rank that has failed and does not exit, and is ended because of it.
-    pub fn report_stuck_exit(&mut self, stuck: &StuckExit) {
+    /// Reports a rank that has failed and does not exit, and is aborted because of it. Returns how long ago it failed.
+    pub fn report_stuck_exit(&mut self, stuck: &StuckExit) -> Duration {
         let label = self.launch.plan.ranks[stuck.local_rank].label();
         let fault = match self.read_uncaught(stuck.local_rank) {
             UncaughtException::Raised(noted) => noted.fault,
@@ -56,10 +56,6 @@ impl RankProcesses<'_> {
         };
         let late = clock::now().saturating_sub(stuck.failed_at);
         let text = render_stuck_exit(label, &fault, late, &stuck.dump);
-        self.processes[stuck.local_rank].aborted = Some(format!(
-            "it had failed {} before and did not exit: rlaunch sent it SIGABRT (--exit_timeout)",
-            lasted(late)
-        ));
         self.journal.write_later(JournalEvent::StuckExit {
             role: label.role,
             rank: label.number,
@@ -68,19 +64,23 @@ impl RankProcesses<'_> {
             report: &text,
         });
         self.listener.stuck_exit(&text);
+        late
     }
 
-    /// Notes why these ranks are aborted, which still run after another one has ended.
-    pub(super) fn note_stragglers(&mut self, ranks: &[usize], first: usize, limit: Duration) {
-        let label = |local: &usize| self.launch.plan.ranks[*local].label();
-        let labels: Vec<_> = ranks.iter().map(label).collect();
-        let verb = if labels.len() == 1 { "was" } else { "were" };
-        let (names, limit, first) = (named(&labels), limit.as_secs_f64(), label(&first));
-        let why = format!(
-            "{names} {verb} aborted by the launcher: still running {limit} s after {first} exited successfully (--straggler_timeout)"
-        );
+    /// Notes that these ranks are aborted, and why.
+    pub(super) fn note_aborted(&mut self, ranks: &[usize], reason: &AbortReason) {
+        let (option, why) = match reason {
+            AbortReason::Hang(why) => ("--on_hang abort", why.clone()),
+            AbortReason::StuckExit(late) => {
+                ("--exit_timeout", format!("it had failed {} before and did not exit", lasted(*late)))
+            }
+            AbortReason::Straggler { first, limit } => {
+                let (limit, first) = (limit.as_secs_f64(), self.launch.plan.ranks[*first].label());
+                ("--straggler_timeout", format!("it still ran {limit} s after {first} had exited successfully"))
+            }
+        };
         for local_rank in ranks {
-            self.processes[*local_rank].aborted = Some(why.clone());
+            self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT ({option}): {why}"));
         }
     }
 
@@ -95,9 +95,8 @@ impl RankProcesses<'_> {
         self.processes.iter().enumerate().map(line).collect()
     }
 
-    /// Reports a hang. `aborted`: local ranks that are ended because of it.
-    /// `is_spared`: none is, although the user wants it.
-    pub fn report_hang(&mut self, found: &FoundHang, aborted: &[usize], is_spared: bool) {
+    /// Reports a hang, and returns the reason in a sentence. `is_spared`: no rank is aborted, although the user wants it.
+    pub fn report_hang(&mut self, found: &FoundHang, is_spared: bool) -> String {
         let ranks = self.rank_lines();
         let plan = self.launch.plan;
         // The stream of all ranks that is seen in each: they are planned alike.
@@ -112,11 +111,6 @@ impl RankProcesses<'_> {
         if is_spared {
             text += "\nno rank is aborted: the odd one uses a CPU, or ranks of other nodes may be at work";
         }
-        let silent = format!("no rank had written anything for {}", lasted(found.silence));
-        let why = conclude(&found.dump, &ranks).unwrap_or(silent);
-        for local_rank in aborted {
-            self.processes[*local_rank].aborted = Some(format!("rlaunch sent it SIGABRT (--on_hang abort): {why}"));
-        }
         let label = |local: &usize| self.launch.plan.ranks[*local].label();
         let odd = find_odd_ranks(&group(&found.dump), &[]);
         let labels: Vec<ProcessLabel> = odd.ranks().iter().map(label).collect();
@@ -126,6 +120,8 @@ impl RankProcesses<'_> {
             odd_roles: labels.iter().map(|label| label.role).collect(),
             report: &text,
         });
-        self.listener.hang_found(&text, &aborted.iter().map(label).collect::<Vec<_>>());
+        self.listener.hang_found(&text);
+        let silent = || format!("no rank had written anything for {}", lasted(found.silence));
+        conclude(&found.dump, &ranks).unwrap_or_else(silent)
     }
 }

@@ -420,7 +420,7 @@ impl RankHost for RankProcesses<'_> {
                 self.launch.status.count_restart();
                 self.launch.status.set_phase(LaunchPhase::Restarting);
             }
-            ProgressNote::Stragglers { living, first, limit } => self.note_stragglers(living, *first, *limit),
+            ProgressNote::Aborting { ranks, reason } => self.note_aborted(ranks, reason),
             // A signal may still have to end the job instead.
             ProgressNote::Killing { .. } if self.launch.status.get().phase == LaunchPhase::Restarting => {}
             ProgressNote::Finishing { .. }

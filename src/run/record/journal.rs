@@ -6,7 +6,7 @@ use crate::model::{Exit, ProcessLabel, Role};
 use crate::run::output::log_files;
 use crate::run::sampling::queue::RankSample;
 use crate::spec::SpecError;
-use crate::supervise::{NoRestart, ProgressNote};
+use crate::supervise::{AbortReason, NoRestart, ProgressNote};
 use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::random;
@@ -283,13 +283,17 @@ impl Journal {
             ProgressNote::Forced { living } => {
                 JournalEvent::Forced { living: numbers(living), living_roles: roles(living) }
             }
-            ProgressNote::Stragglers { living, first, limit } => JournalEvent::Stragglers {
-                living: numbers(living),
-                living_roles: roles(living),
-                first: label(*first).number,
-                first_role: label(*first).role,
-                limit_seconds: limit.as_secs_f64(),
-            },
+            // The reports of these are events.
+            ProgressNote::Aborting { reason: AbortReason::Hang(_) | AbortReason::StuckExit(_), .. } => return,
+            ProgressNote::Aborting { ranks, reason: AbortReason::Straggler { first, limit } } => {
+                JournalEvent::Stragglers {
+                    living: numbers(ranks),
+                    living_roles: roles(ranks),
+                    first: label(*first).number,
+                    first_role: label(*first).role,
+                    limit_seconds: limit.as_secs_f64(),
+                }
+            }
             ProgressNote::Killing { living } | ProgressNote::AbortIgnored { living } => {
                 JournalEvent::Killing { living: numbers(living), living_roles: roles(living) }
             }

@@ -19,8 +19,6 @@ impl Supervisor {
             // A signal during the stop after a failure is the first one.
             SupervisorPhase::Pending
             | SupervisorPhase::Running
-            | SupervisorPhase::EndingStragglers
-            | SupervisorPhase::KillingStragglers
             | SupervisorPhase::AwaitingServers
             | SupervisorPhase::Stopping
             | SupervisorPhase::Backoff(_) => {
@@ -31,6 +29,13 @@ impl Supervisor {
                 effects.push(Effect::Note(ProgressNote::Stopping { signal, living: self.living(), grace }));
                 self.stop(now, reason, effects);
             }
+        }
+    }
+
+    pub(super) fn limit_grace(&mut self, now: Duration, grace: Duration) {
+        self.grace = self.grace.min(grace);
+        if self.phase == SupervisorPhase::Stopping {
+            self.timer.limit(now, grace);
         }
     }
 
@@ -45,11 +50,7 @@ impl Supervisor {
             SupervisorPhase::Stopping | SupervisorPhase::Killing => {
                 self.reasons.is_some_and(|reasons| matches!(reasons.decisive, StopReason::Restart))
             }
-            SupervisorPhase::Running
-            | SupervisorPhase::EndingStragglers
-            | SupervisorPhase::KillingStragglers
-            | SupervisorPhase::AwaitingServers
-            | SupervisorPhase::Backoff(_) => true,
+            SupervisorPhase::Running | SupervisorPhase::AwaitingServers | SupervisorPhase::Backoff(_) => true,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The invariants of supervision, over random histories in virtual time.
 
+mod aborts;
 mod lifecycle;
 mod stragglers;
 mod user_requests;
@@ -8,8 +9,8 @@ mod world;
 use proptest::prelude::*;
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote, RestartBackoff,
-    RestartPolicy, SupervisionPolicy, Supervisor, SupervisorEvent,
+    AbortReason, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote,
+    RestartBackoff, RestartPolicy, SupervisionPolicy, Supervisor, SupervisorEvent,
 };
 use std::time::Duration;
 use world::{GOOD, Happening, Job, Manners, World};
@@ -68,10 +69,10 @@ fn policy() -> impl Strategy<Value = SupervisionPolicy> {
 }
 
 fn happenings() -> impl Strategy<Value = Vec<(u64, Happening)>> {
-    use Happening::{CutOff, HostLost, Notify, Restart, Resume, Stop, Suspend};
+    use Happening::{Abort, CutOff, HostLost, Notify, Restart, Resume, Stop, Suspend};
     let one = vec![Stop, Stop, Notify, Suspend, Suspend, Suspend, Resume, Resume, CutOff, HostLost];
     let restart = prop::option::of(moment(12_000)).prop_map(Restart);
-    let one = prop_oneof![6 => prop::sample::select(one), 1 => restart];
+    let one = prop_oneof![6 => prop::sample::select(one), 1 => restart, 2 => any::<u8>().prop_map(Abort)];
     let many = prop::collection::vec((prop_oneof![moment(60_000), moment(20_000)], one), 0..7);
     prop_oneof![2 => many, 1 => Just(Vec::new())]
 }
@@ -211,8 +212,14 @@ fn the_histories_cover_all_cases() {
         let asked = |n: &ProgressNote| matches!(n, ProgressNote::RestartRequested { grace, .. } if *grace < GRACE);
         note("such a restart with a shorter grace", notes.iter().any(asked));
         note("such a restart that does not come", report.as_ref().unwrap().restart_requested);
-        let aborted = |n: &ProgressNote| matches!(n, ProgressNote::Stragglers { .. });
+        let is_straggler = |reason: &AbortReason| matches!(reason, AbortReason::Straggler { .. });
+        let aborted = |n: &ProgressNote| matches!(n, ProgressNote::Aborting { reason, .. } if is_straggler(reason));
         note("stragglers", notes.iter().any(aborted));
+        let aborted = |n: &ProgressNote| matches!(n, ProgressNote::Aborting { reason, .. } if !is_straggler(reason));
+        note("ranks that are aborted", notes.iter().any(aborted));
+        let first_abort = notes.iter().position(aborted).unwrap_or(notes.len());
+        note("some that are aborted later", notes[first_abort..].iter().filter(|n| aborted(n)).count() > 1);
+        note("an abort without an end", notes.iter().any(|n| matches!(n, ProgressNote::AbortIgnored { .. })));
         note("a second signal", notes.iter().any(|n| matches!(n, ProgressNote::Forced { .. })));
         note("a rank that cannot be killed", notes.iter().any(|n| matches!(n, ProgressNote::Unkillable { .. })));
         let report = report.unwrap();

@@ -1,9 +1,9 @@
 //! Ranks that still run long after another one has exited successfully.
 
 use super::world::{GOOD, Happening, Job, Manners, World};
-use super::{GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
+use super::{GRACE, MS, STUBBORN, plain, restarting, run};
 use rlaunch::model::Exit;
-use rlaunch::supervise::{KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, ProgressNote, SupervisionPolicy};
+use rlaunch::supervise::{AbortReason, Lifecycle, NodeOutcome, ProgressNote, SupervisionPolicy};
 
 fn with_straggler_timeout(job: Job, millis: u32) -> Job {
     Job { policy: SupervisionPolicy { straggler_timeout: Some(millis * MS), ..job.policy }, ..job }
@@ -15,7 +15,8 @@ fn stragglers_fail_by_themselves_after_their_time() {
     let job = with_straggler_timeout(plain(&[&[slow.clone(), GOOD, slow.clone()]], &[]), 1_000);
     let World { notes, report, .. } = World::live(&job);
     let (report, limit) = (report.unwrap(), 1_000 * MS);
-    assert!(notes.contains(&ProgressNote::Stragglers { living: vec![0, 2], first: 1, limit }));
+    let reason = AbortReason::Straggler { first: 1, limit };
+    assert!(notes.contains(&ProgressNote::Aborting { ranks: vec![0, 2], reason }));
     let NodeOutcome::Failed { exit, .. } = report.outcome else { panic!("{:?}", report.outcome) };
     assert_eq!((exit, report.at), (Exit::Signal(libc::SIGABRT), 1_105 * MS));
     let soon = Manners { lives: Some(1_099), ..GOOD };
@@ -38,17 +39,6 @@ fn all_of_them_have_one_grace_period() {
     assert_eq!(run(&Job { parts, ..job }).at, 5_100 * MS + GRACE);
     let stop = [(3_100, Happening::Stop)];
     assert_eq!(run(&with_straggler_timeout(plain(&[&[GOOD, STUBBORN]], &stop), 1_000)).at, 1_100 * MS + GRACE);
-}
-
-#[test]
-fn one_that_the_kernel_does_not_release_is_left_and_has_failed() {
-    let job = restarting(plain(&[&[UNKILLABLE, GOOD]], &[]));
-    let World { notes, report, .. } = World::live(&with_straggler_timeout(job, 1_000));
-    let report = report.unwrap();
-    assert_eq!(report.outcome, NodeOutcome::Failed { culprit: 0, exit: Exit::Signal(libc::SIGKILL) });
-    assert_eq!((report.no_restart, report.at), (Some(NoRestart::Unkillable), 1_100 * MS + GRACE + 2 * KILL_PATIENCE));
-    let said = [ProgressNote::AbortIgnored { living: vec![0] }, ProgressNote::Unkillable { living: vec![0] }];
-    assert!(said.iter().all(|note| notes.contains(note)), "{notes:?}");
 }
 
 #[test]

@@ -4,7 +4,8 @@ use super::world::{GOOD, Happening, Job};
 use super::{FAILS, GRACE, MS, STUBBORN, UNKILLABLE, plain, restarting, run};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    ChildId, Effect, Lifecycle, NoRestart, NodeOutcome, ProgressNote, SupervisionPolicy, Supervisor, SupervisorEvent,
+    ChildId, Effect, Lifecycle, NoRestart, NodeOutcome, ProgressNote, RankStop, SupervisionPolicy, Supervisor,
+    SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -64,6 +65,28 @@ fn a_stop_shortens_the_grace_period_of_what_stops_already() {
             assert_eq!((&effects[..], machine.next_deadline()), (&[Effect::Note(said)][..], Some(at + left)));
         }
     }
+}
+
+#[test]
+fn a_limit_of_the_grace_period_is_that_of_a_stop_that_runs_too() {
+    let regroup = SupervisorEvent::Regroup(RankStop::WithGrace);
+    let limit = SupervisorEvent::LimitGrace(2_000 * MS);
+    for (events, due) in [
+        (vec![limit.clone()], None),
+        (vec![limit.clone(), regroup.clone()], Some(2_000 * MS)),
+        (vec![regroup.clone(), limit.clone()], Some(2_000 * MS)),
+        (vec![limit, regroup, SupervisorEvent::LimitGrace(GRACE)], Some(2_000 * MS)),
+    ] {
+        let (mut machine, mut effects) = (two_ranks(), Vec::new());
+        events.iter().for_each(|event| machine.handle(Duration::ZERO, event.clone(), &mut effects));
+        assert_eq!(machine.next_deadline(), due, "{events:?}");
+    }
+    let (mut machine, mut effects) = (two_ranks(), Vec::new());
+    machine.handle(Duration::ZERO, SupervisorEvent::Stop(libc::SIGTERM), &mut effects);
+    machine.handle(1_000 * MS, SupervisorEvent::Suspend, &mut effects);
+    machine.handle(5_000 * MS, SupervisorEvent::LimitGrace(2_000 * MS), &mut effects);
+    machine.handle(60_000 * MS, SupervisorEvent::Resume, &mut effects);
+    assert_eq!(machine.next_deadline(), Some(62_000 * MS), "the time stands still while the job is suspended");
 }
 
 #[test]

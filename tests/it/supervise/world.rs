@@ -1,15 +1,18 @@
 //! A simulation in virtual time: ranks with manners, a user, a clock. It carries out the supervisor's effects;
 //! `checks.rs` checks each effect as it comes.
 
+mod aborts;
 mod checks;
 mod happenings;
 mod job;
 
+use aborts::Aborted;
 pub use job::{GOOD, Happening, Job, Manners, Together};
 
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, RankStop, Supervisor, SupervisorEvent,
+    AbortReason, AttemptReport, ChildId, Effect, Lifecycle, NodeReport, ProgressNote, RankStop, Supervisor,
+    SupervisorEvent,
 };
 use std::time::Duration;
 
@@ -110,11 +113,11 @@ pub struct World<'a> {
     /// Since when the awaited servers are waited for (in time awake), and whether their time is over.
     awaiting: Option<Duration>,
     servers_timed_out: bool,
-    /// The first `Main` rank of the attempt that has exited successfully; when the others are aborted, or killed (in time awake).
+    /// The first `Main` rank of the attempt that has exited successfully, and when the others are aborted (in time awake).
     first_done: Option<usize>,
-    stragglers_end: Option<Duration>,
-    stragglers: Vec<usize>,
-    stragglers_killed: bool,
+    are_stragglers_limited: bool,
+    stragglers_due: Option<Duration>,
+    aborted: Vec<Aborted>,
     swept: bool,
     history: Vec<AttemptReport>,
     pub notes: Vec<ProgressNote>,
@@ -122,6 +125,7 @@ pub struct World<'a> {
 }
 
 const SIGNAL: i32 = libc::SIGINT;
+const HANG: AbortReason = AbortReason::Hang(String::new());
 
 impl<'a> World<'a> {
     fn new(job: &'a Job) -> Self {
@@ -157,9 +161,9 @@ impl<'a> World<'a> {
             awaiting: None,
             servers_timed_out: false,
             first_done: None,
-            stragglers_end: None,
-            stragglers: Vec::new(),
-            stragglers_killed: false,
+            are_stragglers_limited: false,
+            stragglers_due: None,
+            aborted: Vec::new(),
             swept: false,
             history: Vec::new(),
             notes: Vec::new(),
@@ -238,28 +242,9 @@ impl<'a> World<'a> {
     fn reason(&mut self, cause: Cause) {
         if self.first.is_none() {
             self.wake();
-            let grace = self.time_of_stragglers().unwrap_or(Duration::MAX).min(self.job.policy.grace);
+            let grace = self.time_of_aborted().unwrap_or(Duration::MAX).min(self.job.policy.grace);
+            self.aborted.clear();
             self.first = Some(First { cause, awake: self.awake(), at: self.now, grace });
-        }
-    }
-
-    /// The time that is left to ranks that are aborted, where no other one lives.
-    fn time_of_stragglers(&self) -> Option<Duration> {
-        let end = self.stragglers_end.filter(|_| !self.stragglers.is_empty() && self.backoff.is_none())?;
-        self.alive().all(|rank| self.stragglers.contains(&rank)).then(|| end - self.awake())
-    }
-
-    /// The time of those that still run begins once one has exited successfully and all have been started.
-    fn limit_stragglers(&mut self) {
-        let is_unstarted = |sim: &Sim| matches!(sim.life, Life::Waiting | Life::Starting { .. });
-        let mut mains = self.sims.iter().zip(&self.job.parts).filter(|(_, part)| **part == Lifecycle::Main);
-        if let (Some(limit), Some(_), None) = (self.job.policy.straggler_timeout, self.first_done, self.first)
-            && self.stragglers_end.is_none()
-            && self.stragglers.is_empty()
-            && self.awaiting.is_none()
-            && !mains.any(|(sim, _)| is_unstarted(sim))
-        {
-            self.stragglers_end = Some(self.awake() + limit);
         }
     }
 
@@ -293,6 +278,15 @@ impl<'a> World<'a> {
         match what {
             0 => self.answer(rank),
             1 => self.ranks_that_end_now(),
+            _ if self.aborted().any(|aborted| aborted.due <= self.awake()) => {
+                let first_due = self.aborted().map(|aborted| aborted.due).min();
+                assert_eq!(first_due, Some(self.awake()), "an aborted rank has too much time");
+                let stuck = self.aborted().find(|aborted| aborted.killed && Some(aborted.due) == first_due);
+                if let Some(&Aborted { rank, .. }) = stuck {
+                    self.reason(Cause::Failed(rank, Exit::Signal(9)));
+                }
+                self.time_out();
+            }
             _ => {
                 let limit = self.job.policy.server_timeout.filter(|_| self.first.is_none());
                 if let (Some(began), Some(limit)) = (self.awaiting, limit) {
@@ -301,20 +295,20 @@ impl<'a> World<'a> {
                     self.reason(Cause::Done);
                 }
                 if self.first.is_none() && self.backoff.is_none() && self.awaiting.is_none() {
-                    assert_eq!(Some(self.awake()), self.stragglers_end, "stragglers are ended early or late");
-                    if self.stragglers_killed {
-                        let stuck = self.alive().find(|rank| self.stragglers.contains(rank)).unwrap();
-                        self.reason(Cause::Failed(stuck, Exit::Signal(9)));
-                    }
-                    self.stragglers_end = None;
+                    let due = self.stragglers_due.take();
+                    assert_eq!(Some(self.awake()), due, "stragglers are aborted early or late");
                 }
-                let mut effects = Vec::new();
-                self.machine.handle_timeout(self.now, &mut effects);
-                self.act(effects);
+                self.time_out();
             }
         }
         self.outdated_events_change_nothing();
         true
+    }
+
+    fn time_out(&mut self) {
+        let mut effects = Vec::new();
+        self.machine.handle_timeout(self.now, &mut effects);
+        self.act(effects);
     }
 
     fn answer(&mut self, rank: usize) {
@@ -459,6 +453,9 @@ impl<'a> World<'a> {
         }
         let all = self.ranks_that_cannot_end(&[]).into_iter().map(|id| (id, Exit::Code(96)));
         events.extend([SupervisorEvent::Exited(all.collect()), SupervisorEvent::Exited(Vec::new())]);
+        let mut ranks = self.ranks_that_cannot_end(&[]);
+        ranks.extend(self.aborted.iter().map(|aborted| self.id(aborted.rank)));
+        events.push(SupervisorEvent::Abort { ranks, reason: HANG });
         for event in events {
             self.machine.handle(self.now, event, &mut effects);
         }
@@ -482,6 +479,7 @@ impl<'a> World<'a> {
             SupervisorEvent::Regroup(RankStop::WithGrace),
             SupervisorEvent::Regroup(RankStop::AtOnce),
             SupervisorEvent::ForwardSignal(10),
+            SupervisorEvent::Abort { ranks: (0..self.sims.len()).map(|rank| self.id(rank)).collect(), reason: HANG },
         ] {
             assert_eq!(self.effects_of(event), []);
         }

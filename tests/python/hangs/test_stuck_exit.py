@@ -43,7 +43,10 @@ def test_it_is_aborted_and_its_exception_is_the_cause(place: Place) -> None:
     jsonschema.validate(event, SCHEMA)
     assert event["rank"] == 1
     assert "\nrank 1 failed: signal SIGABRT (sent by rlaunch)\n" in ended.stderr, ended.stderr
-    assert "s before and did not exit: rlaunch sent it SIGABRT" in ended.stderr, ended.stderr
+    said = re.sub(r"\s+", " ", ended.stderr)
+    assert re.search(
+        r"rlaunch sent it SIGABRT \(--exit_timeout\): it had failed \S+ s before and did not exit", said
+    ), said
     result = place.result()
     assert (result["culprit"], result["reason"]) == (1, "ValueError: bad sample 17"), ended.stderr
 
@@ -125,4 +128,14 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment())
     assert done.returncode != 0
     assert "and does not exit; it gets SIGABRT" in done.stderr, done.stderr
-    assert "ValueError: bad sample 17" in done.stderr
+    root = done.stderr.partition("\nRoot Cause (first observed failure):\n")[2]
+    # The fields that scripts read are torchrun's, and come first.
+    assert re.search(
+        r"^  exitcode  : -6 \(pid: \d+\)  \(SIGABRT\)\n  error_file: .*\n"
+        r"  traceback : Signal 6 \(SIGABRT\) received by PID \d+\n"
+        r"  aborted   : rlaunch sent it SIGABRT \(--exit_timeout\): it had failed \S+ s before "
+        r"and did not exit\n",
+        root,
+        re.MULTILINE,
+    ), done.stderr
+    assert re.search(r"^  exception : ValueError: bad sample 17$", root, re.MULTILINE), done.stderr

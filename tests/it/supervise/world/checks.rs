@@ -1,9 +1,10 @@
 //! The invariants: the effects that are allowed at each moment, and the state between any two events.
 
-use super::{Cause, First, Life, Manners, SIGNAL, Sim, World};
+use super::{Aborted, Cause, First, Life, Manners, SIGNAL, Sim, World};
 use rlaunch::model::Exit;
 use rlaunch::supervise::{
-    AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport, ProgressNote,
+    AbortReason, AttemptReport, ChildId, Effect, KILL_PATIENCE, Lifecycle, NoRestart, NodeOutcome, NodeReport,
+    ProgressNote,
 };
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ impl World<'_> {
         self.host_lost || self.cut_off || self.stop_signals > 0 || self.start_failed
     }
 
-    fn alive_sim(&mut self, id: ChildId) -> &mut Sim {
+    pub(super) fn alive_sim(&mut self, id: ChildId) -> &mut Sim {
         assert_eq!(id.attempt, self.attempt, "{id:?} is of another attempt");
         let sim = &mut self.sims[id.local_rank];
         assert!(sim.is_alive(), "{id:?} is not alive");
@@ -137,22 +138,6 @@ impl World<'_> {
         self.sims[id.local_rank].signalled = true;
     }
 
-    /// The end of a straggler, which is a failure of its own.
-    fn abort(&mut self, id: ChildId, signal: i32) {
-        assert!(self.first.is_none() && self.first_done.is_some(), "aborted {id:?} too early");
-        assert_eq!(self.job.parts[id.local_rank], Lifecycle::Main);
-        let (now, Manners { on_term, on_kill, .. }) = (self.now, self.manners(id.local_rank));
-        let takes = match signal {
-            libc::SIGABRT => on_term.map(|(after, _)| after),
-            libc::SIGKILL if self.stragglers.contains(&id.local_rank) => on_kill,
-            _ => return assert_eq!(signal, libc::SIGCONT),
-        };
-        let end = takes.map(|after| (now + Duration::from_millis(after), Exit::Signal(signal)));
-        let sim = self.alive_sim(id);
-        assert!(!sim.frozen);
-        sim.dies = sim.dies.into_iter().chain(end).min_by_key(|(at, _)| *at);
-    }
-
     fn sweep(&mut self) {
         let (failed, due) = self.backoff.take().expect("swept without a restart");
         assert_eq!(self.awake(), due, "the restart came early or late");
@@ -163,9 +148,7 @@ impl World<'_> {
                 *sim = Sim::NEW;
             }
         }
-        (self.first_done, self.stragglers_end) = (None, None);
-        self.stragglers.clear();
-        self.stragglers_killed = false;
+        (self.first_done, self.stragglers_due, self.are_stragglers_limited) = (None, None, false);
         (self.attempt, self.began, self.swept) = (self.attempt + 1, self.now, true);
         let most = self.job.policy.restart.max_restart as usize;
         let failures = self.history.iter().filter(|a| a.failure.is_some()).count();
@@ -181,23 +164,30 @@ impl World<'_> {
                 let works = |rank: &usize| matches!(self.job.parts[*rank], Lifecycle::First | Lifecycle::Main);
                 assert!(!living.iter().any(works), "noted {note:?} while others run");
                 self.awaiting = Some(self.awake());
-                self.stragglers_end = None;
+                self.stragglers_due = None;
                 assert_eq!((living, *limit), (&self.living(), self.job.policy.server_timeout));
                 assert!(self.first.is_none() && self.sims.iter().all(|s| !s.signalled), "noted {note:?} too late");
             }
-            ProgressNote::Stragglers { living, first, limit } => {
-                let mains = self.alive().filter(|rank| self.job.parts[*rank] == Lifecycle::Main);
-                assert_eq!(*living, mains.collect::<Vec<_>>());
-                assert_eq!((Some(*first), Some(*limit)), (self.first_done, self.job.policy.straggler_timeout));
-                assert!(self.stragglers.is_empty());
-                self.stragglers.clone_from(living);
-                self.stragglers_end = Some(self.awake() + self.job.policy.grace);
+            ProgressNote::Aborting { ranks, reason } => {
+                assert!(self.first.is_none() && self.asleep.is_none() && !ranks.is_empty());
+                assert!(ranks.iter().all(|rank| self.sims[*rank].is_alive() && !self.is_aborted(*rank)));
+                if let AbortReason::Straggler { first, limit } = reason {
+                    let is_straggler =
+                        |rank: &usize| self.job.parts[*rank] == Lifecycle::Main && !self.is_aborted(*rank);
+                    assert_eq!(*ranks, self.alive().filter(is_straggler).collect::<Vec<_>>());
+                    assert_eq!((Some(*first), Some(*limit)), (self.first_done, self.job.policy.straggler_timeout));
+                }
+                let due = self.awake() + self.job.policy.grace;
+                self.aborted.extend(ranks.iter().map(|&rank| Aborted { rank, due, killed: false }));
             }
             ProgressNote::AbortIgnored { living } => {
-                let ignoring = self.alive().filter(|rank| self.stragglers.contains(rank));
-                assert_eq!((living, self.stragglers_killed), (&ignoring.collect(), false));
-                self.stragglers_killed = true;
-                self.stragglers_end = Some(self.awake() + KILL_PATIENCE);
+                let awake = self.awake();
+                let is_due = |aborted: &&Aborted| !aborted.killed && aborted.due == awake;
+                let ignoring: Vec<usize> = self.aborted().filter(is_due).map(|aborted| aborted.rank).collect();
+                assert_eq!(living, &ignoring);
+                for aborted in self.aborted.iter_mut().filter(|aborted| ignoring.contains(&aborted.rank)) {
+                    (aborted.killed, aborted.due) = (true, awake + KILL_PATIENCE);
+                }
             }
             ProgressNote::Killing { living } => {
                 assert_eq!((living, self.killing), (&self.living(), false));

@@ -1,6 +1,6 @@
 //! What befalls a job from outside.
 
-use super::{Cause, First, Happening, SIGNAL, World};
+use super::{Cause, First, HANG, Happening, SIGNAL, World};
 use rlaunch::supervise::{Effect, ProgressNote, RankStop, SupervisorEvent};
 use std::time::Duration;
 
@@ -74,6 +74,20 @@ impl World<'_> {
                     _ => {}
                 }
                 self.send(SupervisorEvent::Restart { grace });
+            }
+            Happening::Abort(bits) => {
+                let runs = self.first.is_none() && self.backoff.is_none() && self.asleep.is_none();
+                let is_chosen = |rank: &usize| bits >> rank & 1 == 1;
+                let expected: Vec<usize> =
+                    self.alive().filter(|rank| runs && is_chosen(rank) && !self.is_aborted(*rank)).collect();
+                let ranks = (0..self.sims.len()).filter(is_chosen).map(|rank| self.id(rank)).collect();
+                let known = self.notes.len();
+                self.send(SupervisorEvent::Abort { ranks, reason: HANG });
+                let said = self.notes[known..].iter().flat_map(|note| match note {
+                    ProgressNote::Aborting { ranks, .. } => ranks.clone(),
+                    note => panic!("{note:?}"),
+                });
+                assert_eq!(said.collect::<Vec<_>>(), expected);
             }
             Happening::CutOff => {
                 self.wake();

@@ -39,6 +39,8 @@ pub enum Happening {
     Resume,
     CutOff,
     HostLost,
+    /// Of the ranks whose bits are set.
+    Abort(u8),
     /// With this grace period in milliseconds.
     Restart(Option<u64>),
 }
