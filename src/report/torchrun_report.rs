@@ -32,6 +32,8 @@ pub struct WorkerFailure {
     pub error_file: Option<(String, String)>,
     /// Its error as its stderr has it.
     pub blame: Option<Blame>,
+    /// Why the launcher sent it SIGABRT while the others ran, if it did: a sentence.
+    pub aborted: Option<String>,
 }
 
 /// The report. `title`: the job's name; `root`: the worker that failed first, and `culprit`, the same in the failure report;
@@ -45,6 +47,7 @@ pub fn report(
 ) -> String {
     let title = format!("{} FAILED", plain(title.as_bytes()));
     let mut first = failure(0, host, root, Some(culprit));
+    first.extend(abort_field(root));
     first.extend(known(culprit));
     let others: Vec<String> =
         others.iter().enumerate().flat_map(|(index, other)| other_failure(index + 1, host, other)).collect();
@@ -60,6 +63,7 @@ pub fn report(
 
 fn other_failure(index: usize, host: &str, other: &WorkerFailure) -> Vec<String> {
     let mut lines = failure(index, host, other, None);
+    lines.extend(abort_field(other));
     lines.extend(other.blame.iter().flat_map(error_fields));
     lines
 }
@@ -106,6 +110,11 @@ fn indented<'a>(lines: impl Iterator<Item = &'a str>) -> String {
 /// An additional field, in the form of torchelastic's.
 fn field(name: &str, value: &str) -> String {
     format!("  {name:<10}: {value}")
+}
+
+/// That the launcher ended the worker, and why.
+fn abort_field(failure: &WorkerFailure) -> Option<String> {
+    failure.aborted.as_ref().map(|why| field("aborted", &plain(why.as_bytes())))
 }
 
 /// What stderr says of a worker's error.

@@ -117,6 +117,7 @@ fn failure(
         exit,
         time: clock::local_seconds(launched.ended(local_rank)),
         blame: None,
+        aborted: process.aborted.clone(),
         error_file: path.zip(file.as_ref()).map(|(path, file)| (path.display().to_string(), last_lines(&file.text))),
     };
     (failure, file)

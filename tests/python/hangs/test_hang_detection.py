@@ -162,6 +162,11 @@ def test_torchruns_command_line(tmp_path: Path) -> None:
     # Its stdout goes to the console, past the launcher.
     assert "the job seems to hang: no rank has written anything to stderr for" in done.stderr, done.stderr
     assert re.search(r"^ranks 0, 1 \(2 of 2\): in wait_for_ever \(", done.stderr, re.MULTILINE), done.stderr
+    root = done.stderr.partition("\nRoot Cause (first observed failure):\n")[2]
+    why = r"no rank had written anything for \S+ s"
+    assert re.search(
+        rf"^  aborted   : rlaunch sent it SIGABRT \(--on_hang abort\): {why}$", root, re.MULTILINE
+    ), done.stderr
 
 
 def test_a_job_that_prints_past_the_launcher_is_no_hang(tmp_path: Path) -> None:
