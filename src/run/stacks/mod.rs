@@ -12,6 +12,9 @@ use collector::{StackReader, StacksUnavailable};
 use look::{RankTarget, StackAnswer, StackRequest};
 use std::ffi::OsString;
 
+/// The name of the threads that start a reader process, and of that process until its execve succeeds.
+pub const READER_THREAD: &str = "rlaunch-look";
+
 /// The stacks of child processes of this one: their ranks and process ids. `python`: the absolute path of an interpreter that has this
 /// package.
 pub fn read(ranks: &[(usize, i32)], python: OsString) -> Result<StackDump, StacksUnavailable> {

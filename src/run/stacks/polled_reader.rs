@@ -2,6 +2,7 @@
 //! reader process waits where the interpreter is on a disk that hangs, as that of a job that stands still may be.
 
 use crate::net::thread;
+use crate::run::stacks::READER_THREAD;
 use crate::run::stacks::collector::{StackCollector, StackReader, StacksUnavailable};
 use crate::run::stacks::look::{StackAnswer, StackRequest};
 use crate::sys::clock;
@@ -48,7 +49,7 @@ impl<'a> PolledReader<'a> {
         let (sender, answer) = bounded(1);
         let reader = self.reader.clone();
         // It ends when the reader process answers, has used up its patience and is killed, or the disk answers.
-        drop(thread::spawn("rlaunch-look", move || {
+        drop(thread::spawn(READER_THREAD, move || {
             // No copies of lifelines: the ranks of a launcher that is killed would live until this thread ends.
             if let Err(error) = current::keep_descriptors(&[]) {
                 warn!("the thread that looks at stacks has no table of descriptors of its own: {error}");

@@ -6,6 +6,7 @@ pub mod no_sweep;
 pub mod paddle_memory;
 
 use crate::run::engine::PendingExit;
+use crate::run::stacks::READER_THREAD;
 use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
 use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
@@ -63,8 +64,10 @@ pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
 /// Killed processes and how each was last seen: a process may call execve in the meantime.
 type Killed = BTreeMap<i32, ProcStat>;
 
+/// What the ranks have left behind of these: a reader of stacks that is being started, from a disk that hangs, is the launcher's.
 fn leftovers(found: Killed) -> Vec<Leftover> {
-    found.into_iter().map(|(pid, stat)| Leftover { pid, name: stat.name }).collect()
+    let of_ranks = found.into_iter().filter(|(_, stat)| stat.name != READER_THREAD);
+    of_ranks.map(|(pid, stat)| Leftover { pid, name: stat.name }).collect()
 }
 
 fn this() -> i32 {
@@ -472,4 +475,16 @@ fn with_recognized(keyed: KeyedProcesses, all: &Snapshot, recognized: &mut BTree
     let late: BTreeSet<i32> = keyed.late.into_iter().filter(had_key).collect();
     recognized.extend(keyed.found.iter().filter_map(|pid| started(*pid)));
     &keyed.found | &late
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_of_stacks_that_is_being_started_is_no_leftover_of_a_rank() {
+        let named = |name: &str| ProcStat { name: name.into(), ..ProcStat::of(this()).unwrap() };
+        let found = Killed::from([(7, named("rlaunch-look")), (8, named("sleep"))]);
+        assert_eq!(leftovers(found), [Leftover { pid: 8, name: "sleep".into() }]);
+    }
 }
