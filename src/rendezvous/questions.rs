@@ -1,5 +1,5 @@
 //! Questions between the nodes of a job: one node asks, all others answer. They are apart from records and states: a question or an
-//! answer may be lost, and nothing but what a user is shown depends on it.
+//! answer may be lost, and nothing depends on it but what a user is shown, and a grace period that a user has shortened.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -287,6 +287,9 @@ impl<'a> EventLoop<'a> {
                 if let Some(RestartRequest { grace }) = self.launch.status.take_restart() {
                     self.send(SupervisorEvent::Restart { grace })?;
                 }
+                if let Some(grace) = self.launch.status.take_grace_limit() {
+                    self.send(SupervisorEvent::LimitGrace(grace))?;
+                }
             }
             REQUESTS => match self.supervisor.requested() {
                 Some(requested) => {

@@ -14,7 +14,9 @@ import nvml
 import pytest
 import rlaunch
 from elastic_jobs import BACKENDS, Backend
+from etcd import Etcd
 from launching import Place, marked
+from multi_host import MultiHost, multi_host
 from oracle import SEED, Oracle
 
 # A shell's background, and nohup, start programs with these ignored, which all processes below inherit: no
@@ -88,6 +90,20 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> nvml.Driver:
 def four_gpus(driver: nvml.Driver) -> dict[str, str]:
     """An environment in which the driver shows four GPUs."""
     return driver()
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[MultiHost]:
+    """Two hosts for launchers, and one more for an etcd."""
+    with multi_host(2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd on the host that runs no launcher."""
+    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
 
 
 @pytest.fixture(scope="module")

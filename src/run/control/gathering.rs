@@ -76,13 +76,19 @@ impl Gatherings {
             let entry = NodeEntry { node, host: one.host.clone(), is_own, answer: None, error };
             (one.id.clone(), entry)
         };
-        self.last += 1;
+        let number = self.next_number();
         let text = QuestionText::new(question, nodes.len());
         let encoded = text.encode();
         let entries = nodes.iter().enumerate().map(entry).collect();
         let until = now + question.patience();
-        self.open.insert(self.last, Gathering { connection, text, only_this_node, until, entries });
-        Some((self.last, encoded))
+        self.open.insert(number, Gathering { connection, text, only_this_node, until, entries });
+        Some((number, encoded))
+    }
+
+    /// A number that no question of this node has had.
+    pub fn next_number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 
     /// A node has answered; `None`: this one. Later answers change nothing.

@@ -44,13 +44,14 @@ pub struct RestartRequest {
     pub grace: Option<Duration>,
 }
 
-/// Whether clients may ask for another attempt, and what they have asked for.
+/// Whether clients may ask for another attempt, and what they and those of other nodes have asked for.
 #[derive(Debug, Default)]
-struct Restarts {
+struct Requests {
     refused: Option<RestartRefused>,
     /// The present attempt is ending.
     is_ending: bool,
-    request: Option<RestartRequest>,
+    restart: Option<RestartRequest>,
+    grace_limit: Option<Duration>,
     /// How many requests have ended an attempt.
     met: u32,
 }
@@ -58,7 +59,7 @@ struct Restarts {
 #[derive(Debug)]
 struct Shared {
     status: Mutex<JobStatus>,
-    restarts: Mutex<Restarts>,
+    requests: Mutex<Requests>,
     /// The grace period that a client has asked for, in milliseconds, or `NONE`.
     grace: AtomicU64,
     /// The nodes of the job's last round, and this node's number among them.
@@ -87,7 +88,7 @@ impl Default for LiveStatus {
         let status = JobStatus { version: CONTROL_VERSION, started: now(), phase_since: now(), ..JobStatus::default() };
         Self(Arc::new(Shared {
             status: Mutex::new(status),
-            restarts: Mutex::default(),
+            requests: Mutex::default(),
             grace: AtomicU64::new(NONE),
             nodes: Mutex::default(),
             phases: OnceLock::new(),
@@ -133,15 +134,15 @@ impl LiveStatus {
         (status.log_dir, status.command) = (log_dir.to_owned(), command);
     }
 
-    fn lock_restarts(&self) -> MutexGuard<'_, Restarts> {
-        self.0.restarts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_requests(&self) -> MutexGuard<'_, Requests> {
+        self.0.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The ranks of this plan are about to be started. `refused`: why they cannot be restarted, if so.
     pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32, refused: Option<RestartRefused>) {
         {
-            let mut restarts = self.lock_restarts();
-            *restarts = Restarts { refused, met: restarts.met, ..Restarts::default() };
+            let mut requests = self.lock_requests();
+            *requests = Requests { refused, met: requests.met, ..Requests::default() };
         }
         let mut status = self.lock();
         status.job_id.clone_from(&plan.job_id);
@@ -208,12 +209,12 @@ impl LiveStatus {
             let status = self.lock();
             (status.phase, status.attempt)
         };
-        let mut restarts = self.lock_restarts();
-        match (restarts.refused, phase) {
+        let mut requests = self.lock_requests();
+        match (requests.refused, phase) {
             (Some(refused), _) => Err(refused),
-            (None, LaunchPhase::Running | LaunchPhase::Restarting) if restarts.is_ending => Err(RestartRefused::Ending),
+            (None, LaunchPhase::Running | LaunchPhase::Restarting) if requests.is_ending => Err(RestartRefused::Ending),
             (None, LaunchPhase::Running | LaunchPhase::Restarting) => {
-                restarts.request = Some(request);
+                requests.restart = Some(request);
                 Ok(attempt)
             }
             (None, phase) => Err(RestartRefused::NotRunning(phase)),
@@ -222,22 +223,38 @@ impl LiveStatus {
 
     /// Takes what `request_restart` has noted, for the event loop.
     pub fn take_restart(&self) -> Option<RestartRequest> {
-        self.lock_restarts().request.take()
+        self.lock_requests().restart.take()
+    }
+
+    /// A user wants the ranks of this round, also those that are ending, to have at most this time to end. Returns whether the round is
+    /// the present one; `None`: the job has no rounds.
+    pub fn request_grace_limit(&self, round: Option<u64>, grace: Duration) -> bool {
+        let is_present = self.lock().round == round;
+        if is_present {
+            let mut requests = self.lock_requests();
+            requests.grace_limit = Some(requests.grace_limit.map_or(grace, |before| before.min(grace)));
+        }
+        is_present
+    }
+
+    /// Takes what `request_grace_limit` has noted, for the event loop.
+    pub fn take_grace_limit(&self) -> Option<Duration> {
+        self.lock_requests().grace_limit.take()
     }
 
     /// Whether the supervisor takes requests for another attempt now (`Supervisor::takes_restart`).
     pub fn set_takes_restart(&self, takes_restart: bool) {
-        self.lock_restarts().is_ending = !takes_restart;
+        self.lock_requests().is_ending = !takes_restart;
     }
 
     /// An attempt is being ended because a client has asked for another one.
     pub fn count_restart(&self) {
-        self.lock_restarts().met += 1;
+        self.lock_requests().met += 1;
     }
 
     /// How many attempts were ended because clients had asked for another one.
     pub fn requested_restarts(&self) -> u32 {
-        self.lock_restarts().met
+        self.lock_requests().met
     }
 
     /// A client wants the ranks to have at most this time to end.

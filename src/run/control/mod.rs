@@ -2,6 +2,7 @@
 
 mod gathering;
 pub mod gpu_reader;
+mod grace_limit;
 pub mod live_status;
 mod looks;
 pub mod message;

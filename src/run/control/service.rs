@@ -3,6 +3,7 @@
 
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
 use super::gpu_reader::GpuReader;
+use super::grace_limit::GraceLimit;
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::looks::{Destination, Look, LookOutcome};
 use super::message::{ControlAnswer, ControlRequest, LONGEST_REQUEST, RequestLine, UNKNOWN_REQUEST, to_line};
@@ -12,8 +13,9 @@ use crate::net::server::{
 };
 use crate::net::thread;
 use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
-use crate::report::job_status::{CONTROL_VERSION, LaunchPhase, RankStatus};
+use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::report::stacks::StackDump;
+use crate::run::stacks::READER_THREAD;
 use crate::run::stacks::collector::StackReader;
 use crate::sys::clock;
 use crate::sys::process::{current, pidfd};
@@ -161,10 +163,15 @@ impl Service for ControlService {
             ControlCommand::Connected(to_others) => self.to_others = Some(to_others),
             ControlCommand::Looked(question, answer) => self.deliver(connections, question, &answer),
             ControlCommand::Heard(QuestionEvent::Asked { asker, id, text }) => {
-                if let Some(QuestionText { question, longest, .. }) = QuestionText::decode(&text)
-                    && self.limits.allow(&asker, clock::now())
-                {
+                if !self.limits.allow(&asker, clock::now()) {
+                    return ControlFlow::Continue(());
+                }
+                if let Some(QuestionText { question, longest, .. }) = QuestionText::decode(&text) {
                     self.look(question, Destination::Node { asker, id, longest });
+                } else if let Some(limit) = GraceLimit::decode(&text)
+                    && self.status.request_grace_limit(Some(limit.round), limit.grace())
+                {
+                    signals::wake();
                 }
             }
             ControlCommand::Heard(QuestionEvent::Answered { number, node, text }) => {
@@ -251,18 +258,26 @@ impl ControlService {
         }
     }
 
-    fn stop(&self, grace_period: Option<f64>) -> ControlAnswer {
+    fn stop(&mut self, grace_period: Option<f64>) -> ControlAnswer {
         let Some(signal) = self.stop.signal else {
             return refused(
                 "the launcher ignores all stop signals, or forwards them (--forward_signals); kill it instead",
             );
         };
-        match self.check_grace(grace_period) {
-            Ok(grace) => grace.into_iter().for_each(|grace| self.status.limit_grace(grace)),
+        let grace = match self.check_grace(grace_period) {
+            Ok(grace) => grace,
             Err(why) => return refused(why),
+        };
+        if let Some(grace) = grace {
+            self.status.limit_grace(grace);
+            self.limit_grace_of_others(grace);
         }
+        let JobStatus { phase, round, .. } = self.status.get();
         // A second signal would end the grace period.
-        if self.status.get().phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
+        if phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
+            if grace.is_some_and(|grace| self.status.request_grace_limit(round, grace)) {
+                signals::wake();
+            }
             return ControlAnswer::Stopping;
         }
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
@@ -283,13 +298,22 @@ impl ControlService {
         }
     }
 
-    fn restart(&self, grace_period: Option<f64>) -> ControlAnswer {
+    /// Has the ranks of the other nodes end within this time as well, which the stop of this node's ranks makes them do.
+    fn limit_grace_of_others(&mut self, grace: Duration) {
+        if let Some(round) = self.status.get().round {
+            let (number, text) = (self.gatherings.next_number(), GraceLimit::new(round, grace).encode());
+            self.tell_others(QuestionMessage::Ask { number, text });
+        }
+    }
+
+    fn restart(&mut self, grace_period: Option<f64>) -> ControlAnswer {
         let grace = match self.check_grace(grace_period) {
             Ok(grace) => grace,
             Err(why) => return refused(why),
         };
         match self.status.request_restart(RestartRequest { grace }) {
             Ok(attempt) => {
+                grace.into_iter().for_each(|grace| self.limit_grace_of_others(grace));
                 // As a rank does that has something to tell.
                 signals::wake();
                 ControlAnswer::Restarting { attempt }
@@ -353,7 +377,7 @@ impl ControlService {
             // The server may have ended.
             let outcome = LookOutcome::new(move |answer| drop(answers.send(ControlCommand::Looked(question, answer))));
             let (status, reader, gpus) = (self.status.get(), self.reader.clone(), self.gpus.clone());
-            let begun = thread::spawn("rlaunch-look", move || {
+            let begun = thread::spawn(READER_THREAD, move || {
                 outcome
                     .tell(node_answer::answer(question, status, (&reader, &gpus)).map_err(|error| error.to_string()));
             });

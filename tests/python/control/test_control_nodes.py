@@ -10,18 +10,17 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from elastic_jobs import BACKENDS, PADDLE, TORCH, Backend, Job, Node, joining
-from etcd import Etcd
 from hanging_folder import hanging_folder
 from hosts import Host
 from jobs import Jobs, request
 from launching import LIMIT, environment, supervisor_of, until
-from multi_host import MultiHost, multi_host
+from multi_host import MultiHost
 from test_control import check
 
 # The second rank of the second node does something else, while all others wait in a collective, which the
@@ -41,18 +40,6 @@ tell("ready", os.getpid())
 load() if node == "1" and int(os.environ.get("LOCAL_RANK", rank % 2)) == 1 else all_reduce()
 """
 NODES = b'{"version": 1, "request": "nodes", "question": "status"}\n'
-
-
-@pytest.fixture(scope="module")
-def made() -> Iterator[MultiHost]:
-    with multi_host(2) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def etcd(made: MultiHost, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with made.etcd(tmp_path_factory.mktemp("etcd")) as etcd:
-        yield etcd
 
 
 @pytest.fixture(params=[*BACKENDS, "etcd"])
@@ -111,6 +98,50 @@ def stop(job: Job, *on: int) -> None:
     statuses = [node.end().status for node in job.nodes]
     assert statuses == [128 + signal.SIGTERM] * 2, statuses
     assert not [rank for node in job.nodes for rank in node.ranks()]
+
+
+# The job's own grace period, which no test waits for.
+LONG_GRACE = {PADDLE: "--grace_period=500", TORCH: "--shutdown-timeout=500"}
+DEAF = """
+signal.signal(signal.SIGTERM, lambda *_: tell("asked", os.getpid()))
+tell("ready", os.getpid())
+while True:
+    sleep()
+"""
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_shorter_grace_period_of_a_stop_is_that_of_all_nodes(
+    tmp_path: Path, made: MultiHost, backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, made.on, backend) as job:
+        start(job, module, LONG_GRACE[module], body=DEAF)
+        done = ask(job, 1, "stop", "--grace_period=0.5")
+        assert done.returncode == 0, done.stderr
+        assert re.search(r": ranks \d, \d stopped after \d.*, exit status \d+$", done.stdout, re.MULTILINE)
+        for node in job.nodes:
+            ended = node.end()
+            assert ended.status == 128 + signal.SIGTERM, ended.stderr
+            assert {one["exit"]["signal"]["name"] for one in node.events("rank_ended")} == {"SIGKILL"}
+
+
+def test_a_shorter_grace_period_of_a_restart_is_that_of_all_nodes_in_this_round(
+    tmp_path: Path, made: MultiHost, backend: Backend
+) -> None:
+    body = f"round = os.environ['RLAUNCH_ROUND']\n{DEAF}".replace(
+        'tell("ready", os.getpid())', 'tell(f"ready.{round}", os.getpid()), tell("ready", os.getpid())'
+    )
+    with Job(tmp_path, made.on, backend) as job:
+        nodes = start(job, PADDLE, LONG_GRACE[PADDLE], body=body)
+        done = ask(job, 1, "restart", "--grace_period=0.5")
+        assert done.returncode == 0, done.stderr
+        job.await_files(*(f"ready.2.{rank}" for rank in range(4)))
+        # It was that of the first round alone.
+        assert ask(job, 0, "stop", "--no-wait").returncode == 0
+        nodes[0].await_message(r"waiting up to 500 s for rank\(s\) \d, \d to stop")
+        assert ask(job, 0, "stop", "--grace_period=0.5").returncode == 0
+        for node in nodes:
+            assert node.end().status == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
