@@ -4,7 +4,7 @@ use crate::cli::common::command_line::CommandLineError;
 use crate::cli::{paddle, torchrun};
 use crate::model::exit::signal_number;
 use crate::report::wording;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -124,29 +124,11 @@ pub(super) enum Command {
         rank: Vec<usize>,
     },
     /// Stop a job as SIGTERM does, and wait for its end
-    Stop {
-        #[arg(help = JOB)]
-        job: Option<String>,
-        /// Seconds between SIGTERM and SIGKILL, at most the job's own
-        #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
-        grace_period: Option<f64>,
-        /// Do not wait for the end
-        #[arg(long, alias = "no_wait")]
-        no_wait: bool,
-    },
+    Stop(RankEnd),
     /// Restart all ranks of a job, and wait until they run
     ///
     /// The ranks are those of all nodes. This does not count as a restart of --max_restart.
-    Restart {
-        #[arg(help = JOB)]
-        job: Option<String>,
-        /// Seconds between SIGTERM and SIGKILL, at most the job's own
-        #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
-        grace_period: Option<f64>,
-        /// Do not wait until the ranks run again
-        #[arg(long, alias = "no_wait")]
-        no_wait: bool,
-    },
+    Restart(RankEnd),
     /// Write an HTML page about a job: outcome, timeline, ranks, logs
     ///
     /// The job has ended or still runs.
@@ -166,6 +148,19 @@ pub(super) enum Command {
         /// The shell
         shell: Shell,
     },
+}
+
+/// How the ranks of a job are asked to end.
+#[derive(Debug, Args)]
+pub(super) struct RankEnd {
+    #[arg(help = JOB)]
+    pub job: Option<String>,
+    /// Seconds between SIGTERM and SIGKILL, at most the job's own
+    #[arg(long = "grace_period", alias = "grace-period", value_name = "SECONDS", value_parser = parse_seconds)]
+    pub grace_period: Option<f64>,
+    /// Return at once
+    #[arg(long, alias = "no_wait")]
+    pub no_wait: bool,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@ use crate::run::control::gpu_reader::GpuReader;
 use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine, UNKNOWN_REQUEST};
 use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
 use crate::run::control::rank_facts::RankFacts;
+use crate::run::output::log_files;
 use crate::sys::clock;
 use crate::sys::process::pidfd;
 use std::io::{self, BufRead, BufReader, Write};
@@ -20,10 +21,10 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// How often `status --watch`, `logs --follow` and `top` ask again.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 
-/// A launcher, by its socket. Each request has a connection of its own.
 /// Why other nodes are not shown.
 const OLDER: &str = "its launcher is of an earlier version of rlaunch, which cannot ask the other nodes";
 
+/// A launcher, by its socket. Each request has a connection of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     path: PathBuf,
@@ -125,4 +126,10 @@ impl Client {
         // The launcher has ended before its answer.
         if line.is_empty() { Err(ControlError::Gone) } else { Ok(line) }
     }
+}
+
+/// The record of a job that has ended (`docs/result.schema.json`); null if there is none.
+pub(super) fn read_result(log_dir: &Path) -> serde_json::Value {
+    let text = std::fs::read(log_dir.join(log_files::RECORDS).join(log_files::RESULT));
+    text.ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }

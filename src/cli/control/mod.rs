@@ -21,7 +21,7 @@ use crate::report::job_status::JobStatus;
 use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
-use arguments::{Command, Request};
+use arguments::{Command, RankEnd, Request};
 use clap::Parser;
 use client::{Answers, INTERVAL};
 use error::ControlError;
@@ -75,10 +75,10 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
             follow_logs::show(client, &rank, lines, follow)
         }
         Command::Signal { signal, rank, job } => send_signal(signal, &rank, job.as_deref()),
-        Command::Stop { job, grace_period, no_wait } => {
+        Command::Stop(RankEnd { job, grace_period, no_wait }) => {
             stop_job::stop(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
         }
-        Command::Restart { job, grace_period, no_wait } => {
+        Command::Restart(RankEnd { job, grace_period, no_wait }) => {
             restart_job::restart(find_jobs::find(job.as_deref())?.0, grace_period, !no_wait)
         }
         Command::Report { folder, output, trace } => {

@@ -1,13 +1,12 @@
 //! `rlaunch restart`: another attempt of all ranks, and the wait until they run.
 
-use super::client::Client;
+use super::client::{Client, read_result};
 use super::error::ControlError;
 use crate::cli::common::message::print_notice;
 use crate::cli::common::startup::print_output;
 use crate::model::Role;
 use crate::report::job_status::{JobStatus, LaunchPhase, RankStatus};
 use crate::run::control::message::{ControlAnswer, ControlRequest};
-use crate::run::output::log_files;
 use crate::sys::clock;
 use std::path::Path;
 use std::time::Duration;
@@ -56,8 +55,7 @@ pub(super) fn restart(mut client: Client, grace_period: Option<f64>, wait: bool)
 
 /// Whether a job that has ended has had an attempt after this one.
 fn has_run(log_dir: &Path, attempt: u32) -> bool {
-    let result = std::fs::read(log_dir.join(log_files::RECORDS).join(log_files::RESULT));
-    let result: serde_json::Value = result.ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default();
+    let result = read_result(log_dir);
     result["outcome"] != "not_started" && result["restarts"].as_u64() > Some(attempt.into())
 }
 

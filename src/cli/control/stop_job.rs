@@ -1,10 +1,15 @@
-//! `rlaunch stop`: stops a job, and waits for its end.
+//! `rlaunch stop`: stops a job, waits for its end, and says how it has ended.
 
-use super::client::Client;
+use super::client::{Client, read_result};
 use super::error::ControlError;
 use crate::cli::common::message::print_notice;
-use crate::run::control::message::ControlRequest;
+use crate::cli::common::startup::print_output;
+use crate::model::ProcessLabel;
+use crate::report::job_status::JobStatus;
+use crate::report::wording::{lasted, named};
+use crate::run::control::message::{ControlAnswer, ControlRequest};
 use crate::run::control::rank_facts;
+use crate::sys::clock;
 use crate::sys::process::pidfd;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,20 +19,45 @@ const SLOW: Duration = Duration::from_secs(1);
 
 pub(super) fn stop(mut client: Client, grace_period: Option<f64>, wait: bool) -> Result<(), ControlError> {
     let status = client.status()?;
+    let request = ControlRequest::Stop { grace_period };
+    if !wait {
+        return client.ask(request).map(drop);
+    }
     let launcher = pidfd::open(status.launcher).ok().filter(|_| is_launcher(status.launcher));
-    let Some(launcher) = launcher.filter(|_| wait) else {
-        if wait {
-            return Err(ControlError::OtherNamespace(status.launcher));
-        }
-        client.ask(ControlRequest::Stop { grace_period })?;
-        return Ok(());
-    };
-    client.ask(ControlRequest::Stop { grace_period })?;
+    let launcher = launcher.ok_or(ControlError::OtherNamespace(status.launcher))?;
+    let began = clock::now();
+    client.ask(request)?;
     if !pidfd::await_any(&[launcher.as_fd()], SLOW) {
-        print_notice(&format!("waiting for the end of job {} (pid {})", status.job_id, status.launcher));
+        print_notice(&describe_wait(&mut client, &status));
         while !pidfd::await_any(&[launcher.as_fd()], Duration::from_secs(30)) {}
     }
+    let what = living(&status).map_or("stopped".to_owned(), |ranks| format!("{ranks} stopped"));
+    let exit_status = read_result(&status.log_dir)["exit_status"].as_i64();
+    let exit_status = exit_status.map_or(String::new(), |status| format!(", exit status {status}"));
+    print_output(&format!("{}: {what} after {}{exit_status}\n", job(&status), lasted(clock::now() - began)));
     Ok(())
+}
+
+fn job(status: &JobStatus) -> String {
+    format!("job {} (pid {})", status.job_id, status.launcher)
+}
+
+/// The ranks that run, if any do.
+fn living(status: &JobStatus) -> Option<String> {
+    let alive = status.ranks.iter().filter(|rank| rank.is_alive());
+    let labels: Vec<_> = alive.map(|rank| ProcessLabel { role: rank.role, number: rank.rank }).collect();
+    (!labels.is_empty()).then(|| named(&labels))
+}
+
+fn describe_wait(client: &mut Client, status: &JobStatus) -> String {
+    let now = match client.ask_within(ControlRequest::Status, SLOW) {
+        Ok(ControlAnswer::Status(now)) => living(&now),
+        _ => None,
+    };
+    match now {
+        Some(ranks) => format!("waiting for {ranks} of {} to stop", job(status)),
+        None => format!("waiting for the end of {}", job(status)),
+    }
 }
 
 /// Whether a process of this number runs here: the launcher may be in another PID namespace.

@@ -162,12 +162,30 @@ def test_stop_waits_for_the_end(jobs: Jobs) -> None:
         ranks = jobs.ready(3)
         stopped = jobs.ask("stop")
         assert (stopped.status, stopped.stderr) == (0, "")
+        said = re.fullmatch(
+            rf"job \S+ \(pid {launcher.pid}\): ranks 0-2 stopped after \d.*, exit status 143\n",
+            stopped.stdout.decode(),
+        )
+        assert said, stopped.stdout
         assert launcher.wait(timeout=1) == 128 + signal.SIGTERM
         await_gone(*ranks)
         assert jobs.result()["outcome"] == "stopped"
         again = jobs.ask("stop", str(launcher.pid))
         assert again.status == 1
         assert "no job of this user runs" in again.stderr
+
+
+def test_stop_says_what_it_waits_for(jobs: Jobs) -> None:
+    script = "signal.signal(signal.SIGTERM, signal.SIG_IGN) if rank == 1 else None\n" + QUIET
+    with jobs.job("--grace_period=2", script=script, ranks=2) as launcher:
+        stopped = jobs.ask("stop")
+        job = rf"job \S+ \(pid {launcher.pid}\)"
+        waits, ends = (
+            rf"rlaunch: waiting for rank 1 of {job} to stop\n",
+            rf"{job}: ranks 0, 1 stopped after .*\n",
+        )
+        assert re.fullmatch(waits, stopped.stderr), stopped.stderr
+        assert re.fullmatch(ends, stopped.stdout.decode()), stopped.stdout
 
 
 def test_stop_with_a_shorter_grace_period(jobs: Jobs) -> None:
@@ -184,7 +202,8 @@ def test_stop_with_a_shorter_grace_period(jobs: Jobs) -> None:
         assert "did not end when asked and was killed" in jobs.wait(launcher).stderr
 
 
-def test_a_second_stop_only_waits_unless_it_says_now(jobs: Jobs) -> None:
+@pytest.mark.parametrize("grace", ["0", "0.2"])
+def test_a_second_stop_only_waits_unless_it_shortens_the_grace_period(grace: str, jobs: Jobs) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + QUIET
     with jobs.job("--grace_period=500", script=deaf, ranks=1) as launcher:
         assert jobs.ask("stop", "--no-wait").status == 0
@@ -192,7 +211,7 @@ def test_a_second_stop_only_waits_unless_it_says_now(jobs: Jobs) -> None:
         assert jobs.ask("stop", "--no-wait").status == 0
         assert jobs.json("status")["phase"] == "stopping"
         assert launcher.poll() is None
-        assert jobs.ask("stop", "--grace_period=0").status == 0
+        assert jobs.ask("stop", f"--grace_period={grace}").status == 0
         assert launcher.wait() == 128 + signal.SIGTERM
 
 
