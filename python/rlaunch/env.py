@@ -106,7 +106,7 @@ class ParallelEnv:
 
     @property
     def local_rank(self) -> int:
-        """``int``: with Paddle's variables **the same as** :attr:`rank`, as in Paddle.
+        """``int``: with Paddle's variables **the same as** ``rank``, as in Paddle.
 
         With torch's variables ``LOCAL_RANK`` and with jax's ``OMPI_COMM_WORLD_LOCAL_RANK``: the number on
         this node; the rank if it is not set.

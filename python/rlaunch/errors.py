@@ -18,6 +18,23 @@ if TYPE_CHECKING:
     from ._errors.torch_classes import peer_class as peer_class
     from .report import Report
 
+__all__ = [
+    "ChildFailedError",
+    "JobError",
+    "LaunchError",
+    "MissingRankError",
+    "NoResultError",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessFailure",
+    "ProcessRaisedException",
+    "RankError",
+    "StaleRoundError",
+    "WorkerError",
+    "ZygoteError",
+    "record",
+]
+
 # Imported on first use: together they take longer to import than the rest of rlaunch.
 _LAZY = {
     "record": "error_file",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ._install import installed
 from ._install.monkeypatch import Installation
 
+__all__ = ["install", "uninstall"]
+
 
 def install() -> Installation:
     """Replaces ``spawn`` and ``launch`` of ``paddle.distributed`` in this process. Imports Paddle.

@@ -6,4 +6,5 @@ pub mod elastic;
 pub mod legacy;
 pub mod node;
 pub mod paddle;
+pub mod reference;
 pub mod torchrun;

@@ -6,6 +6,7 @@ mod engine;
 mod plan;
 mod process;
 mod protocol;
+mod reference;
 mod rendezvous;
 mod report;
 mod supervise;

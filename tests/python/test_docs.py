@@ -1,40 +1,69 @@
-"""Docs that name files: their links lead somewhere, and the table of docs/architecture/README.md is true."""
+"""The docs have all public names and options, and the table of docs/architecture/README.md is true."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
-from pathlib import Path
 
 import pytest
 from paths import ROOT
 
-PAGES = sorted(
-    page.relative_to(ROOT).as_posix()
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-)
-LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# Modules with public names.
+MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunch.torch")
+# Options in the docs of other programs, and of scripts; the first ones are examples of what is refused.
+FOREIGN = """
+--log --nproc --rank_mapping_file --fail --lr
+--auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist --enable-grpc-gateway
+--from-literal --gpus-per-node --hostfile --hypothesis-seed --init --keys-only --lf --lib --locked --map-by
+--max-log-requests --mount-proc --multi_gpu --nodes --ntasks-per-node --num_processes --open-mode
+--output-filename --pdb --pdbcls --pid --prefix --profile --requeue --scope --signal --tag-output --tail
+--test --timeout --use-env --user --with-mpi --write
+"""
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
 )
 
 
-def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
-    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_to_files_and_headings(page: str) -> None:
-    broken = []
-    for link in LINK.findall((ROOT / page).read_text()):
-        if re.match(r"[a-z]+:", link):
+@pytest.mark.parametrize("name", MODULES)
+def test_each_public_name_is_in_the_reference(name: str) -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("python*.md"))
+    module = importlib.import_module(name)
+    for public in module.__all__:
+        spellings = {f"{name}.{public}", f"rlaunch.{public}", f"rlaunch.torch.{public}"}
+        assert any(re.search(rf"(?:^:::|heading:) {one}$|`{one}`", pages, re.M) for one in spellings), public
+        value = getattr(module, public)
+        if isinstance(value, str):
             continue
-        path, _, anchor = link.partition("#")
-        target = (ROOT / page).parent / path if path else ROOT / page
-        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            broken.append(link)
-    assert broken == []
+        assert inspect.getdoc(value), f"{public} has no docstring"
+        for member, function in vars(value).items() if inspect.isclass(value) else ():
+            is_documented = member.startswith("_") or not callable(function) or inspect.getdoc(function)
+            assert is_documented, f"{public}.{member} has no docstring"
+
+
+def test_each_option_of_the_pytest_plugin_is_in_the_docs() -> None:
+    source = (ROOT / "python/rlaunch/pytest_plugin.py").read_text()
+    options = re.findall(r'"(--ranks-[a-z-]+)"', source)
+    settings = re.findall(r'addini\(\s*"(\w+)"', source)
+    (marker,) = re.findall(r'"ranks\((n, .*?)\): ', re.sub(r'"\n\s*"', "", source))
+    parameters = re.findall(r"(?:^|, )(\w+)", marker)
+    assert (len(options), len(settings), len(parameters)) == (3, 4, 8)
+    guide = (ROOT / "docs/pytest.md").read_text()
+    reference = (ROOT / "docs/reference/python-pytest.md").read_text()
+    assert [one for one in options if f"| `{one} " not in reference] == []
+    assert [one for one in settings + parameters if f"| `{one}`" not in guide] == []
+
+
+def test_each_option_that_the_docs_name_exists() -> None:
+    def options(text: str) -> set[str]:
+        return set(re.findall(r"(?<![\w-])--[a-z][\w-]+", text))
+
+    known = options("".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))) | set(
+        FOREIGN.split()
+    )
+    known |= {f"--{name[2:].replace('_', '-')}" for name in known}
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert options(page.read_text()) - known == set(), page
 
 
 def test_each_behaviour_is_found_with_one_grep_and_two_files() -> None:

@@ -22,7 +22,7 @@ use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
 use arguments::{Command, RankEnd, Request};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use client::{Answers, INTERVAL};
 use error::ControlError;
 use serde_json::json;
@@ -31,6 +31,11 @@ use std::os::fd::AsFd;
 
 /// The command was not carried out: there is no such job, or its launcher refused.
 const FAILED: i32 = 1;
+
+/// The command line, for the docs.
+pub fn command() -> clap::Command {
+    Request::command()
+}
 
 /// Runs the command with these arguments, without the program's name, and returns its exit status.
 pub fn main(args: &[OsString]) -> i32 {

@@ -216,6 +216,11 @@ fn asked_help(args: &[OsString]) -> Result<Option<PaddleArgs>, CommandLineError>
     help(help::asked_topic(value, rest, GROUPS).as_deref()).map(|text| Some(PaddleArgs::Print(text)))
 }
 
+/// The command line, for the docs.
+pub fn reference() -> Command {
+    command(&[])
+}
+
 /// Parses a command line, without its program name.
 pub fn parse(args: &[OsString]) -> Result<PaddleArgs, CommandLineError> {
     if let Some(help) = asked_help(args)? {

@@ -116,7 +116,8 @@ pub fn parse(args: &[OsString]) -> Result<TorchrunArgs, CommandLineError> {
     })
 }
 
-fn command() -> Command {
+/// The command line, also for the docs.
+pub fn command() -> Command {
     let command = Command::new(PROGRAM)
         .about("Starts and supervises this machine's share of the processes of a distributed training job, as torchrun does.")
         .override_usage("python -m rlaunch.run [OPTIONS] training_script [ARGS]...")
