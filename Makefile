@@ -16,6 +16,8 @@ unexport PYTHONDONTWRITEBYTECODE
 ifeq ($(shell $(PYTHON) -c 'import sys; print(sys.version_info < (3, 12))' 2>/dev/null),True)
 export SETUPTOOLS_USE_DISTUTILS := stdlib
 endif
+# The notice is about another project's plans, not about this site.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 # Most tests wait most of the time, so more of them run than there are cores.
 WORKERS ?= 8
 # Python tests that start real ranks through each public entry point and take seconds.
@@ -23,7 +25,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak hangs clean
+.PHONY: help docs demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -31,6 +33,7 @@ help:
 	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
 	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
+	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
 	@echo "make faults  the fault matrix on rlaunch and the other launchers; writes docs/fault-matrix.md (an hour or more)"
@@ -66,6 +69,11 @@ $(VENV)/browser: $(VENV)/installed
 	$(INSTALL) --group browser
 	touch $@
 
+# What builds the site of the docs.
+$(VENV)/docs: $(VENV)/installed
+	$(INSTALL) --group docs
+	touch $@
+
 # The package itself, editable: only a change of Rust builds anything. One of the two is installed at a time.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
 	rm -f $(VENV)/built-debug
@@ -78,6 +86,11 @@ $(VENV)/built-debug: $(VENV)/installed $(SOURCES)
 	rm -f $(VENV)/built
 	$(BIN)/maturin develop --locked --quiet --features test-hooks
 	touch $@
+
+# Fails on a broken link, a page outside the navigation, or a page that does not fit a phone.
+docs: $(VENV)/docs $(VENV)/browser
+	$(MKDOCS)
+	$(BIN)/python -m pytest --quiet tests/site
 
 demo: $(VENV)/built
 	$(BIN)/python examples/digits/demo.py
@@ -123,8 +136,8 @@ test-rust: $(VENV)/installed
 
 # Style, imports and types of the Python package.
 check-python: $(VENV)/torch
-	$(BIN)/ruff check python tests benches examples
-	$(BIN)/ruff format --check python tests benches examples
+	$(BIN)/ruff check python tests benches examples docs/theme
+	$(BIN)/ruff format --check python tests benches examples docs/theme
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 

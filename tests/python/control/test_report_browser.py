@@ -7,36 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import DESKTOP, PHONE, Tab, assert_no_sideways_scrolling, browser_fixture  # noqa: F401
 from jobs import Jobs
 from launching import free_ports, until
 from paths import ROOT
 from run_records import failed_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1280, "height": 800}
 RANKS = 512
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if "CI" not in os.environ:
-        pytest.importorskip("playwright")
-    from playwright.sync_api import sync_playwright
-
-    assert CHROMIUM is not None, "install chromium"
-    with sync_playwright() as playwright:
-        # Chromium's sandbox refuses root.
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,28 +28,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = jobs.ask("report", "log")
     assert done.status == 0, done.stderr
     return Path(done.stdout.decode().strip())
-
-
-class Tab:
-    """The page in a tab, with all that the browser complains of."""
-
-    def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.context = browser.new_context(offline=True, **options)
-        self.page = self.context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-
-    def __enter__(self) -> Any:
-        return self.page
-
-    def __exit__(self, *_: object) -> None:
-        self.context.close()
-        assert self.complaints == []
-        assert [url for url in self.requests if not url.startswith(("file:", "data:"))] == []
 
 
 def column(page: Any, name: str) -> list[str]:
@@ -88,8 +48,7 @@ def test_it_renders_without_a_complaint(
 ) -> None:
     with Tab(browser, page_file, viewport=size, color_scheme=scheme) as page:
         assert "Rank 1 failed with exit code 3" in page.locator("h1").inner_text()
-        widths = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
-        assert widths[0] == widths[1] == size["width"], "the page itself does not scroll sideways"
+        assert_no_sideways_scrolling(page, size["width"])
         luminance = "getComputedStyle(document.body).backgroundColor.match(/[0-9]+/g).map(Number)"
         assert (sum(page.evaluate(luminance)) > 384) == (scheme == "light")
         for part in ("#culprit", "#timeline .lanes", "#ranks table", "#logs details"):
