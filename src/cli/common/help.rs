@@ -57,7 +57,7 @@ impl Help {
 }
 
 /// All topics.
-fn topics(groups: &'static [OptGroup]) -> Vec<&'static str> {
+pub fn topics(groups: &'static [OptGroup]) -> Vec<&'static str> {
     let mut topics = vec![ALL];
     for topic in groups.iter().map(|group| group.topic).chain([EXIT]) {
         if !topics.contains(&topic) {

@@ -134,7 +134,11 @@ pub fn command() -> Command {
                 .value_hint(ValueHint::AnyPath)
                 .help("Its arguments"),
         );
-    let command = command_line::with_options(command, OWN, &[], |_, arg| arg);
+    let command = command_line::with_options(command, OWN, &[], |opt, arg| match opt.kind {
+        OptKind::Flag => arg,
+        // The topics of the help, which shells complete.
+        _ => arg.value_parser(PossibleValuesParser::new(help::topics(GROUPS))),
+    });
     command_line::with_options(command, OPTIONS, GROUPS, |opt, arg| match opt.choices {
         [] if opt.kind == OptKind::Flag => arg,
         [] if opt.name == "log-dir" => arg.value_hint(ValueHint::DirPath),
