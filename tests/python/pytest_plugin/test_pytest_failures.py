@@ -485,7 +485,7 @@ def test_a_failure_of_the_test_outranks_one_of_another_ranks_teardown(suite: Sui
 
         class Slow(ValueError):
             def __str__(self):
-                time.sleep(0.5)  # The report of rank 1's teardown is earlier.
+                time.sleep(0.2)  # The report of rank 1's teardown is earlier.
                 return "body bug"
 
         @pytest.mark.ranks(2)

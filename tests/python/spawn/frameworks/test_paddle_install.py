@@ -18,6 +18,9 @@ from pytest_suites import QUICK
 from rlaunch.pytest_plugin import pytest_report_header
 from spawning import JOB_VARIABLES
 
+# Imports of Paddle, several in each test.
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +42,7 @@ def run(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     ours = [p for p in psutil.process_iter(["cwd"]) if p.pid not in before and p.info["cwd"] == str(folder)]
     assert psutil.wait_procs(ours, timeout=10)[1] == []
