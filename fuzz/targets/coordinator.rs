@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use rlaunch::protocol::coordinator::Coordinator;
-use rlaunch::protocol::coordinator_logic::CoordinatorLogic;
+use rlaunch::protocol::coordinator_logic::{CoordinatorLogic, Departure};
 use std::time::Duration;
 
 fuzz_target!(|data: &str| {
@@ -14,7 +14,15 @@ fuzz_target!(|data: &str| {
         let (id, text) = rest.split_once(' ').unwrap_or((rest, ""));
         match word {
             "resume" => CoordinatorLogic::resume(&mut coordinator, Some(id), Some(text), now),
-            "gone" => CoordinatorLogic::gone(&mut coordinator, id, Duration::from_millis(text.len() as u64), now),
+            "gone" | "lapsed" | "left" => {
+                let age = Duration::from_millis(text.len() as u64);
+                let departure = match word {
+                    "gone" => Departure::Disconnected { age },
+                    "lapsed" => Departure::Lapsed { age },
+                    _ => Departure::Left,
+                };
+                CoordinatorLogic::gone(&mut coordinator, id, departure, now);
+            }
             "wait" => now += Duration::from_millis(rest.len() as u64 * 500),
             "deadline" => {
                 now = CoordinatorLogic::next_deadline(&coordinator)

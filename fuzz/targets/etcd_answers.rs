@@ -11,7 +11,7 @@ fuzz_target!(|data: &[u8]| {
     assert!(codec::first_after(revision).parse::<i64>().is_ok_and(|next| next >= revision));
     let _ = codec::has_succeeded(&answer);
     let changed = codec::changes(&answer);
-    changed.iter().for_each(|change| drop(change.revision()));
+    changed.iter().for_each(|change| _ = change.revision());
     let keys = JobKeys::new("rlaunch", "job");
     for kv in codec::key_values(&answer).into_iter().chain(codec::key_values_at(&answer, 0)) {
         // Base64 shrinks, and a byte that is no UTF-8 becomes three.
@@ -25,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
         assert_eq!(codec::split(&kv.value, 8).concat(), kv.value);
         if let Ok(state) = serde_json::from_str::<StoredState>(&kv.value) {
             let members = state.members.iter();
-            members.for_each(|list: &MemberList| drop(list.count_in(state.term)));
+            members.for_each(|list: &MemberList| _ = list.count_in(state.term));
             let text = serde_json::to_string(&state).unwrap();
             assert_eq!(serde_json::from_str::<StoredState>(&text).unwrap(), state);
         }
