@@ -8,5 +8,6 @@ pub mod memory;
 pub mod net;
 pub mod numa;
 pub mod nvml;
+pub mod stack_answers;
 pub mod stacks;
 pub mod torch;

@@ -1,6 +1,7 @@
 //! Reads the Python stacks of other processes, without stopping them, by the reader of py-spy. A read copies their memory
 //! (process_vm_readv(2)), which needs the permission to trace them (ptrace(2), "Ptrace access mode checking").
 
+use crate::probe::stack_answers;
 use crate::report::stacks::{ProcessStack, StackFrame, ThreadStack};
 use crate::sys::process::procfs::snapshot::Snapshot;
 use crate::sys::process::procfs::stat::ProcStat;
@@ -33,7 +34,10 @@ fn read_process(pid: i32, stat: &ProcStat) -> ProcessStack {
     let (threads, unread) = if stat.is_alive() {
         match python_threads(pid) {
             Ok(threads) => (threads, None),
-            Err(why) => (Vec::new(), Some(why)),
+            Err(why) => match stack_answers::ask(pid) {
+                Some(threads) => (threads, None),
+                None => (Vec::new(), Some(why)),
+            },
         }
     } else {
         (Vec::new(), None)

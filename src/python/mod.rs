@@ -37,7 +37,7 @@ mod lib {
     use crate::plan::devices::assign;
     use crate::plan::env::frameworks::{FrameworkServers, gpu_mismatch};
     use crate::plan::spawn as plan;
-    use crate::probe::{accelerators, net, nvml};
+    use crate::probe::{accelerators, net, nvml, stack_answers};
     use crate::report;
     use crate::run::prepare::{ports, preflight};
     use crate::run::stacks::{self, look};
@@ -161,6 +161,12 @@ mod lib {
     #[pyfunction]
     fn addresses(py: Python<'_>) -> Vec<String> {
         py.detach(|| net::addresses().iter().map(ToString::to_string).collect())
+    }
+
+    /// Whether other processes of this user may read the memory of this one, as far as that is known.
+    #[pyfunction]
+    fn is_readable() -> bool {
+        stack_answers::is_readable()
     }
 
     /// Has the kernel kill this process when the lifeline that `fd` reads from closes.

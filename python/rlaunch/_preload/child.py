@@ -10,6 +10,7 @@ import signal
 import sys
 
 from .. import _lib
+from .._rank.stack_answers import answer_if_unreadable
 from .._rank.store_wait import wait_for_stores
 
 TYPE_CHECKING = False
@@ -114,6 +115,7 @@ def run_rank(request: ForkRequest, state: ImportedState) -> Any:
         _run_payload(request, state.files)
     from . import program
 
+    answer_if_unreadable()
     request.close(request.fd("lifeline"))
     # Not there if the package was not installed but only found.
     with contextlib.suppress(ImportError):

@@ -6,6 +6,7 @@ import os
 import sys
 
 from .. import _lib
+from .._rank.stack_answers import answer_if_unreadable
 from .._rank.store_wait import wait_for_stores
 from .results import ERROR, EXITED, RESULT, ResultSlot
 
@@ -112,6 +113,7 @@ def run_rank(
         _reset_paddle_backup()
         env_delta.apply()
         wait_for_stores()
+        answer_if_unreadable()
         try:
             _put_result(result_slot, func(*args))
         except SystemExit as error:
