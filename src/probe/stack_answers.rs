@@ -22,6 +22,8 @@ const INTERVAL: Duration = Duration::from_millis(5);
 const UNCHANGED_AT_END: u32 = 3;
 /// The same for a text that does not end with the frame of a module.
 const UNCHANGED: u32 = 20;
+/// The longest answer, in bytes: faulthandler writes 100 frames of 100 threads at most.
+const MOST: u64 = 4 << 20;
 
 /// The signal at which the stacks are written.
 fn signal() -> i32 {
@@ -77,7 +79,7 @@ fn catches_signal(pid: i32) -> bool {
 fn read(file: &mut File) -> Option<String> {
     let mut bytes = Vec::new();
     file.rewind().ok()?;
-    file.read_to_end(&mut bytes).ok()?;
+    file.take(MOST).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -123,7 +125,6 @@ mod tests {
 
     #[test]
     fn a_process_that_does_not_answer_is_sent_nothing() {
-        assert!(is_readable());
         assert_eq!(ask(std::process::id() as i32), None);
     }
 }
