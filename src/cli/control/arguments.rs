@@ -61,7 +61,7 @@ pub(super) enum Command {
     },
     /// Show a job's ranks: state, process id, CPU, memory, last output
     ///
-    /// They are those of all nodes.
+    /// Includes the ranks of all nodes.
     Status {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -77,7 +77,7 @@ pub(super) enum Command {
     },
     /// Show a job's ranks, their stacks and logs live; ? lists the keys
     ///
-    /// A key stops the job from there.
+    /// A key stops the job.
     Top {
         #[arg(help = JOB)]
         job: Option<String>,
@@ -131,7 +131,7 @@ pub(super) enum Command {
     Restart(RankEnd),
     /// Write an HTML page about a job: outcome, timeline, ranks, logs
     ///
-    /// The job has ended or still runs.
+    /// Works for ended and for running jobs.
     Report {
         /// The job's log folder
         #[arg(value_name = "LOG_DIR")]

@@ -14,7 +14,8 @@ pub(super) enum ControlError {
     #[error(transparent)]
     Report(#[from] ReportError),
     #[error(
-        "no job of this user runs on this machine (control sockets are in {}; a job in a container is found from inside it)",
+        "no job of this user runs on this machine (control sockets are in {}; a job in a container is found from inside it; \
+         `rlaunch report LOG_DIR` is about one that has ended)",
         runtime_folder::path().display()
     )]
     NoJobs,

@@ -22,6 +22,7 @@ use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
 use crate::sys::process::pidfd;
 use arguments::{Command, RankEnd, Request};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use client::{Answers, INTERVAL};
 use error::ControlError;
@@ -57,6 +58,11 @@ pub fn main(args: &[OsString]) -> i32 {
         Err(error) => {
             // Help and the version go to stdout.
             let _ = error.print();
+            if error.kind() == ErrorKind::InvalidSubcommand {
+                print_notice(
+                    "to start a script: `rlaunch launch SCRIPT`, or `rlaunch run SCRIPT` with torchrun's options",
+                );
+            }
             return if error.use_stderr() { exit_code::USAGE } else { exit_code::OK };
         }
     };

@@ -168,7 +168,11 @@ fn dump(ranks: &[RankTarget]) -> StackDump {
     let mut last_output = thread::within(LOGS_PATIENCE, last_output).unwrap_or_default().into_iter();
     let all = Snapshot::take();
     let read = |rank: &RankTarget| {
-        let (silent_seconds, last_line) = last_output.next().unwrap_or_default();
+        let (mut silent_seconds, mut last_line) = last_output.next().unwrap_or_default();
+        // An earlier job with the same log folder has written it.
+        if silent_seconds.is_some_and(|silent| silent > rank.lived_seconds()) {
+            (silent_seconds, last_line) = (None, None);
+        }
         let processes = stacks::read_tree(&all, rank.pid, rank.started);
         RankStacks { local_rank: rank.local_rank, processes, silent_seconds, last_line }
     };

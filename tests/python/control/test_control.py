@@ -226,6 +226,12 @@ def test_jobs_of_torchruns_command_line(jobs: Jobs) -> None:
         assert launcher.wait() != 0
 
 
+def test_a_script_without_a_command_is_refused_with_the_way_out(jobs: Jobs) -> None:
+    refused = jobs.ask("train.py")
+    assert refused.status == 2
+    assert "to start a script: `rlaunch launch SCRIPT`" in refused.stderr
+
+
 @pytest.mark.parametrize("kind", ["launch", "run"])
 def test_launch_and_run_start_jobs(kind: str, jobs: Jobs) -> None:
     (jobs.folder / "train.py").write_text("import sys\nsys.exit(7)\n")

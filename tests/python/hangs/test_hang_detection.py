@@ -54,6 +54,22 @@ def test_a_hang_is_reported_once(place: Place) -> None:
     assert "is the odd one" not in text
 
 
+def test_the_output_of_an_earlier_job_is_not_shown(place: Place) -> None:
+    """Logs are appended to."""
+    log = place.folder / "log/workerlog.0"
+    log.parent.mkdir()
+    log.write_text("of an earlier job\n")
+    os.utime(log, (1e9, 1e9))
+    place.script("if rank == 1:\n    print('of this job', flush=True)\ntell('ready', os.getpid())\nsleep()\n")
+    with place.start("--nproc_per_node=2", "--hang_timeout=0.5", "train.py") as launcher:
+        await_hang(place)
+        launcher.send_signal(signal.SIGTERM)
+        text = place.wait(launcher).stderr
+    assert REPORT in text
+    assert "of this job" in text
+    assert "of an earlier job" not in text
+
+
 def test_output_and_moving_stacks_are_no_hang(place: Place) -> None:
     place.script("""
         tell("ready", os.getpid())
