@@ -86,17 +86,18 @@ fn subcommand_page(mut command: Command) -> String {
     command.build();
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    let mut text = format!("# `rlaunch`\n\n{GENERATED}\n\n{about}.\n\n{}\n", after.replace('\n', " "));
+    let mut text = format!("# `rlaunch`\n\n{GENERATED}\n\n{about}.\n\n```text\n{after}\n```\n");
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
-        let args: Vec<&Arg> = sub.get_arguments().filter(|arg| !arg.is_hide_set()).collect();
+        let about = sub.get_long_about().or(sub.get_about()).map(ToString::to_string).unwrap_or_default();
+        let is_shown = |arg: &&Arg| !arg.is_hide_set() && arg.get_id() != "help";
+        let args: Vec<&Arg> = sub.get_arguments().filter(is_shown).collect();
         let is_required = |arg: &&&Arg| arg.is_positional();
         let operands: String = args.iter().filter(is_required).map(|arg| format!(" {}", operand(arg))).collect();
         let usage = format!("rlaunch {} [OPTIONS]{operands}", sub.get_name());
         text.push_str(&format!(
             "\n## `rlaunch {}`\n\n{}.\n\n```text\n{usage}\n```\n\n",
             sub.get_name(),
-            marked(&about)
+            marked(about.trim_end_matches('.'))
         ));
         text.push_str("| argument | meaning |\n|---|---|\n");
         for arg in args {

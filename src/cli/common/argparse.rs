@@ -83,6 +83,10 @@ impl ArgparseParser {
                 value = (!letters.is_empty()).then(|| OsStr::from_bytes(letters));
             }
             let text = match value {
+                // As in argparse, `-h` asks for the help whatever letters stand behind it.
+                Some(_) if is_short && (self.has_optional_value)(opt) && !arg.as_bytes().contains(&b'=') => {
+                    OsStr::new("")
+                }
                 Some(value) => value,
                 None if opt.kind == OptKind::Flag => OsStr::new("true"),
                 None if (self.has_optional_value)(opt) => OsStr::new(""),

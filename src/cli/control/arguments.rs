@@ -177,7 +177,14 @@ pub(super) fn help(name: &str) -> Result<String, CommandLineError> {
     let request = Request::command();
     let names: Vec<&str> = request.get_subcommands().map(clap::Command::get_name).collect();
     match name {
-        "all" => Ok(names.into_iter().map(help).collect::<Result<Vec<_>, _>>()?.join("\n")),
+        "all" => {
+            let text = |name| match name {
+                "launch" => paddle::parse::help(Some("all")),
+                "run" => torchrun::parse::help(Some("all")),
+                name => help(name),
+            };
+            Ok(names.into_iter().map(text).collect::<Result<Vec<_>, _>>()?.join("\n"))
+        }
         "launch" => paddle::parse::help(None),
         "run" => torchrun::parse::help(None),
         // clap gives the help as an error.
