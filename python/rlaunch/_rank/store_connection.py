@@ -11,6 +11,11 @@ import time
 
 from .._process import tcp_listeners
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
 # Seconds between two looks.
 _INTERVAL = 0.005
 
@@ -35,22 +40,59 @@ def has_listener(port: int) -> bool:
 
 
 def disable_send_delay(port: int) -> None:
-    """Sets TCP_NODELAY (tcp(7)) on the IPv4 connections of this process to a port.
+    """Sets TCP_NODELAY (tcp(7)) on the connections of this process to a port.
 
     Paddle writes each request in several pieces. With the delay, each waits 40 ms for the acknowledgement of
     the one before: a quarter of a second for a new process group.
     """
-    # Not by socket.socket(fileno=...): after socket.setdefaulttimeout that makes a connection non-blocking.
-    libc = ctypes.CDLL(None, use_errno=True)
-    wanted = struct.pack("=H", socket.AF_INET) + struct.pack("!H", port)
     on = ctypes.c_int(1)
+    for number, _, peer in _connections():
+        if peer == port:
+            option = (socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(on), ctypes.sizeof(on))
+            _libc().setsockopt(number, *option)
+
+
+def wait_for_clients(port: int, limit: float) -> None:
+    """Waits until no other process is connected to the store of this one, at most ``limit`` seconds.
+
+    Args:
+        port: That of the store. This process is a client too, and does not count.
+        limit: Seconds.
+    """
+    deadline = time.monotonic() + limit
+    while _has_clients(port) and time.monotonic() < deadline:
+        time.sleep(_INTERVAL)
+
+
+def _has_clients(port: int) -> bool:
+    connections = list(_connections())
+    own = {here for _, here, peer in connections if peer == port}
+    return any(here == port and peer not in own for _, here, peer in connections)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _connections() -> Iterator[tuple[int, int, int]]:
+    """Yields each connection of this process: its descriptor, its own port and that of its peer."""
+    # Not by socket.socket(fileno=...): after socket.setdefaulttimeout that makes a connection non-blocking.
+    libc = _libc()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            # The beginning of a sockaddr_in: family, port.
-            peer = ctypes.create_string_buffer(128)
-            size = ctypes.c_uint(len(peer))
-            if libc.getpeername(int(name), peer, ctypes.byref(size)) == 0 and peer.raw[:4] == wanted:
-                option = (socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(on), ctypes.sizeof(on))
-                libc.setsockopt(int(name), *option)
+            here, peer = _port(libc.getsockname, int(name)), _port(libc.getpeername, int(name))
+            if here is not None and peer is not None:
+                yield int(name), here, peer
+
+
+def _port(function: Any, number: int) -> int | None:
+    """The port of an address; None: it has none."""
+    # The beginning of a sockaddr_in and a sockaddr_in6: family, port.
+    address = ctypes.create_string_buffer(128)
+    size = ctypes.c_uint(len(address))
+    if function(number, address, ctypes.byref(size)) != 0:
+        return None
+    family, port = struct.unpack("=H", address.raw[:2])[0], struct.unpack("!H", address.raw[2:4])[0]
+    return int(port) if family in (socket.AF_INET, socket.AF_INET6) else None

@@ -7,6 +7,7 @@ frameworks as they are.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -20,6 +21,9 @@ VARIABLE = "RLAUNCH_STORE_WAIT"
 
 # Seconds to wait for the store: as long as Paddle would sleep. Then the frameworks try again themselves.
 MAX_WAIT = 3.0
+
+# Seconds that rank 0 waits at its exit for the other ranks of Paddle to disconnect.
+MAX_EXIT_WAIT = 0.5
 
 _PADDLE = "paddle.base.core"
 _TORCH = "torch.distributed.rendezvous"
@@ -54,9 +58,23 @@ def _wrap_paddle() -> None:
         store = create()
         created.add(os.getpid())
         store_connection.disable_send_delay(port)
+        if os.environ.get("PADDLE_TRAINER_ID") == "0":
+            atexit.register(_keep_store, os.getpid(), port)
         return store
 
     core.create_or_get_global_tcp_store = create_after_wait
+
+
+def _keep_store(pid: int, port: int) -> None:
+    """Lets the other ranks disconnect from the store before the exit of the process that has it.
+
+    The thread of Paddle's store runs on while exit(3) destroys what it uses: a rank that disconnects in this
+    time makes it abort the process (LibUVClient::readCallback, Paddle 3.3).
+    """
+    from . import store_connection
+
+    if os.getpid() == pid:
+        store_connection.wait_for_clients(port, MAX_EXIT_WAIT)
 
 
 def _wrap_torch() -> None:

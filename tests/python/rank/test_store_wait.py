@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import socket
 import subprocess
@@ -223,3 +225,41 @@ def test_a_kernel_without_ipv6_shows_its_listeners(
     assert not store_connection.has_listener(number)
     port.listen()
     assert store_connection.has_listener(number)
+
+
+CLIENT = "import socket, sys; link = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input()"
+
+
+def test_rank_0_waits_for_the_other_ranks_to_disconnect() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as links:
+        port = server.getsockname()[1]
+        # Paddle's rank 0 is a client of its own store.
+        links.enter_context(socket.create_connection(("127.0.0.1", port)))
+        links.enter_context(server.accept()[0])
+        store_connection.wait_for_clients(port, 600)
+        with subprocess.Popen([sys.executable, "-c", CLIENT, str(port)], stdin=subprocess.PIPE) as client:
+            other = links.enter_context(server.accept()[0])
+            store_connection.wait_for_clients(port, 0.01)
+            assert client.poll() is None
+            closes = threading.Timer(0.05, other.close)
+            closes.start()
+            store_connection.wait_for_clients(port, 600)
+            assert closes.finished.is_set()
+            closes.join()
+            assert client.stdin is not None
+            client.stdin.close()
+
+
+def test_rank_0_of_paddle_waits_at_its_exit(
+    core: types.ModuleType, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    monkeypatch.setattr(store_connection, "wait_for_clients", lambda *given: waits.append(given))
+    monkeypatch.setattr(atexit, "register", lambda function, *given: function(*given))
+    port.listen()
+    for rank, expected in (("1", []), ("0", [(port.getsockname()[1], store_wait.MAX_EXIT_WAIT)])):
+        monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
+        monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+        store_wait._wrap_paddle()
+        core.create_or_get_global_tcp_store()
+        assert waits == expected
