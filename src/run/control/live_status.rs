@@ -260,7 +260,7 @@ impl LiveStatus {
     /// A client wants the ranks to have at most this time to end.
     pub fn limit_grace(&self, grace: Duration) {
         let millis = u64::try_from(grace.as_millis()).unwrap_or(NONE - 1);
-        self.0.grace.store(millis, Ordering::SeqCst);
+        self.0.grace.fetch_min(millis, Ordering::SeqCst);
     }
 
     /// The grace period of a stop: the job's, or the shorter one that a client has asked for.

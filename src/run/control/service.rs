@@ -93,6 +93,8 @@ pub(super) struct ControlService {
     pub(super) reader: StackReader,
     gpus: GpuReader,
     pub(super) stop: StopSwitch,
+    /// A client has stopped the job. The event loop may not have seen the signal yet. A stop is for good: it ends all attempts and rounds.
+    has_stopped: bool,
     /// Sends answers back to this service.
     pub(super) answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
     looks: BTreeMap<NodeQuestion, Look>,
@@ -232,6 +234,7 @@ impl ControlService {
             reader,
             gpus: GpuReader::default(),
             stop,
+            has_stopped: false,
             answers,
             looks: BTreeMap::new(),
             to_others: None,
@@ -274,14 +277,17 @@ impl ControlService {
         }
         let JobStatus { phase, round, .. } = self.status.get();
         // A second signal would end the grace period.
-        if phase == LaunchPhase::Stopping && grace_period != Some(0.0) {
+        if (self.has_stopped || phase == LaunchPhase::Stopping) && grace_period != Some(0.0) {
             if grace.is_some_and(|grace| self.status.request_grace_limit(round, grace)) {
                 signals::wake();
             }
             return ControlAnswer::Stopping;
         }
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
-            Ok(()) => ControlAnswer::Stopping,
+            Ok(()) => {
+                self.has_stopped = true;
+                ControlAnswer::Stopping
+            }
             Err(error) => refused(format!("the launcher cannot be signalled: {error}")),
         }
     }

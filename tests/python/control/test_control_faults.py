@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -96,6 +97,17 @@ def test_clients_that_hang_flood_and_lie(jobs: Jobs) -> None:
         assert answers == ["status"] * 3
         assert launcher.poll() is None
         assert supervisor_of(launcher).memory_info().rss < 100 << 20
+
+
+def test_stops_at_the_same_time_are_one(jobs: Jobs) -> None:
+    """The later ones come before the launcher has seen the signal of the first one."""
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + QUIET
+    with jobs.job("--grace_period=500", script=deaf, ranks=2) as launcher:
+        with jobs.connect() as client, client.makefile("rb") as answers:
+            client.sendall(b'{"version": 1, "request": "stop", "grace_period": null}\n' * 6)
+            assert [json.loads(answers.readline())["answer"] for _ in range(6)] == ["stopping"] * 6
+        assert jobs.ask("stop", "--grace_period=0.2").status == 0
+        assert "second signal" not in jobs.wait(launcher).stderr
 
 
 def test_a_client_that_goes_while_its_stacks_are_read(jobs: Jobs) -> None:
