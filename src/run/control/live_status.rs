@@ -140,11 +140,12 @@ impl LiveStatus {
 
     /// The ranks of this plan are about to be started. `refused`: why they cannot be restarted, if so.
     pub fn begin(&self, plan: &Plan, round: Option<u64>, attempt: u32, refused: Option<RestartRefused>) {
+        // Locked for both: no request to the ranks of the round before may be noted in between.
+        let mut status = self.lock();
         {
             let mut requests = self.lock_requests();
             *requests = Requests { refused, met: requests.met, ..Requests::default() };
         }
-        let mut status = self.lock();
         status.job_id.clone_from(&plan.job_id);
         (status.nnodes, status.world_size) = (plan.nnodes, plan.world_size);
         (status.round, status.attempt) = (round, attempt);
@@ -205,17 +206,14 @@ impl LiveStatus {
 
     /// A client wants another attempt. Returns the number of the present one.
     pub fn request_restart(&self, request: RestartRequest) -> Result<u32, RestartRefused> {
-        let (phase, attempt) = {
-            let status = self.lock();
-            (status.phase, status.attempt)
-        };
+        let status = self.lock();
         let mut requests = self.lock_requests();
-        match (requests.refused, phase) {
+        match (requests.refused, status.phase) {
             (Some(refused), _) => Err(refused),
             (None, LaunchPhase::Running | LaunchPhase::Restarting) if requests.is_ending => Err(RestartRefused::Ending),
             (None, LaunchPhase::Running | LaunchPhase::Restarting) => {
                 requests.restart = Some(request);
-                Ok(attempt)
+                Ok(status.attempt)
             }
             (None, phase) => Err(RestartRefused::NotRunning(phase)),
         }
@@ -229,7 +227,8 @@ impl LiveStatus {
     /// A user wants the ranks of this round, also those that are ending, to have at most this time to end. Returns whether the round is
     /// the present one; `None`: the job has no rounds.
     pub fn request_grace_limit(&self, round: Option<u64>, grace: Duration) -> bool {
-        let is_present = self.lock().round == round;
+        let status = self.lock();
+        let is_present = status.round == round;
         if is_present {
             let mut requests = self.lock_requests();
             requests.grace_limit = Some(requests.grace_limit.map_or(grace, |before| before.min(grace)));
@@ -266,5 +265,37 @@ impl LiveStatus {
     /// The grace period of a stop: the job's, or the shorter one that a client has asked for.
     pub fn grace(&self, of_job: Duration) -> Duration {
         Duration::from_millis(self.0.grace.load(Ordering::SeqCst)).min(of_job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::framework::paddle_launch::PodInfo;
+    use std::sync::atomic::AtomicBool;
+
+    #[test]
+    fn what_is_asked_of_a_round_is_not_taken_in_the_next_one() {
+        let pod = PodInfo { name: String::new(), log_dir: String::new(), auto_cluster: false };
+        let job_id = String::new();
+        let plan = Plan { ranks: Vec::new(), nnodes: 2, world_size: 2, pod, job_id, mode: "x", awaits_servers: false };
+        let (status, is_over) = (LiveStatus::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            // Asks in the rounds of even numbers.
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    if let round @ Some(_) = status.get().round.filter(|round| round % 2 == 0) {
+                        status.request_grace_limit(round, Duration::ZERO);
+                    }
+                }
+            });
+            for round in 0..20_000 {
+                status.begin(&plan, Some(round), 0, None);
+                if round % 2 == 1 {
+                    assert_eq!(status.take_grace_limit(), None, "round {round}");
+                }
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
     }
 }
