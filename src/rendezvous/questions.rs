@@ -70,6 +70,13 @@ pub enum QuestionMessage {
         /// The question.
         text: String,
     },
+    /// Something that all other nodes are to know, and that has no answer.
+    Tell {
+        /// Its number, as that of a question.
+        number: u64,
+        /// What they receive as a question.
+        text: String,
+    },
     /// An answer.
     Answer {
         /// The node that has asked.

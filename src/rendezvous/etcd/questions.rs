@@ -76,19 +76,31 @@ impl EtcdQuestions {
         self.caller.call("/v3/kv/txn", request)
     }
 
-    fn ask(&mut self, number: u64, text: &str) -> Result<(), EtcdError> {
+    /// Writes a question, unless it is too long. Returns its id and the revision.
+    fn put(&self, number: u64, text: &str) -> Result<Option<(String, i64)>, EtcdError> {
         let lease = self.lease.load(Ordering::Relaxed);
         if lease == 0 || text.len() > MAX_QUESTION {
-            return Ok(());
+            return Ok(None);
         }
+        let id = QuestionId { asker: self.own_id.clone(), number, lease }.to_string();
+        let put = json!({ "request_put": codec::put(&self.keys.question(&id), text, lease) });
+        let done = self.call(&json!({ "success": [put] }))?;
+        Ok(Some((id, codec::revision(&done))))
+    }
+
+    /// The other nodes' watches show a key also where it is deleted at once.
+    fn tell(&self, number: u64, text: &str) -> Result<(), EtcdError> {
+        let Some((id, _)) = self.put(number, text)? else { return Ok(()) };
+        self.delete(&id)
+    }
+
+    fn ask(&mut self, number: u64, text: &str) -> Result<(), EtcdError> {
         while self.open.len() >= MAX_OPEN
             && let Some(oldest) = self.open.keys().next().copied()
         {
             self.forget(oldest)?;
         }
-        let id = QuestionId { asker: self.own_id.clone(), number, lease }.to_string();
-        let put = json!({ "request_put": codec::put(&self.keys.question(&id), text, lease) });
-        let asked = self.call(&json!({ "success": [put] }))?;
+        let Some((id, revision)) = self.put(number, text)? else { return Ok(()) };
         let (answers, listener) = (self.keys.answers(&id), self.listener.clone());
         let prefix = answers.clone();
         let report = move |kv: KeyValue| {
@@ -104,7 +116,7 @@ impl EtcdQuestions {
             WatchEvent::All(kvs, _) => kvs.into_iter().for_each(&report),
             WatchEvent::Behind | WatchEvent::Refused(_) | WatchEvent::Failing(_) | WatchEvent::Works => {}
         };
-        let from = (codec::revision(&asked), self.patience);
+        let from = (revision, self.patience);
         let watch = WatchHandle::start_after(&self.caller.client, answers, from, on_event)
             .map_err(|error| EtcdError::Unreachable(error.to_string()))?;
         self.open.insert(number, OpenQuestion { id, asked: clock::now(), watch });
@@ -125,8 +137,13 @@ impl EtcdQuestions {
     fn forget(&mut self, number: u64) -> Result<(), EtcdError> {
         let Some(OpenQuestion { id, watch, .. }) = self.open.remove(&number) else { return Ok(()) };
         drop(watch);
-        let question = json!({ "request_delete_range": codec::get(&self.keys.question(&id)) });
-        let answers = json!({ "request_delete_range": codec::range(&self.keys.answers(&id)) });
+        self.delete(&id)
+    }
+
+    /// Deletes a question and its answers.
+    fn delete(&self, id: &str) -> Result<(), EtcdError> {
+        let question = json!({ "request_delete_range": codec::get(&self.keys.question(id)) });
+        let answers = json!({ "request_delete_range": codec::range(&self.keys.answers(id)) });
         self.call(&json!({ "success": [question, answers] })).map(drop)
     }
 }
@@ -140,6 +157,7 @@ impl QuestionSender for EtcdQuestions {
         overdue.into_iter().for_each(|number| drop(self.forget(number)));
         let sent = match message {
             QuestionMessage::Ask { number, text } => self.ask(number, &text),
+            QuestionMessage::Tell { number, text } => self.tell(number, &text),
             QuestionMessage::Answer { id, text, .. } => self.answer(&id, &text),
             QuestionMessage::Forget { number } => self.forget(number),
         };

@@ -308,7 +308,7 @@ impl ControlService {
     fn limit_grace_of_others(&mut self, grace: Duration) {
         if let Some(round) = self.status.get().round {
             let (number, text) = (self.gatherings.next_number(), GraceLimit::new(round, grace).encode());
-            self.tell_others(QuestionMessage::Ask { number, text });
+            self.tell_others(QuestionMessage::Tell { number, text });
         }
     }
 

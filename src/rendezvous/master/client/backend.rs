@@ -150,7 +150,9 @@ struct MasterQuestions(Arc<SharedState>);
 impl QuestionSender for MasterQuestions {
     fn send(&mut self, message: QuestionMessage) {
         match message {
-            QuestionMessage::Ask { number, text } => self.0.send(FromNode::Ask { number, text }),
+            QuestionMessage::Ask { number, text } | QuestionMessage::Tell { number, text } => {
+                self.0.send(FromNode::Ask { number, text });
+            }
             QuestionMessage::Answer { asker, id, text } => {
                 if let Some(number) = id.parse().ok().filter(|_| text.len() <= MAX_ANSWER) {
                     self.0.send(FromNode::Answer { asker, number, text });

@@ -82,6 +82,23 @@ fn what_a_lost_node_has_asked_goes_with_its_lease() {
 }
 
 #[test]
+fn what_a_node_tells_is_heard_and_leaves_no_key() {
+    let etcd = Etcd::start();
+    let config = config(&[etcd.endpoint()], "job");
+    let (mut a, mut b) = two(&config);
+    let ((mut from_a, at_a), (_, at_b)) = (connected(&mut a), connected(&mut b));
+    for number in 1..=20 {
+        from_a.send(QuestionMessage::Tell { number, text: "hurry".into() });
+        assert!(keys(&etcd).is_empty());
+        next_id(&at_b, "a", "hurry");
+    }
+    assert!(at_a.is_empty() && at_b.is_empty());
+    a.close();
+    b.close();
+    assert_eq!(etcd.keys("/"), [""; 0]);
+}
+
+#[test]
 fn questions_that_are_not_forgotten_give_way_to_new_ones() {
     let etcd = Etcd::start();
     let config = config(&[etcd.endpoint()], "job");
