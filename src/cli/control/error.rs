@@ -43,6 +43,8 @@ pub(super) enum ControlError {
     Refused(String),
     #[error("the job has ended instead of starting again; its logs are in {}", .0.display())]
     EndedInstead(PathBuf),
+    #[error("{job} has ended without a result in {}: its launcher was killed, or could not write there", .log_dir.display())]
+    NoResult { job: String, log_dir: PathBuf },
     #[error("its launcher {0} is in another PID namespace, so its end cannot be waited for; use --no-wait")]
     OtherNamespace(i32),
     #[error("`launch` and `run` start with the interpreter: use `python -m rlaunch` or `python -m rlaunch.run`")]

@@ -25,16 +25,25 @@ pub(super) fn stop(mut client: Client, grace_period: Option<f64>, wait: bool) ->
     }
     let launcher = pidfd::open(status.launcher).ok().filter(|_| is_launcher(status.launcher));
     let launcher = launcher.ok_or(ControlError::OtherNamespace(status.launcher))?;
+    // It outlives a launcher that is killed, and ends the ranks.
+    let supervisor = pidfd::open(status.supervisor).ok();
     let began = clock::now();
     client.ask(request)?;
-    if !pidfd::await_any(&[launcher.as_fd()], SLOW) {
-        print_notice(&describe_wait(&mut client, &status));
-        while !pidfd::await_any(&[launcher.as_fd()], Duration::from_secs(30)) {}
+    let mut patience = SLOW;
+    for process in [Some(launcher), supervisor].iter().flatten() {
+        while !pidfd::await_any(&[process.as_fd()], patience) {
+            if patience == SLOW {
+                print_notice(&describe_wait(&mut client, &status));
+            }
+            patience = Duration::from_secs(30);
+        }
     }
     let what = living(&status).map_or("stopped".to_owned(), |ranks| format!("{ranks} stopped"));
     let exit_status = read_result(&status.log_dir)["exit_status"].as_i64();
-    let exit_status = exit_status.map_or(String::new(), |status| format!(", exit status {status}"));
-    print_output(&format!("{}: {what} after {}{exit_status}\n", job(&status), lasted(clock::now() - began)));
+    let exit_status =
+        exit_status.ok_or_else(|| ControlError::NoResult { job: job(&status), log_dir: status.log_dir.clone() })?;
+    let after = lasted(clock::now() - began);
+    print_output(&format!("{}: {what} after {after}, exit status {exit_status}\n", job(&status)));
     Ok(())
 }
 

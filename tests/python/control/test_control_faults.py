@@ -205,6 +205,26 @@ def test_a_job_whose_supervisor_is_stopped(jobs: Jobs) -> None:
             supervisor.resume()
 
 
+def test_a_stop_whose_launcher_is_killed_waits_for_the_ranks_and_fails(jobs: Jobs) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + QUIET
+    with jobs.job("--grace_period=500", script=deaf, ranks=2) as launcher:
+        ranks, supervisor = jobs.ready(2), supervisor_of(launcher)
+        command = [sys.executable, "-m", "rlaunch.control", "stop"]
+        with subprocess.Popen(command, env=jobs.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stop:
+            assert stop.stderr
+            assert b"waiting for ranks 0, 1 of job" in stop.stderr.readline()
+            supervisor.suspend()
+            launcher.kill()
+            launcher.wait()
+            with pytest.raises(subprocess.TimeoutExpired):
+                stop.wait(timeout=1)
+            supervisor.kill()
+            out, err = stop.communicate(timeout=30)
+        await_gone(*ranks)
+    assert (stop.returncode, out) == (1, b""), err
+    assert b"has ended without a result in " in err, err
+
+
 def test_a_job_stops_though_the_disk_of_its_interpreter_hangs(jobs: Jobs) -> None:
     """The reader of stacks is started by then, and waits for the disk in execve."""
     jobs.script(QUIET)
