@@ -23,7 +23,9 @@ impl EventLoop<'_> {
     /// Ends a rank that has failed and does not exit.
     pub(super) fn watch_exits(&mut self) -> io::Result<()> {
         let (ranks, attempt) = (&self.ranks, self.engine.running_attempt());
-        let Some(stuck) = self.exits.turn(attempt, |local| ranks.stack_target(local)) else { return Ok(()) };
+        let found = self.exits.turn(attempt, |local| ranks.stack_target(local));
+        // One that is aborted already, for another reason, gets no second SIGABRT.
+        let Some(stuck) = found.filter(|stuck| !ranks.is_aborted(stuck.local_rank)) else { return Ok(()) };
         let late = self.ranks.report_stuck_exit(&stuck);
         self.abort(vec![stuck.local_rank], AbortReason::StuckExit(late))
     }

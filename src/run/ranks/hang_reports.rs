@@ -84,6 +84,11 @@ impl RankProcesses<'_> {
         }
     }
 
+    /// Whether this rank is aborted already.
+    pub fn is_aborted(&self, local_rank: usize) -> bool {
+        self.processes[local_rank].aborted.is_some()
+    }
+
     /// The ranks of the present attempt, as reports name them.
     pub fn rank_lines(&self) -> Vec<RankLine> {
         let line = |(local_rank, process): (usize, &RankState)| RankLine {

@@ -95,6 +95,25 @@ def test_a_second_attempt_is_watched_too(place: Place) -> None:
     assert ended.stderr.count("and does not exit; it gets SIGABRT") == 2, ended.stderr
 
 
+def test_one_that_is_aborted_already_is_not_reported(place: Place) -> None:
+    """SIGABRT makes it fail, and it does not exit."""
+    place.script("""
+        import threading
+        def fail(*_):
+            threading.Thread(target=sleep).start()
+            raise ValueError("bad sample 17")
+        signal.signal(signal.SIGABRT, fail)
+        tell("ready", os.getpid())
+        await_file("ready.1")
+        sleep() if rank == 1 else sys.exit()
+    """)
+    options = ("--straggler_timeout=0.5", "--exit_timeout=0.3", "--grace_period=4")
+    ended = place.run("--nproc_per_node=2", *options, "train.py")
+    assert "rank(s) 1 did not end by SIGABRT within the grace period" in ended.stderr, ended.stderr
+    assert "does not exit" not in ended.stderr, ended.stderr
+    assert not [one for one in place.events() if one["event"] == "stuck_exit"]
+
+
 def test_a_rank_that_works_in_c_is_left_alone(place: Place) -> None:
     place.script("""
         import atexit, hashlib
