@@ -7,6 +7,7 @@ pub mod polled_reader;
 
 use crate::model::{ProcessLabel, Role};
 use crate::report::stacks::{RankLine, StackDump, render_stacks};
+use crate::sys::process::procfs;
 use crate::sys::process::procfs::stat::ProcStat;
 use collector::{StackReader, StacksUnavailable};
 use look::{RankTarget, StackAnswer, StackRequest};
@@ -14,6 +15,14 @@ use std::ffi::OsString;
 
 /// The name of the threads that start a reader process, and of that process until its execve succeeds.
 pub const READER_THREAD: &str = "rlaunch-look";
+
+/// Whether this is a reader of stacks that is being started, from a disk that hangs: it is the launcher's, and has the command line of this
+/// process until its execve succeeds. A rank may give its processes any name.
+pub fn is_reader(pid: i32, stat: &ProcStat) -> bool {
+    let command = |pid| procfs::read(pid, "cmdline").ok();
+    let this = std::process::id() as i32;
+    stat.name == READER_THREAD && stat.parent == this && command(pid).is_some_and(|own| Some(own) == command(this))
+}
 
 /// The stacks of child processes of this one: their ranks and process ids. `python`: the absolute path of an interpreter that has this
 /// package.

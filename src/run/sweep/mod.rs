@@ -6,7 +6,7 @@ pub mod no_sweep;
 pub mod paddle_memory;
 
 use crate::run::engine::PendingExit;
-use crate::run::stacks::READER_THREAD;
+use crate::run::stacks::is_reader;
 use crate::run::sweep::no_sweep::{LATE_PATIENCE, NoSweep};
 use crate::run::sweep::paddle_memory::RemovedMemory;
 use crate::supervise::KILL_PATIENCE;
@@ -64,9 +64,9 @@ pub const CGROUP_PATIENCE: Duration = Duration::from_millis(100);
 /// Killed processes and how each was last seen: a process may call execve in the meantime.
 type Killed = BTreeMap<i32, ProcStat>;
 
-/// What the ranks have left behind of these: a reader of stacks that is being started, from a disk that hangs, is the launcher's.
+/// What the ranks have left behind of these.
 fn leftovers(found: Killed) -> Vec<Leftover> {
-    let of_ranks = found.into_iter().filter(|(_, stat)| stat.name != READER_THREAD);
+    let of_ranks = found.into_iter().filter(|(pid, stat)| !is_reader(*pid, stat));
     of_ranks.map(|(pid, stat)| Leftover { pid, name: stat.name }).collect()
 }
 
@@ -306,11 +306,13 @@ fn was_killed(pid: i32, all: &Snapshot, killed: &Killed) -> bool {
     killed.get(&pid).is_some_and(|before| all.get(pid).is_some_and(|stat| stat.started == before.started))
 }
 
-/// Kills processes that the snapshot shows and records them.
+/// Kills processes that the snapshot shows and records them, but for readers of stacks.
 fn kill(pids: &BTreeSet<i32>, all: &Snapshot, killed: &mut Killed) {
     for (pid, stat) in pids.iter().filter_map(|pid| Some((*pid, all.get(*pid)?))) {
         // The number may have gone to another process since.
-        killed.extend(tree::kill_if(pid, |now| now.started == stat.started).map(|stat| (pid, stat)));
+        let is_reader = is_reader(pid, stat);
+        let done = tree::kill_if(pid, |now| now.started == stat.started).filter(|_| !is_reader);
+        killed.extend(done.map(|stat| (pid, stat)));
     }
 }
 
@@ -483,8 +485,14 @@ mod tests {
 
     #[test]
     fn a_reader_of_stacks_that_is_being_started_is_no_leftover_of_a_rank() {
-        let named = |name: &str| ProcStat { name: name.into(), ..ProcStat::of(this()).unwrap() };
-        let found = Killed::from([(7, named("rlaunch-look")), (8, named("sleep"))]);
-        assert_eq!(leftovers(found), [Leftover { pid: 8, name: "sleep".into() }]);
+        let child = ProcStat { name: "rlaunch-look".into(), parent: this(), ..ProcStat::of(this()).unwrap() };
+        let other = ProcStat { name: "sleep".into(), ..child.clone() };
+        assert_eq!(leftovers(Killed::from([(this(), child.clone())])), []);
+        assert_eq!(leftovers(Killed::from([(this(), other)])), [Leftover { pid: this(), name: "sleep".into() }]);
+        // Of a rank: with another command line, or below another process.
+        let below_another = ProcStat { parent: 1, ..child.clone() };
+        for (pid, stat) in [(1, child), (this(), below_another)] {
+            assert_eq!(leftovers(Killed::from([(pid, stat.clone())])), [Leftover { pid, name: stat.name }]);
+        }
     }
 }

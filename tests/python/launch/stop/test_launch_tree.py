@@ -59,6 +59,21 @@ def test_processes_that_a_rank_leaves_are_swept_and_named(place: Place, mark: st
     assert sweep_messages(ended) == ["swept 6 leftover processes of rank 0 (sleep, sh)"]
 
 
+def test_a_leftover_with_the_name_of_a_reader_of_stacks_is_named(place: Place, mark: str) -> None:
+    place.script("""
+        import ctypes
+        if os.fork() == 0:
+            os.setsid()
+            ctypes.CDLL(None).prctl(15, b"rlaunch-look")  # PR_SET_NAME
+            tell("named", os.getpid())
+            sleep()
+        await_file("named.0")
+    """)
+    ended = place.run("train.py", env=environment(MARK=mark))
+    assert marked(mark) == []
+    assert sweep_messages(ended) == ["swept 1 leftover process of rank 0 (rlaunch-look)"]
+
+
 def test_a_rank_is_swept_while_the_others_go_on(place: Place, mark: str) -> None:
     """Its own leftovers alone: a daemon of a rank that lives stays."""
     place.script(LEAVE + "leave()\ntell('ready', os.getpid())\nawait_file(f'end.{rank}')")
