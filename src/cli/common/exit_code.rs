@@ -1,4 +1,4 @@
-//! Exit statuses of `python -m rlaunch`. Documented in its help and in docs/launch.md.
+//! Exit statuses of `python -m rlaunch`. The help and `docs/reference/exit-status.md` show them.
 
 use crate::cli::common::error::CliError;
 use crate::protocol::JobEnd;

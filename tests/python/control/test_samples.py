@@ -24,6 +24,14 @@ from run_records import Page, Records
 SCHEMA = json.loads((ROOT / "docs/events.schema.json").read_text())
 QUIET = "print('ready', flush=True)\ntell('ready', os.getpid())\nawait_file('go')\n"
 BUSY = "tell('ready', os.getpid())\nwhile rank == 1 and not os.path.exists('go'): pass\nawait_file('go')\n"
+# Ends once its records have so many samples.
+SAMPLED = """
+import glob, time
+def samples():
+    return sum(open(path).read().count('"event":"sample"') for path in glob.glob("{}", recursive=True))
+while samples() < {}:
+    time.sleep(0.02)
+"""
 
 
 @pytest.fixture
@@ -181,7 +189,8 @@ def test_the_metrics_of_ranks(jobs: Jobs) -> None:
 
 
 def test_a_metrics_file_that_cannot_be_written_is_named_once(jobs: Jobs) -> None:
-    jobs.script("time.sleep(0.5)\n")
+    # Several times: after the first sample there are others.
+    jobs.script(SAMPLED.format("log/rlaunch/events.jsonl", 3))
     ended = jobs.run(
         "--nproc_per_node=1", "--sample=0.1", "--metrics_file=no/job.prom", "train.py", env=jobs.env
     )
@@ -192,7 +201,7 @@ def test_a_metrics_file_that_cannot_be_written_is_named_once(jobs: Jobs) -> None
 
 def test_jobs_of_torchruns_command_line(jobs: Jobs) -> None:
     path = jobs.folder / "job.prom"
-    (jobs.folder / "train.py").write_text("import time\ntime.sleep(1)\n")
+    (jobs.folder / "train.py").write_text(SAMPLED.format("log/**/rlaunch/events.jsonl", 1))
     command = [sys.executable, "-m", "rlaunch.run", "--nproc-per-node=1", "--log-dir=log", "--sample=0.2"]
     done = subprocess.run(
         [*command, f"--metrics-file={path}", "train.py"], env=jobs.env, cwd=jobs.folder, check=False
