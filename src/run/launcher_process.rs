@@ -7,6 +7,7 @@ use crate::model::Exit;
 use crate::rendezvous::lease::NodeLease;
 use crate::run::launch::Launch;
 use crate::run::multi_node::lease_guard::LeaseGuard;
+use crate::run::stop_requests::SchedulerSigterm;
 use crate::run::sweep;
 use crate::run::sweep::SweepResult;
 use crate::run::zygote;
@@ -159,6 +160,7 @@ impl LauncherSide {
             poll.readable(lease, LEASE)?;
         }
         let (mut stops, mut deadline) = (0, None::<Duration>);
+        let mut sigterm = SchedulerSigterm::new(launch.policy.same_sigterm);
         loop {
             let ready = poll.wait(deadline.map(|at| at.saturating_sub(clock::now())))?;
             // First of all, also after a pause of this process.
@@ -183,6 +185,7 @@ impl LauncherSide {
                         deadline = deadline.map(|at| at + clock::now().saturating_sub(asleep));
                     }
                     libc::SIGWINCH if self.resizes => self.send(signal),
+                    signal if sigterm.repeats(signal, clock::now()) => {}
                     signal => {
                         self.request(signal);
                         if !launch.forwarded_signals.contains(&signal) {

@@ -4,6 +4,36 @@
 
 use crate::supervise::SupervisorEvent;
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// Tells a scheduler's repetitions of SIGTERM from further requests.
+#[derive(Debug)]
+pub struct SchedulerSigterm {
+    /// How long after the first one they come.
+    within: Duration,
+    first: Option<Duration>,
+}
+
+impl SchedulerSigterm {
+    /// None has come. `within`: how long after the first one the scheduler repeats it; zero: never.
+    pub fn new(within: Duration) -> Self {
+        Self { within, first: None }
+    }
+
+    /// Whether this signal repeats an earlier one.
+    pub fn repeats(&mut self, signal: i32, now: Duration) -> bool {
+        if signal != libc::SIGTERM {
+            return false;
+        }
+        match self.first {
+            Some(first) => now.saturating_sub(first) < self.within,
+            None => {
+                self.first = Some(now);
+                false
+            }
+        }
+    }
+}
 
 /// How a signal reached the supervisor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +111,16 @@ mod tests {
         assert_eq!(stops(&[Requested, Requested]), [true, true]);
         assert_eq!(stops(&[Directly, Requested, Requested, Directly]), [true, false, true, false]);
         assert_eq!(stops(&[Requested, Directly, Directly, Requested]), [true, false, false, true]);
+    }
+
+    #[test]
+    fn a_schedulers_sigterm_is_one_request() {
+        let at = Duration::from_millis;
+        let mut sigterm = SchedulerSigterm::new(at(5000));
+        let came = [(15, 7), (18, 8), (15, 330), (2, 400), (15, 5006), (15, 5008)];
+        assert_eq!(came.map(|(signal, ms)| sigterm.repeats(signal, at(ms))), [false, false, true, false, true, false]);
+        let mut users = SchedulerSigterm::new(Duration::ZERO);
+        assert_eq!([1, 2].map(|ms| users.repeats(15, at(ms))), [false, false]);
     }
 
     #[test]

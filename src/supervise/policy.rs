@@ -10,6 +10,8 @@ pub struct SupervisionPolicy {
     pub grace: Duration,
     /// Time, on the clock of the events, at which the scheduler kills the launcher. The grace period ends no later.
     pub stop_by: Option<Duration>,
+    /// How long after the first SIGTERM further ones are the same request: a scheduler sends several.
+    pub same_sigterm: Duration,
     /// Restarts.
     pub restart: RestartPolicy,
     /// Number of the first attempt; not 0 if earlier rounds had attempts.

@@ -66,6 +66,10 @@ pub fn advertise(rendezvous: &RendezvousSpec) -> Result<AdvertisedAddress, CliEr
     let towards = |at: &Endpoint| {
         // A name may get its address while nodes wait (a pod's).
         match net::local_address_to(&at.host, at.port) {
+            Ok(found) if found.is_loopback() && is_own_name(rendezvous, &at.host) => Ok((
+                first_own_address(),
+                format!("{} is loopback on this machine; it is the first of its interfaces", at.host),
+            )),
             Ok(found) => Ok((found, format!("it routes to {at}"))),
             Err(_) if net::resolve(&at.host).is_empty() => Ok((
                 first_own_address(),
@@ -110,6 +114,14 @@ pub fn advertise(rendezvous: &RendezvousSpec) -> Result<AdvertisedAddress, CliEr
         );
     }
     Ok(AdvertisedAddress { address: address.to_string(), from, interface })
+}
+
+/// Whether this is a name under which other nodes reach this machine, though it resolves to loopback here: on Debian the host's own
+/// name is 127.0.1.1 (Debian Reference 5.1.1, "The hostname resolution").
+fn is_own_name(rendezvous: &RendezvousSpec, host: &str) -> bool {
+    let is_name = host != "localhost" && host.parse::<IpAddr>().is_err();
+    let found = if is_name && rendezvous.nodes.1 > 1 { net::resolve(host) } else { Vec::new() };
+    !found.is_empty() && found.iter().all(IpAddr::is_loopback)
 }
 
 fn first_own_address() -> IpAddr {
@@ -287,11 +299,15 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
         Ok(address) => vec![address],
         Err(_) => net::resolve(&endpoint.host),
     };
-    let own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
+    let mut own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
     if own.is_empty() {
         return Ok(OwnMaster::NotHere);
     }
-    let is_loopback = own.iter().any(IpAddr::is_loopback);
+    if is_own_name(rendezvous, &endpoint.host) {
+        // Other nodes know another address of this name; this one connects to the one that it knows.
+        own.extend(net::addresses().into_iter().filter(|address| !address.is_loopback() && !is_link_local(*address)));
+    }
+    let is_loopback = own.iter().all(IpAddr::is_loopback);
     let listeners: io::Result<Vec<TcpListener>> =
         own.into_iter().map(|address| listen::on((address, endpoint.port).into())).collect();
     match listeners {
@@ -312,6 +328,11 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
         }
         .into()),
     }
+}
+
+/// Such an address needs an interface beside it.
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 fn serve_master(

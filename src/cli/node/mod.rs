@@ -7,3 +7,4 @@ pub mod preload;
 pub mod progress_messages;
 pub mod restart_policy;
 pub mod run_node;
+pub mod slurm;

@@ -30,6 +30,7 @@ use crate::probe::net;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::run;
 use crate::run::control::live_status::LiveStatus;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
 use crate::run::output::{gpu_log, log_files, log_rotation};
 use crate::run::prepare::{gloo_tmpdir, preflight};
@@ -93,6 +94,10 @@ fn parse_and_launch(
     {
         values.fill(detect::fills(&found, values.given("nnodes")));
         spec = launch::check(&values, &vars, &rest).map_err(CliError::Usage)?;
+        if let (Some(number), true) = (found.rank, found.shares_folders()) {
+            // Nodes have the same names of logs.
+            spec.log_dir = format!("{}/node-{number}", spec.log_dir.trim_end_matches('/'));
+        }
         if let Some(rendezvous) = &mut spec.rendezvous {
             spec.infos.push(format!(
                 "{} started this node of {}, by {}",
@@ -165,7 +170,7 @@ fn ask_scheduler(spec: &LaunchSpec, values: &OptValues, vars: &EnvVars) -> Resul
     let is_open =
         matches!((&spec.job, &spec.nodes), (job::JobKind::Collective | job::JobKind::Rpc, JobNodes::One { .. }));
     let several = values.given("nnodes").is_none_or(|text| text.trim() != "1");
-    if is_open && several { detect::found(vars).map_err(CliError::Usage) } else { Ok(None) }
+    if is_open && several { detect::found(vars, "--nnodes 1").map_err(CliError::Usage) } else { Ok(None) }
 }
 
 fn is_legacy(spec: &LaunchSpec) -> bool {
@@ -267,6 +272,7 @@ fn launch_on_this_node(
         status: LiveStatus::default(),
         samples: SampleQueue::default(),
         stack_reader,
+        gpu_reader: GpuReader::default(),
         policy,
         forwarded_signals: NOTIFY.into_iter().chain(spec.forward_signals.iter().copied()).collect(),
         nofile,
@@ -374,7 +380,8 @@ impl Frontend for PaddleFrontend<'_> {
 
     fn before_first_rank(&self, launch: &Launch<'_>) {
         if !self.gpus.is_empty() {
-            gpu_log::start(&launch.log_dir.join(format!("{}.gpu.log", launch.plan.job_id)), &self.gpus);
+            let path = launch.log_dir.join(format!("{}.gpu.log", launch.plan.job_id));
+            gpu_log::start(&path, &self.gpus, launch.gpu_reader.clone());
         }
     }
 

@@ -8,8 +8,8 @@ use crate::cli::common::{exit_code, message};
 use crate::cli::torchrun::parse;
 use crate::cli::torchrun::parse::TorchrunArgs;
 use crate::cli::torchrun::{report, run};
-use crate::spec::options::{ValueSource, printable};
-use crate::spec::torchrun::{self, options};
+use crate::spec::options::{OptValues, ValueSource, printable};
+use crate::spec::torchrun::{self, TorchrunBackend, options, scheduler};
 use crate::sys::signals::Signals;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::RawFd;
@@ -45,13 +45,26 @@ fn parse_and_launch(
     base.retain(|(name, _)| name != "RLAUNCH_TITLE");
     // In a worker of another launcher, the error file is that worker's, and this launcher's failure is the worker's.
     let error_file = all.get("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from);
-    let values = options::merge(&flags, &vars, from_pet);
+    let mut values = options::merge(&flags, &vars, from_pet);
     startup::print_deprecations(deprecated.iter().chain(&values.deprecated));
     let write_error_file = |error: CliError| {
         report::write_launcher_error(error_file.as_deref(), &format!("RuntimeError: {error}"));
         error
     };
-    let mut spec = torchrun::check(&values, &vars, &rest).map_err(CliError::Usage).map_err(&write_error_file)?;
+    let check = |values: &mut OptValues| {
+        let by_scheduler = if outer.is_none() { scheduler::ask(values, &vars)? } else { None };
+        let nodes = by_scheduler.map(|(nodes, filled)| {
+            values.fill(filled);
+            nodes
+        });
+        let mut spec = torchrun::check(values, &vars, &rest)?;
+        if let (Some(nodes), TorchrunBackend::Dynamic(rendezvous)) = (&nodes, &mut spec.rendezvous) {
+            // In an elastic job other nodes may have this number.
+            rendezvous.node_rank = nodes.rank.filter(|_| rendezvous.nodes.0 == rendezvous.nodes.1);
+        }
+        Ok((spec, nodes))
+    };
+    let (mut spec, nodes) = check(&mut values).map_err(CliError::Usage).map_err(&write_error_file)?;
     let is_compat = spec.exit_code_compat;
     message::with_torchrun_log(&spec.log_level.clone(), || {
         if let Some(warning) = command_line::misplaced_option(&flags, &rest) {
@@ -66,6 +79,10 @@ fn parse_and_launch(
         }
         if let Some(outer) = &outer {
             info!("{outer}");
+        }
+        if let Some(nodes) = nodes.filter(|nodes| nodes.rank == Some(0)) {
+            // torchrun would run this node alone.
+            message::print_notice(&format!("{nodes}, which run one job"));
         }
         run::launch(&spec, &vars, base, python, error_file.as_deref(), signals, status_pipe).map_err(&write_error_file)
     })

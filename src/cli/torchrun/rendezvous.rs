@@ -103,6 +103,7 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
         let node = NodeInfo {
             // Several nodes may be on one machine, with one address.
             name: format!("{}-{}", std::process::id(), random::rng().u32(..)),
+            rank: self.rendezvous.node_rank,
             host: host.to_owned(),
             address: self.advertised.address.clone(),
             address_from: self.advertised.from.clone(),

@@ -8,9 +8,9 @@ use crate::cli::node::build_failure_report::{ReportContext, print_swept, warn_of
 use crate::cli::node::frontend::{Frontend, NodeEnd};
 use crate::cli::node::preload::zygote;
 use crate::cli::node::progress_messages;
-use crate::cli::node::restart_policy::stop_by;
 use crate::cli::node::run_node;
 use crate::cli::node::run_node::NodeWork;
+use crate::cli::node::slurm;
 use crate::cli::torchrun::events::EventLogger;
 use crate::cli::torchrun::rendezvous::TorchrunRendezvous;
 use crate::cli::torchrun::report;
@@ -28,6 +28,7 @@ use crate::report::failure_report::{FailureReport, ReportStyle, render};
 use crate::report::github_annotation;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
@@ -156,6 +157,7 @@ pub fn launch(
         status: LiveStatus::default(),
         samples: SampleQueue::default(),
         stack_reader,
+        gpu_reader: GpuReader::default(),
         policy: policy(spec, vars),
         forwarded_signals: NOTIFY.into_iter().filter(|signal| !handled.contains(signal)).collect(),
         nofile,
@@ -310,8 +312,9 @@ fn policy(spec: &TorchSpec, vars: &EnvVars) -> SupervisionPolicy {
     let max_restart = if matches!(spec.rendezvous, TorchrunBackend::Dynamic(_)) { 0 } else { spec.max_restarts };
     let restart = RestartPolicy { max_restart, ..RestartPolicy::default() };
     SupervisionPolicy {
-        grace: spec.shutdown_timeout,
-        stop_by: stop_by(vars),
+        grace: slurm::grace_period(spec.shutdown_timeout, vars),
+        stop_by: slurm::stop_by(vars),
+        same_sigterm: slurm::same_sigterm(vars),
         restart,
         repeats_signal: true,
         straggler_timeout: spec.hang.straggler_timeout,

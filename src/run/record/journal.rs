@@ -199,7 +199,7 @@ pub struct Journal {
 impl Journal {
     /// Creates the folder in `log_dir` and a new file of events. The file stays locked while it is open, and ranks do not
     /// inherit it: if the launcher of another running job has the lock, its events are kept, and a warning names that job.
-    /// `is_shared`: the job may have other launchers, which may use the same folder.
+    /// `is_shared`: the job may have other launchers. One that uses the same folder keeps its events too, and a warning names it.
     pub fn open(log_dir: &Path, is_shared: bool) -> Result<Self, SpecError> {
         let folder = log_files::records_folder(log_dir)
             .map_err(|e| log_files::unusable(&log_dir.join(log_files::RECORDS), &e))?;
@@ -207,13 +207,22 @@ impl Journal {
         let unusable = |e: io::Error| log_files::unusable(&path, &e);
         let events = log_files::open(&path, false).map_err(unusable)?;
         // Other errors: some network file systems have no locks, or no shared lock of a file that is open for writing only.
-        let is_in_use = fd::try_lock(&events, is_shared).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        let is_taken =
+            |is_shared| fd::try_lock(&events, is_shared).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        let is_in_use = is_taken(false);
+        // A shared lock replaces an exclusive one (flock(2)).
+        let is_another_jobs = !is_shared || is_taken(true);
         if is_in_use {
             let mut line = String::new();
             let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
             let other = describe_job(&line);
             let folder = log_dir.display();
-            let advice = "the logs and results of both jobs mix; give each job its own --log_dir";
+            let advice = match is_another_jobs {
+                true => "the logs and results of both jobs mix; give each job its own --log_dir",
+                false => {
+                    "if that is another node of this job, the logs of both nodes mix; give each node its own --log_dir"
+                }
+            };
             warn!("the log folder {folder} is in use by {other}: {advice}");
         } else {
             // A device has no length.

@@ -5,6 +5,7 @@ use crate::model::Endpoint;
 use crate::spec::error::SpecError;
 use crate::spec::options::{EnvVars, SchedulerValue};
 use crate::spec::scheduler::hostlist::expand;
+use std::fmt;
 
 /// The nodes of a job, from a scheduler's variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,18 +25,42 @@ pub struct SchedulerNodes {
     pub from: Vec<&'static str>,
 }
 
-/// Reads the variables of the scheduler that started this process; `None` if it did not start it on several nodes.
+impl fmt::Display for SchedulerNodes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has started launchers on ", self.by)?;
+        match self.nnodes {
+            Some(number) => write!(f, "{number} nodes ({})", self.from.join(", ")),
+            None => write!(f, "several nodes ({})", self.from.join(", ")),
+        }
+    }
+}
+
+impl SchedulerNodes {
+    /// Where node 0 serves the master, if its host is known.
+    pub fn master(&self) -> Option<Endpoint> {
+        let host = self.master_host.as_ref()?;
+        Some(Endpoint::new(host, port_of(self.job.as_deref().unwrap_or_default())))
+    }
+
+    /// Whether nodes of this scheduler usually have the folder of the job in common.
+    pub fn shares_folders(&self) -> bool {
+        self.by != KUBERNETES
+    }
+}
+
+/// Reads the variables of the scheduler that started this process; `None` if it did not start it on several nodes. `alone`: the option
+/// by which each launcher runs a job of its own.
 ///
 /// # Errors
 /// If it started several launchers on this node, or its variables are invalid.
-pub fn found(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
+pub fn found(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
     let has = |names: &[&str]| names.iter().all(|name| vars.contains_key(*name));
     // The innermost first: mpirun starts its daemons with srun. PMIX_NAMESPACE tells Open MPI from rlaunch, which sets
     // the OMPI variables for jax.
     if has(&OPEN_MPI) {
-        open_mpi(vars)
+        open_mpi(vars, alone)
     } else if has(&SLURM) {
-        slurm(vars)
+        slurm(vars, alone)
     } else if has(&[INDEX]) {
         kubernetes(vars)
     } else {
@@ -46,19 +71,24 @@ pub fn found(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
 /// The options that the scheduler sets, given the user's `--nnodes`.
 pub fn fills(found: &SchedulerNodes, nnodes: Option<&str>) -> Vec<SchedulerValue> {
     let var = found.from.first().copied().unwrap_or("a scheduler");
-    let mut filled = Vec::new();
-    if nnodes.is_none() {
-        let Some(nnodes) = found.nnodes else { return filled };
-        filled.push(("nnodes", nnodes.to_string(), var));
+    let mut filled = fills_nodes(found, nnodes);
+    if nnodes.is_none() && filled.is_empty() {
+        return filled;
     }
     if let Some(rank) = found.rank {
         filled.push(("rank", rank.to_string(), var));
     }
-    if let Some(host) = &found.master_host {
-        let port = port_of(found.job.as_deref().unwrap_or_default());
-        filled.push(("master", Endpoint::new(host, port).to_string(), var));
+    if let Some(master) = found.master() {
+        filled.push(("master", master.to_string(), var));
     }
     filled
+}
+
+/// The number of nodes, unless the user gives it.
+pub fn fills_nodes(found: &SchedulerNodes, nnodes: Option<&str>) -> Vec<SchedulerValue> {
+    let var = found.from.first().copied().unwrap_or("a scheduler");
+    let number = found.nnodes.filter(|_| nnodes.is_none());
+    number.map(|number| ("nnodes", number.to_string(), var)).into_iter().collect()
 }
 
 /// A port that is the same on all nodes of a job, below the kernel's range of free ports, and rarely another job's.
@@ -72,7 +102,7 @@ fn port_of(job: &str) -> u16 {
 const OPEN_MPI: [&str; 4] =
     ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"];
 
-fn open_mpi(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
+fn open_mpi(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
     let [size, rank, local, namespace] = OPEN_MPI;
     let (nnodes, here) = (count(vars, size)?, count(vars, local)?);
     // All on this node: each launcher runs a job of its own, as without mpirun.
@@ -80,7 +110,7 @@ fn open_mpi(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
         return Ok(None);
     }
     if here > 1 {
-        return Err(several(vars, local, "mpirun --map-by ppr:1:node"));
+        return Err(several(vars, local, ("mpirun --map-by ppr:1:node", alone)));
     }
     let own = below(vars, rank, nnodes)?;
     // In a Slurm allocation mpirun may run outside of it, on the machine where salloc was called.
@@ -126,7 +156,7 @@ const SLURM: [&str; 6] = [
     "SLURM_STEP_NUM_TASKS",
 ];
 
-fn slurm(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
+fn slurm(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
     let [nodes, id, list, job, step, tasks] = SLURM;
     let nnodes = count(vars, nodes)?;
     if nnodes == 1 {
@@ -144,7 +174,7 @@ fn slurm(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
         return Ok(None);
     }
     if number(vars, tasks)? > nnodes {
-        return Err(several(vars, tasks, "srun --ntasks-per-node=1"));
+        return Err(several(vars, tasks, ("srun --ntasks-per-node=1", alone)));
     }
     Ok(Some(SchedulerNodes {
         by: "Slurm",
@@ -156,6 +186,7 @@ fn slurm(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
     }))
 }
 
+const KUBERNETES: &str = "Kubernetes";
 /// Kubernetes' documentation, "Indexed Job for Parallel Processing": the number of this pod.
 pub const INDEX: &str = "JOB_COMPLETION_INDEX";
 /// The number of pods, which Kubernetes has no variable for: `completions` of the job.
@@ -177,7 +208,7 @@ fn kubernetes(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
     let used =
         [Some(INDEX), nnodes.and(Some(NNODES)), job.and(Some("HOSTNAME")), master_host.as_ref().and(Some(SERVICE))];
     let from = used.into_iter().flatten().collect();
-    let (by, job) = ("Kubernetes", job.map(str::to_owned));
+    let (by, job) = (KUBERNETES, job.map(str::to_owned));
     Ok(Some(SchedulerNodes { by, nnodes, rank: Some(rank), master_host, job, from }))
 }
 
@@ -206,9 +237,9 @@ fn below(vars: &EnvVars, name: &str, nnodes: usize) -> Result<usize, SpecError> 
 }
 
 /// The error about several launchers on a node: each would use all of the node's devices.
-fn several(vars: &EnvVars, name: &str, instead: &str) -> SpecError {
+fn several(vars: &EnvVars, name: &str, (instead, alone): (&str, &str)) -> SpecError {
     let hint = format!(
-        "start them with {instead}: a launcher starts all ranks of its node; or give --nnodes 1 if each runs a job of its own"
+        "start them with {instead}: a launcher starts all ranks of its node; or give {alone} if each runs a job of its own"
     );
     SpecError::new(name, &vars[name], "is more than one launcher a node", hint)
 }
@@ -235,7 +266,7 @@ mod tests {
         fn shown<T: ToString>(value: Option<T>) -> String {
             value.map_or("-".to_owned(), |value| value.to_string())
         }
-        match found(vars) {
+        match found(vars, "--nnodes 1") {
             Ok(None) => "nothing".into(),
             Ok(Some(SchedulerNodes { by, nnodes, rank, master_host, job, from })) => {
                 assert!(!from.is_empty() && from.iter().all(|name| vars.contains_key(*name)), "{from:?}");
@@ -289,7 +320,7 @@ mod tests {
         assert_eq!(
             describe(&with(MPI_5, "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2")),
             "OMPI_COMM_WORLD_LOCAL_SIZE 2: is more than one launcher a node; start them with mpirun --map-by ppr:1:node: \
-             a launcher starts all ranks of its node; or give --nnodes 1 if each runs a job of its own"
+             a launcher starts all ranks of its node; or give {alone} if each runs a job of its own"
         );
         let on_one = "SLURM_STEP_NODELIST=b SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=4 SLURM_NODEID=0";
         assert_eq!(describe(&with(STEP, on_one)), "nothing");

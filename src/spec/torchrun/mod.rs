@@ -4,6 +4,7 @@ pub mod launch;
 pub mod namespace;
 pub mod options;
 pub mod rendezvous;
+pub mod scheduler;
 pub mod streams;
 pub mod values;
 

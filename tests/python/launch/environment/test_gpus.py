@@ -132,8 +132,8 @@ def test_spawn_asks_the_driver_when_paddle_is_not_imported(
 def test_spawn_refuses_a_list_that_the_driver_would_misread(four_gpus: dict[str, str]) -> None:
     done = run({**four_gpus, "CUDA_VISIBLE_DEVICES": "0,0"}, "-c", SPAWN_DEFAULTS)
     assert done.stderr.splitlines()[-1] == (
-        "ValueError: CUDA_VISIBLE_DEVICES 0,0: '0' occurs twice, and the driver would silently hide every "
-        "device; name each device once"
+        "ValueError: CUDA_VISIBLE_DEVICES 0,0: '0' occurs twice, and CUDA would find no device; name each "
+        "device once"
     )
 
 

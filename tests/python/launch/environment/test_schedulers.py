@@ -1,118 +1,100 @@
-"""The examples of docs/kubernetes.md and docs/slurm.md match rlaunch's variables and exit statuses."""
+"""Launchers that a scheduler has started on each node, without options: its variables name the nodes."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from paths import ROOT
+from launching import LIMIT, Place, environment
+
+COMMANDS = {"rlaunch": ["-m", "rlaunch"], "rlaunch.run": ["-m", "rlaunch.run"]}
+TELL = """
+import os
+from pathlib import Path
+rank = os.environ.get("RANK") or os.environ["PADDLE_TRAINER_ID"]
+size = os.environ.get("WORLD_SIZE") or os.environ["PADDLE_TRAINERS_NUM"]
+Path(f"rank.{rank}.of.{size}.on.{os.environ['SLURM_NODEID']}").touch()
+"""
 
 
-def blocks(page: str, language: str) -> list[str]:
-    found = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
-    assert found, page
-    return found
+def step(node: int, job: Path, **changes: str) -> dict[str, str]:
+    """The variables of a launcher that srun has started on a node; both nodes are this machine."""
+    # The port of the master comes from the job's name.
+    name = f"{job.parent.name}{job.name}"
+    variables = {
+        "SLURM_JOB_ID": name,
+        "SLURM_STEP_ID": "0",
+        "SLURM_NODEID": str(node),
+        "SLURM_STEP_NODELIST": "127.0.0.1,127.0.0.2",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+    }
+    return environment(**{**variables, **changes})
 
 
-def read_by_the_launcher(constant: str) -> str:
-    source = "".join(file.read_text() for file in (ROOT / "src/spec/scheduler").glob("*.rs"))
-    found = re.search(rf'pub const {constant}: &str = "(\w+)"', source)
-    assert found, constant
-    return found[1]
+def start(folder: Path, command: list[str], *options: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, *command, *options, "train.py"],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
-def help_of(module: str) -> str:
-    command = [sys.executable, "-m", module, "--help", "all"]
-    return subprocess.run(command, capture_output=True, text=True).stdout
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_two_launchers_of_slurm_are_one_job(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "train.py").write_text(TELL)
+    nodes = [start(tmp_path, command, env=step(node, tmp_path)) for node in range(2)]
+    ended = [Place.wait(node) for node in nodes]
+    assert [end.status for end in ended] == [0, 0], ended
+    assert {path.name for path in tmp_path.glob("rank.*")} == {"rank.0.of.2.on.0", "rank.1.of.2.on.1"}
+    if "rlaunch" in command:
+        assert {path.name for path in (tmp_path / "log").iterdir()} == {"node-0", "node-1"}
+    else:
+        said = "rlaunch: Slurm has started launchers on 2 nodes (SLURM_STEP_NUM_NODES"
+        assert [end.stderr.count(said) for end in ended] == [1, 0], ended
 
 
-@pytest.fixture(scope="module")
-def manifest() -> dict[str, Any]:
-    """The applied objects, by kind."""
-    return {one["kind"]: one for one in yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0])}
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("rlaunch", "--nnodes=1"), ("rlaunch.run", "--standalone")],
+)
+def test_a_launcher_may_run_a_job_of_its_own(tmp_path: Path, command: str, option: str) -> None:
+    (tmp_path / "train.py").write_text(TELL)
+    ended = Place.wait(start(tmp_path, COMMANDS[command], option, env=step(1, tmp_path)))
+    assert ended.status == 0, ended.stderr
+    assert [path.name for path in tmp_path.glob("rank.*")] == ["rank.0.of.1.on.1"]
 
 
-@pytest.fixture(scope="module")
-def helps() -> dict[str, str]:
-    return {module: help_of(module) for module in ("rlaunch", "rlaunch.run")}
+@pytest.mark.parametrize("changes", [{"PET_NNODES": "1"}, {}])
+def test_a_launcher_that_is_told_one_node_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "train.py").write_text(TELL)
+    options = [] if changes else ["--nnodes=1"]
+    ended = Place.wait(start(tmp_path, COMMANDS["rlaunch.run"], *options, env=step(0, tmp_path, **changes)))
+    assert ended.status == 2
+    (line,) = ended.error_lines()
+    assert "is one node, but Slurm has started launchers on 2 (SLURM_STEP_NUM_NODES)" in line
+    assert "give --standalone if each is to run its own" in line
+    assert not list(tmp_path.glob("rank.*"))
 
 
-def test_the_pods_are_the_nodes_of_one_job_and_find_pod_0(manifest: dict[str, Any]) -> None:
-    service, job = manifest["Service"], manifest["Job"]
-    name, spec = job["metadata"]["name"], job["spec"]
-    pod = spec["template"]["spec"]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": name}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
-    (container,) = pod["containers"]
-    nodes, secret = container["env"]
-    assert nodes == {"name": read_by_the_launcher("NNODES"), "value": str(spec["completions"])}
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    key = secret["valueFrom"]["secretKeyRef"]
-    assert secret["name"] == "RLAUNCH_JOB_SECRET"
-    assert f"kubectl create secret generic {key['name']} --from-literal={key['key']}=" in page
-    assert spec["parallelism"] == spec["completions"]
-    master = container["command"][container["command"].index("--master") + 1]
-    assert re.fullmatch(rf"{name}-0\.{pod['subdomain']}:\d+", master)
-    # A container that mounts a volume has it.
-    assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
-
-
-def test_the_policy_speaks_of_the_launcher_s_exit_statuses(
-    manifest: dict[str, Any], helps: dict[str, str]
-) -> None:
-    spec = manifest["Job"]["spec"]
-    pod = spec["template"]["spec"]
-    rules = [rule for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
-    assert {rule["onExitCodes"]["containerName"] for rule in rules} == {pod["containers"][0]["name"]}
-    statuses = helps["rlaunch"].split("Exit status:")[1]
-    meanings = {int(code): text for code, text in re.findall(r"^  (\d+) +(\S.*)$", statuses, re.M)}
-    by_action = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules}
-    assert [code for code in meanings if code in by_action["FailJob"]] == by_action["FailJob"]
-    assert "did not find each other" in meanings[by_action["Ignore"][0]]
-    assert "went away" in meanings[by_action["Ignore"][1]]
-    grace = re.search(r"--grace_period.*?\[default: (\d+)\]", helps["rlaunch"], re.S)
-    assert grace
-    assert pod["terminationGracePeriodSeconds"] > int(grace[1])
-
-
-def test_the_page_names_the_variables_that_are_read() -> None:
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    for constant in ("INDEX", "NNODES", "SERVICE"):
-        assert f"| `{read_by_the_launcher(constant)}` |" in page
-
-
-def test_every_command_has_options_that_there_are(helps: dict[str, str]) -> None:
-    commands = [yaml.safe_load(text)["command"] for text in blocks("kubernetes.md", "yaml")[1:]]
-    (manifest,) = [
-        one for one in yaml.safe_load_all(blocks("kubernetes.md", "yaml")[0]) if one["kind"] == "Job"
-    ]
-    commands.append(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
-    lines = re.findall(r"^(?:srun|mpirun) .*$", (ROOT / "docs/slurm.md").read_text(), re.M)
-    commands += [line.split() for line in lines]
-    assert len(commands) == 5
-    for command in commands:
-        at = command.index("-m")
-        module = command[at + 1]
-        options = [word for word in command[at + 2 :] if word.startswith("--")]
-        missing = [one for one in options if not re.search(rf"{one}\b", helps[module])]
-        assert not missing, command
-
-
-def test_the_scripts_are_valid_in_their_languages() -> None:
-    (script,) = blocks("slurm.md", "bash")
-    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
-    assert (checked.returncode, checked.stderr) == (0, "")
-    # sbatch(1): options stand before the first command.
-    first = re.search(r"^[^#\n]", script, re.M)
-    assert first
-    assert "#SBATCH" not in script[first.start() :]
-    # Each launcher gets the same.
-    assert re.search(r"^export RLAUNCH_JOB_SECRET=.+\nsrun ", script, re.M)
-    (program,) = blocks("slurm.md", "python")
-    compile(program, "slurm.md", "exec")
+def test_several_launchers_of_rlaunch_run_on_a_node_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TELL)
+    env = step(0, tmp_path, SLURM_STEP_NUM_TASKS="4")
+    done = subprocess.run(
+        [sys.executable, "-m", "rlaunch.run", "train.py"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "SLURM_STEP_NUM_TASKS 4: is more than one launcher a node" in done.stderr
+    assert "or give --standalone if each runs a job of its own" in done.stderr

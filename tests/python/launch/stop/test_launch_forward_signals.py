@@ -191,6 +191,35 @@ def test_a_failure_near_the_end_of_the_slurm_job_is_cleaned_up_in_time(place: Pl
     assert "sending SIGKILL to rank(s) 1" in ended.stderr
 
 
+def test_the_two_sigterms_of_slurm_are_one_request(place: Place) -> None:
+    """It sends SIGTERM, SIGCONT, SIGTERM, and SIGKILL 30 s later."""
+    place.script(
+        """
+        def on(number, frame):
+            tell(f"got-{signal.Signals(number).name}")
+        signal.signal(signal.SIGTERM, on)
+        signal.signal(signal.SIGUSR1, on)
+        tell("ready", os.getpid())
+        await_file("save")
+        tell("saved")
+        """
+    )
+    with place.start("train.py", env=environment(SLURM_JOB_ID="7")) as launcher:
+        place.ready(1)
+        launcher.terminate()
+        until((place.folder / "got-SIGTERM.0").exists, "the first SIGTERM")
+        launcher.send_signal(signal.SIGCONT)
+        launcher.terminate()
+        # The launcher hears its signals one after the other.
+        launcher.send_signal(signal.SIGUSR1)
+        until((place.folder / "got-SIGUSR1.0").exists, "SIGUSR1, after the second SIGTERM")
+        (place.folder / "save").touch()
+        ended = Place.wait(launcher)
+    assert ended.status == 143
+    assert (place.folder / "saved.0").exists(), ended.stderr
+    assert "waiting up to 28 s" in ended.stderr, "less than the 30 s that Slurm leaves"
+
+
 @pytest.mark.parametrize("end", ["in a day", "a day ago", "soon", ""])
 def test_an_end_that_is_far_or_over_or_no_time_changes_nothing(place: Place, end: str) -> None:
     """One that is over is of a job that was prolonged since, for it still runs; that is said once."""
