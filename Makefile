@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python bench agents faults chaos blame fuzz soak hangs clean
+.PHONY: help docs site demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python test-gpu bench agents faults chaos blame fuzz soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -31,6 +31,7 @@ help:
 	@echo "make test    everything that CI runs: lints, types, all Rust and Python tests"
 	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
+	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
@@ -113,6 +114,11 @@ test-pythons: $(VENV)/installed
 	rm -rf target/pythons/wheel
 	$(BIN)/maturin build --release --locked --quiet --out target/pythons/wheel
 	$(BIN)/python tests/pythons.py --wheel target/pythons/wheel/*.whl $(PYTHONS)
+
+# GPU="--write docs/gpu.md": the page too. The torch of .venv has no CUDA, so tests of torch are skipped here; they need an interpreter
+# with another one: cd tests/gpu && PYTHONPATH=../../python python3 -m pytest
+test-gpu: $(VENV)/built
+	cd tests/gpu && ../../$(BIN)/python -m pytest $(GPU)
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python

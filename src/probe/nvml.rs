@@ -63,12 +63,8 @@ pub struct GpuProcessUse {
 /// How old a process's utilization may be. The driver measures about six times a second.
 const RECENT: Duration = Duration::from_secs(2);
 
-/// Monitor of GPUs for repeated queries. Any call may block in the driver.
-pub struct GpuMonitor {
-    nvml: Nvml,
-    /// The driver's numbers of the GPUs.
-    numbers: Vec<u32>,
-}
+/// The driver, for repeated queries. Any call may block in it.
+pub struct GpuMonitor(Nvml);
 
 /// Whether the process table `_v3` of this driver has larger entries than in earlier and later drivers. Reading it would
 /// return garbage, and the driver would write beyond the buffer (XuehaiPan/nvitop#88 and #89: 535.43 to 535.86).
@@ -88,28 +84,25 @@ fn used_bytes(memory: &UsedGpuMemory) -> Option<u64> {
 const LONGEST_NAME: usize = 4096;
 
 impl GpuMonitor {
-    /// Opens these GPUs.
-    pub fn open(devices: &[visible_devices::Device]) -> Result<Self, NvmlError> {
-        let nvml = Nvml::init()?;
-        let machine = MachineDevices { gpus: gpus_of(&nvml), ..MachineDevices::default() };
-        Ok(Self { numbers: machine.numbers(devices), nvml })
+    /// Opens the driver.
+    pub fn open() -> Result<Self, NvmlError> {
+        Nvml::init().map(Self)
     }
 
-    /// Opens all GPUs of the driver.
-    pub fn open_all() -> Result<Self, NvmlError> {
-        let nvml = Nvml::init()?;
-        let numbers = (0..nvml.device_count()?).collect();
-        Ok(Self { nvml, numbers })
+    /// The driver's numbers of these GPUs; of all if one is unknown.
+    pub fn numbers(&self, devices: &[visible_devices::Device]) -> Vec<u32> {
+        let machine = MachineDevices { gpus: gpus_of(&self.0), ..MachineDevices::default() };
+        machine.numbers(devices)
     }
 
     /// Numbers and handles; no handle for a GPU that is lost.
-    fn devices(&self) -> impl Iterator<Item = (u32, Option<Device<'_>>)> {
-        self.numbers.iter().map(|&index| (index, self.nvml.device_by_index(index).ok()))
+    fn devices<'a>(&'a self, numbers: &'a [u32]) -> impl Iterator<Item = (u32, Option<Device<'a>>)> {
+        numbers.iter().map(|&index| (index, self.0.device_by_index(index).ok()))
     }
 
-    /// Static information on the GPUs.
-    pub fn gpus(&self) -> Vec<gpu_log::GpuRow> {
-        let driver = self.nvml.sys_driver_version().ok();
+    /// Static information on the GPUs with these numbers.
+    pub fn gpus(&self, numbers: &[u32]) -> Vec<gpu_log::GpuRow> {
+        let driver = self.0.sys_driver_version().ok();
         let gpu = |(index, device): (u32, Option<Device<'_>>)| {
             let unknown = gpu_log::GpuRow { index, driver: driver.clone(), ..gpu_log::GpuRow::default() };
             let Some(device) = device else { return unknown };
@@ -122,21 +115,22 @@ impl GpuMonitor {
                 ..unknown
             }
         };
-        self.devices().map(gpu).collect()
+        self.devices(numbers).map(gpu).collect()
     }
 
     fn has_another_table(&self) -> bool {
-        self.nvml.sys_driver_version().is_ok_and(|version| has_another_table(&version))
+        self.0.sys_driver_version().is_ok_and(|version| has_another_table(&version))
     }
 
-    /// What the processes that compute on the GPUs use of them.
+    /// What the processes that compute on all GPUs use of them.
     pub fn process_use(&self) -> Vec<GpuProcessUse> {
         let mut found = Vec::new();
         if self.has_another_table() {
             return found;
         }
         let since = u64::try_from(clock::wall().saturating_sub(RECENT).as_micros()).unwrap_or_default();
-        for (gpu, device) in self.devices() {
+        let numbers: Vec<u32> = (0..self.0.device_count().unwrap_or(0)).collect();
+        for (gpu, device) in self.devices(&numbers) {
             let processes = device.as_ref().and_then(|device| device.running_compute_processes().ok());
             let (Some(device), Some(processes)) = (device, processes.filter(|found| !found.is_empty())) else {
                 continue;
@@ -164,16 +158,16 @@ impl GpuMonitor {
         found
     }
 
-    /// Processes that compute on the GPUs, as far as the driver reports them.
-    pub fn processes(&self) -> Vec<GpuProcess> {
+    /// Processes that compute on the GPUs with these numbers, as far as the driver reports them.
+    pub fn processes(&self, numbers: &[u32]) -> Vec<GpuProcess> {
         let mut processes = Vec::new();
         if self.has_another_table() {
             return processes;
         }
-        for device in self.devices().filter_map(|(_, device)| device) {
+        for device in self.devices(numbers).filter_map(|(_, device)| device) {
             let (gpu_uuid, gpu_name) = (device.uuid().ok(), device.name().ok());
             processes.extend(device.running_compute_processes().unwrap_or_default().into_iter().map(|process| {
-                let name = self.nvml.sys_process_name(process.pid, LONGEST_NAME).ok();
+                let name = self.0.sys_process_name(process.pid, LONGEST_NAME).ok();
                 let used = used_bytes(&process.used_gpu_memory);
                 GpuProcess { pid: process.pid, name, gpu_uuid: gpu_uuid.clone(), gpu_name: gpu_name.clone(), used }
             }));
@@ -181,8 +175,8 @@ impl GpuMonitor {
         processes
     }
 
-    /// Current utilization and memory.
-    pub fn usage(&self) -> Vec<GpuUsage> {
+    /// Current utilization and memory of the GPUs with these numbers.
+    pub fn usage(&self, numbers: &[u32]) -> Vec<GpuUsage> {
         let usage = |(index, device): (u32, Option<Device<'_>>)| {
             let Some(device) = device else { return GpuUsage { index, ..GpuUsage::default() } };
             GpuUsage {
@@ -191,7 +185,7 @@ impl GpuMonitor {
                 memory: device.memory_info().map(|m| GpuMemory { total: m.total, used: m.used, free: m.free }).ok(),
             }
         };
-        self.devices().map(usage).collect()
+        self.devices(numbers).map(usage).collect()
     }
 }
 

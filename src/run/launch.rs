@@ -4,6 +4,7 @@ use crate::plan::{LineFilter, OutputPlan, Plan, ShownStream, Stream};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::first_failure::FirstFailure;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::multi_node::membership::RoundStop;
 use crate::run::sampling::queue::SampleQueue;
 use crate::run::stacks::collector::StackReader;
@@ -83,6 +84,8 @@ pub struct Launch<'a> {
     pub samples: SampleQueue,
     /// Starts the processes that read the ranks' stacks.
     pub stack_reader: StackReader,
+    /// Asks the driver about the GPUs.
+    pub gpu_reader: GpuReader,
     /// How the job is stopped, and when the ranks are restarted.
     pub policy: SupervisionPolicy,
     /// Signals that are forwarded to the ranks and never stop the job.
@@ -154,6 +157,7 @@ impl Launch<'_> {
             status: self.status.clone(),
             samples: self.samples.clone(),
             stack_reader: self.stack_reader.clone(),
+            gpu_reader: self.gpu_reader.clone(),
             policy: SupervisionPolicy { first_attempt: attempt, in_rounds: round.is_some(), ..self.policy.clone() },
             forwarded_signals: self.forwarded_signals.clone(),
             nofile: self.nofile,

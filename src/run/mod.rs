@@ -4,6 +4,7 @@ pub mod control;
 pub mod engine;
 pub mod event_loop;
 pub mod first_failure;
+pub mod gpu_reader;
 pub mod hangs;
 pub mod launch;
 pub mod launch_result;

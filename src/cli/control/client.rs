@@ -2,10 +2,10 @@
 
 use super::error::ControlError;
 use crate::report::job_status::JobStatus;
-use crate::run::control::gpu_reader::GpuReader;
 use crate::run::control::message::{ControlAnswer, ControlRequest, NodeEntry, RequestLine, UNKNOWN_REQUEST};
 use crate::run::control::node_answer::{NodeAnswer, NodeQuestion, SAMPLE};
 use crate::run::control::rank_facts::RankFacts;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::output::log_files;
 use crate::sys::clock;
 use crate::sys::process::pidfd;

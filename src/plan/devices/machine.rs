@@ -36,9 +36,12 @@ impl MachineDevices {
         }
     }
 
-    /// Whether the name matches exactly one device. An old name of a MIG device matches if its GPU exists.
+    /// Whether the name matches exactly one device. An old name of a MIG device matches if its GPU has any.
     pub fn has(&self, device: &Device) -> bool {
-        self.uuid(device).or_else(|| self.uuid(&device.gpu()?)).is_some()
+        match device {
+            Device::Index(_) => self.uuid(device).is_some(),
+            _ => self.number(device).is_some(),
+        }
     }
 
     /// The driver's numbers of these GPUs, or of the GPUs of these MIG devices, in ascending order. If one is unknown, the
@@ -54,8 +57,11 @@ impl MachineDevices {
         let place = match device {
             Device::Index(index) => Some(*index as usize).filter(|index| *index < self.gpus.len()),
             _ => {
-                let uuid = self.uuid(device).or_else(|| self.uuid(&device.gpu()?))?;
-                self.gpus.iter().position(|gpu| gpu.uuid == uuid || gpu.migs.iter().any(|mig| mig == uuid))
+                let own = self.uuid(device);
+                let is_old = own.is_none();
+                let uuid = own.or_else(|| self.uuid(&device.gpu()?))?;
+                let is_it = |gpu: &GpuDevice| gpu.uuid == uuid && !(is_old && gpu.migs.is_empty());
+                self.gpus.iter().position(|gpu| is_it(gpu) || gpu.migs.iter().any(|mig| mig == uuid))
             }
         };
         place.and_then(|place| u32::try_from(place).ok())

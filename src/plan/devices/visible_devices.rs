@@ -1,6 +1,6 @@
-//! Parser of visible lists. CUDA's driver reads CUDA_VISIBLE_DEVICES without any error: an invalid element ends the list,
-//! and a duplicate empties it (CUDA C++ Programming Guide, "CUDA Environment Variables";
-//! `torch.cuda._parse_visible_devices`, which follows the driver). Here such lists are errors.
+//! Parser of visible lists. In CUDA_VISIBLE_DEVICES an invalid element ends the list without any error (CUDA C++ Programming Guide,
+//! "CUDA Environment Variables"), and with a duplicate CUDA finds no device: torch counts none
+//! (`torch.cuda._parse_visible_devices`), and cuInit of driver 580 fails with CUDA_ERROR_INVALID_DEVICE. Here such lists are errors.
 
 use crate::spec::SpecError;
 use std::fmt;
@@ -94,13 +94,26 @@ enum Element {
     Device(Device),
     /// A negative number, which ends the list.
     End,
-    /// A number followed by other characters, which the driver ignores.
-    Cut(u32),
+    /// A number or a whole UUID followed by other characters, which the driver ignores.
+    Cut(Device),
     Nothing,
 }
 
-/// Parses one element as the driver does: with `strtol`, unless it begins with GPU- or MIG-.
+/// Length of `GPU-` and a whole UUID.
+const WHOLE: usize = 40;
+
+/// Parses one element as the driver does: with `strtol`, unless it begins with GPU- or MIG-. Of a name that is longer than a whole UUID,
+/// driver 580 ignores the rest (tests/gpu).
 fn read(text: &str) -> Element {
+    if let Some((name, rest)) =
+        text.split_at_checked(WHOLE).filter(|(name, rest)| name.starts_with("GPU-") && !rest.is_empty())
+    {
+        return match read(name) {
+            Element::Device(device) if rest.trim().is_empty() => Element::Device(device),
+            Element::Device(device) => Element::Cut(device),
+            other => other,
+        };
+    }
     for (prefix, named) in [("GPU-", Device::Gpu as fn(String) -> Device), ("MIG-", Device::Mig)] {
         if let Some(rest) = text.strip_prefix(prefix) {
             let named = is_name(prefix, rest).then(|| named(text.to_owned()));
@@ -116,7 +129,7 @@ fn read(text: &str) -> Element {
     match number.parse::<u32>() {
         Ok(1..) if below => Element::End,
         Ok(index) if rest.is_empty() => Element::Device(Device::Index(index)),
-        Ok(index) => Element::Cut(index),
+        Ok(index) => Element::Cut(Device::Index(index)),
         Err(_) => Element::Nothing,
     }
 }
@@ -158,8 +171,8 @@ pub fn of_cuda(field: &str, text: &str) -> Result<VisibleList, SpecError> {
             Element::End => break,
             // A trailing comma.
             Element::Nothing if element.trim().is_empty() && elements.peek().is_none() => break,
-            Element::Cut(index) => {
-                let why = format!("the driver would silently read {shown} as {index} and ignore the rest");
+            Element::Cut(device) => {
+                let why = format!("the driver would silently read {shown} as {device} and ignore the rest");
                 return refuse(why, "separate ids by commas, such as 0,1");
             }
             Element::Nothing => {
@@ -178,10 +191,7 @@ pub fn of_cuda(field: &str, text: &str) -> Result<VisibleList, SpecError> {
             } else {
                 format!("{shown} and {same} are the same device")
             };
-            return refuse(
-                format!("{twice}, and the driver would silently hide every device"),
-                "name each device once",
-            );
+            return refuse(format!("{twice}, and CUDA would find no device"), "name each device once");
         }
         devices.push(device);
     }

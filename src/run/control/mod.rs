@@ -1,7 +1,6 @@
 //! The control socket of a running launcher: what it does, its stacks, its stop.
 
 mod gathering;
-pub mod gpu_reader;
 mod grace_limit;
 pub mod live_status;
 mod looks;

@@ -1,11 +1,11 @@
 //! What a node answers about its ranks: to the client of its own control socket, and to the other nodes of its job.
 
-use super::gpu_reader::GpuReader;
 use super::rank_facts::RankFacts;
 use crate::model::plain_text::escape_document;
 use crate::rendezvous::questions::MAX_ANSWER;
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, RankStatus};
 use crate::report::stacks::{PackedDump, StackDump};
+use crate::run::gpu_reader::GpuReader;
 use crate::run::stacks::collector::{StackReader, StacksUnavailable};
 use crate::run::stacks::look::{RankTarget, StackAnswer, StackRequest};
 use crate::sys::clock;

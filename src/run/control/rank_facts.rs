@@ -1,9 +1,9 @@
 //! What /proc, the logs and the GPU driver say about ranks: CPU, memory, processes, last output, GPU use.
 
-use super::gpu_reader::GpuReader;
 use crate::net::thread;
-use crate::probe::nvml::GpuProcessUse;
+use crate::probe::nvml::{GpuMonitor, GpuProcessUse};
 use crate::report::job_status::{JobStatus, RankStatus};
+use crate::run::gpu_reader::GpuReader;
 use crate::run::stacks::look::{LOGS_PATIENCE, silent_seconds};
 use crate::supervise::Lifecycle;
 use crate::sys::clock;
@@ -104,12 +104,12 @@ impl Moment {
 impl RankFacts {
     /// The facts of a node's ranks; CPU use is measured for so long.
     pub fn of(status: &JobStatus, gpus: &GpuReader, sample: Duration) -> Vec<Self> {
-        let pending = gpus.begin();
+        let pending = gpus.ask(GpuMonitor::process_use);
         let before = Moment::now();
         // A number of seconds is what is measured.
         pidfd::await_any(&[], sample);
         let after = Moment::now();
-        Self::between(status, (&before, &after), &pending.wait())
+        Self::between(status, (&before, &after), &pending.wait().unwrap_or_default())
     }
 
     /// The facts at the second moment; CPU use is measured since the first.

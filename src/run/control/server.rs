@@ -56,8 +56,8 @@ impl ControlServer {
         let signal = STOP.into_iter().find(stops);
         let answers = Arc::new(OnceLock::new());
         let stop = StopSwitch { launcher, signal, grace: launch.policy.grace };
-        let (status, reader) = (launch.status.clone(), launch.stack_reader.clone());
-        let service = ControlService::new(status, reader, stop, Arc::clone(&answers));
+        let readers = (launch.stack_reader.clone(), launch.gpu_reader.clone());
+        let service = ControlService::new(launch.status.clone(), readers, stop, Arc::clone(&answers));
         let limits = ServerLimits { connections: CONNECTIONS, budget: MemoryBudget::new(MEMORY) };
         let event_loop = EventLoop::new(vec![listener], limits, clock::now, service)?;
         let commands = event_loop.sender();

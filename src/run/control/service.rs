@@ -2,7 +2,6 @@
 //! disk can still be looked at and stopped.
 
 use super::gathering::{AskerLimits, Gathering, Gatherings, Inquiry};
-use super::gpu_reader::GpuReader;
 use super::grace_limit::GraceLimit;
 use super::live_status::{JobNode, LiveStatus, RestartRequest};
 use super::looks::{Destination, Look, LookOutcome};
@@ -15,6 +14,7 @@ use crate::net::thread;
 use crate::rendezvous::questions::{QuestionEvent, QuestionMessage};
 use crate::report::job_status::{CONTROL_VERSION, JobStatus, LaunchPhase, RankStatus};
 use crate::report::stacks::StackDump;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::stacks::READER_THREAD;
 use crate::run::stacks::collector::StackReader;
 use crate::sys::clock;
@@ -225,14 +225,14 @@ impl ControlService {
     /// A service that no client has asked yet.
     pub(super) fn new(
         status: LiveStatus,
-        reader: StackReader,
+        (reader, gpus): (StackReader, GpuReader),
         stop: StopSwitch,
         answers: Arc<OnceLock<CommandSender<ControlCommand>>>,
     ) -> Self {
         Self {
             status,
             reader,
-            gpus: GpuReader::default(),
+            gpus,
             stop,
             has_stopped: false,
             answers,
@@ -436,7 +436,7 @@ mod tests {
         let one = |node: usize| JobNode { id: node.to_string(), host: "h".into(), is_paddle_launcher: false };
         status.set_nodes((0..nodes).map(one).collect(), 1);
         let stop = StopSwitch { launcher, signal: None, grace: Duration::ZERO };
-        let mut service = ControlService::new(status, StackReader::default(), stop, Arc::default());
+        let mut service = ControlService::new(status, Default::default(), stop, Arc::default());
         let (to_others, asked) = crossbeam_channel::unbounded();
         service.to_others = is_connected.then_some(to_others);
         service.ask_nodes(7, NodeQuestion::Status, Duration::from_secs(1)).unwrap();

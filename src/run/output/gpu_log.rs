@@ -1,9 +1,9 @@
 //! `{job_id}.gpu.log`: the GPUs of a job and, every 5 s, their utilization. A thread of the supervisor process writes it. The
-//! process does not wait for this thread, which may hang inside the driver.
+//! process does not wait for this thread, which may wait for the driver or a disk.
 
 use crate::plan::devices::visible_devices::Device;
-use crate::probe::nvml::GpuMonitor;
 use crate::report::gpu_log;
+use crate::run::gpu_reader::GpuReader;
 use crate::run::output::log_files;
 use crate::run::output::log_files::plain;
 use crate::sys::{clock, signals};
@@ -13,13 +13,13 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 use tracing::dispatcher::{get_default, with_default};
-use tracing::{Dispatch, debug, warn};
+use tracing::{Dispatch, warn};
 
 /// The same as in Paddle.
 const PERIOD: Duration = Duration::from_secs(5);
 
 /// Starts the log of these GPUs. An error ends the log with a warning and does not affect the job.
-pub fn start(path: &Path, gpus: &[Device]) {
+pub fn start(path: &Path, gpus: &[Device], reader: GpuReader) {
     let file = match log_files::open(path, true) {
         Ok(file) => file,
         Err(error) => return warn!("the GPU log is not written: {}", log_files::unusable(path, &error)),
@@ -31,7 +31,7 @@ pub fn start(path: &Path, gpus: &[Device]) {
         // Signals have to interrupt the event loop, not this thread.
         let _blocked = signals::block_all();
         with_default(&messages, || {
-            if let Err(error) = write_samples(file, &gpus) {
+            if let Err(error) = write_samples(file, gpus, &reader) {
                 warn!("the GPU log ends here: {}", plain(&error));
             }
         });
@@ -41,18 +41,21 @@ pub fn start(path: &Path, gpus: &[Device]) {
     }
 }
 
-fn write_samples(mut file: File, gpus: &[Device]) -> io::Result<()> {
-    let watched = match GpuMonitor::open(gpus) {
-        Ok(watched) => watched,
-        Err(error) => {
-            debug!("NVML is not available: {error}");
-            return append(&mut file, &gpu_log::head(&[], &[]));
-        }
+fn write_samples(mut file: File, gpus: Vec<Device>, reader: &GpuReader) -> io::Result<()> {
+    let begun = reader.ask(move |monitor| {
+        let numbers = monitor.numbers(&gpus);
+        (gpu_log::head(&monitor.gpus(&numbers), &monitor.processes(&numbers)), numbers)
+    });
+    let Some((head, numbers)) = begun.wait_without_limit() else {
+        return append(&mut file, &gpu_log::head(&[], &[]));
     };
-    append(&mut file, &gpu_log::head(&watched.gpus(), &watched.processes()))?;
+    append(&mut file, &head)?;
     let ticks = tick(PERIOD);
     loop {
-        append(&mut file, &gpu_log::sample(&watched.usage(), &clock::local_timestamp_with_slashes()))?;
+        let numbers = numbers.clone();
+        if let Some(usage) = reader.ask(move |monitor| monitor.usage(&numbers)).wait_without_limit() {
+            append(&mut file, &gpu_log::sample(&usage, &clock::local_timestamp_with_slashes()))?;
+        }
         // A tick channel is never closed.
         let _ = ticks.recv();
     }

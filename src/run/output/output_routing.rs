@@ -202,6 +202,7 @@ mod tests {
             status: Default::default(),
             samples: Default::default(),
             stack_reader: Default::default(),
+            gpu_reader: Default::default(),
             policy: SupervisionPolicy::with_grace(Duration::ZERO),
             forwarded_signals: BTreeSet::new(),
             nofile: None,

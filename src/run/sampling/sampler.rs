@@ -4,10 +4,11 @@
 use super::metrics_text::render;
 use super::queue::{RankSample, SampleQueue};
 use crate::net::thread;
+use crate::probe::nvml::GpuMonitor;
 use crate::report::job_status::{JobStatus, LaunchPhase, RankStatus};
-use crate::run::control::gpu_reader::GpuReader;
 use crate::run::control::live_status::LiveStatus;
 use crate::run::control::rank_facts::{Moment, RankFacts};
+use crate::run::gpu_reader::GpuReader;
 use crate::run::launch::Launch;
 use crate::run::output::log_files;
 use crate::spec::records::sampling::SamplingSpec;
@@ -55,7 +56,7 @@ impl Sampler {
             spec: launch.sampling.clone(),
             status: launch.status.clone(),
             queue: launch.samples.clone(),
-            gpus: GpuReader::default(),
+            gpus: launch.gpu_reader.clone(),
             wakeup: Arc::clone(&wakeup),
             end,
             has_warned: false,
@@ -127,9 +128,9 @@ impl SamplerThread {
                 continue;
             }
             let status = self.status.get();
-            let gpu_use = self.gpus.begin();
+            let gpu_use = self.gpus.ask(GpuMonitor::process_use);
             let after = Moment::now();
-            let facts = RankFacts::between(&status, (&before, &after), &gpu_use.wait());
+            let facts = RankFacts::between(&status, (&before, &after), &gpu_use.wait().unwrap_or_default());
             if is_due {
                 before = after;
                 due = clock::now().max(due) + interval;

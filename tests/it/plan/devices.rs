@@ -201,6 +201,9 @@ fn lists_that_the_driver_would_misread_are_refused() {
         "0,all",
         "99999999999",
         "0,1\n2",
+        "GPU-1d48ae7a-6e35-db9c-012e-04f1528d02e70,1",
+        "GPU-1d48ae7a-6e35-db9c-012e-04f1528d02e7 ,1",
+        "GPU-1d48ae7a-6e35-db9c-012e-04f1528d02e7 ,GPU-1d48",
     ];
     let line = |list: &&str| format!("{}\n", of_cuda(LIST, list).unwrap_err());
     let lines: String = lists.iter().map(line).collect();
@@ -217,6 +220,7 @@ fn lists_that_the_driver_reads_as_intended_are_accepted() {
         ("0,1", "0 1"),
         ("7, 4\t,+2,03", "7 4 2 3"),
         ("-0", "0"),
+        ("GPU-1d48ae7a-6e35-db9c-012e-04f1528d02e7 ,GPU-aa", "GPU-1d48ae7a-6e35-db9c-012e-04f1528d02e7 GPU-aa"),
         ("0,1,", "0 1"),
         ("0,2,-1,1", "0 2"),
         ("0,-2,x", "0"),

@@ -408,7 +408,7 @@ def test_devices_as_seen(
         ("all", "CUDA_VISIBLE_DEVICES all: CUDA does not support this value and hides every GPU"),
         (
             "0,0",
-            "CUDA_VISIBLE_DEVICES 0,0: '0' occurs twice, and the driver would silently hide every device",
+            "CUDA_VISIBLE_DEVICES 0,0: '0' occurs twice, and CUDA would find no device",
         ),
         (
             "0,x,2",

@@ -8,19 +8,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 # Four GPUs; of the seven MIG devices that the last one could have, two are there. The serial of GPU 1,
-# where GPU 2 is and how busy GPU 3 is are not known. Lines "PID GPU MIB PERCENT" of the file `gpu_processes`
-# replace the processes of that GPU; with PROCESS_USE, the driver tells their use apart. With TELLS, a process
-# that loads the library leaves a line in `loaded`, and one that initializes it a line in `asked`.
+# where GPU 2 is and how busy GPU 3 is are not known. The library has a descriptor, as the real one has, and a
+# thread with another table of descriptors gets no answers (unshare(2), CLONE_FILES). Lines
+# "PID GPU MIB PERCENT" of the file `gpu_processes` replace the processes of that GPU; with PROCESS_USE, the
+# driver tells their use apart. With TELLS, a process that loads the library leaves a line in `loaded`, and one
+# that initializes it a line in `asked`.
 FAKE = r"""
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #define OK 0
 #define NOT_SUPPORTED 3
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
+#define UNKNOWN 999
 #define MIB 1048576ULL
 #ifndef VERSION
 #define VERSION "580.65.06"
@@ -42,7 +48,18 @@ __attribute__((constructor)) static void loaded(void) { leave("loaded"); }
 #ifdef UNLOADED
 int nvmlInit_v2(void) { return DRIVER_NOT_LOADED; }
 #else
+static int users, descriptor = -1;
+static ino_t own;
+static ino_t inode(void) {
+    struct stat found;
+    return fstat(descriptor, &found) ? 0 : found.st_ino;
+}
+static int answers(void) { return users && inode() == own; }
 int nvmlInit_v2(void) {
+    if (!users++) {
+        descriptor = memfd_create("driver", MFD_CLOEXEC);
+        own = inode();
+    }
 #ifdef TELLS
     leave("asked");
 #endif
@@ -52,11 +69,20 @@ int nvmlInit_v2(void) {
     return OK;
 }
 #endif
+#ifdef UNLOADED
 int nvmlShutdown(void) { return OK; }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return OK; }
+static int answers(void) { return 1; }
+#else
+int nvmlShutdown(void) {
+    if (!--users) close(descriptor);
+    return OK;
+}
+#endif
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return answers() ? OK : UNKNOWN; }
 #ifndef OLD
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = (void *)(unsigned long)(index + 1);
+    if (!answers()) return UNKNOWN;
     return index < 4 ? OK : NOT_FOUND;
 }
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
