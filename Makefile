@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python test-gpu bench agents faults chaos blame fuzz soak hangs clean
+.PHONY: help docs site demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-full  the same with many more random cases, and the soak"
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
+	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root, Debian; four minutes)"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
@@ -119,6 +120,24 @@ test-pythons: $(VENV)/installed
 # with another one: cd tests/gpu && PYTHONPATH=../../python python3 -m pytest
 test-gpu: $(VENV)/built
 	cd tests/gpu && ../../$(BIN)/python -m pytest $(GPU)
+
+# Debian's Slurm for the test cluster. It is unpacked, not installed: this machine gets no users, services or files in /etc. Programs
+# have the names that update-alternatives would give them.
+SLURM := target/slurm
+APT_GET := apt-get --quiet --quiet --option Dir::Cache::archives=$(CURDIR)/$(SLURM).debs
+$(SLURM)/unpacked:
+	@command -v apt-get >/dev/null || { echo "make: the test cluster needs Debian or Ubuntu, whose apt-get downloads Slurm" >&2; exit 1; }
+	rm -rf $(SLURM) $(SLURM).debs
+	mkdir -p $(SLURM)/usr/sbin $(SLURM).debs/partial
+	download() { $(APT_GET) install --yes --no-install-recommends --download-only munge slurm-client slurmctld slurmd; }; \
+		download || { $(APT_GET) update && download; }
+	for package in $(SLURM).debs/*.deb; do dpkg --extract $$package $(SLURM) || exit 1; done
+	for name in slurmctld slurmd slurmstepd; do ln -s $$name-wlm $(SLURM)/usr/sbin/$$name; done
+	touch $@
+
+# CLUSTER="-k scancel": these tests alone. CLUSTER="--write docs/slurm-table.md": the page too. Each worker has a cluster of its own.
+test-cluster: $(VENV)/built-debug $(VENV)/torch $(SLURM)/unpacked
+	$(BIN)/python -m pytest tests/cluster --numprocesses=4 $(CLUSTER)
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python

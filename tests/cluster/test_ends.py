@@ -1,0 +1,142 @@
+"""How jobs end in a Slurm cluster: failures, stops by Slurm, and lost nodes."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from launching import until
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, saves, told, write
+from scenario_table import Row
+from slurm_cluster import KILL_WAIT, Cluster
+
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+BATCH = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+srun {command}
+"""
+# Rank 3 fails once the others listen; they need a moment to save.
+FAILS = f"""{RANK}
+if number == 3:
+    for other in range(3):
+        until(lambda: any(name.startswith(f"ready.{{other}}.") for name in os.listdir()), "the others")
+    sys.exit(7)
+{saves(seconds=2.0).removeprefix(RANK)}sleep()
+"""
+
+
+@pytest.mark.parametrize("option", ["", "--kill-on-bad-exit=1"])
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end: str, option: str) -> None:
+    srun, command = [*SRUN, *option.split()], FRONT_ENDS[front_end]
+    row.begin(
+        f"rank 3 exits with 7, the others save for 2 s, `{front_end}`",
+        f"{' '.join(srun)} {command}",
+        "ranks 0 to 2 save; srun exits with the status of the launchers",
+    )
+    write(tmp_path, FAILS)
+    began = time.monotonic()
+    status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
+    took = time.monotonic() - began
+    saved = sorted(sum(told(tmp_path, "saved").values(), []))
+    # A program that does not catch WorkerError exits with 1.
+    assert (status, saved) == (1 if "launch()" in front_end else 7, ["0.of.4", "1.of.4", "2.of.4"]), output
+    assert took < KILL_WAIT, output
+    row.seen = f"ranks 0 to 2 saved; exit status {status}"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_scancel(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    row.begin(
+        f"scancel of a batch job whose ranks save for 5 s, `{front_end}`",
+        f"srun {FRONT_ENDS[front_end]}",
+        "all ranks save",
+    )
+    write(tmp_path, f"{saves(seconds=5.0)}sleep()\n")
+    job = cluster.submit(BATCH.format(command=FRONT_ENDS[front_end]), folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    cluster.run("scancel", str(job.number))
+    assert job.wait() == "CANCELLED"
+    job.await_end()
+    assert is_whole(tmp_path, "saved"), job.output()
+    row.seen = f"all 4 ranks saved; state {job.state}"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_the_time_limit(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    row.begin(
+        f"time limit; ranks save for 20 s, KillWait is {KILL_WAIT} s, `{front_end}`",
+        f"sbatch --time=1 ...\nsrun {FRONT_ENDS[front_end]}",
+        "all ranks save",
+    )
+    write(tmp_path, f"{saves(seconds=20.0)}sleep()\n")
+    job = cluster.submit(BATCH.format(command=FRONT_ENDS[front_end]), "--time=1", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    assert job.wait(limit=150) == "TIMEOUT", job.output()
+    job.await_end()
+    assert is_whole(tmp_path, "saved"), job.output()
+    row.seen = f"all 4 ranks saved; state {job.state}"
+
+
+def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    row.begin(
+        "scancel of a job whose ranks ignore SIGTERM",
+        f"srun {FRONT_ENDS['python -m rlaunch']}",
+        f"rlaunch kills the ranks and reports it before Slurm kills rlaunch ({KILL_WAIT} s)",
+    )
+    script = f"{RANK}\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntell('ready')\nsleep()\n"
+    write(tmp_path, script)
+    job = cluster.submit(BATCH.format(command=FRONT_ENDS["python -m rlaunch"]), folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    began = time.monotonic()
+    cluster.run("scancel", str(job.number))
+    job.await_end()
+    took = time.monotonic() - began
+    assert took < KILL_WAIT + 5, job.output()
+    killed = re.findall(r"sending SIGKILL to rank\(s\) ([\d, -]+)", job.output())
+    assert len(killed) == 2, job.output()
+    row.seen = f"both launchers killed their ranks; the job had ended {took:.0f} s after scancel"
+
+
+def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    row.begin(
+        "SIGKILL of the launcher on one node (out of memory)",
+        f"srun {FRONT_ENDS['python -m rlaunch']}",
+        "the other node's ranks save; its launcher exits with 75",
+    )
+    script = saves() + "tell('launcher', os.environ['SLURM_TASK_PID'])\nsleep()\n"
+    write(tmp_path, script)
+    job = cluster.submit(BATCH.format(command=FRONT_ENDS["python -m rlaunch"]), folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "launcher"), "ranks")
+    lost, kept = sorted(told(tmp_path, "launcher"))[::-1]
+    (pid,) = {path.read_text() for path in tmp_path.glob(f"launcher.*.on.{lost}")}
+    began = time.monotonic()
+    cluster.node(lost).run("kill", "-KILL", pid)
+    until(lambda: kept in told(tmp_path, "saved"), "ranks that save")
+    took = time.monotonic() - began
+    assert job.wait() == "FAILED"
+    assert "was lost" in job.output() or "is lost" in job.output(), job.output()
+    row.seen = f"ranks of the other node had saved {took:.1f} s later; job's exit status {job.exit_status()}"
+
+
+@pytest.mark.parametrize("option", ["", "--kill-on-bad-exit=1", "--wait=5", "--no-kill"])
+def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row, option: str) -> None:
+    command = FRONT_ENDS["python -m rlaunch"]
+    srun = f"srun {option} {command}".replace("  ", " ")
+    row.begin("the network of one node fails", srun, "the other node's ranks save; its launcher exits with 75")
+    write(tmp_path, f"{saves()}sleep()\n")
+    script = BATCH.replace("srun {command}", f"{srun}\necho srun exited with $?")
+    job = cluster.submit(script, "--no-requeue", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    # The batch script runs on the first node.
+    kept, lost = sorted(told(tmp_path, "ready"))
+    began = time.monotonic()
+    with cluster.cut_off(lost):
+        until(lambda: kept in told(tmp_path, "saved"), "ranks that save")
+        saved = time.monotonic() - began
+        state = job.wait(limit=200)
+        took = time.monotonic() - began
+    row.seen = f"ranks of the other node saved after {saved:.0f} s; the job ended after {took:.0f} s: {state}"

@@ -1,0 +1,131 @@
+"""Jobs that share nodes and folders: logs of nodes, job arrays, heterogeneous jobs, secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from launching import until
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, write
+from scenario_table import Row
+from slurm_cluster import Cluster, Job
+
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+
+
+def test_nodes_that_share_a_folder_have_logs_of_their_own(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = FRONT_ENDS["python -m rlaunch"]
+    row.begin(
+        "logs on a shared file system, `python -m rlaunch`",
+        f"{' '.join(SRUN)} {command}",
+        "each node has its own logs and result.json",
+    )
+    write(tmp_path, f"{RANK}\nprint('line of', rank)\n")
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    assert status == 0, output
+    logs = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.glob("log/**/workerlog.*")}
+    assert sorted(logs) == [f"log/node-{node}/workerlog.{rank}" for node in (0, 1) for rank in (0, 1)]
+    texts = [text for _, text in sorted(logs.items())]
+    for number, text in enumerate(texts):
+        assert [line for line in text.splitlines() if "line of" in line] == [
+            line for line in text.splitlines() if line.startswith(f"line of {number}.of.4")
+        ]
+    results = sorted(tmp_path.glob("log/node-*/rlaunch/result.json"))
+    assert [json.loads(path.read_text())["outcome"] for path in results] == ["success"] * 2
+    row.seen = f"`{'`, `'.join(sorted(logs))}`, and a result.json each"
+
+
+def test_the_logs_of_rlaunch_run_are_apart(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = "python -m rlaunch.run --nproc-per-node 2 --log-dir log --redirects 3 train.py"
+    row.begin(
+        "logs on a shared file system, `python -m rlaunch.run`",
+        f"{' '.join(SRUN)} {command}",
+        "each node has its own logs",
+    )
+    write(tmp_path, f"{RANK}\nprint('line of', rank)\n")
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    assert status == 0, output
+    folders: dict[Path, set[str]] = {}
+    for path in tmp_path.glob("log/**/stdout.log"):
+        (line,) = path.read_text().splitlines()
+        folders.setdefault(path.parents[2], set()).add(line.partition(".on.")[2])
+    assert sorted(map(len, folders.values())) == [1, 1], folders
+    row.seen = "a folder for each node below `log`"
+
+
+ARRAY = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --array=0-1
+srun {command}
+"""
+# Each task of the array waits for the other one's ranks.
+SIDE_BY_SIDE = f"""{RANK}
+task = os.environ["SLURM_ARRAY_TASK_ID"]
+open(f"task{{task}}.{{rank}}", "w").close()
+until(lambda: sum(name.startswith("task") for name in os.listdir()) == 8, "the other task's ranks")
+"""
+
+
+def test_tasks_of_an_array_run_side_by_side(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = 'python -m rlaunch --nproc_per_node 2 --log_dir "log/$SLURM_JOB_ID" train.py'
+    row.begin(
+        "a job array whose tasks run on the same nodes at once",
+        f"sbatch --array=0-1 ...\nsrun {command}",
+        "each task is a job of 4 ranks",
+    )
+    write(tmp_path, SIDE_BY_SIDE)
+    job = cluster.submit(ARRAY.format(command=command), folder=tmp_path)
+    # Tasks have numbers of their own; the last one has the array's.
+    tasks = [Job(cluster, number, tmp_path) for number in cluster.numbers_of(job)]
+    states = [task.wait() for task in tasks]
+    outputs = [path.read_text() for path in tmp_path.glob("slurm-*.out")]
+    assert states == ["COMPLETED", "COMPLETED"], outputs
+    by_task = {task: sorted(path.name for path in tmp_path.glob(f"task{task}.*")) for task in (0, 1)}
+    assert [len(names) for names in by_task.values()] == [4, 4], by_task
+    assert len({path.parent for path in tmp_path.glob("log/*/node-*")}) == 2
+    assert not [output for output in outputs if "in use" in output], outputs
+    row.seen = "two jobs of 4 ranks at once, on the same two nodes; no port or log was shared"
+
+
+def test_two_steps_of_a_job_run_side_by_side(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    one = 'srun --overlap python -m rlaunch --nproc_per_node 2 --log_dir "log/{n}" train.py {n} &'
+    row.begin(
+        "two steps of one job at once",
+        "\n".join([one.format(n=0), one.format(n=1), "wait"]),
+        "each step is a job of 4 ranks",
+    )
+    script = SIDE_BY_SIDE.replace('os.environ["SLURM_ARRAY_TASK_ID"]', "sys.argv[1]")
+    write(tmp_path, script)
+    batch = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n" + "\n".join(
+        [one.format(n=0), one.format(n=1), "wait -n && wait -n"]
+    )
+    job = cluster.submit(f"{batch}\n", folder=tmp_path)
+    assert job.wait() == "COMPLETED", job.output()
+    row.seen = "two jobs of 4 ranks at once, on the same two nodes"
+
+
+def test_a_job_with_a_secret_refuses_strangers(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    master = "node1:6768"
+    command = f"python -m rlaunch --master {master} --nproc_per_node 2 train.py"
+    row.begin(
+        "a secret for each job; a launcher without it asks for a place",
+        f"export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)\nsrun {command}",
+        "the stranger is refused; ranks do not see the secret",
+    )
+    write(tmp_path, f"{RANK}\ntell('began', os.environ.get('RLAUNCH_JOB_SECRET', ''))\nawait_file('go')\n")
+    batch = f"""#!/bin/bash
+#SBATCH --nodelist=node1,node2 --ntasks-per-node=1
+export RLAUNCH_JOB_SECRET=$(openssl rand -hex 32)
+srun {command}
+"""
+    job = cluster.submit(batch, folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "began"), "ranks")
+    assert {path.read_text() for path in tmp_path.glob("began.*")} == {""}
+    stranger = ["python", "-m", "rlaunch", "--nnodes=2", f"--master={master}", "--log_dir=stranger", "train.py"]
+    status, output = cluster.finish("srun", "--nodes=1", *stranger, folder=tmp_path)
+    (tmp_path / "go").touch()
+    assert job.wait() == "COMPLETED", job.output()
+    assert is_whole(tmp_path, "began"), output
+    (line,) = [line for line in output.splitlines() if "error: " in line and "RLAUNCH_JOB_SECRET" in line]
+    row.seen = f"the stranger's exit status is {status}: {line.split('rlaunch: error: ')[-1]}"

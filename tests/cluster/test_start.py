@@ -1,0 +1,119 @@
+"""Launchers that srun has started on the nodes of a step are one job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, told, write
+from scenario_table import Row
+from slurm_cluster import Cluster
+
+SRUN = ["srun", "--nodes=2", "--ntasks-per-node=1"]
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_launchers_of_a_step_are_one_job(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    command = FRONT_ENDS[front_end]
+    row.begin(f"start with `{front_end}`", f"{' '.join(SRUN)} {command}", "one job of 4 ranks on 2 nodes")
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    assert (status, is_whole(tmp_path, "began")) == (0, True), (output, told(tmp_path, "began"))
+    row.seen = f"one job of 4 ranks on 2 nodes; exit status {status}"
+
+
+def test_a_launcher_that_is_told_one_node_is_refused(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = "python -m rlaunch.run --nnodes 1 --nproc-per-node 2 train.py"
+    row.begin(
+        "one node is asked for, but srun starts a launcher on each of two",
+        f"{' '.join(SRUN)} {command}",
+        "refused with status 2; no rank runs",
+    )
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    assert (status, told(tmp_path, "began")) == (2, {}), output
+    (line, *_) = [line for line in output.splitlines() if "is one node" in line]
+    assert "give --standalone" in line
+    row.seen = f"exit status {status}: {line.split('rlaunch: error: ')[-1]}"
+
+
+@pytest.mark.parametrize(
+    ("command", "job"),
+    [
+        ("python -m rlaunch --nnodes 1 --nproc_per_node 2 train.py", "--nnodes 1"),
+        ("python -m rlaunch.run --standalone --nproc-per-node 2 train.py", "--standalone"),
+    ],
+)
+def test_each_launcher_may_run_a_job_of_its_own(
+    cluster: Cluster, tmp_path: Path, row: Row, command: str, job: str
+) -> None:
+    row.begin(f"a job on each node: `{job}`", f"{' '.join(SRUN)} {command}", "two jobs of 2 ranks")
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    by_node = told(tmp_path, "began")
+    assert (status, list(by_node.values())) == (0, [["0.of.2", "1.of.2"]] * 2), output
+    row.seen = "two jobs of 2 ranks"
+
+
+@pytest.mark.parametrize("front_end", ["python -m rlaunch", "python -m rlaunch.run"])
+def test_several_launchers_a_node_are_refused(
+    cluster: Cluster, tmp_path: Path, row: Row, front_end: str
+) -> None:
+    command = FRONT_ENDS[front_end]
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=2"]
+    row.begin(f"two launchers on each node, `{front_end}`", f"{' '.join(srun)} {command}", "refused with status 2")
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
+    assert (status, told(tmp_path, "began")) == (2, {}), output
+    assert "is more than one launcher a node" in output
+    row.seen = f"exit status {status}; no rank ran"
+
+
+ALONE = {
+    "in a batch script without srun": ("#!/bin/bash\n{command}\n", "--nodes=2"),
+    "one node of two: `srun --nodes=1 --ntasks=1`": (
+        "#!/bin/bash\nsrun --nodes=1 --ntasks=1 {command}\n",
+        "--nodes=2",
+    ),
+}
+
+
+@pytest.mark.parametrize("front_end", ["python -m rlaunch", "python -m rlaunch.run"])
+@pytest.mark.parametrize("how", ALONE)
+def test_a_single_launcher_is_alone(
+    cluster: Cluster, tmp_path: Path, row: Row, how: str, front_end: str
+) -> None:
+    script, options = ALONE[how]
+    command = FRONT_ENDS[front_end]
+    row.begin(f"{how}, `{front_end}`", script.format(command=command).splitlines()[-1], "a job of this node's 2 ranks")
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    job = cluster.submit(script.format(command=command), options, folder=tmp_path)
+    assert job.wait() == "COMPLETED", job.output()
+    assert list(told(tmp_path, "began").values()) == [["0.of.2", "1.of.2"]], job.output()
+    row.seen = "a job of 2 ranks on one node"
+
+
+def test_a_step_of_several_nodes_in_an_interactive_allocation(
+    cluster: Cluster, tmp_path: Path, row: Row
+) -> None:
+    command = f"srun --ntasks-per-node=1 {FRONT_ENDS['python -m rlaunch']}"
+    row.begin("in salloc", f"salloc --nodes=2 {command}", "one job of 4 ranks on 2 nodes")
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    status, output = cluster.finish("salloc", "--nodes=2", *command.split(), folder=tmp_path)
+    assert (status, is_whole(tmp_path, "began")) == (0, True), output
+    row.seen = "one job of 4 ranks on 2 nodes"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_hosts_whose_own_name_is_loopback(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
+    command = FRONT_ENDS[front_end]
+    row.begin(
+        f"each host's own name is 127.0.1.1, as on Debian, `{front_end}`",
+        f"{' '.join(SRUN)} {command}",
+        "one job of 4 ranks on 2 nodes",
+    )
+    write(tmp_path, f"{RANK}\ntell('began', os.environ.get('MASTER_ADDR', ''))\n")
+    with cluster.own_names_are_loopback():
+        status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
+    assert (status, is_whole(tmp_path, "began")) == (0, True), output
+    row.seen = "one job of 4 ranks on 2 nodes"
