@@ -1,4 +1,4 @@
-"""Where ``rlaunch.run`` differs from torchrun on purpose, by what each does; docs/differences-torchrun.md says so."""
+"""Where ``rlaunch.run`` differs from torchrun on purpose, by what each does: docs/differences-torchrun.md."""
 
 from __future__ import annotations
 
