@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 from launching import until
-from paths import CONTRIBUTING, ROOT, WRITTEN_PAGES
+from paths import ROOT, WRITTEN_PAGES
 from sybil import Document, Example, Region
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 from torch_launching import TorchPlace
 
-PAGES = [*WRITTEN_PAGES, CONTRIBUTING]
 BLOCK = RawFencedCodeBlockLexer(re.compile(r'(?P<language>\S*)(?: title="(?P<title>[^"]+)")?.*$\n', re.M))
 NOT_RUN = re.compile(r"<!-- not run: \S[^>]* -->\s*\Z")
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -103,7 +102,7 @@ class Reader:
         assert is_alike(), f"shown:\n{shown}\nseen:\n{self.output.read_text()}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", WRITTEN_PAGES, ids=name_of)
 def test_each_block_is_run_or_has_a_reason(page: Path) -> None:
     list(followed_blocks(Document(page.read_text(), str(page))))
 
@@ -121,7 +120,7 @@ def test_a_block_without_a_reason_is_refused(language: str) -> None:
 
 # Some pages import a framework in several ranks.
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", filter(is_followed, PAGES), ids=name_of)
+@pytest.mark.parametrize("page", filter(is_followed, WRITTEN_PAGES), ids=name_of)
 def test_the_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
     reader = Reader(tmp_path, mark)
     for example in Document.parse(str(page), reader.blocks).examples():

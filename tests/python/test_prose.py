@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from paths import CONTRIBUTING, ROOT, WRITTEN_PAGES
+from paths import ROOT, WRITTEN_PAGES
 
 LIMIT = 35
-PAGES = [*WRITTEN_PAGES, CONTRIBUTING, ROOT / "README.md"]
+PAGES = [*WRITTEN_PAGES, ROOT / "README.md"]
 MARKDOWN = MarkdownIt().enable("table")
 BREAKS = ("softbreak", "hardbreak")
 # The end of a sentence, before the next one.
