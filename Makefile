@@ -58,7 +58,7 @@ $(VENV)/torch: $(VENV)/installed tests/torch_cpu.py
 	$(BIN)/python tests/torch_cpu.py
 	touch $@
 
-# The plugins that docs/pytest.md lists, with one version of pytest. Apart, because some of them change every session.
+# The plugins that docs/reference/python-pytest.md lists, with one version of pytest. Apart, because some of them change every session.
 $(VENV)/pytest-8 $(VENV)/pytest-9: $(VENV)/installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $@
 	$(UV_INSTALL) --python $@/bin/python --group $(@F)

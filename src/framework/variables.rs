@@ -147,9 +147,10 @@ impl Variable {
 /// The text of `docs/environment.md`.
 pub fn document() -> String {
     let mut text = String::from(
-        "# Environment variables of ranks\n\nGenerated from `src/framework/variables.rs` by its test; do not edit.\n\n\
+        "# Environment variables of ranks\n\nThis page lists each variable that a rank receives, and the front end that \
+         sets it.\n\n<!-- Generated from src/framework/variables.rs by its test; do not edit. -->\n\n\
          `spawn`, `launch` and `legacy` set Paddle's variables and `run` sets torch's, unless `--frameworks` selects \
-         others. `jax` stands for any of them with `--frameworks jax` (see [frameworks.md](frameworks.md)).\n\n\
+         others. `jax` stands for any of them with `--frameworks jax` ([Frameworks](frameworks.md)).\n\n\
          | variable | set by | meaning | example |\n|---|---|---|---|\n",
     );
     for v in VARIABLES {

@@ -88,6 +88,8 @@ impl JobRules {
             ("--etcd_loss_timeout", seconds(self.loss_ms), seconds(job.loss_ms)),
             ("the last call", seconds(self.last_call_ms), seconds(job.last_call_ms)),
             ("the time to join", seconds(self.join_ms), seconds(job.join_ms)),
+            ("--min_round_time", seconds(self.min_round_ms), seconds(job.min_round_ms)),
+            ("--node_failure_limit", self.node_failure_limit.to_string(), job.node_failure_limit.to_string()),
         ];
         let (name, own, others) = pairs.into_iter().find(|(_, own, others)| own != others)?;
         Some(format!("{name}: it was started with {own}, the job with {others}; start all nodes alike"))

@@ -81,7 +81,7 @@ impl Coordinator {
     /// How the job ends by this cause, if it does.
     pub(crate) fn end_by(&self, rules: &JobRules, why: &RoundStopCause) -> Option<JobEnd> {
         match why {
-            RoundStopCause::Failed { failure } if failure.again => None,
+            RoundStopCause::Failed { failure } if failure.again || self.excludes(rules, failure).is_some() => None,
             RoundStopCause::Failed { failure } => {
                 let failed = |no_restart| Some(JobEnd::Failed { failure: failure.clone(), no_restart });
                 let (used, most) = (self.state.failures, rules.restarts);

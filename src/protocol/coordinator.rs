@@ -7,7 +7,7 @@ use crate::protocol::coordinator_logic::Departure;
 use crate::protocol::order;
 use crate::protocol::order::Candidate;
 use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, millis};
-use crate::protocol::state::{JobEnd, JobPhase, JobState, Participants, RoundMember, RoundStopCause};
+use crate::protocol::state::{JobEnd, JobPhase, JobState, RoundMember, RoundStopCause};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
@@ -15,8 +15,6 @@ use std::time::Duration;
 /// How often waiting nodes receive the participants, and the pause before the first time: most nodes join at once.
 const REPORT_EVERY: Duration = Duration::from_secs(10);
 const FIRST_REPORT: Duration = Duration::from_millis(1500);
-/// How many participants are named.
-const MAX_NAMED: usize = 32;
 /// How many refusals a state contains. A node that is refused leaves at once.
 const MAX_REFUSED: usize = 64;
 
@@ -55,6 +53,10 @@ pub struct Coordinator {
     began: Option<Duration>,
     /// When a node last joined or left.
     last_change: Duration,
+    /// When the round began, or this coordinator took over.
+    round_began: Duration,
+    /// Exclusions that members have not received yet.
+    newly_excluded: Vec<String>,
     /// No round begins before.
     pub(crate) not_before: Duration,
     /// Until when ranks of nodes that are gone may run.
@@ -75,6 +77,8 @@ impl Coordinator {
             round: 0,
             failures: 0,
             phase,
+            excluded: BTreeMap::new(),
+            last_failed: None,
             refused,
             held_failure: None,
             warnings: Vec::new(),
@@ -102,6 +106,8 @@ impl Coordinator {
             takes_over: true,
             began: Some(now),
             last_change: now,
+            round_began: now,
+            newly_excluded: Vec::new(),
             not_before: Duration::ZERO,
             may_run: BTreeMap::new(),
             next_report: now + FIRST_REPORT,
@@ -234,7 +240,8 @@ impl Coordinator {
         self.to_notify.clear();
         self.sends_members = true;
         self.changed = true;
-        (self.state.failures, self.state.held_failure) = (0, None);
+        (self.state.failures, self.state.held_failure, self.state.last_failed) = (0, None, None);
+        self.state.excluded.clear();
         self.state.to_receive_end.clear();
         if self.state.phase != JobPhase::Gathering {
             self.gather(now);
@@ -260,7 +267,7 @@ impl Coordinator {
     fn make_transition(&mut self, now: Duration) -> bool {
         match mem::replace(&mut self.state.phase, JobPhase::Gathering) {
             JobPhase::Gathering => self.turn_gathering(now),
-            JobPhase::Running => self.turn_running(),
+            JobPhase::Running => self.turn_running(now),
             JobPhase::Stopping { why, end } => self.turn_stopping(now, why, end),
             ended @ JobPhase::Ended { .. } => {
                 self.state.phase = ended;
@@ -299,7 +306,11 @@ impl Coordinator {
         let refused = &self.state.refused;
         let mut by_right: Vec<(&String, &CoordinatorNode)> = self.nodes.iter().collect();
         by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.joined));
-        let unfit = admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
+        let mut unfit =
+            admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
+        // They leave when they learn of it.
+        let excluded = self.state.excluded.iter().filter(|(id, _)| self.nodes.contains_key(*id));
+        unfit.extend(excluded.map(|(id, why)| (id.clone(), why.clone())));
         self.unfit = unfit.keys().cloned().collect();
         let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).collect();
         if refused != self.state.refused {
@@ -310,7 +321,7 @@ impl Coordinator {
 
     /// Nodes that are ready for the next round. They have to know the last one: a node that does not might still begin it, or an
     /// earlier one. The records of Paddle's own launchers say nothing of rounds, and these take part once.
-    fn ready_nodes(&self) -> Vec<Candidate<'_>> {
+    pub(crate) fn ready_nodes(&self) -> Vec<Candidate<'_>> {
         let round = self.state.round;
         let is_ready = |node: &CoordinatorNode| match node.record.status {
             NodeStatus::Ready { .. } if node.record.info.is_paddle_launcher => !node.has_taken_part,
@@ -368,6 +379,8 @@ impl Coordinator {
                 self.of_members().filter_map(|node| Some((node.record.info.host.as_str(), node.clock?))).collect();
             self.state.warnings = clocks::offset_warnings(&readings);
             self.state.warnings.extend(warning);
+            self.state.warnings.append(&mut self.newly_excluded);
+            self.round_began = now;
             self.sends_members = true;
             return true;
         }
@@ -399,27 +412,7 @@ impl Coordinator {
         self.next_deadline = Some(self.next_deadline.map_or(at, |other| other.min(at)));
     }
 
-    fn participants(&self, rules: &JobRules, now: Duration, until: Duration) -> Participants {
-        let mut ready = self.ready_nodes();
-        ready.sort_by_key(|one| (one.info.rank, one.joined));
-        let name = |one: &Candidate<'_>| {
-            let NodeInfo { host, address, rank, .. } = one.info;
-            let number = rank.map_or(String::new(), |rank| format!("{rank}: "));
-            format!("{number}{host} ({address})")
-        };
-        let numbers: Vec<usize> = ready.iter().filter_map(|one| one.info.rank).collect();
-        let missing = (0..rules.max).filter(|rank| !numbers.contains(rank)).take(MAX_NAMED);
-        Participants {
-            ready: ready.len(),
-            min: rules.min,
-            max: rules.max,
-            here: ready.iter().take(MAX_NAMED).map(name).collect(),
-            missing: if numbers.is_empty() { Vec::new() } else { missing.collect() },
-            left_ms: millis(until.saturating_sub(now)),
-        }
-    }
-
-    fn turn_running(&mut self) -> bool {
+    fn turn_running(&mut self, now: Duration) -> bool {
         self.state.phase = JobPhase::Running;
         let Some(rules) = self.rules().cloned() else {
             // All nodes have left at once.
@@ -436,15 +429,17 @@ impl Coordinator {
             return self.end(JobEnd::Completed);
         }
         // Not once a node has finished: it would have to repeat everything.
-        let room = rules.max.saturating_sub(self.members.len());
-        if room == 0 || done > 0 {
+        let hosts = if done > 0 { Vec::new() } else { self.newcomers(&rules) };
+        if hosts.is_empty() {
             return false;
         }
-        let is_new = |one: &Candidate<'_>| !self.members.iter().any(|member| member.id == one.id);
-        let ready = self.ready_nodes();
-        let hosts: Vec<String> =
-            ready.iter().filter(|one| is_new(one)).map(|one| one.info.host.clone()).take(room).collect();
-        !hosts.is_empty() && self.begin_stop(RoundStopCause::More { hosts }, None)
+        // Nodes that join one after another stop it once.
+        let until = self.round_began + Duration::from_millis(rules.min_round_ms);
+        if now < until {
+            self.wake_at(until);
+            return false;
+        }
+        self.begin_stop(RoundStopCause::More { hosts }, None)
     }
 
     fn begin_stop(&mut self, why: RoundStopCause, end: Option<JobEnd>) -> bool {
@@ -482,6 +477,13 @@ impl Coordinator {
         }
         if let Some(end) = end.or_else(|| self.end_by_any_loss(rules.as_ref())) {
             return self.end(end);
+        }
+        if let (RoundStopCause::Failed { failure }, Some(rules)) = (&why, &rules)
+            && let Some(excluded) = self.exclude(rules, failure)
+        {
+            self.newly_excluded.push(excluded);
+            self.gather(now);
+            return true;
         }
         if let RoundStopCause::Failed { failure } = why {
             self.not_before = self.not_before.max(now + Duration::from_millis(failure.delay_ms));

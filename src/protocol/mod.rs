@@ -54,10 +54,12 @@ mod clocks;
 pub mod codec;
 pub mod coordinator;
 pub mod coordinator_logic;
+mod exclusion;
 mod lease;
 pub mod member_list;
 pub mod node;
 pub mod order;
+mod participants;
 pub mod record;
 pub mod state;
 

@@ -121,6 +121,10 @@ pub struct JobRules {
     pub again: Option<i32>,
     /// How many times a failed job is restarted.
     pub restarts: u32,
+    /// How long a round runs before it is stopped for nodes that have joined since.
+    pub min_round_ms: u64,
+    /// How many failures in a row exclude a node from a job that can continue without it; 0: none do.
+    pub node_failure_limit: u32,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
 }
@@ -225,6 +229,8 @@ pub struct RankFailure {
     pub lost_peer: bool,
     /// Whether the rank asks for a restart of all, which is not a failure and uses up no restart.
     pub again: bool,
+    /// Whether its node could not begin the round: no rank has run there.
+    pub cannot_begin: bool,
     /// Why the job is not restarted, if its node's rules say so.
     pub no_restart: Option<String>,
     /// Milliseconds to wait before the restart.

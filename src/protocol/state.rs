@@ -17,6 +17,12 @@ pub struct JobState {
     pub failures: u32,
     /// Where it stands.
     pub phase: JobPhase,
+    /// Ids of nodes that harmed the job, and why each takes part no more.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub excluded: BTreeMap<String, String>,
+    /// The node whose ranks failed last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failed: Option<FailingNode>,
     /// The failure whose node leaves while the others wait for another in its place (`OnFailure::Hold`).
     #[serde(default)]
     pub held_failure: Option<RankFailure>,
@@ -33,6 +39,15 @@ pub struct JobState {
     pub ranks_may_run: bool,
     /// The nodes that have joined, while others are waited for.
     pub participants: Option<Participants>,
+}
+
+/// A node whose ranks fail.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailingNode {
+    /// Its id.
+    pub id: String,
+    /// How many of the job's last failures are its own, without another in between.
+    pub in_a_row: u32,
 }
 
 /// Where a job stands.

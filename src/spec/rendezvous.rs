@@ -94,6 +94,10 @@ pub struct RendezvousSpec {
     pub last_call: Duration,
     /// The time limit of a rendezvous.
     pub join_timeout: Duration,
+    /// How long a round runs before it is stopped for nodes that join later.
+    pub min_round_time: Duration,
+    /// How many failures in a row exclude a node; 0: none do.
+    pub node_failure_limit: u32,
     /// Whether nodes without a number are ordered by address.
     pub sort_ip: bool,
     /// The time without a heartbeat after which a node is considered lost.
@@ -194,6 +198,8 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         elastic_level: level,
         last_call: timeout,
         join_timeout,
+        min_round_time: min_round_time(values, "min_round_time")?,
+        node_failure_limit: node_failure_limit(values, "node_failure_limit")?,
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         heartbeat_timeout: heartbeat_timeout(values)?,
         etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
@@ -264,6 +270,17 @@ pub fn join_timeout(values: &OptValues) -> Result<Option<Duration>, SpecError> {
         }
         given => Ok(given.map(Duration::from_secs_f64)),
     }
+}
+
+/// Reads how long a round runs at least before it is stopped for more nodes.
+pub fn min_round_time(values: &OptValues, name: &str) -> Result<Duration, SpecError> {
+    Ok(values.seconds(name)?.map_or(Duration::ZERO, Duration::from_secs_f64))
+}
+
+/// Reads how many failures in a row exclude a node.
+pub fn node_failure_limit(values: &OptValues, name: &str) -> Result<u32, SpecError> {
+    let given = values.int(name)?.unwrap_or(0);
+    u32::try_from(given).map_err(|_| values.error(name, "is not a number of failures", "give 0 or more"))
 }
 
 /// Refuses a node other than the first without `--master`: each node would serve a master of its own.

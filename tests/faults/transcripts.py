@@ -270,10 +270,12 @@ def normal(screen: str, folder: Path, colours: bool = False) -> str:
 
 HEAD = """# What a user sees
 
-Made by `python tests/faults/transcripts.py`; do not edit. A job of two ranks at a terminal of 80 columns:
-what is typed, what is pressed (`^C`, `^Z`) and what is shown, in a run of each scene. Pids, times, paths, the
-host and the numbers of lines are replaced by fixed words, colours left out. Lines that begin with LAUNCH keep
-Paddle's texts, in which a pod is a node's launcher and a container is a rank.
+This page shows what the terminal shows when a job of two ranks fails, is stopped, is suspended or is killed.
+Made by `python tests/faults/transcripts.py`; do not edit.
+
+The terminal has 80 columns. `^C` and `^Z` are keys that are pressed. Fixed words replace process ids, times,
+paths, the host and the numbers of lines, and colors are left out. Lines that begin with LAUNCH keep Paddle's
+texts, in which a pod is a node's launcher and a container is a rank.
 """
 
 

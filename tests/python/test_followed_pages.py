@@ -1,31 +1,64 @@
-"""Pages of the docs that readers follow: programs are written, commands run, the output is as shown."""
+"""The blocks of the docs: programs are written, commands run, the output is as shown.
+
+A ``text`` block is the output of the commands before it, and ``console`` a picture of a terminal. A block
+that is not run has the reason above it, where the site does not show it:
+``<!-- not run: it needs two machines -->``.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from unittest import SkipTest
 
 import pytest
 from launching import until
-from paths import ROOT
+from paths import ROOT, WRITTEN_PAGES
 from sybil import Document, Example, Region
-from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 from torch_launching import TorchPlace
 
-DOCS = ROOT / "docs"
-PAGES = [
-    *sorted(DOCS.glob("get-started/*.md")),
-    *(DOCS / f"{name}.md" for name in ("logs", "migrate", "restarts", "spawn")),
-]
-BLOCK = RawFencedCodeBlockLexer(re.compile(r'(?P<language>\w+)(?: title="(?P<title>[^"]+)")?$\n', re.M))
+BLOCK = RawFencedCodeBlockLexer(re.compile(r'(?P<language>\S*)(?: title="(?P<title>[^"]+)")?.*$\n', re.M))
+NOT_RUN = re.compile(r"<!-- not run: \S[^>]* -->\s*\Z")
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def followed_blocks(page: Document) -> Iterator[Region]:
+    """The programs, commands and outputs that a reader follows. No other block may be without a reason."""
+    follows_commands = False
+    for block in BLOCK(page):
+        before = page.text[: block.start]
+        match block.lexemes["language"], block.lexemes["title"]:
+            case _ if NOT_RUN.search(before):
+                follows_commands = False
+            case "text", None:
+                if follows_commands:
+                    yield block
+            case "console", None:
+                pass
+            case "bash", None:
+                follows_commands = True
+                yield block
+            case "python", str():
+                yield block
+            case _:
+                line = before.count("\n") + 1
+                raise AssertionError(f"{page.path}:{line}: the block is not run, and gives no reason")
+
+
+def is_followed(page: Path) -> bool:
+    try:
+        return any(followed_blocks(Document(page.read_text(), str(page))))
+    except AssertionError:
+        return True
 
 
 class Reader:
@@ -40,7 +73,7 @@ class Reader:
         self.is_in_background = False
 
     def blocks(self, page: Document) -> list[Region]:
-        return [Region(one.start, one.end, one.lexemes, self.follow) for one in BLOCK(page)]
+        return [Region(one.start, one.end, one.lexemes, self.follow) for one in followed_blocks(page)]
 
     def follow(self, block: Example) -> None:
         source = str(block.parsed["source"])
@@ -49,10 +82,8 @@ class Reader:
                 (self.place.folder / block.parsed["title"]).write_text(source)
             case "bash":
                 self.run(source)
-            case "text":
+            case _:
                 self.compare(source)
-            case other:
-                raise AssertionError(f"a block of {other} is not run")
 
     def run(self, commands: str) -> None:
         self.is_in_background = commands.rstrip().endswith("&")
@@ -71,12 +102,26 @@ class Reader:
         assert is_alike(), f"shown:\n{shown}\nseen:\n{self.output.read_text()}"
 
 
-# Each page imports a framework in several ranks.
+@pytest.mark.parametrize("page", WRITTEN_PAGES, ids=name_of)
+def test_each_block_is_run_or_has_a_reason(page: Path) -> None:
+    list(followed_blocks(Document(page.read_text(), str(page))))
+
+
+@pytest.mark.parametrize("language", ["", "bash", "python", 'python title="a.py"', "yaml"])
+def test_a_block_without_a_reason_is_refused(language: str) -> None:
+    page = f"```{language}\ntrue\n```\n"
+    assert list(followed_blocks(Document(f"<!-- not run: it is the seed -->\n{page}", "page.md"))) == []
+    if language == "bash" or "title" in language:
+        assert len(list(followed_blocks(Document(page, "page.md")))) == 1
+        return
+    with pytest.raises(AssertionError, match=r"page.md:1: the block is not run"):
+        list(followed_blocks(Document(page, "page.md")))
+
+
+# Some pages import a framework in several ranks.
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", filter(is_followed, WRITTEN_PAGES), ids=name_of)
 def test_the_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
     reader = Reader(tmp_path, mark)
-    for example in Document.parse(str(page), reader.blocks, SkipParser()).examples():
-        # A block that is not run has the reason before it.
-        with contextlib.suppress(SkipTest):
-            example.evaluate()
+    for example in Document.parse(str(page), reader.blocks).examples():
+        example.evaluate()

@@ -138,6 +138,8 @@ pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
         max,
         last_call_ms: millis(last_call),
         join_ms: millis(join),
+        min_round_ms: millis(rendezvous.min_round_time),
+        node_failure_limit: rendezvous.node_failure_limit,
         lease_ms: millis(lease),
         order: if sort_ip { NodeOrder::Address } else { NodeOrder::Name },
         ..JobRules::default()

@@ -273,7 +273,15 @@ impl Job<'_> {
             let process = launch.plan.ranks[local_rank].label().to_string();
             let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
             let no_restart = Some("a rank could not be started".into());
-            return RankFailure { process, outcome: "no start".into(), message: words, no_restart, ..failure };
+            let cannot_begin = true;
+            return RankFailure {
+                process,
+                outcome: "no start".into(),
+                message: words,
+                no_restart,
+                cannot_begin,
+                ..failure
+            };
         }
         let report = build_failure_report(launch, launched, status, context);
         let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
@@ -336,6 +344,7 @@ fn failure_of_error(node: usize, error: &CliError, host: &str) -> RankFailure {
         message: error.to_string(),
         status: exit_code::of_error(error),
         no_restart: Some("this node cannot begin".into()),
+        cannot_begin: true,
         ..RankFailure::default()
     }
 }

@@ -268,6 +268,8 @@ fn dynamic(
         elastic_level: ElasticLevel::Restart,
         last_call: seconds("last_call_timeout", 30)?,
         join_timeout: join,
+        min_round_time: rendezvous::min_round_time(values, "min-round-time")?,
+        node_failure_limit: rendezvous::node_failure_limit(values, "node-failure-limit")?,
         sort_ip: true,
         heartbeat_timeout: lease.max(Duration::from_secs(2)),
         etcd_loss_timeout: match conf.contains_key("etcd_loss_timeout") {

@@ -28,9 +28,12 @@ HEAD = """# Whom launchers blame
 {count} jobs that fail, each with real processes (of torch or Paddle where it says so), under each launcher.
 Written by `make blame`; do not edit. Linux {linux}, Python {python}, {cores} cores.
 
-✓: the launcher's report says which rank failed first, and gives the reason: the exception, the signal, the
-exit status, the line of a library. ◐: it names the rank without the reason. ✗: it names no rank, or another
-one. Of Paddle's launcher and of torchrun all output counts as the report, also what ranks print between the
+- ✓: the launcher's report names the rank that failed first, and the reason: the exception, the signal, the
+  exit status, the line of a library.
+- ◐: it names the rank without the reason.
+- ✗: it names no rank, or another one.
+
+Of Paddle's launcher and of torchrun all output counts as the report, also what ranks print between the
 launcher's lines.
 
 """

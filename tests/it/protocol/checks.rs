@@ -52,7 +52,11 @@ impl Judge {
         other.turn(time(now));
         let (own, its) = (state, other.state());
         let ended = matches!(own.phase, JobPhase::Ended { .. });
-        let timers = own.phase == JobPhase::Gathering && its.phase == JobPhase::Running;
+        // It does not know since when the round runs, or nodes gather.
+        let by_time = |phase: &JobPhase| {
+            matches!(phase, JobPhase::Gathering | JobPhase::Stopping { why: RoundStopCause::More { .. }, .. })
+        };
+        let timers = by_time(&own.phase) && its.phase == JobPhase::Running;
         let forgets = ended && !matches!(its.phase, JobPhase::Ended { .. });
         if !timers && !forgets {
             let all = |state: &JobState| {
@@ -94,7 +98,9 @@ impl Judge {
     ) {
         let before = old.state.as_ref();
         let ends = |state: &JobState| matches!(state.phase, JobPhase::Ended { .. });
-        let is_anew = before.is_some_and(|before| ends(before) && !ends(new) || new.failures < before.failures);
+        let excludes = before.is_some_and(|before| new.excluded.len() > before.excluded.len());
+        let fewer = |before: &JobState| !excludes && new.failures < before.failures;
+        let is_anew = before.is_some_and(|before| ends(before) && !ends(new) || fewer(before));
         if is_anew {
             // Of those of an earlier job no one is here.
             let gone = |member: &RoundMember| {
@@ -132,7 +138,13 @@ impl Judge {
             assert_eq!(rules.on_failure, OnFailure::Restart);
             assert!(new.failures <= rules.restarts, "more restarts than there are");
         }
-        for (id, why) in &new.refused {
+        for id in new.excluded.keys() {
+            let own = &nodes[number(id)];
+            assert!(!own.failures.is_empty(), "node {} is excluded, and nothing has failed there", own.number);
+            let members = self.lists.get(&new.round).map_or(0, Vec::len);
+            assert!(rules.is_none_or(|rules| rules.min < rules.max && members >= rules.min), "too few are left");
+        }
+        for (id, why) in new.refused.iter().filter(|(id, _)| !new.excluded.contains_key(*id)) {
             refused(story, old, number(id), why);
         }
         if let JobPhase::Ended { end } = &new.phase {

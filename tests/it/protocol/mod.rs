@@ -3,6 +3,7 @@
 mod cases;
 mod checks;
 mod coordinator;
+mod exclusion;
 mod lease;
 mod lost_ranks;
 mod node;

@@ -170,7 +170,9 @@ impl World<'_> {
                 }
             }
             Event::RanksEnd { node, run } => self.ranks_end(node, run),
-            Event::PeerGone { node, run } => self.fails(node, run, true),
+            Event::PeerGone { node, run } => {
+                self.fails(node, run, RankFailure { lost_peer: true, ..RankFailure::default() })
+            }
             Event::RanksStopped { node, run } => self.ranks_stopped(node, run),
             Event::LosesPatience { node, contact } if self.nodes[node].here && self.nodes[node].ranks.is_none() => {
                 let sim = &self.nodes[node];
@@ -270,7 +272,7 @@ impl World<'_> {
         self.judge.started(&self.nodes, &excused, node, round);
         let lives = &self.story.plans[node].lives;
         let sim = &mut self.nodes[node];
-        let (Life::Well(lasts) | Life::Fails(lasts)) = lives[(sim.run as usize).min(lives.len() - 1)];
+        let lasts = lives[(sim.run as usize).min(lives.len() - 1)].lasts();
         sim.run += 1;
         sim.ranks = Some(Ranks { round, stopping: false, failed: None, dead: false });
         let run = sim.run;
@@ -281,8 +283,14 @@ impl World<'_> {
 
     fn ranks_end(&mut self, node: usize, run: u32) {
         let lives = &self.story.plans[node].lives;
-        if let Life::Fails(_) = lives[(run as usize - 1).min(lives.len() - 1)] {
-            return self.fails(node, run, false);
+        match lives[(run as usize - 1).min(lives.len() - 1)] {
+            Life::Fails(_) => return self.fails(node, run, RankFailure::default()),
+            Life::CannotBegin => {
+                let no_restart = Some("a rank could not be started".into());
+                let failure = RankFailure { cannot_begin: true, no_restart, ..RankFailure::default() };
+                return self.fails(node, run, failure);
+            }
+            Life::Well(_) => {}
         }
         let sim = &mut self.nodes[node];
         if sim.run != run || sim.ranks.as_ref().is_none_or(|ranks| ranks.stopping) {
@@ -298,12 +306,12 @@ impl World<'_> {
         }
     }
 
-    fn fails(&mut self, node: usize, run: u32, lost_peer: bool) {
+    fn fails(&mut self, node: usize, run: u32, failure: RankFailure) {
         let sim = &mut self.nodes[node];
         let Some(ranks) = sim.ranks.as_mut().filter(|ranks| sim.run == run && !ranks.stopping) else { return };
         let number = sim.lists[&ranks.round].iter().position(|member| member.id == sim.state.id).unwrap();
         let who = format!("rank of node {node}, round {}", ranks.round);
-        let failure = RankFailure { node: number, process: who, lost_peer, status: 1, ..RankFailure::default() };
+        let failure = RankFailure { node: number, process: who, status: 1, ..failure };
         ranks.failed = Some(failure.clone());
         sim.failures.push(failure);
         self.stop(node);

@@ -10,6 +10,17 @@ use rlaunch::protocol::{JobRules, JobState, NodeInfo, OnFailure, OnNodeLoss, Rou
 pub enum Life {
     Well(u64),
     Fails(u64),
+    /// No rank can be started.
+    CannotBegin,
+}
+
+impl Life {
+    pub fn lasts(self) -> u64 {
+        match self {
+            Self::Well(lasts) | Self::Fails(lasts) => lasts,
+            Self::CannotBegin => 0,
+        }
+    }
 }
 
 /// A launcher.
@@ -114,13 +125,15 @@ impl Story {
 
     /// When all is over at the latest: once nothing befalls them any more there are only so many rounds left.
     pub fn bound(&self) -> u64 {
-        let life = |plan: &Plan| plan.lives.iter().map(|(Life::Well(lasts) | Life::Fails(lasts))| *lasts).max();
+        let life = |plan: &Plan| plan.lives.iter().map(|life| life.lasts()).max();
         let lives = self.plans.iter().filter_map(life).max().unwrap_or_default();
-        let JobRules { join_ms, restarts, loss_ms, .. } = self.rules;
+        let JobRules { join_ms, restarts, loss_ms, min_round_ms, node_failure_limit, .. } = self.rules;
         let net = 10 * (self.net.delay + self.net.again + self.net.renewal);
-        let round = join_ms + 2 * loss_ms + lives + self.grace + 2 * self.lease + net;
+        let round = join_ms + 2 * loss_ms + lives.max(min_round_ms) + self.grace + 2 * self.lease + net;
         let patience = 60_000 + 6 * self.lease + 30_000;
-        self.heals() + patience + (u64::from(restarts) + self.plans.len() as u64 + 2) * round
+        // Failures of a node that is excluded then use up no restart.
+        let (nodes, failures) = (self.plans.len() as u64, u64::from(node_failure_limit));
+        self.heals() + patience + (u64::from(restarts) + nodes * (1 + failures) + 2) * round
     }
 
     pub fn random(seed: u64) -> Self {
@@ -208,14 +221,17 @@ fn rules(rng: &mut Rng) -> JobRules {
         on_loss,
         loss_ms: pick(rng, &[0, 1_000, 30_000]),
         restarts: rng.u32(0..4),
+        min_round_ms: pick(rng, &[0, 0, 3_000, 20_000]),
+        node_failure_limit: pick(rng, &[0, 1, 3]),
         ..JobRules::default()
     }
 }
 
 fn random_plan(rng: &mut Rng, number: usize, rules: &JobRules, numbering: u8) -> Plan {
     let lives: Vec<Life> = (0..rng.usize(1..4))
-        .map(|_| match rng.u8(0..7) {
-            0..2 => Life::Fails(rng.u64(0..20_000)),
+        .map(|_| match rng.u8(0..16) {
+            0 => Life::CannotBegin,
+            1..5 => Life::Fails(rng.u64(0..20_000)),
             _ => Life::Well(rng.u64(0..30_000)),
         })
         .collect();

@@ -94,6 +94,8 @@ impl Job {
             round,
             failures: 0,
             phase,
+            excluded: Default::default(),
+            last_failed: None,
             held_failure: None,
             to_receive_end: Default::default(),
             refused: Default::default(),

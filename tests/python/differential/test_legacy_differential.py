@@ -156,7 +156,7 @@ def several(asked: Asked) -> bool:
 
 
 def listed_difference(asked: Asked, real: dict[str, Any], mine: dict[str, Any]) -> str | None:
-    """Which line of docs/differences.md this is, if one; None: the two have to agree."""
+    """Which line of docs/differences-legacy.md this is, if one; None: the two have to agree."""
     environ = asked["environ"]
     error, text = real.get("error", ["", ""])
     refused = mine.get("error", "")

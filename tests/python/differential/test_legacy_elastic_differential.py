@@ -61,7 +61,7 @@ def test_ranks_have_the_same_variables(oracle: Oracle, tmp_path: Path) -> None:
     for number, node in enumerate(nodes):
         number_of_before = {"PADDLE_TRAINER_ID": str(number)}
         real = normal(by_paddle(oracle, "2", node.host, ips, hosts, **number_of_before))
-        # The one line more is in docs/differences.md.
+        # The one line more is in docs/differences-legacy.md.
         assert mine[number].pop("DISTRIBUTED_TRAINER_ENDPOINTS") == real["PADDLE_TRAINER_ENDPOINTS"]
         assert mine[number] == real
 

@@ -26,7 +26,7 @@ from torch_lines import ALSO_PLAIN, JOB, LINES, Line
 pytestmark = pytest.mark.timeout(900)
 
 ORACLE = str(ORACLES / "oracle_torchrun.py")
-DOCS = ROOT / "docs" / "differences.md"
+DOCS = ROOT / "docs" / "differences-torchrun.md"
 # Lines that run at once, of each launcher.
 WIDTH = 2
 LIMIT = 170

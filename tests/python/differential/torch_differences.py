@@ -1,4 +1,4 @@
-"""Where ``rlaunch.run`` differs from torchrun on purpose, by what each does; docs/differences.md says so."""
+"""Where ``rlaunch.run`` differs from torchrun on purpose, by what each does: docs/differences-torchrun.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference. ``what``: its line in docs/differences.md begins with that."""
+    """One difference. ``what``: its line in docs/differences-torchrun.md begins with that."""
 
     what: str
     seen: tuple[Seen, ...]

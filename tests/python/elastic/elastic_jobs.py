@@ -259,7 +259,7 @@ class Job:
     def run(self, on: int, command: list[str], **variables: str) -> Node:
         label = len(self.nodes)
         env = {name: value for name, value in environment(**variables).items() if not STEERING.match(name)}
-        env |= {"NODE": str(label), **variables}
+        env |= {"NODE": str(label), "RLAUNCH_MIN_ROUND_TIME": "0", **variables}
         with (
             open(self.folder / f"out.{label}", "wb") as out,
             open(self.folder / f"err.{label}", "wb") as err,

@@ -12,3 +12,10 @@ FOLDERS = [TESTS, *sorted(path for path in TESTS.rglob("*") if path.is_dir() and
 
 # For processes that import what the tests import.
 PYTHONPATH = os.pathsep.join(map(str, FOLDERS))
+
+# The pages of the site that no program writes. The README and the changelog are apart.
+WRITTEN_PAGES = [
+    page
+    for page in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), ROOT / "CONTRIBUTING.md"])
+    if "do not edit" not in page.read_text()[:1000]
+]

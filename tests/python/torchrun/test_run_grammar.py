@@ -145,7 +145,7 @@ def test_command_lines_are_read_as_torchrun_reads_them(torchs: Parser) -> None:
         if isinstance(theirs, dict) and isinstance(own, dict):
             own = {name: own.get(name) for name in theirs}
         if (own, theirs) == ("printed", "refused"):
-            # Help is help, also behind a value that cannot be read (docs/differences.md).
+            # Help is help, also behind a value that cannot be read (docs/differences-torchrun.md).
             args, environ = case
             own = ours([*args[: args.index("--help")], "t.py"], environ)
         assert own == theirs, case

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from elastic_launch_ranks import (
     succeeds_at_last,
 )
 from launching import environment, free_ports
-from paths import ROOT
 from rlaunch._elastic.elastic_launch import build_options
 from rlaunch._elastic.launcher_job import get_entrypoint_name
 from rlaunch.errors import ChildFailedError, LaunchError, NoResultError
@@ -217,23 +215,6 @@ def test_a_health_check_server_is_refused() -> None:
     assert elastic_launch(config(1), "true", None)() == {0: None}
     with pytest.raises(TypeError, match="health_check_server"):
         elastic_launch(config(1), "true", object())  # type: ignore[arg-type]
-
-
-def test_the_example_of_the_docs_is_a_script_that_works(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "torch.md").read_text()
-    (example,) = (
-        text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "elastic_launch" in text
-    )
-    (tmp_path / "main.py").write_text(example)
-    done = subprocess.run(
-        [sys.executable, "main.py"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "{0: 0.0, 1: 0.1}\n", done.stderr
 
 
 INTERRUPTED = """

@@ -1,0 +1,144 @@
+//! Nodes that harm the job, and nodes that join one after another.
+
+use super::cases::level_1;
+use super::states::state;
+use super::world::time;
+use rlaunch::protocol::record::FORMAT;
+use rlaunch::protocol::{
+    Coordinator, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, RankFailure, RoundMember, RoundStopCause,
+};
+
+const RUNS: NodeStatus = NodeStatus::Runs { round: 2 };
+
+fn record(rules: &JobRules, id: &str, status: NodeStatus) -> NodeRecord {
+    let info = NodeInfo { host: format!("host-{id}"), rules: rules.clone(), ..NodeInfo::default() };
+    NodeRecord { format: FORMAT, info, status }
+}
+
+/// In round 2 since 0 s, whose members run.
+fn running(rules: &JobRules, ids: &[&str]) -> Coordinator {
+    let member = |id: &&str| RoundMember { id: (*id).to_owned(), info: record(rules, id, RUNS).info };
+    let members = ids.iter().map(member).collect();
+    let mut machine = Coordinator::resume(state(5, 2, JobPhase::Running), members, time(0));
+    for id in ids {
+        machine.record(id, record(rules, id, RUNS), time(0));
+    }
+    machine.turn(time(0));
+    assert_eq!(machine.state().phase, JobPhase::Running);
+    machine
+}
+
+fn member_ids(machine: &Coordinator) -> Vec<&str> {
+    machine.members().iter().map(|member| member.id.as_str()).collect()
+}
+
+/// The member fails in the present round, the others stop, and the next round begins if one does.
+fn fails(machine: &mut Coordinator, rules: &JobRules, id: &str, failure: &RankFailure) {
+    let round = machine.state().round;
+    let ids: Vec<String> = machine.members().iter().map(|member| member.id.clone()).collect();
+    let node = ids.iter().position(|member| member == id).unwrap();
+    let failure = RankFailure { node, ..failure.clone() };
+    machine.record(id, record(rules, id, NodeStatus::Failed { round, failure }), time(1));
+    machine.turn(time(1));
+    for other in ids.iter().filter(|other| *other != id) {
+        machine.record(other, record(rules, other, NodeStatus::Ready { seen: round }), time(1));
+    }
+    machine.turn(time(1));
+    machine.record(id, record(rules, id, NodeStatus::Ready { seen: round }), time(1));
+    machine.turn(time(1));
+}
+
+fn exit_code_7() -> RankFailure {
+    RankFailure { process: "rank 2".into(), outcome: "exit code 7".into(), ..RankFailure::default() }
+}
+
+#[test]
+fn nodes_that_join_one_after_another_stop_a_round_once() {
+    let rules = JobRules { min_round_ms: 60_000, ..level_1(1, 5, 5) };
+    let mut machine = running(&rules, &["a"]);
+    for (number, id) in ["b", "c", "d"].into_iter().enumerate() {
+        let at = time(8_000 * (number as u64 + 1));
+        machine.record(id, record(&rules, id, NodeStatus::Ready { seen: 2 }), at);
+        machine.turn(at);
+        assert_eq!(machine.state().phase, JobPhase::Running, "{id}");
+        assert_eq!(machine.next_deadline(), Some(time(60_000)));
+    }
+    machine.turn(time(60_000));
+    let JobPhase::Stopping { why: RoundStopCause::More { hosts }, end: None } = &machine.state().phase else {
+        panic!("{:?}", machine.state().phase)
+    };
+    assert_eq!(*hosts, ["host-b", "host-c", "host-d"]);
+}
+
+#[test]
+fn a_node_that_cannot_begin_is_excluded_where_enough_others_are_left() {
+    let failure = RankFailure {
+        message: "no such interpreter".into(),
+        no_restart: Some("this node cannot begin".into()),
+        cannot_begin: true,
+        ..RankFailure::default()
+    };
+    for restarts in [0, 3] {
+        let rules = level_1(2, 3, restarts);
+        let mut machine = running(&rules, &["a", "b", "c"]);
+        fails(&mut machine, &rules, "c", &failure);
+        let state = machine.state();
+        assert_eq!(state.refused["c"], "it is excluded from the job: it cannot begin: no such interpreter");
+        assert_eq!((state.failures, state.phase.clone(), member_ids(&machine)), (0, JobPhase::Running, vec!["a", "b"]));
+        let told = "host-c () is excluded from the job: it cannot begin: no such interpreter";
+        assert_eq!(state.warnings, [told]);
+    }
+    for (min, max) in [(3, 4), (3, 3)] {
+        let rules = level_1(min, max, 3);
+        let mut machine = running(&rules, &["a", "b", "c"]);
+        fails(&mut machine, &rules, "c", &failure);
+        let ended = matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::Failed { .. } });
+        assert!(ended && machine.state().excluded.is_empty(), "too few would be left: {:?}", machine.state());
+    }
+}
+
+#[test]
+fn a_node_whose_ranks_fail_again_and_again_is_excluded_and_its_failures_count_no_more() {
+    let rules = JobRules { node_failure_limit: 3, ..level_1(2, 3, 3) };
+    let mut machine = running(&rules, &["a", "b", "c"]);
+    fails(&mut machine, &rules, "a", &exit_code_7());
+    for failures in [2, 3] {
+        fails(&mut machine, &rules, "c", &exit_code_7());
+        assert_eq!((machine.state().failures, member_ids(&machine).len()), (failures, 3));
+    }
+    let used_up = RankFailure { no_restart: Some("3 of 3 restarts used".into()), ..exit_code_7() };
+    fails(&mut machine, &rules, "c", &used_up);
+    let state = machine.state();
+    let why = "it is excluded from the job: its ranks failed 3 times in a row, last rank 2: exit code 7";
+    assert_eq!(state.refused["c"], why);
+    assert_eq!((state.failures, state.phase.clone(), member_ids(&machine)), (1, JobPhase::Running, vec!["a", "b"]));
+}
+
+#[test]
+fn failures_of_several_nodes_exclude_none() {
+    let rules = JobRules { node_failure_limit: 2, ..level_1(1, 3, 9) };
+    let mut machine = running(&rules, &["a", "b", "c"]);
+    for id in ["c", "a", "c", "b"] {
+        fails(&mut machine, &rules, id, &exit_code_7());
+    }
+    let felt = RankFailure { lost_peer: true, ..exit_code_7() };
+    fails(&mut machine, &rules, "b", &felt);
+    assert_eq!((machine.state().failures, machine.state().excluded.len()), (5, 0));
+    fails(&mut machine, &rules, "b", &exit_code_7());
+    assert_eq!(
+        machine.state().excluded.keys().collect::<Vec<_>>(),
+        ["b"],
+        "a failure that another caused is none between"
+    );
+}
+
+#[test]
+fn without_a_limit_and_by_rules_of_its_own_no_failing_node_is_excluded() {
+    for (limit, no_restart) in [(0, None), (1, Some("exit code 7 is never restarted"))] {
+        let rules = JobRules { node_failure_limit: limit, ..level_1(1, 2, 9) };
+        let mut machine = running(&rules, &["a", "b"]);
+        let failure = RankFailure { no_restart: no_restart.map(str::to_owned), ..exit_code_7() };
+        fails(&mut machine, &rules, "b", &failure);
+        assert!(machine.state().excluded.is_empty(), "{:?}", machine.state());
+    }
+}
