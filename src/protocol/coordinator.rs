@@ -1,5 +1,9 @@
 //! The coordinator: it reads the nodes' records, and writes the job's state.
 
+mod cause;
+mod exclusion;
+mod participants;
+
 use crate::protocol::admission;
 use crate::protocol::clocks;
 use crate::protocol::clocks::ClockReading;
@@ -7,14 +11,11 @@ use crate::protocol::coordinator_logic::Departure;
 use crate::protocol::order;
 use crate::protocol::order::Candidate;
 use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus, OnFailure, millis};
-use crate::protocol::state::{JobEnd, JobPhase, JobState, RoundMember, RoundStopCause};
+use crate::protocol::state::{FIRST_REPORT, JobEnd, JobPhase, JobState, REPORT_EVERY, RoundMember, RoundStopCause};
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-/// How often waiting nodes receive the participants, and the pause before the first time: most nodes join at once.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
-const FIRST_REPORT: Duration = Duration::from_millis(1500);
 /// How many refusals a state contains. A node that is refused leaves at once.
 const MAX_REFUSED: usize = 64;
 
@@ -430,16 +431,12 @@ impl Coordinator {
         }
         // Not once a node has finished: it would have to repeat everything.
         let hosts = if done > 0 { Vec::new() } else { self.newcomers(&rules) };
-        if hosts.is_empty() {
-            return false;
-        }
-        // Nodes that join one after another stop it once.
         let until = self.round_began + Duration::from_millis(rules.min_round_ms);
-        if now < until {
+        if now < until && !hosts.is_empty() {
             self.wake_at(until);
             return false;
         }
-        self.begin_stop(RoundStopCause::More { hosts }, None)
+        !hosts.is_empty() && self.begin_stop(RoundStopCause::More { hosts }, None)
     }
 
     fn begin_stop(&mut self, why: RoundStopCause, end: Option<JobEnd>) -> bool {
@@ -475,13 +472,16 @@ impl Coordinator {
             self.state.phase = JobPhase::Stopping { why, end };
             return corrected;
         }
-        if let Some(end) = end.or_else(|| self.end_by_any_loss(rules.as_ref())) {
+        // Meanwhile too few may be left to continue without a node that fails.
+        let by_failure = || self.end_by(rules.as_ref()?, &why).filter(|end| matches!(end, JobEnd::Failed { .. }));
+        if let Some(end) = end.or_else(|| self.end_by_any_loss(rules.as_ref())).or_else(by_failure) {
             return self.end(end);
         }
         if let (RoundStopCause::Failed { failure }, Some(rules)) = (&why, &rules)
             && let Some(excluded) = self.exclude(rules, failure)
         {
             self.newly_excluded.push(excluded);
+            self.refuse_unfit();
             self.gather(now);
             return true;
         }

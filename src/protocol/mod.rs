@@ -49,17 +49,14 @@
 //! - A node keeps its record until it has received an end, is refused, or its patience is over.
 
 pub mod admission;
-mod cause;
 mod clocks;
 pub mod codec;
 pub mod coordinator;
 pub mod coordinator_logic;
-mod exclusion;
 mod lease;
 pub mod member_list;
 pub mod node;
 pub mod order;
-mod participants;
 pub mod record;
 pub mod state;
 

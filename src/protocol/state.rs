@@ -3,6 +3,11 @@
 use crate::protocol::record::{NodeInfo, RankFailure};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// How often waiting nodes receive the participants, and the pause before the first time: most nodes join at once.
+pub(crate) const REPORT_EVERY: Duration = Duration::from_secs(10);
+pub(crate) const FIRST_REPORT: Duration = Duration::from_millis(1500);
 
 /// The job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,8 +17,7 @@ const MOST_WAITING: usize = 16;
 
 type Question = Box<dyn FnOnce(&GpuMonitor) + Send>;
 
-/// Asks the driver. The thread and the driver's library are there from the first question on; the thread ends at once where there is no
-/// driver. Clones share it.
+/// Asks the driver. The thread and the driver's library are there from the first question on. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct GpuReader(Arc<OnceLock<Option<Sender<Question>>>>);
 
@@ -56,10 +55,13 @@ fn start() -> Option<Sender<Question>> {
         if let Err(error) = current::keep_descriptors(&[]) {
             debug!("the thread of the GPUs has no table of descriptors of its own: {error}");
         }
-        // The askers wait until `asked` is dropped.
         match GpuMonitor::open() {
             Ok(monitor) => asked.iter().for_each(|question| question(&monitor)),
-            Err(error) => debug!("NVML is not available: {error}"),
+            Err(error) => {
+                debug!("NVML is not available: {error}");
+                // An asker waits until its question is dropped.
+                asked.iter().for_each(drop);
+            }
         }
     };
     thread::spawn("rlaunch-gpus", body).ok().map(|_| questions)

@@ -1,5 +1,6 @@
 //! Jobs whose nodes rendezvous: backends, rounds, waiting, the outcome of the job.
 
+pub mod advertise;
 pub mod backend;
 pub mod error;
 pub mod outcome_text;

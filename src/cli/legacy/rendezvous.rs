@@ -1,8 +1,8 @@
 //! Rendezvous and rounds of an elastic job of the legacy launcher (`--legacy --np`), with its log lines.
 
 use crate::cli::common::error::{CliError, system};
+use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
-use crate::cli::elastic::backend::AdvertisedAddress;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::node::build_failure_report::ReportContext;

@@ -5,7 +5,7 @@ use crate::cli::common::error::{CliError, system};
 use crate::cli::common::startup::{self, LauncherEnv, print_output, run_launcher};
 use crate::cli::common::status_pipe::StatusPipe;
 use crate::cli::common::{dry_run, exit_code, message};
-use crate::cli::elastic::backend;
+use crate::cli::elastic::advertise;
 use crate::cli::legacy::prepare;
 use crate::cli::legacy::rendezvous;
 use crate::cli::legacy::rendezvous::{LegacyElasticFrontend, LegacyRendezvous};
@@ -201,7 +201,7 @@ fn launch_on_this_node(
         pod_name: random::lowercase(6),
         gloo_tmpdir: if has_folder { gloo_tmpdir::path(&key).map_err(CliError::Preflight)? } else { String::new() },
     };
-    let advertised = spec.rendezvous.as_ref().map(backend::advertise).transpose()?;
+    let advertised = spec.rendezvous.as_ref().map(advertise::advertise).transpose()?;
     let mut spec = Cow::Borrowed(spec);
     if let (Some(advertised), true) = (&advertised, is_legacy(&spec)) {
         spec = Cow::Owned(rendezvous::with_own_address(&spec, &advertised.address));

@@ -1,8 +1,8 @@
 //! Rendezvous and rounds of a job of Paddle's front end.
 
 use crate::cli::common::error::CliError;
+use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
-use crate::cli::elastic::backend::AdvertisedAddress;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::paddle::shown_logs;

@@ -1,8 +1,8 @@
 //! torchrun's dynamic rendezvous (c10d, etcd), and this node's plan in each round.
 
 use crate::cli::common::error::CliError;
+use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
-use crate::cli::elastic::backend::AdvertisedAddress;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
 use crate::cli::torchrun::static_rendezvous::listen_on;

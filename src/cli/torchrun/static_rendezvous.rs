@@ -2,8 +2,8 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::common::message::print_notice;
-use crate::cli::elastic::backend;
-use crate::cli::elastic::backend::AdvertisedAddress;
+use crate::cli::elastic::advertise;
+use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::error::RendezvousError;
 use crate::model::Endpoint;
 use crate::net::deadline::TimeLeft;
@@ -74,7 +74,7 @@ pub fn find_place(
             return Ok(StaticRendezvous { place, leases: vec![lease], store, nodes: None, advertised: None });
         }
         TorchrunBackend::Dynamic(rendezvous) => {
-            let advertised = backend::advertise(rendezvous)?;
+            let advertised = advertise::advertise(rendezvous)?;
             let lease = ports::lease_any().map_err(CliError::Preflight)?;
             let master = Endpoint::new(&advertised.address, lease.port());
             let place = NodePosition::single_node(workers, master);

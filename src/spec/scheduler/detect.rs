@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(
             describe(&with(MPI_5, "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2")),
             "OMPI_COMM_WORLD_LOCAL_SIZE 2: is more than one launcher a node; start them with mpirun --map-by ppr:1:node: \
-             a launcher starts all ranks of its node; or give {alone} if each runs a job of its own"
+             a launcher starts all ranks of its node; or give --nnodes 1 if each runs a job of its own"
         );
         let on_one = "SLURM_STEP_NODELIST=b SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=4 SLURM_NODEID=0";
         assert_eq!(describe(&with(STEP, on_one)), "nothing");

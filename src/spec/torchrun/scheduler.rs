@@ -52,7 +52,7 @@ mod tests {
     /// The variables of a step on two nodes.
     const STEP: &str = "SLURM_JOB_ID=4 SLURM_NODEID=1 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=a,b SLURM_STEP_NUM_NODES=2 \
         SLURM_STEP_NUM_TASKS=2 SLURMD_NODENAME=b";
-    const JOB: &str = "rdzv-id=4.0 rdzv-backend=c10d rdzv-endpoint=a:28139";
+    const JOB: &str = "rdzv-id=4.0 rdzv-backend=c10d rdzv-endpoint=a:28501";
 
     /// What is filled in for a command line of `--NAME=VALUE` words, `alone`, or the error.
     fn filled(options: &str) -> String {

@@ -35,17 +35,20 @@ fn member_ids(machine: &Coordinator) -> Vec<&str> {
 /// The member fails in the present round, the others stop, and the next round begins if one does.
 fn fails(machine: &mut Coordinator, rules: &JobRules, id: &str, failure: &RankFailure) {
     let round = machine.state().round;
+    let at = time(1_000_000 * round);
     let ids: Vec<String> = machine.members().iter().map(|member| member.id.clone()).collect();
     let node = ids.iter().position(|member| member == id).unwrap();
     let failure = RankFailure { node, ..failure.clone() };
-    machine.record(id, record(rules, id, NodeStatus::Failed { round, failure }), time(1));
-    machine.turn(time(1));
+    machine.record(id, record(rules, id, NodeStatus::Failed { round, failure }), at);
+    machine.turn(at);
     for other in ids.iter().filter(|other| *other != id) {
-        machine.record(other, record(rules, other, NodeStatus::Ready { seen: round }), time(1));
+        machine.record(other, record(rules, other, NodeStatus::Ready { seen: round }), at);
     }
-    machine.turn(time(1));
-    machine.record(id, record(rules, id, NodeStatus::Ready { seen: round }), time(1));
-    machine.turn(time(1));
+    machine.turn(at);
+    machine.record(id, record(rules, id, NodeStatus::Ready { seen: round }), at);
+    machine.turn(at);
+    // After the last call.
+    machine.turn(at + time(rules.last_call_ms));
 }
 
 fn exit_code_7() -> RankFailure {
@@ -85,8 +88,8 @@ fn a_node_that_cannot_begin_is_excluded_where_enough_others_are_left() {
         let state = machine.state();
         assert_eq!(state.refused["c"], "it is excluded from the job: it cannot begin: no such interpreter");
         assert_eq!((state.failures, state.phase.clone(), member_ids(&machine)), (0, JobPhase::Running, vec!["a", "b"]));
-        let told = "host-c () is excluded from the job: it cannot begin: no such interpreter";
-        assert_eq!(state.warnings, [told]);
+        let warning = "host-c () is excluded from the job: it cannot begin: no such interpreter";
+        assert_eq!(state.warnings, [warning]);
     }
     for (min, max) in [(3, 4), (3, 3)] {
         let rules = level_1(min, max, 3);

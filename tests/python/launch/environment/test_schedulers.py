@@ -72,7 +72,7 @@ def test_a_launcher_may_run_a_job_of_its_own(tmp_path: Path, command: str, optio
 
 
 @pytest.mark.parametrize("changes", [{"PET_NNODES": "1"}, {}])
-def test_a_launcher_that_is_told_one_node_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_launcher_whose_option_says_one_node_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     (tmp_path / "train.py").write_text(TELL)
     options = [] if changes else ["--nnodes=1"]
     ended = Place.wait(start(tmp_path, COMMANDS["rlaunch.run"], *options, env=step(0, tmp_path, **changes)))

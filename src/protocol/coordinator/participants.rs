@@ -1,4 +1,4 @@
-//! The nodes that have joined, as waiting nodes are told of them.
+//! The nodes that have joined, as waiting nodes receive them.
 
 use crate::protocol::coordinator::Coordinator;
 use crate::protocol::order::Candidate;
