@@ -24,6 +24,7 @@ SETUP = Path(__file__).with_name("node_setup.py")
 PROGRAMS = ("mount", "nsenter", "openssl", "unshare")
 NODES = 3
 CPUS = 96
+GPUS = 4  # As many as the fake of their driver has.
 KILL_WAIT = 30  # Slurm's default.
 MUNGE_SOCKET = "/run/munge.socket"
 # Of one job after another, which are started by these seconds: long enough for any.
@@ -72,7 +73,7 @@ def configuration(folder: Path, names: list[str]) -> str:
     }
     text = "".join(f"{name}={value}\n" for name, value in lines.items())
     for number, name in enumerate(nodes, 1):
-        text += f"NodeName={name} NodeAddr={address(number)} CPUs={CPUS} RealMemory=100000 Gres=gpu:8\n"
+        text += f"NodeName={name} NodeAddr={address(number)} CPUs={CPUS} RealMemory=100000 Gres=gpu:{GPUS}\n"
     return text + "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
 
 
@@ -107,9 +108,8 @@ class Node:
         subprocess.run(self.enter(list(command), self.folder), check=True)
 
     def close(self) -> None:
-        assert self.setup.stdin is not None
-        self.setup.stdin.close()
-        self.setup.wait()
+        # Closes its stdin, which ends it.
+        self.setup.communicate()
 
 
 class Cluster:
@@ -138,11 +138,10 @@ class Cluster:
             text=True,
         )
 
-    def run(self, *command: str, folder: Path | None = None) -> str:
+    def run(self, *command: str, folder: Path | None = None, env: dict[str, str] | None = None) -> str:
         """The output of a command on the head."""
-        with self.start(*command, folder=folder or self.folder) as process:
-            output, _ = process.communicate()
-        assert process.returncode == 0, (command, output)
+        status, output = self.finish(*command, folder=folder or self.folder, env=env)
+        assert status == 0, (command, output)
         return output
 
     def finish(self, *command: str, folder: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -190,11 +189,11 @@ class Cluster:
             for node in self.nodes:
                 node.hosts_file.write_text(before)
 
-    def submit(self, script: str, *options: str, folder: Path) -> Job:
+    def submit(self, script: str, *options: str, folder: Path, env: dict[str, str] | None = None) -> Job:
         """Submits a batch script with these options of sbatch."""
         file = folder / "job.sh"
         file.write_text(script)
-        number = self.run("sbatch", "--parsable", *options, str(file), folder=folder)
+        number = self.run("sbatch", "--parsable", *options, str(file), folder=folder, env=env)
         return Job(self, int(number), folder)
 
 
@@ -245,7 +244,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
     (folder / "state").mkdir()
     (folder / "slurm.conf").write_text(configuration(folder, names))
     (folder / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={CGROUPS}\n")
-    (folder / "gres.conf").write_text("Name=gpu Count=8\n")
+    # Slurm numbers GPUs by the names of their files.
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-{GPUS - 1}]\n")
+    for number in range(GPUS):
+        (folder / f"gpu{number}").touch()
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o400)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from launching import until
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, write
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, told, write
 from scenario_table import Row
 from slurm_cluster import Cluster, Job
 
@@ -51,6 +52,20 @@ def test_the_logs_of_rlaunch_run_are_apart(cluster: Cluster, tmp_path: Path, row
         folders.setdefault(path.parents[2], set()).add(line.partition(".on.")[2])
     assert sorted(map(len, folders.values())) == [1, 1], folders
     row.seen = "a folder for each node below `log`"
+
+
+def test_nodes_that_write_into_one_folder_are_warned(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = "python -m rlaunch --nnodes 2 --master node1:6769 --nproc_per_node 2 train.py"
+    row.begin(
+        "nodes that share a log folder because options name the nodes",
+        f"{' '.join(SRUN)} {command}",
+        "the node that finds the other one's logs says so",
+    )
+    write(tmp_path, f"{RANK}\ntell('began')\nuntil(lambda: sum('began' in one for one in os.listdir()) == 4, 'ranks')\n")
+    status, output = cluster.finish(*SRUN, "--nodelist=node1,node2", *command.split(), folder=tmp_path)
+    assert status == 0, output
+    (line,) = [line for line in output.splitlines() if "the log folder log is in use" in line]
+    row.seen = f"exit status 0; {line.partition('rlaunch: ')[2]}"
 
 
 ARRAY = """#!/bin/bash
@@ -103,6 +118,44 @@ def test_two_steps_of_a_job_run_side_by_side(cluster: Cluster, tmp_path: Path, r
     job = cluster.submit(f"{batch}\n", folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()
     row.seen = "two jobs of 4 ranks at once, on the same two nodes"
+
+
+HETEROGENEOUS = """#!/bin/bash
+#SBATCH --nodes=1 --ntasks-per-node=1 --cpus-per-task=2
+#SBATCH hetjob
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=4
+{command}
+"""
+HET_STEPS = {
+    "one command for all components": "srun --het-group=0,1 {module} {nproc} 2 train.py",
+    "a command for each component": (
+        "srun --het-group=0 {module} {nproc} 1 train.py : --het-group=1 {module} {nproc} 2 train.py"
+    ),
+}
+
+
+@pytest.mark.parametrize("how", HET_STEPS)
+@pytest.mark.parametrize(
+    ("module", "nproc"),
+    [("python -m rlaunch", "--nproc_per_node"), ("python -m rlaunch.run", "--nproc-per-node")],
+)
+def test_a_heterogeneous_job(
+    cluster: Cluster, tmp_path: Path, row: Row, how: str, module: str, nproc: str
+) -> None:
+    command = HET_STEPS[how].format(module=module, nproc=nproc)
+    ranks = {"node1": 1 if ":" in command else 2, "node2": 2, "node3": 2}
+    row.begin(
+        f"a heterogeneous job of 1 and 2 nodes, {how}, `{module}`",
+        command,
+        f"one job of {sum(ranks.values())} ranks",
+    )
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    job = cluster.submit(HETEROGENEOUS.format(command=command), folder=tmp_path)
+    assert job.wait() == "COMPLETED", job.output()
+    began = told(tmp_path, "began")
+    assert {node: len(found) for node, found in began.items()} == ranks, job.output()
+    assert set().union(*began.values()) == {f"{rank}.of.{sum(ranks.values())}" for rank in range(sum(ranks.values()))}
+    row.seen = f"one job of {sum(ranks.values())} ranks on 3 nodes"
 
 
 def test_a_job_with_a_secret_refuses_strangers(cluster: Cluster, tmp_path: Path, row: Row) -> None:
