@@ -14,6 +14,8 @@ from .status_pipe import VARIABLE
 # interpreter is still starting (signals are blocked then); it has ended by itself after at most 10.
 _TAKES_SIGNAL = 0.5
 _ENDS = 15.0
+# Seconds within which Slurm repeats its SIGTERM, as in src/cli/node/slurm.rs. The launcher knows it too.
+_REPEATS = 5.0
 # Seconds between two attempts after several errors.
 _PAUSE = 0.05
 # Seconds that the launcher's supervisor has to end the job once the launcher was killed.
@@ -118,6 +120,7 @@ class _Launcher:
         self.record = bytearray()
         self.status: int | None = None
         self._requests = 0
+        self._first_sigterm: float | None = None
         # When the launcher is checked next, and when it has to have ended (time.monotonic).
         self._deadline: float | None = None
         self._end_at = 0.0
@@ -191,10 +194,19 @@ class _Launcher:
         else:
             number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
         self._process.signal(number)
+        now = time.monotonic()
+        if isinstance(error, _SignalReceived) and number == signal.SIGTERM and self._is_repeated(now):
+            return
         self._requests += 1
         if self._requests == 2:
-            now = time.monotonic()
             self._deadline, self._end_at = now + _TAKES_SIGNAL, now + _ENDS
+
+    def _is_repeated(self, now: float) -> bool:
+        """Whether this SIGTERM is one with which Slurm repeats the first."""
+        if self._first_sigterm is None:
+            self._first_sigterm = now
+            return False
+        return "SLURM_JOB_ID" in os.environ and now - self._first_sigterm < _REPEATS
 
     def _enforce_deadline(self) -> bool:
         """Kills a launcher that does not act on the second request; False: its supervisor does not either."""

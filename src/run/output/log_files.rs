@@ -2,6 +2,7 @@
 
 use crate::plan::{EnvOverflowFile, OutputPlan, Plan};
 use crate::spec::SpecError;
+use crate::sys::random;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -33,7 +34,8 @@ pub fn make_folder(path: &Path) -> Result<(), SpecError> {
 /// Creates a file in a folder and removes its name. A test by doing: permission bits do not show read-only mounts, quotas or
 /// capabilities.
 pub fn create_unlinked(folder: &Path) -> io::Result<File> {
-    let path = folder.join(format!(".rlaunch-{}", std::process::id()));
+    // Nodes that share the folder may have the same process ids.
+    let path = folder.join(format!(".rlaunch-{}", random::alphanumeric(12)));
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
     let _ = std::fs::remove_file(&path);
     Ok(file)
@@ -206,7 +208,7 @@ pub fn replace(path: &Path, text: &str) -> io::Result<()> {
 
 /// The same with this mode, less the bits of the umask.
 pub fn replace_with_mode(path: &Path, text: &str, mode: u32) -> io::Result<()> {
-    let temporary = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
+    let temporary = PathBuf::from(format!("{}.{}", path.display(), random::alphanumeric(12)));
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
     let replaced = file.write_all(text.as_bytes()).and_then(|()| std::fs::rename(&temporary, path));
     if replaced.is_err() {
