@@ -24,7 +24,7 @@ SETUP = Path(__file__).with_name("node_setup.py")
 PROGRAMS = ("mount", "nsenter", "openssl", "unshare")
 NODES = 3
 CPUS = 96
-GPUS = 4  # As many as the fake of their driver has.
+GPUS = 8
 KILL_WAIT = 30  # Slurm's default.
 MUNGE_SOCKET = "/run/munge.socket"
 # Of one job after another, which are started by these seconds: long enough for any.
@@ -68,7 +68,6 @@ def configuration(folder: Path, names: list[str]) -> str:
         "SlurmdParameters": "config_overrides",
         "SchedulerParameters": "sched_min_interval=0,bf_interval=1",
         "KillWait": KILL_WAIT,
-        "SlurmdTimeout": 20,
         "ReturnToService": 2,
     }
     text = "".join(f"{name}={value}\n" for name, value in lines.items())

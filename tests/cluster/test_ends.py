@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import time
 from pathlib import Path
 
@@ -65,6 +65,7 @@ def test_scancel(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> 
     row.seen = f"all 4 ranks saved; state {job.state}"
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_the_time_limit(cluster: Cluster, tmp_path: Path, row: Row, front_end: str) -> None:
     row.begin(
@@ -96,9 +97,12 @@ def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Ro
     job.await_end()
     took = time.monotonic() - began
     assert took < KILL_WAIT + 5, job.output()
-    killed = re.findall(r"sending SIGKILL to rank\(s\) ([\d, -]+)", job.output())
-    assert len(killed) == 2, job.output()
-    row.seen = f"both launchers killed their ranks; the job had ended {took:.0f} s after scancel"
+    # Slurm ends srun first, so its console does not have this.
+    events = [path.read_text() for path in sorted(tmp_path.glob("log/node-*/rlaunch/events.jsonl"))]
+    last = [json.loads(text.splitlines()[-1]) for text in events]
+    assert ["killing" in text for text in events] == [True, True], events
+    assert [one["event"] for one in last] == ["job_ended", "job_ended"], events
+    row.seen = f"both launchers killed their ranks and wrote their reports; the job had ended {took:.0f} s after scancel"
 
 
 def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -> None:
@@ -122,11 +126,18 @@ def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -
     row.seen = f"ranks of the other node had saved {took:.1f} s later; job's exit status {job.exit_status()}"
 
 
-@pytest.mark.parametrize("option", ["", "--kill-on-bad-exit=1", "--wait=5", "--no-kill"])
-def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row, option: str) -> None:
-    command = FRONT_ENDS["python -m rlaunch"]
-    srun = f"srun {option} {command}".replace("  ", " ")
-    row.begin("the network of one node fails", srun, "the other node's ranks save; its launcher exits with 75")
+# How long srun waits after its first task has ended, and how long it then waits for a node that does not answer.
+WAIT, GIVES_UP = 5, 32
+
+
+@pytest.mark.timeout(240)
+def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    srun = f"srun --wait={WAIT} {FRONT_ENDS['python -m rlaunch']}"
+    row.begin(
+        "the network of one node fails",
+        srun,
+        f"the other node's ranks save, its launcher exits with 75; srun ends {WAIT + GIVES_UP} s later",
+    )
     write(tmp_path, f"{saves()}sleep()\n")
     script = BATCH.replace("srun {command}", f"{srun}\necho srun exited with $?")
     job = cluster.submit(script, "--no-requeue", folder=tmp_path)
@@ -137,6 +148,27 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row, option: str)
     with cluster.cut_off(lost):
         until(lambda: kept in told(tmp_path, "saved"), "ranks that save")
         saved = time.monotonic() - began
-        state = job.wait(limit=200)
+        until(lambda: "srun exited with" in job.output(), "the end of srun")
         took = time.monotonic() - began
-    row.seen = f"ranks of the other node saved after {saved:.0f} s; the job ended after {took:.0f} s: {state}"
+    assert "srun exited with 75" in job.output()
+    row.seen = f"its ranks had saved after {saved:.0f} s; srun's exit status was 75 after {took:.0f} s"
+
+
+def test_srun_without_a_time_holds_the_nodes_of_a_lost_one(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    srun = f"srun --kill-on-bad-exit=1 {FRONT_ENDS['python -m rlaunch']}"
+    row.begin(
+        "the same without --wait",
+        srun,
+        "srun holds the nodes until Slurm notices the lost one (SlurmdTimeout, 300 s)",
+    )
+    write(tmp_path, f"{saves()}sleep()\n")
+    job = cluster.submit(BATCH.replace("srun {command}", srun), "--no-requeue", folder=tmp_path)
+    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    _, lost = sorted(told(tmp_path, "ready"))
+    with cluster.cut_off(lost):
+        until(lambda: "Exited with exit code 75" in job.output(), "the launcher's exit status")
+        began = time.monotonic()
+        until(lambda: time.monotonic() > began + WAIT + GIVES_UP, "the time in which srun would have ended")
+        assert job.state == "RUNNING"
+        cluster.run("scancel", str(job.number))
+    row.seen = f"srun still ran {WAIT + GIVES_UP} s after the launcher had exited with 75"

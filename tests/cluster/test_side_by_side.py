@@ -65,8 +65,8 @@ def test_jobs_that_write_into_one_folder_are_warned(cluster: Cluster, tmp_path: 
     write(tmp_path, f"{RANK}\ntell('began')\nuntil(lambda: {everybody}, 'the other job')\n")
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
     assert status == 0, output
-    (line,) = [line for line in output.splitlines() if "the log folder log is in use" in line]
-    row.seen = f"exit status 0; {line[line.index('the log folder') :]}"
+    (line,) = [line for line in output.splitlines() if "is in use by another running job" in line]
+    row.seen = f"exit status 0; {line[line.index('the log folder') :].replace(str(tmp_path), '...')}"
 
 
 ARRAY = """#!/bin/bash
