@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 from bench_launchers import PADDLE, RLAUNCH, RUN, TORCHRUN, Launcher, environment
 from figures import NOT_INSTALLED, NOT_MEASURED, Cell, Promise
 from machines import Etcd
@@ -50,6 +51,7 @@ class Job:
         self.script = self.folder / "rank.py"
         self.script.write_text(HEAD + BODY)
         name, port = f"job{free_port()}", free_port()
+        self.port = port
         if launcher in (RLAUNCH, PADDLE):
             master = f"127.0.0.1:{port}" if etcd is None else f"etcd://127.0.0.1:{etcd}"
             rendezvous = ["--nnodes", str(NODES), "--master", master, "--job_id", name]
@@ -81,6 +83,16 @@ class Job:
                 raise Late(f"{self.launcher.title}: no {name} within {limit:g} s")
             time.sleep(0.002)
         return [float(path.read_text()) for path in paths]
+
+    def serving(self) -> int:
+        """The node whose launcher serves the master."""
+        for number, node in enumerate(self.nodes):
+            launcher = psutil.Process(node.pid)
+            for process in [launcher, *launcher.children()]:
+                ports = [at.laddr.port for at in process.net_connections() if at.status == psutil.CONN_LISTEN]
+                if self.port in ports:
+                    return number
+        raise Late(f"{self.launcher.title}: no node serves the master")
 
     def __enter__(self) -> Job:
         return self
@@ -117,8 +129,7 @@ def noticed(launcher: Launcher, folder: Path, etcd: int | None) -> float:
     """From SIGKILL to the launcher of one node to the end of the other's."""
     with Job(launcher, folder, etcd, []) as job:
         job.times("up.0")
-        # Not the one that serves the master.
-        server = 0 if (job.folder / "log0").exists() else 1
+        server = job.serving()
         killed = time.monotonic()
         os.kill(job.nodes[1 - server].pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -73,5 +73,5 @@ def test_a_rank_in_an_endless_kernel_is_seen_and_ended(jobs: Jobs, seen: Callabl
     seen(
         "A rank that waits for an endless kernel",
         f"`rlaunch stacks` names the line, `rlaunch status` {busy} % of the GPU; {took:.1f} s after SIGTERM "
-        "(a second of grace) it has ended and the GPU is free",
+        "it has ended and the GPU is free",
     )

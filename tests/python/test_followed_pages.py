@@ -69,7 +69,8 @@ class Reader:
         commands = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         jobs = {"RLAUNCH_RUNTIME_DIR": str(folder / "run"), "MARK": mark}
         self.env = self.place.environment(PATH=commands, **jobs)
-        self.output = folder / "output"
+        self.commands = 0
+        self.output = folder
         self.is_in_background = False
 
     def blocks(self, page: Document) -> list[Region]:
@@ -87,6 +88,9 @@ class Reader:
 
     def run(self, commands: str) -> None:
         self.is_in_background = commands.rstrip().endswith("&")
+        # A job in the background goes on writing to its own.
+        self.commands += 1
+        self.output = self.place.folder / f"output.{self.commands}"
         with self.output.open("w") as output:
             options = {"cwd": self.place.folder, "env": self.env, "stdin": subprocess.DEVNULL}
             done = subprocess.run(["bash", "-c", commands], stdout=output, stderr=output, **options)
@@ -120,7 +124,7 @@ def test_a_block_without_a_reason_is_refused(language: str) -> None:
 
 # Some pages import a framework in several ranks.
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", filter(is_followed, WRITTEN_PAGES), ids=name_of)
+@pytest.mark.parametrize("page", [*filter(is_followed, WRITTEN_PAGES)], ids=name_of)
 def test_the_page_runs(page: Path, tmp_path: Path, mark: str) -> None:
     reader = Reader(tmp_path, mark)
     for example in Document.parse(str(page), reader.blocks).examples():

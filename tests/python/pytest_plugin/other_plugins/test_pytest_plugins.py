@@ -1,4 +1,4 @@
-"""The plugins that docs/reference/python-pytest.md lists, all of them at once, with each version of pytest."""
+"""The plugins of docs/reference/python-pytest.md, all of them at once, with each version of pytest."""
 
 from __future__ import annotations
 
