@@ -14,8 +14,8 @@ pub const STOP: [i32; 5] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIG
 pub const NOTIFY: [i32; 2] = [libc::SIGUSR1, libc::SIGUSR2];
 
 /// Blocked in a launcher that `rlaunch.launch` starts, until its handlers are installed: Python's own handlers would end it
-/// with a traceback.
-pub const BLOCKED_AT_START: [i32; 2] = [libc::SIGINT, libc::SIGTERM];
+/// with a traceback, and a notice for the ranks would kill it.
+pub const BLOCKED_AT_START: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 /// Blocked for good in the launcher process of such a launcher: it runs in the background, and may write to a terminal with
 /// `tostop` only while this signal is blocked (termios(3)).
 pub const BLOCKED_IN_LAUNCHER: [i32; 1] = [libc::SIGTTOU];

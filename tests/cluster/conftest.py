@@ -22,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for number, item in enumerate(items):
         item.stash[NUMBER] = number
+    # Those that wait for Slurm's clock come first, and the others run beside them.
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
 
 
 @pytest.fixture(scope="session")

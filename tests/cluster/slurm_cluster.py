@@ -66,7 +66,7 @@ def configuration(folder: Path, names: list[str]) -> str:
         "GresTypes": "gpu",
         # Nodes have more cores than this machine.
         "SlurmdParameters": "config_overrides",
-        "SchedulerParameters": "sched_min_interval=0,bf_interval=1",
+        "SchedulerParameters": "sched_min_interval=0,sched_interval=1,bf_interval=1",
         "KillWait": KILL_WAIT,
         "ReturnToService": 2,
     }
@@ -170,6 +170,9 @@ class Cluster:
             yield
         finally:
             self.node(name).host.link("up")
+            # Otherwise it asks the node for the ends of its jobs once a minute.
+            for state in ("down", "resume"):
+                self.run("scontrol", "update", f"nodename={name}", f"state={state}", "reason=test")
             self.await_idle()
 
     def await_idle(self) -> None:
@@ -181,7 +184,7 @@ class Cluster:
         """Each node finds its own name at 127.0.1.1, as Debian's installer has it."""
         before = self.head.hosts_file.read_text()
         for node in self.nodes:
-            node.hosts_file.write_text(before.replace(f"{node.ip} {node.name}\n", f"127.0.1.1 {node.name}\n"))
+            node.hosts_file.write_text(named_after_loopback(before, node))
         try:
             yield
         finally:
@@ -194,6 +197,11 @@ class Cluster:
         file.write_text(script)
         number = self.run("sbatch", "--parsable", *options, str(file), folder=folder, env=env)
         return Job(self, int(number), folder)
+
+
+def named_after_loopback(hosts: str, node: Node) -> str:
+    others = [line for line in hosts.splitlines() if not line.endswith(f" {node.name}")]
+    return "\n".join([f"127.0.1.1 {node.name}", *others, ""])
 
 
 class Job:

@@ -132,43 +132,36 @@ WAIT, GIVES_UP = 5, 32
 
 @pytest.mark.timeout(240)
 def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    srun = f"srun --wait={WAIT} {FRONT_ENDS['python -m rlaunch']}"
+    """Two jobs at once, because it takes long: without --wait, srun holds the nodes."""
+    command = FRONT_ENDS["python -m rlaunch"]
     row.begin(
         "the network of one node fails",
-        srun,
-        f"the other node's ranks save, its launcher exits with 75; srun ends {WAIT + GIVES_UP} s later",
+        f"srun --wait={WAIT} {command}\nsrun --kill-on-bad-exit=1 {command}",
+        f"the other node's ranks save, its launcher exits with 75; srun ends {WAIT + GIVES_UP} s later, but only with --wait",
     )
-    write(tmp_path, f"{saves()}sleep()\n")
-    script = BATCH.replace("srun {command}", f"{srun}\necho srun exited with $?")
-    job = cluster.submit(script, "--no-requeue", folder=tmp_path)
-    until(lambda: is_whole(tmp_path, "ready"), "ranks")
+    jobs = []
+    for option in (f"--wait={WAIT}", "--kill-on-bad-exit=1"):
+        folder = tmp_path / option
+        folder.mkdir()
+        write(folder, f"{saves()}sleep()\n")
+        script = f"{BATCH.format(command=f'{option} {command}')}echo srun exited with $?\n"
+        jobs.append(cluster.submit(script, "--no-requeue", folder=folder))
+        until(lambda folder=folder: is_whole(folder, "ready"), "ranks")
+    waits, holds = jobs
     # The batch script runs on the first node.
-    kept, lost = sorted(told(tmp_path, "ready"))
+    kept, lost = sorted(told(waits.folder, "ready"))
     began = time.monotonic()
     with cluster.cut_off(lost):
-        until(lambda: kept in told(tmp_path, "saved"), "ranks that save")
+        for job in jobs:
+            until(lambda job=job: kept in told(job.folder, "saved"), "ranks that save")
         saved = time.monotonic() - began
-        until(lambda: "srun exited with" in job.output(), "the end of srun")
+        until(lambda: "srun exited with" in waits.output(), "the end of srun")
         took = time.monotonic() - began
-    assert "srun exited with 75" in job.output()
-    row.seen = f"its ranks had saved after {saved:.0f} s; srun's exit status was 75 after {took:.0f} s"
-
-
-def test_srun_without_a_time_holds_the_nodes_of_a_lost_one(cluster: Cluster, tmp_path: Path, row: Row) -> None:
-    srun = f"srun --kill-on-bad-exit=1 {FRONT_ENDS['python -m rlaunch']}"
-    row.begin(
-        "the same without --wait",
-        srun,
-        "srun holds the nodes until Slurm notices the lost one (SlurmdTimeout, 300 s)",
+        assert "srun exited with 75" in waits.output()
+        assert "Exited with exit code 75" in holds.output()
+        assert "srun exited with" not in holds.output()
+        cluster.run("scancel", str(holds.number))
+    row.seen = (
+        f"the other node's ranks had saved after {saved:.0f} s; with --wait srun's exit status was 75 after {took:.0f} s, "
+        "without it srun still ran"
     )
-    write(tmp_path, f"{saves()}sleep()\n")
-    job = cluster.submit(BATCH.replace("srun {command}", srun), "--no-requeue", folder=tmp_path)
-    until(lambda: is_whole(tmp_path, "ready"), "ranks")
-    _, lost = sorted(told(tmp_path, "ready"))
-    with cluster.cut_off(lost):
-        until(lambda: "Exited with exit code 75" in job.output(), "the launcher's exit status")
-        began = time.monotonic()
-        until(lambda: time.monotonic() > began + WAIT + GIVES_UP, "the time in which srun would have ended")
-        assert job.state == "RUNNING"
-        cluster.run("scancel", str(job.number))
-    row.seen = f"srun still ran {WAIT + GIVES_UP} s after the launcher had exited with 75"

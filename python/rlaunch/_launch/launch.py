@@ -40,7 +40,8 @@ def launch(
     the launcher's interpreter is still starting or the launcher is stopped (SIGSTOP), otherwise after 15 s.
     The launcher's supervisor then ends the ranks, for which it has 5 s. Any other exception of a signal
     handler has the same effect. SIGTERM, SIGHUP and SIGQUIT stop the ranks and then end this process, unless
-    the program handles or ignores them. This holds in the main thread, where Python runs signal handlers. A
+    the program handles or ignores them. SIGUSR1 and SIGUSR2 are forwarded to the ranks likewise, and stop
+    nothing. This holds in the main thread, where Python runs signal handlers. A
     call in another thread shares the terminal's process group and stops only by the terminal's Ctrl-C. In a
     coroutine, call it through ``asyncio.to_thread``.
 

@@ -30,7 +30,7 @@ def run_launcher(argv: list[bytes], environ: dict[str, str], cwd: Any) -> tuple[
     """Runs the launcher until it ends; returns what it wrote to its status pipe, and its exit status.
 
     A SIGTERM, SIGHUP or SIGQUIT whose action is the default one is passed on to the launcher, and ends this
-    process once the job has ended.
+    process once the job has ended. A SIGUSR1 or SIGUSR2 is passed on too, and ends nothing.
 
     Raises:
         OSError: the launcher cannot be started.
@@ -63,7 +63,7 @@ class _DeferredSignals:
         import threading
 
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, *_get_notices()):
                 if signal.getsignal(number) is signal.SIG_DFL:
                     self._handled.append(number)
                     signal.signal(number, self._handle)
@@ -95,8 +95,16 @@ class _DeferredSignals:
 
         for number in self._handled:
             signal.signal(number, signal.SIG_DFL)
-        if self._received:
-            os.kill(os.getpid(), self._received[0])
+        for number in self._received:
+            if number not in _get_notices():
+                os.kill(os.getpid(), number)
+
+
+def _get_notices() -> tuple[int, ...]:
+    """Returns the signals that the launcher forwards to the ranks."""
+    import signal
+
+    return signal.SIGUSR1, signal.SIGUSR2
 
 
 class _SignalReceived(BaseException):
@@ -179,6 +187,9 @@ class _Launcher:
             except BaseException as error:
                 if not self._creator.is_this_process():
                     raise  # A signal handler has forked.
+                if isinstance(error, _SignalReceived) and error.number in _get_notices():
+                    self._process.signal(error.number)
+                    continue
                 interrupted = interrupted or error
                 self._request_stop(error)
         if interrupted is not None:

@@ -46,6 +46,21 @@ def test_the_signals_that_are_named_are_passed_on_and_never_stop(place: Place, h
     await_gone(*ranks)
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_program_passes_a_notice_on(place: Place, number: signal.Signals) -> None:
+    place.script(WRITES_DOWN.replace("SIGUSR1", number.name))
+    (place.folder / "launch.py").write_text("import rlaunch\nrlaunch.launch('train.py')\nprint('goes on')\n")
+    command = [sys.executable, "launch.py"]
+    with subprocess.Popen(command, cwd=place.folder, env=environment(), stdout=subprocess.PIPE) as program:
+        until((place.folder / "ready.0").exists, "the rank")
+        program.send_signal(number)
+        until((place.folder / "got.0").exists, "the signal")
+        (place.folder / "end").touch()
+        output, _ = program.communicate()
+    assert (program.returncode, output.splitlines()[-1]) == (0, b"goes on")
+    assert place.text("got.0") == f"{number.name}\n"
+
+
 def test_a_job_that_was_only_notified_exits_successfully(place: Place) -> None:
     place.script(WRITES_DOWN)
     with place.start("--forward_signals=TERM", "train.py") as launcher:

@@ -31,6 +31,9 @@ FAKE = r"""
 #ifndef VERSION
 #define VERSION "580.65.06"
 #endif
+#ifndef GPUS
+#define GPUS 4
+#endif
 #define NUMBER(device) ((unsigned long)(device) - 1)
 static void leave(const char *name) {
     char text[32];
@@ -78,12 +81,12 @@ int nvmlShutdown(void) {
     return OK;
 }
 #endif
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 4; return answers() ? OK : UNKNOWN; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = GPUS; return answers() ? OK : UNKNOWN; }
 #ifndef OLD
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = (void *)(unsigned long)(index + 1);
     if (!answers()) return UNKNOWN;
-    return index < 4 ? OK : NOT_FOUND;
+    return index < GPUS ? OK : NOT_FOUND;
 }
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
     *count = device == (void *)4 ? 7 : 0;
