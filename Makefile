@@ -137,7 +137,7 @@ $(SLURM)/unpacked:
 
 # CLUSTER="-k scancel": these tests alone. CLUSTER="--write docs/slurm-table.md": the page too. Each worker has a cluster of its own.
 test-cluster: $(VENV)/built-debug $(VENV)/torch $(SLURM)/unpacked
-	$(BIN)/python -m pytest tests/cluster --numprocesses=4 --dist=worksteal $(CLUSTER)
+	$(BIN)/python -m pytest tests/cluster --numprocesses=6 --dist=worksteal $(CLUSTER)
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python

@@ -13,6 +13,7 @@ from scenario_table import Row
 from slurm_cluster import Cluster
 
 NUMBER = pytest.StashKey[int]()
+FILES = ["test_start", "test_guide", "test_side_by_side", "test_ends"]  # In the order of the table.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FILES.index(item.path.stem))
     for number, item in enumerate(items):
         item.stash[NUMBER] = number
     # Those that wait for Slurm's clock come first, and the others run beside them.
@@ -55,4 +57,4 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = sorted({row.number: row for row in rows}.values(), key=lambda row: row.number)
     terminalreporter.write_line(scenario_table.as_text(rows))
     if (file := config.getoption("--write")) is not None:
-        file.write_text(scenario_table.as_page(rows))
+        file.write_text(scenario_table.as_page(rows, slurm_cluster.version()))

@@ -9,7 +9,7 @@ HEAD = """# rlaunch in a Slurm cluster
 
 <!-- Written by `make test-cluster CLUSTER="--write docs/slurm-table.md"`; do not edit. -->
 
-`make test-cluster` starts a Slurm cluster (Debian's packages, {version}) of a head and three nodes on this machine. Each node has
+`make test-cluster` starts a Slurm cluster (Debian's {version}) of a head and three nodes on this machine. Each node has
 its own network, hostname, process ids and cgroups. Every row is a test with real launchers; a job has 2 nodes with 2 ranks each
 unless the command says otherwise. [Slurm and mpirun](slurm.md) says how to use rlaunch there.
 
@@ -36,7 +36,7 @@ class Row:
         return list(astuple(self))
 
 
-def as_page(rows: Iterable[Row], version: str = "22.05.8") -> str:
+def as_page(rows: Iterable[Row], version: str) -> str:
     return HEAD.format(version=version) + "".join(
         f"| {escaped(row.scenario)} | {code(row.command)} | {escaped(row.expected)} | {escaped(row.seen)} |\n"
         for row in rows

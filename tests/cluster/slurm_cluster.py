@@ -43,6 +43,12 @@ def missing() -> str | None:
     return None
 
 
+def version() -> str:
+    """Slurm's, by the names of the packages' files."""
+    (file,) = PACKAGES.with_name("slurm.debs").glob("slurmd_*.deb")
+    return f"Slurm {file.name.split('_')[1]}"
+
+
 def configuration(folder: Path, names: list[str]) -> str:
     head, *nodes = names
     lines = {

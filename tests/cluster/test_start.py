@@ -93,6 +93,23 @@ def test_a_single_launcher_is_alone(
     row.seen = "a job of 2 ranks on one node"
 
 
+def test_a_batch_job_that_is_submitted_within_a_step(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+    command = FRONT_ENDS["python -m rlaunch"]
+    row.begin(
+        "a batch script that a step has submitted, and that has the step's variables",
+        f"srun --nodes=2 ... sbatch --nodes=1 ...\n{command}",
+        "a job of this node's 2 ranks",
+    )
+    write(tmp_path, f"{RANK}\ntell('began')\n")
+    (tmp_path / "inner.sh").write_text(f"#!/bin/bash\nenv | grep SLURM_STEP_NODELIST\n{command}\n")
+    submit = "[ $SLURM_PROCID = 1 ] || sbatch --nodes=1 --nodelist=node1 --wait --output=inner.out inner.sh"
+    status, output = cluster.finish(*SRUN, "--nodelist=node1,node2", "bash", "-c", submit, folder=tmp_path)
+    inner = (tmp_path / "inner.out").read_text()
+    assert (status, told(tmp_path, "began")) == (0, {"node1": ["0.of.2", "1.of.2"]}), (output, inner)
+    assert "SLURM_STEP_NODELIST=node[1-2]" in inner
+    row.seen = "a job of 2 ranks on one node"
+
+
 def test_a_step_of_several_nodes_in_an_interactive_allocation(
     cluster: Cluster, tmp_path: Path, row: Row
 ) -> None:

@@ -5,6 +5,7 @@ use crate::model::Endpoint;
 use crate::spec::error::SpecError;
 use crate::spec::options::{EnvVars, SchedulerValue};
 use crate::spec::scheduler::hostlist::expand;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The nodes of a job, from a scheduler's variables.
@@ -169,8 +170,11 @@ fn slurm(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecErro
         let why = format!("has {} host(s), but {nodes} is {nnodes}", hosts.len());
         return Err(SpecError::new(list, &vars[list], why, HINT));
     }
-    // A batch job that was submitted within a step inherits that step's variables.
-    if vars.get("SLURMD_NODENAME").is_some_and(|own| *own != hosts[rank]) {
+    // A batch job that was submitted within a step inherits that step's variables. It may run on one of that step's nodes.
+    let of_job = vars.get("SLURM_JOB_NODELIST").and_then(|list| expand(list).ok());
+    let of_job: Option<BTreeSet<String>> = of_job.map(|hosts| hosts.into_iter().collect());
+    let is_elsewhere = vars.get("SLURMD_NODENAME").is_some_and(|own| *own != hosts[rank]);
+    if is_elsewhere || of_job.is_some_and(|of_job| hosts.iter().any(|host| !of_job.contains(host))) {
         return Ok(None);
     }
     if number(vars, tasks)? > nnodes {
@@ -308,6 +312,8 @@ mod tests {
         assert_eq!(describe(&with(STEP, second)), "nothing", "srun -N1");
         let submitted = "SLURM_JOB_ID=11 SLURM_NNODES=1 SLURM_JOB_NODELIST=b SLURM_NODEID=0 SLURM_PROCID=0";
         assert_eq!(describe(&with(STEP, submitted)), "nothing", "sbatch within a step");
+        let on_its_first = format!("{} SLURMD_NODENAME=a", submitted.replace('b', "a"));
+        assert_eq!(describe(&with(STEP, &on_its_first)), "nothing", "sbatch within a step, on its first node");
     }
 
     #[test]
