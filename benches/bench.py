@@ -72,6 +72,19 @@ def page(figures: Figures, command: str, about: str, failed: list[str]) -> str:
     return HEAD.format(command=command, about=about) + gaps + figures.tables(ABOUT)
 
 
+def replace_sections(earlier: str, measured: str, command: str, about: str) -> str:
+    """A page with some sections measured again. `measured`: their tables, as `Figures.tables` has them."""
+    head, *old = earlier.split("\n## ")
+    _, *new = measured.split("\n## ")
+    sections = {block.partition("\n")[0]: block.rstrip("\n") + "\n" for block in old}
+    for block in new:
+        name, _, rest = block.partition("\n")
+        text, table, rows = rest.partition("\n\n|")
+        again = f"\n\nMeasured again by `{command}`: {about}."
+        sections[name] = f"{name}\n{text}{again}{table}{rows}".rstrip("\n") + "\n"
+    return "\n## ".join([head, *(sections[name] for name in ABOUT if name in sections)])
+
+
 def arguments() -> argparse.Namespace:
     listed = "\n".join(f"  {name:<8} {text}" for name, text in ABOUT.items())
     parser = argparse.ArgumentParser(
@@ -83,7 +96,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter runs; figures to look at only"
     )
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the results there, in Markdown")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="PAGE",
+        help="write the results there, in Markdown; of some sections: in place of these sections of the page",
+    )
     chosen = parser.parse_args()
     for name in chosen.sections:
         if name not in SECTIONS:
@@ -109,7 +127,10 @@ def main() -> int:
             traceback.print_exc()
             failed.append(f"{name} ({type(error).__name__}: {error})")
     if chosen.write is not None:
-        chosen.write.write_text(page(figures, command, machine, failed))
+        text = page(figures, command, machine, failed)
+        if chosen.sections and not failed and chosen.write.exists():
+            text = replace_sections(chosen.write.read_text(), figures.tables(ABOUT), command, machine)
+        chosen.write.write_text(text)
     for text in failed:
         print(f"bench: failed: {text}", flush=True)
     broken = figures.broken()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from bench import ABOUT, replace_sections
 from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
 from figures import Cell, Figures, Promise, Row
 
@@ -73,3 +74,22 @@ def test_both_command_lines_keep_the_promises() -> None:
     assert list(row(15.0, promise, run=15.0).broken()) == []
     (broken,) = row(15.0, promise, run=16.0).broken()
     assert broken == "V3, crash: p50: rlaunch.run 16 ms, promised at most 15 ms"
+
+
+def test_a_section_that_is_measured_again_replaces_the_one_of_the_page() -> None:
+    def tables(sections: dict[str, float]) -> str:
+        figures = Figures()
+        for section, figure in sections.items():
+            figures.add(Row(section, "p50", "ms", {RLAUNCH.name: figure}, None))
+        return figures.tables(ABOUT)
+
+    earlier = "# Benchmarks\n\nAbout.\n" + tables({"crash": 1.0, "idle": 2.0, "sweep": 3.0})
+    page = replace_sections(earlier, tables({"idle": 9.0, "start": 4.0}), "bench.py idle start", "2 cores")
+    head, *blocks = page.split("\n## ")
+    assert head == "# Benchmarks\n\nAbout.\n"
+    assert [block.partition("\n")[0] for block in blocks] == ["start", "crash", "idle", "sweep"]
+    figures = [block.partition("| p50 | ")[2].partition(" |")[0] for block in blocks]
+    assert figures == ["4 ms", "1 ms", "9 ms", "3 ms"]
+    again = ["Measured again by `bench.py idle start`: 2 cores.\n\n|  |" in block for block in blocks]
+    assert again == [True, False, True, False]
+    assert page.endswith("|\n")

@@ -19,7 +19,8 @@ OUTSIDE = [
     if path.is_file() and path.suffix in ("", ".md", ".py", ".ini")
 ]
 SCHEMAS = ("result", "events", "control")
-LINK = re.compile(r"(\]\()(?![a-z]+:|#)([^)#\s]+)")
+# Of Markdown, and of pictures in HTML.
+LINK = re.compile(r"""(\]\(|\bsrc(?:set)?=")(?![a-z]+:|#)([^)#\s"]+)""")
 
 
 def on_config(config: Any) -> Any:

@@ -54,7 +54,8 @@ if os.fork() == 0:
 def test_a_fork_cannot_use_what_its_parent_initialised() -> None:
     """The reason for all this: the driver refuses (CUDA_ERROR_NOT_INITIALIZED), crashes or hangs."""
     command = [sys.executable, "-c", FORKS, str(HERE)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         try:
             out, _ = process.communicate(timeout=10)
         except subprocess.TimeoutExpired:

@@ -24,7 +24,7 @@ JOBS = [command for command in COMMANDS if "examples/" in command]
 
 
 def figures(text: str) -> list[str]:
-    return re.findall(r"\d+(?:\.\d+)? s\b|\d+ of \d+", text)
+    return re.findall(r"\d+(?:\.\d+)? m?s\b|\d+ of \d+", text)
 
 
 def test_it_has_at_most_450_words() -> None:

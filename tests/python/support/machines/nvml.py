@@ -11,8 +11,8 @@ from pathlib import Path
 # where GPU 2 is and how busy GPU 3 is are not known. The library has a descriptor, as the real one has, and a
 # thread with another table of descriptors gets no answers (unshare(2), CLONE_FILES). Lines
 # "PID GPU MIB PERCENT" of the file `gpu_processes` replace the processes of that GPU; with PROCESS_USE, the
-# driver tells their use apart. With TELLS, a process that loads the library leaves a line in `loaded`, and one
-# that initializes it a line in `asked`.
+# driver tells their use apart. With TELLS, a process that loads the library leaves a line in `loaded`, and
+# one that initializes it a line in `asked`.
 FAKE = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,0 +1,69 @@
+"""Nodes that harm an elastic job: one that cannot begin, one whose ranks fail again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elastic_jobs import PADDLE, TORCH, Backend, Job
+from hosts import Host, hosts
+from launching import until
+
+ELASTIC = {
+    PADDLE: ["--elastic_level=1", "--elastic_timeout=2", "--restart_delay=0"],
+    TORCH: ["--max-restarts=3", "--rdzv-conf=last_call_timeout=1"],
+}
+NO_PYTHON = {PADDLE: "--no_python", TORCH: "--no-python"}
+# The ranks of node 1 fail as soon as a round has begun.
+SCRIPT = """
+if node == "1":
+    sys.exit(7)
+live_until("finish")
+"""
+
+
+@pytest.fixture(name="two", scope="module")
+def two_fixture() -> Iterator[list[Host]]:
+    with hosts(2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_newcomer_that_cannot_begin_is_excluded(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        program = tmp_path / "bad.sh"
+        program.write_text("#!/no/such/interpreter\n")
+        program.chmod(0o755)
+        own = job.node(0, *ELASTIC[module], job.script(SCRIPT), module=module)
+        own.await_round(1, 1)
+        newcomer = job.node(1, *ELASTIC[module], NO_PYTHON[module], str(program), module=module)
+        ended = newcomer.end()
+        assert ended.status not in (0, 1), ended.stderr
+        assert "/no/such/interpreter" in ended.stderr or "bad.sh" in ended.stderr, ended.stderr
+        until(lambda: "is excluded from the job: it cannot begin: " in own.stderr(), "the warning")
+        own.await_round(1, 3)
+        job.finish()
+        job.end_successfully(own)
+        assert job.check_one_world() == {1: 1, 3: 1}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_newcomer_whose_ranks_fail_is_excluded_and_uses_up_no_restart(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        script = job.script(SCRIPT)
+        own = job.node(0, *ELASTIC[module], script, module=module)
+        own.await_round(1, 1)
+        newcomer = job.node(1, *ELASTIC[module], script, module=module)
+        ended = newcomer.end()
+        why = "it is excluded from the job: its ranks failed 3 times in a row, last rank 1: exit code 7"
+        assert why in ended.stderr, ended.stderr
+        own.await_round(1, 5)
+        job.finish()
+        job.end_successfully(own)
+        assert "is excluded from the job: its ranks failed 3 times in a row" in own.stderr()
+        assert "restart(s) after failures so far" not in own.stderr().rpartition("excluded")[2]
