@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
-HEAD = """# rlaunch in a Slurm cluster
+HEAD = """# Slurm checks
 
 <!-- Written by `make test-cluster CLUSTER="--write docs/slurm-table.md"`; do not edit. -->
 

@@ -16,9 +16,9 @@ FOREIGN = """
 --log --nproc --rank_mapping_file --fail --lr
 --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist --enable-grpc-gateway
 --from-literal --gpus-per-node --hostfile --hypothesis-seed --init --keys-only --lf --lib --locked --map-by
---max-log-requests --mount-proc --multi_gpu --nodes --ntasks-per-node --num_processes --open-mode
+--array --het-group --kill-on-bad-exit --max-log-requests --mount-proc --multi_gpu --nodes --ntasks-per-node --num_processes --no-kill --open-mode --overlap
 --output-filename --pdb --pdbcls --pid --prefix --profile --requeue --scope --signal --tag-output --tail
---test --timeout --use-env --user --with-mpi --write
+--test --timeout --use-env --user --wait --with-mpi --write --time
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
