@@ -18,8 +18,8 @@ import uuid
 from pathlib import Path
 
 NEW_MOUNTS, NEW_NAMES, NEW_PIDS, NEW_CGROUPS = 0x20000, 0x4000000, 0x20000000, 0x2000000
-# Slurm's CgroupMountpoint. To know the processes of a step it needs the freezer alone, which can be mounted beside
-# cgroup v2.
+# Slurm's CgroupMountpoint. To know the processes of a step it needs the freezer alone, which can be mounted
+# beside cgroup v2.
 CGROUPS = Path("/run/cgroup")
 FREEZER = CGROUPS / "freezer"
 # The same controller as this machine sees it.

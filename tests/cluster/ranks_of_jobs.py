@@ -60,4 +60,6 @@ def told(folder: Path, name: str) -> dict[str, list[str]]:
 def is_whole(folder: Path, name: str) -> bool:
     """Whether all four ranks, two on each of two nodes, have told this."""
     by_node = told(folder, name)
-    return [len(ranks) for ranks in by_node.values()] == [2, 2] and set().union(*by_node.values()) == WHOLE_WORLD
+    return [len(ranks) for ranks in by_node.values()] == [2, 2] and set().union(
+        *by_node.values()
+    ) == WHOLE_WORLD

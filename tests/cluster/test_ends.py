@@ -41,7 +41,7 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end
     began = time.monotonic()
     status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
     took = time.monotonic() - began
-    saved = sorted(sum(told(tmp_path, "saved").values(), []))
+    saved = sorted(rank for ranks in told(tmp_path, "saved").values() for rank in ranks)
     # A program that does not catch WorkerError exits with 1.
     assert (status, saved) == (1 if "launch()" in front_end else 7, ["0.of.4", "1.of.4", "2.of.4"]), output
     assert took < KILL_WAIT, output
@@ -102,7 +102,10 @@ def test_ranks_that_do_not_end_in_time(cluster: Cluster, tmp_path: Path, row: Ro
     last = [json.loads(text.splitlines()[-1]) for text in events]
     assert ["killing" in text for text in events] == [True, True], events
     assert [one["event"] for one in last] == ["job_ended", "job_ended"], events
-    row.seen = f"both launchers killed their ranks and wrote their reports; the job had ended {took:.0f} s after scancel"
+    row.seen = (
+        "both launchers killed their ranks and wrote their reports; "
+        f"the job had ended {took:.0f} s after scancel"
+    )
 
 
 def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -> None:
@@ -126,7 +129,7 @@ def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -
     row.seen = f"ranks of the other node had saved {took:.1f} s later; job's exit status {job.exit_status()}"
 
 
-# How long srun waits after its first task has ended, and how long it then waits for a node that does not answer.
+# Seconds that srun waits after its first task has ended, and then for a node that does not answer.
 WAIT, GIVES_UP = 5, 32
 
 
@@ -137,7 +140,7 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
     row.begin(
         "the network of one node fails",
         f"srun --wait={WAIT} {command}\nsrun --kill-on-bad-exit=1 {command}",
-        f"the other node's ranks save, its launcher exits with 75; srun ends {WAIT + GIVES_UP} s later, but only with --wait",
+        f"the other node's ranks save, its launcher exits with 75; with --wait srun ends 37 s later",
     )
     jobs = []
     for option in (f"--wait={WAIT}", "--kill-on-bad-exit=1"):
@@ -162,6 +165,6 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
         assert "srun exited with" not in holds.output()
         cluster.run("scancel", str(holds.number))
     row.seen = (
-        f"the other node's ranks had saved after {saved:.0f} s; with --wait srun's exit status was 75 after {took:.0f} s, "
-        "without it srun still ran"
+        f"the other node's ranks had saved after {saved:.0f} s; "
+        f"with --wait srun's exit status was 75 after {took:.0f} s, without it srun still ran"
     )

@@ -44,7 +44,9 @@ def test_the_guide_s_job_is_queued_again_and_resumes(
     driver = {"LD_LIBRARY_PATH": nvml.environment(tmp_path, "-DGPUS=2")["LD_LIBRARY_PATH"]}
     job = cluster.submit(script, "--time=5", folder=tmp_path, env=driver)
     resumed = r"^resumed at step (\d+)$[^$]*?^step \d+: loss"
-    (first,) = until(lambda: re.findall(resumed, job.output(), re.M)[:1], "the job that was queued again", 180)
+    (first,) = until(
+        lambda: re.findall(resumed, job.output(), re.M)[:1], "the job that was queued again", 180
+    )
     restarts = int(job.fields()["Restarts"])
     cluster.run("scancel", str(job.number))
     assert job.wait() == "CANCELLED"

@@ -156,7 +156,9 @@ def test_a_heterogeneous_job(
     assert job.wait() == "COMPLETED", job.output()
     began = told(tmp_path, "began")
     assert {node: len(found) for node, found in began.items()} == ranks, job.output()
-    assert set().union(*began.values()) == {f"{rank}.of.{sum(ranks.values())}" for rank in range(sum(ranks.values()))}
+    assert set().union(*began.values()) == {
+        f"{rank}.of.{sum(ranks.values())}" for rank in range(sum(ranks.values()))
+    }
     row.seen = f"one job of {sum(ranks.values())} ranks on 3 nodes"
 
 
@@ -177,7 +179,15 @@ srun {command}
     job = cluster.submit(batch, folder=tmp_path)
     until(lambda: is_whole(tmp_path, "began"), "ranks")
     assert {path.read_text() for path in tmp_path.glob("began.*")} == {""}
-    stranger = ["python", "-m", "rlaunch", "--nnodes=2", f"--master={master}", "--log_dir=stranger", "train.py"]
+    stranger = [
+        "python",
+        "-m",
+        "rlaunch",
+        "--nnodes=2",
+        f"--master={master}",
+        "--log_dir=stranger",
+        "train.py",
+    ]
     status, output = cluster.finish("srun", "--nodes=1", *stranger, folder=tmp_path)
     (tmp_path / "go").touch()
     assert job.wait() == "COMPLETED", job.output()

@@ -61,7 +61,9 @@ def test_several_launchers_a_node_are_refused(
 ) -> None:
     command = FRONT_ENDS[front_end]
     srun = ["srun", "--nodes=2", "--ntasks-per-node=2"]
-    row.begin(f"two launchers on each node, `{front_end}`", f"{' '.join(srun)} {command}", "refused with status 2")
+    row.begin(
+        f"two launchers on each node, `{front_end}`", f"{' '.join(srun)} {command}", "refused with status 2"
+    )
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
     assert (status, told(tmp_path, "began")) == (2, {}), output
@@ -85,7 +87,11 @@ def test_a_single_launcher_is_alone(
 ) -> None:
     script, options = ALONE[how]
     command = FRONT_ENDS[front_end]
-    row.begin(f"{how}, `{front_end}`", script.format(command=command).splitlines()[-1], "a job of this node's 2 ranks")
+    row.begin(
+        f"{how}, `{front_end}`",
+        script.format(command=command).splitlines()[-1],
+        "a job of this node's 2 ranks",
+    )
     write(tmp_path, f"{RANK}\ntell('began')\n")
     job = cluster.submit(script.format(command=command), options, folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()

@@ -14,11 +14,12 @@ MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunc
 # Options in the docs of other programs, and of scripts; the first ones are examples of what is refused.
 FOREIGN = """
 --log --nproc --rank_mapping_file --fail --lr
---auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist --enable-grpc-gateway
---from-literal --gpus-per-node --hostfile --hypothesis-seed --init --keys-only --lf --lib --locked --map-by
---array --het-group --kill-on-bad-exit --max-log-requests --mount-proc --multi_gpu --nodes --ntasks-per-node --num_processes --no-kill --open-mode --overlap
---output-filename --pdb --pdbcls --pid --prefix --profile --requeue --scope --signal --tag-output --tail
---test --timeout --use-env --user --wait --with-mpi --write --time
+--array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist
+--enable-grpc-gateway --from-literal --gpus-per-node --het-group --hostfile --hypothesis-seed --init
+--keys-only --kill-on-bad-exit --lf --lib --locked --map-by --max-log-requests --mount-proc --multi_gpu
+--no-kill --nodes --ntasks-per-node --num_processes --open-mode --output-filename --overlap --pdb --pdbcls
+--pid --prefix --profile --requeue --scope --signal --tag-output --tail --test --time --timeout --use-env
+--user --wait --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
