@@ -9,8 +9,8 @@ HEAD = """# Slurm checks
 
 <!-- Written by `make test-cluster CLUSTER="--write docs/slurm-table.md"`; do not edit. -->
 
-`make test-cluster` starts a cluster of Debian's {version} on one machine: a head and three nodes. Each node has
-its own network, hostname, process ids and cgroups. Every row is a test with real launchers. A job has 2 nodes
+`make test-cluster` starts a cluster of Debian's {version}: a head and three nodes. Each node has its own
+network, hostname, process ids and cgroups. Every row is a test with real launchers. A job has 2 nodes
 with 2 ranks each unless the row says otherwise. [Slurm and mpirun](slurm.md) says how to use rlaunch there.
 
 | scenario | command | expected | seen |

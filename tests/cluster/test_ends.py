@@ -140,7 +140,7 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
     row.begin(
         "the network of one node fails",
         f"srun --wait={WAIT} {command}\nsrun --kill-on-bad-exit=1 {command}",
-        f"the other node's ranks save, its launcher exits with 75; with --wait srun ends 37 s later",
+        "the other node's ranks save, its launcher exits with 75; with --wait srun ends 37 s later",
     )
     jobs = []
     for option in (f"--wait={WAIT}", "--kill-on-bad-exit=1"):

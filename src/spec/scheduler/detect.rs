@@ -294,7 +294,7 @@ mod tests {
         assert_eq!(describe(&vars(STEP)), "Slurm: 2 1 a 4.0");
         // salloc's shell leaves the port of its terminal to what is started in it.
         assert_eq!(describe(&with(STEP, "SLURM_PTY_PORT=33319")), "Slurm: 2 1 a 4.0");
-        let wide = "SLURM_JOB_NODELIST=tux[08-11] SLURM_STEP_NODELIST=tux[08-11] SLURM_STEP_NUM_NODES=4 SLURM_STEP_NUM_TASKS=4 SLURM_NODEID=3 \
+        let wide = "SLURM_JOB_NODELIST=tux[01-11] SLURM_STEP_NODELIST=tux[08-11] SLURM_STEP_NUM_NODES=4 SLURM_STEP_NUM_TASKS=4 SLURM_NODEID=3 \
                     SLURM_STEP_ID=7 SLURMD_NODENAME=tux11";
         assert_eq!(describe(&with(STEP, wide)), "Slurm: 4 3 tux08 4.7");
     }

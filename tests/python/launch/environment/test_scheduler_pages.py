@@ -94,7 +94,7 @@ def test_every_command_has_options_that_there_are(helps: dict[str, str]) -> None
     ]
     commands.append(manifest["spec"]["template"]["spec"]["containers"][0]["command"])
     lines = re.findall(r"^(?:srun|mpirun) .* -m .*$", (ROOT / "docs/slurm.md").read_text(), re.M)
-    commands += [line.split() for line in lines]
+    commands += [part.split() for line in lines for part in line.split(" : ")]
     assert len(lines) >= 2
     for command in commands:
         at = command.index("-m")
