@@ -29,6 +29,31 @@ OUT = ROOT / "target/wheels"
 WORK = ROOT / "target/wheels-work"
 BIN = Path(sys.executable).parent
 LIMIT = 3_000_000
+COLUMNS = ("size", "audit", "second build", "run")
+HEAD = """# Wheels
+
+Written by `make wheels`; do not edit. Sources of {date}, Rust {rust}, zig {zig} as the linker.
+
+Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no wheels for
+free-threaded Pythons: they have no stable ABI, and the engine needs the GIL (`gil_used = true`). `pip` builds the sdist there,
+which has {sdist} MB and needs Rust.
+
+- **audit**: `auditwheel show` says the oldest C library whose symbols suffice; `abi3audit --strict` that no function outside
+  the stable ABI of 3.10 is used; `twine check --strict` that the metadata are complete.
+- **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for bit. No path, user or
+  time of the build is in it.
+- **run**: in a bare Debian system (debootstrap, Python, no compiler), `pip install` of the wheel, then `tests/wheels/smoke.py`: two ranks by
+  `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, a failure report, and the stacks of a job that hangs.
+
+Each wheel has a bill of materials of its crates (CycloneDX, in `rlaunch-*.dist-info/sboms/`).
+
+"""
+GET_STARTED = """
+## Get started, from the wheel
+
+The pages of Get started in fresh environments with this wheel instead of the checkout: each command, and whether the output is as
+shown. PyTorch is installed without its libraries for CUDA, from a local cache where it has them.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +102,8 @@ def build_env(source: Path, target_dir: Path) -> dict[str, str]:
     """Nothing in it depends on the folder, the user or the time of the build."""
     cargo = Path(os.environ.get("CARGO_HOME", Path.home() / ".cargo"))
     remap = [(source, "/rlaunch"), (target_dir, "/target"), (cargo / "registry/src", "/crates")]
-    flags = [f"--remap-path-prefix={old}={new}" for old, new in remap]
+    # A function that cannot panic needs no table for unwinding; by default each function has one.
+    flags = ["-Cforce-unwind-tables=no", *(f"--remap-path-prefix={old}={new}" for old, new in remap)]
     files = [f"-ffile-prefix-map={old}={new}" for old, new in remap]
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "RUSTFLAGS")}
     return env | {
@@ -192,8 +218,28 @@ def run(result: Result, wheel: Path) -> None:
     result.note("run", True, "; ".join(cells))
 
 
-def page(results: list[Result], sdist: Path) -> str:
-    return ""
+def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, float]]]) -> str:
+    """The page, in Markdown."""
+    lines = [
+        HEAD.format(
+            date=datetime.fromtimestamp(int(epoch()), timezone.utc).date(),
+            rust=output_of("rustc", "--version").split()[1],
+            zig=output_of(sys.executable, "-m", "ziglang", "version"),
+            sdist=f"{sdist.stat().st_size / 1e6:.2f}",
+            limit=f"{LIMIT / 1e6:.0f}",
+        ),
+        "| platform | wheel's tag | " + " | ".join(COLUMNS) + " |",
+        "|---" * (len(COLUMNS) + 2) + "|",
+    ]
+    for result in results:
+        platform = result.platform
+        cells = [result.cells.get(column, "-") for column in COLUMNS]
+        lines.append(f"| {platform.machine}, {platform.libc} | `{platform.tag}` | {' | '.join(cells)} |")
+    lines += [GET_STARTED]
+    lines += ["| page | command | seconds |", "|---|---|---|"] if times else ["Not followed in this run."]
+    for name, commands in times.items():
+        lines += [f"| {name} | `{command}` | {seconds:.1f} |" for command, seconds in commands]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -206,6 +252,7 @@ def main() -> int:
     parser.add_argument("--run", action="store_true", help="install and run in bare Debian systems (root)")
     parser.add_argument("--write", type=Path, help="the page with the table")
     given = parser.parse_args()
+    times: dict[str, list[tuple[str, float]]] = {}
     shutil.rmtree(OUT, ignore_errors=True)
     sdist = build_sdist()
     results = []
@@ -228,7 +275,7 @@ def main() -> int:
         if given.run:
             run(result, wheel)
     if given.write:
-        given.write.write_text(page(results, sdist))
+        given.write.write_text(page(results, sdist, times))
     failures = [failure for result in results for failure in result.failures]
     print("\n".join(failures))
     return 1 if failures else 0
