@@ -114,8 +114,8 @@ test-full: export PROTOCOL_CASES := 100000
 test-full: $(VENV)/browser test
 	$(BIN)/python tests/faults/soak.py --minutes 30
 
-# WHEELS="--target x86_64-unknown-linux-gnu" builds that one alone. Each takes minutes; to run them takes root and debootstrap.
-WHEELS ?= --twice --run --write docs/wheels.md
+# WHEELS="--target x86_64-unknown-linux-gnu" builds that one alone. Each takes minutes; to run them takes root and mmdebstrap.
+WHEELS ?= --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 wheels: $(VENV)/wheels
 	$(BIN)/python tests/wheels/wheels.py $(WHEELS)
 

@@ -12,18 +12,18 @@ import uuid
 from pathlib import Path
 from unittest import SkipTest
 
-ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests/python"
 # Modules that the tests share.
-sys.path += [str(TESTS), str(TESTS / "support"), *map(str, (TESTS / "support").glob("*/"))]
+sys.path += [str(Path(__file__).parents[1] / "python")]
+sys.path += [str(folder) for folder in (Path(__file__).parents[1] / "python").glob("support/**/")]
 
 from sybil import Document
 from sybil.parsers.markdown import SkipParser
 from test_followed_pages import DOCS, Reader
 
+ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
-# What `pip install` of a page brings beside rlaunch, as arguments of uv. PyTorch is that of the tests, which comes
-# without 3 GB of CUDA: `--no-deps`, then what it needs of the rest.
+# What `pip install` of a page brings beside rlaunch, as arguments of uv. PyTorch is that of the tests, without
+# 3 GB of CUDA: `--no-deps`, then what it needs of the rest.
 TORCH = [["--no-deps", "--group", "torch"], ["--group", "beside-torch"]]
 PAGES = {"torch": TORCH, "paddle": [["paddlepaddle==3.3.1"]], "pytest": [*TORCH, ["pytest>=8"]]}
 

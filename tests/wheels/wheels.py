@@ -1,9 +1,9 @@
 """Builds the wheels and the sdist, audits and measures them, and runs each in bare systems.
 
-    python tests/wheels/wheels.py --twice --run --write docs/wheels.md
+    python tests/wheels/wheels.py --run --follow --twice x86_64-unknown-linux-gnu --write docs/wheels.md
 
-Files go to target/wheels. ``--target`` builds that platform alone. Exits with 1 if a platform's Rust target is
-missing, a check fails, a wheel is too large, or two builds differ.
+Files go to target/wheels. ``--target`` builds that platform alone. Exits with 1 if a platform's Rust target
+is missing, a check fails, a wheel is too large, or two builds differ.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ HEAD = """# Wheels
 
 Written by `make wheels`; do not edit. Sources of {date}, Rust {rust}, zig {zig} as the linker.
 
-Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no wheels for
-free-threaded Pythons: they have no stable ABI, and the engine needs the GIL (`gil_used = true`). `pip` builds the sdist there,
-which has {sdist} MB and needs Rust.
+Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no wheels
+for free-threaded Pythons: those before 3.15 have no stable ABI, and the engine needs the GIL (`gil_used = true`).
+For them pip builds the sdist ({sdist} MB), which needs Rust.
 
-- **audit**: `auditwheel show` says the oldest C library whose symbols suffice; `abi3audit --strict` that no function outside
-  the stable ABI of 3.10 is used; `twine check --strict` that the metadata are complete.
-- **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for bit. No path, user or
-  time of the build is in it.
-- **run**: in a bare Debian system (debootstrap, Python, no compiler), `pip install` of the wheel, then `tests/wheels/smoke.py`: two ranks by
-  `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, a failure report, and the stacks of a job that hangs.
+- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit --strict` checks that
+  all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata.
+- **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for bit.
+- **run**: pip installs the wheel in a bare Debian system, which has Python and no compiler. Then
+  `tests/wheels/smoke.py` starts two ranks by `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, and checks a
+  failure report and the stacks of a job that hangs.
 
-Each wheel has a bill of materials of its crates (CycloneDX, in `rlaunch-*.dist-info/sboms/`).
+Each wheel has a bill of materials of its crates with their licences (CycloneDX, in
+`rlaunch-*.dist-info/sboms/`).
 
 """
 GET_STARTED = """
 ## Get started, from the wheel
 
-The pages of Get started in fresh environments with this wheel instead of the checkout: each command, and whether the output is as
-shown. PyTorch is installed without its libraries for CUDA, from a local cache where it has them.
+The commands of the pages of Get started, in fresh environments with the x86-64 wheel instead of the checkout. The
+output is as the pages show it. PyTorch is installed without its libraries for CUDA.
 """
 
 
@@ -142,7 +143,7 @@ def build(platform: Platform, source: Path, target_dir: Path, out: Path) -> Path
 
 def build_sdist() -> Path:
     env = build_env(ROOT, WORK / "target")
-    subprocess.run([BIN / "maturin", "sdist", "--quiet", "--out", OUT], cwd=ROOT, env=env, check=True)
+    subprocess.run([BIN / "maturin", "sdist", "--out", OUT], cwd=ROOT, env=env, check=True)
     (sdist,) = OUT.glob("*.tar.gz")
     return sdist
 
@@ -248,8 +249,11 @@ def main() -> int:
     )
     targets = [platform.target for platform in PLATFORMS]
     parser.add_argument("--target", action="append", choices=targets, help="default: all of them")
-    parser.add_argument("--twice", action="store_true", help="build again from the sdist, and compare")
+    parser.add_argument(
+        "--twice", action="append", choices=targets, help="build this one again from the sdist, and compare"
+    )
     parser.add_argument("--run", action="store_true", help="install and run in bare Debian systems (root)")
+    parser.add_argument("--follow", action="store_true", help="follow the pages of Get started with a wheel")
     parser.add_argument("--write", type=Path, help="the page with the table")
     given = parser.parse_args()
     times: dict[str, list[tuple[str, float]]] = {}
@@ -270,10 +274,15 @@ def main() -> int:
         print(f"built in {time.monotonic() - begun:.0f} s", flush=True)
         measure(result, wheel)
         audit(result, wheel)
-        if given.twice:
+        if platform.target in (given.twice or ()):
             compare(result, wheel, sdist)
         if given.run:
             run(result, wheel)
+        if given.follow and platform == PLATFORMS[0]:
+            # Its modules are those of the tests, which only an environment for the tests has.
+            import get_started
+
+            times = {page: get_started.follow(page, wheel) for page in get_started.PAGES}
     if given.write:
         given.write.write_text(page(results, sdist, times))
     failures = [failure for result in results for failure in result.failures]
