@@ -22,8 +22,8 @@ from test_followed_pages import DOCS, Reader
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
-# What `pip install` of a page brings beside rlaunch, as arguments of uv. PyTorch is that of the tests, without
-# 3 GB of CUDA: `--no-deps`, then what it needs of the rest.
+# What `pip install` of a page brings beside rlaunch, as arguments of uv. PyTorch is that of the tests,
+# without 3 GB of CUDA: `--no-deps`, then what it needs of the rest.
 TORCH = [["--no-deps", "--group", "torch"], ["--group", "beside-torch"]]
 PAGES = {"torch": TORCH, "paddle": [["paddlepaddle==3.3.1"]], "pytest": [*TORCH, ["pytest>=8"]]}
 

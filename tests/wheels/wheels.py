@@ -34,16 +34,17 @@ HEAD = """# Wheels
 
 Written by `make wheels`; do not edit. Sources of {date}, Rust {rust}, zig {zig} as the linker.
 
-Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no wheels
-for free-threaded Pythons: those before 3.15 have no stable ABI, and the engine needs the GIL (`gil_used = true`).
-For them pip builds the sdist ({sdist} MB), which needs Rust.
+Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no
+wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engine needs the GIL
+(`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
-- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit --strict` checks that
-  all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata.
-- **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for bit.
+- **audit**: `auditwheel show` names the oldest C library that has the symbols. `abi3audit --strict` checks
+  that all functions of Python are in the stable ABI of 3.10. `twine check --strict` checks the metadata.
+- **second build**: the wheel is built again from the unpacked sdist, in another folder, and compared bit for
+  bit.
 - **run**: pip installs the wheel in a bare Debian system, which has Python and no compiler. Then
-  `tests/wheels/smoke.py` starts two ranks by `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, and checks a
-  failure report and the stacks of a job that hangs.
+  `tests/wheels/smoke.py` starts two ranks by `rlaunch-run`, `python -m rlaunch` and `rlaunch.spawn`, and
+  checks a failure report and the stacks of a job that hangs.
 
 Each wheel has a bill of materials of its crates with their licences (CycloneDX, in
 `rlaunch-*.dist-info/sboms/`).
@@ -52,8 +53,8 @@ Each wheel has a bill of materials of its crates with their licences (CycloneDX,
 GET_STARTED = """
 ## Get started, from the wheel
 
-The commands of the pages of Get started, in fresh environments with the x86-64 wheel instead of the checkout. The
-output is as the pages show it. PyTorch is installed without its libraries for CUDA.
+The commands of the pages of Get started, in fresh environments with the x86-64 wheel instead of the checkout.
+The output is as the pages show it. PyTorch is installed without its libraries for CUDA.
 """
 
 
