@@ -1,8 +1,10 @@
-"""The workflows of GitHub: few permissions, actions with a version, Pythons and Rust as in the other files."""
+"""The workflows of GitHub: few permissions, actions with a version, Pythons and Rust as elsewhere."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from ast import literal_eval
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import yaml
 from paths import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TOLD: Any = {"cwd": ROOT, "capture_output": True, "text": True, "check": True}
 # What a job may do beyond reading the repository.
 GRANTED = {("docs", "deploy"): {"id-token", "pages"}, ("release", "publish"): {"id-token"}}
 
@@ -70,3 +73,18 @@ def test_the_crates_of_each_wheel_are_checked() -> None:
     targets = named("wheels")["jobs"]["build"]["strategy"]["matrix"]["target"]
     denied = re.findall(r'^  "(\S+-linux-\S+)",$', (ROOT / "deny.toml").read_text(), re.M)
     assert sorted(targets) == sorted(denied)
+
+
+def test_each_crate_has_a_licence_that_is_allowed() -> None:
+    """What `cargo deny check licenses` checks, which is too large to build here."""
+    (listed,) = re.findall(r"^allow = (\[.+\])$", (ROOT / "deny.toml").read_text(), re.M)
+    allowed = literal_eval(listed)
+    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    told = subprocess.run([*command, "--filter-platform", "x86_64-unknown-linux-gnu"], **TOLD)
+    packages = json.loads(told.stdout)["packages"]
+    assert len(packages) > 100
+    for package in packages:
+        # An expression of SPDX, or of crates before it: MIT/Apache-2.0.
+        alternatives = re.split(r" OR |/", re.sub(r"[()]", "", package["license"]).replace(" / ", "/"))
+        parts = [one.split(" AND ") for one in alternatives]
+        assert any(set(one) <= set(allowed) for one in parts), (package["name"], package["license"])

@@ -9,6 +9,7 @@ is missing, a check fails, a wheel is too large, or two builds differ.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import re
@@ -118,7 +119,9 @@ def build_env(source: Path, target_dir: Path) -> dict[str, str]:
     }
 
 
+@functools.cache
 def epoch() -> str:
+    """The time of the sources: of the commit."""
     return output_of("git", "log", "-1", "--format=%ct")
 
 
