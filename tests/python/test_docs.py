@@ -17,9 +17,9 @@ FOREIGN = """
 --array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist
 --enable-grpc-gateway --from-literal --gpus-per-node --het-group --hostfile --hypothesis-seed --init
 --keys-only --kill-on-bad-exit --lf --lib --locked --map-by --max-log-requests --mount-proc --multi_gpu
---no-kill --nodes --ntasks --ntasks-per-node --num_processes --open-mode --output-filename --overlap --pdb --pdbcls
---pid --prefix --profile --requeue --scope --signal --tag-output --tail --test --time --timeout --use-env
---user --wait --with-mpi --write
+--no-kill --nodes --ntasks --ntasks-per-node --num_processes --open-mode --output-filename --overlap --pdb
+--pdbcls --pid --prefix --profile --requeue --scope --signal --tag-output --tail --test --time --timeout
+--use-env --user --wait --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M
