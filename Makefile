@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz soak hangs clean
+.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
 	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root, Debian; four minutes)"
+	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes target/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
 	@echo "make agents  how long 10 to 1,000 nodes take to agree, at etcd and at the embedded master; writes docs/agents.md"
@@ -74,6 +75,11 @@ $(VENV)/docs: $(VENV)/installed
 	$(INSTALL) --group docs
 	touch $@
 
+# What builds and audits the wheels.
+$(VENV)/wheels: $(VENV)/installed
+	$(INSTALL) --group wheels
+	touch $@
+
 # The package itself, editable: only a change of Rust builds anything. One of the two is installed at a time.
 $(VENV)/built: $(VENV)/installed $(SOURCES)
 	rm -f $(VENV)/built-debug
@@ -109,6 +115,11 @@ test-full: export PROPTEST_CASES := 20000
 test-full: export PROTOCOL_CASES := 100000
 test-full: $(VENV)/browser test
 	$(BIN)/python tests/faults/soak.py --minutes 30
+
+# WHEELS="--target x86_64-unknown-linux-gnu" builds that one alone. Each takes minutes; to run them takes root and mmdebstrap.
+WHEELS ?= --run --follow --twice x86_64-unknown-linux-gnu --write target/wheels.md
+wheels: $(VENV)/wheels
+	$(BIN)/python tests/wheels/wheels.py $(WHEELS)
 
 # PYTHONS="/opt/a/bin/python3.14 ..." names the interpreters.
 test-pythons: $(VENV)/installed

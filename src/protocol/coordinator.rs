@@ -18,7 +18,6 @@ use std::time::Duration;
 
 /// How many refusals a state contains. A node that is refused leaves at once.
 const MAX_REFUSED: usize = 64;
-
 /// A node that is here.
 #[derive(Clone, Debug)]
 pub(crate) struct CoordinatorNode {
@@ -419,6 +418,7 @@ impl Coordinator {
             // All nodes have left at once.
             return self.find_lost(false).is_some_and(|lost| self.end(JobEnd::Lost { lost }));
         };
+        self.forget_failures(now);
         if let Some(why) = self.find_cause(true) {
             let end = self.end_by(&rules, &why);
             return self.begin_stop(why, end);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The version of records and states. Nodes with another version are refused.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Whole milliseconds, as documents have times.
 pub fn millis(time: Duration) -> u64 {
@@ -52,6 +52,8 @@ pub struct NodeInfo {
     pub version: String,
     /// The time of its clock when it joined, in milliseconds since 1970; 0 in its later records.
     pub clock_ms: u64,
+    /// Whether it serves the master: the job ends when it leaves.
+    pub serves_master: bool,
     /// Whether it is Paddle's own launcher, which writes nothing else and never receives a request to stop.
     pub is_paddle_launcher: bool,
     /// The role of its ranks, as torch's agents name it.

@@ -47,8 +47,8 @@ def write(folder: Path, script: str) -> None:
     (folder / "launch.py").write_text(LAUNCH)
 
 
-def ranks_that(folder: Path, name: str) -> dict[str, list[str]]:
-    """Ranks that have written a file of this name, as `0.of.4`, by node."""
+def reported(folder: Path, name: str) -> dict[str, list[str]]:
+    """Ranks that have reported this, as `0.of.4`, by node."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob(f"{name}.*.of.*.on.*")):
         if path.suffix != ".tmp":
@@ -58,8 +58,8 @@ def ranks_that(folder: Path, name: str) -> dict[str, list[str]]:
 
 
 def is_whole(folder: Path, name: str) -> bool:
-    """Whether all four ranks have, two on each of two nodes."""
-    by_node = ranks_that(folder, name)
+    """Whether all four ranks, two on each of two nodes, have reported this."""
+    by_node = reported(folder, name)
     return [len(ranks) for ranks in by_node.values()] == [2, 2] and set().union(
         *by_node.values()
     ) == WHOLE_WORLD

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from launching import until
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, ranks_that, saves, write
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, saves, write
 from scenario_table import Row
 from slurm_cluster import KILL_WAIT, Cluster
 
@@ -41,7 +41,7 @@ def test_a_rank_that_fails(cluster: Cluster, tmp_path: Path, row: Row, front_end
     began = time.monotonic()
     status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
     took = time.monotonic() - began
-    saved = sorted(rank for ranks in ranks_that(tmp_path, "saved").values() for rank in ranks)
+    saved = sorted(rank for ranks in reported(tmp_path, "saved").values() for rank in ranks)
     # A program that does not catch WorkerError exits with 1.
     assert (status, saved) == (1 if "launch()" in front_end else 7, ["0.of.4", "1.of.4", "2.of.4"]), output
     assert took < KILL_WAIT, output
@@ -118,11 +118,11 @@ def test_a_launcher_that_is_killed(cluster: Cluster, tmp_path: Path, row: Row) -
     write(tmp_path, script)
     job = cluster.submit(BATCH.format(command=FRONT_ENDS["python -m rlaunch"]), folder=tmp_path)
     until(lambda: is_whole(tmp_path, "launcher"), "ranks")
-    lost, kept = sorted(ranks_that(tmp_path, "launcher"))[::-1]
+    lost, kept = sorted(reported(tmp_path, "launcher"))[::-1]
     (pid,) = {path.read_text() for path in tmp_path.glob(f"launcher.*.on.{lost}")}
     began = time.monotonic()
     cluster.node(lost).run("kill", "-KILL", pid)
-    until(lambda: kept in ranks_that(tmp_path, "saved"), "ranks that save")
+    until(lambda: kept in reported(tmp_path, "saved"), "ranks that save")
     took = time.monotonic() - began
     assert job.wait() == "FAILED"
     assert "was lost" in job.output() or "is lost" in job.output(), job.output()
@@ -152,11 +152,11 @@ def test_a_node_is_lost(cluster: Cluster, tmp_path: Path, row: Row) -> None:
         until(lambda folder=folder: is_whole(folder, "ready"), "ranks")
     waits, holds = jobs
     # The batch script runs on the first node.
-    kept, lost = sorted(ranks_that(waits.folder, "ready"))
+    kept, lost = sorted(reported(waits.folder, "ready"))
     began = time.monotonic()
     with cluster.cut_off(lost):
         for job in jobs:
-            until(lambda job=job: kept in ranks_that(job.folder, "saved"), "ranks that save")
+            until(lambda job=job: kept in reported(job.folder, "saved"), "ranks that save")
         saved = time.monotonic() - began
         until(lambda: "srun exited with" in waits.output(), "the end of srun")
         took = time.monotonic() - began

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launching import until
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, ranks_that, write
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, write
 from scenario_table import Row
 from slurm_cluster import Cluster, Job
 
@@ -61,8 +61,8 @@ def test_jobs_that_write_into_one_folder_are_warned(cluster: Cluster, tmp_path: 
         f"{' '.join(SRUN)} {command}",
         "the launcher that finds the other one's logs says so",
     )
-    all_ranks = "sum(name.startswith('began') for name in os.listdir()) == 4"
-    write(tmp_path, f"{RANK}\ntell('began')\nuntil(lambda: {all_ranks}, 'the other job')\n")
+    all_began = "sum(name.startswith('began') for name in os.listdir()) == 4"
+    write(tmp_path, f"{RANK}\ntell('began')\nuntil(lambda: {all_began}, 'the other job')\n")
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
     assert status == 0, output
     (line,) = [line for line in output.splitlines() if "is in use by another running job" in line]
@@ -154,7 +154,7 @@ def test_a_heterogeneous_job(
     write(tmp_path, f"{RANK}\ntell('began')\n")
     job = cluster.submit(HETEROGENEOUS.format(command=command), folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()
-    began = ranks_that(tmp_path, "began")
+    began = reported(tmp_path, "began")
     assert {node: len(found) for node, found in began.items()} == ranks, job.output()
     assert set().union(*began.values()) == {
         f"{rank}.of.{sum(ranks.values())}" for rank in range(sum(ranks.values()))

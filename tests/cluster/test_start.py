@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, ranks_that, write
+from ranks_of_jobs import FRONT_ENDS, RANK, is_whole, reported, write
 from scenario_table import Row
 from slurm_cluster import Cluster
 
@@ -18,11 +18,11 @@ def test_launchers_of_a_step_are_one_job(cluster: Cluster, tmp_path: Path, row: 
     row.begin(f"start with `{front_end}`", f"{' '.join(SRUN)} {command}", "one job of 4 ranks on 2 nodes")
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
-    assert (status, is_whole(tmp_path, "began")) == (0, True), (output, ranks_that(tmp_path, "began"))
+    assert (status, is_whole(tmp_path, "began")) == (0, True), (output, reported(tmp_path, "began"))
     row.seen = f"one job of 4 ranks on 2 nodes; exit status {status}"
 
 
-def test_one_node_of_several_is_refused(cluster: Cluster, tmp_path: Path, row: Row) -> None:
+def test_a_launcher_whose_option_says_one_node_is_refused(cluster: Cluster, tmp_path: Path, row: Row) -> None:
     command = "python -m rlaunch.run --nnodes 1 --nproc-per-node 2 train.py"
     row.begin(
         "one node is asked for, but srun starts a launcher on each of two",
@@ -31,7 +31,7 @@ def test_one_node_of_several_is_refused(cluster: Cluster, tmp_path: Path, row: R
     )
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
-    assert (status, ranks_that(tmp_path, "began")) == (2, {}), output
+    assert (status, reported(tmp_path, "began")) == (2, {}), output
     (line, *_) = [line for line in output.splitlines() if "is one node" in line]
     assert "give --standalone" in line
     row.seen = f"exit status {status}: {line.split('rlaunch: error: ')[-1]}"
@@ -50,7 +50,7 @@ def test_each_launcher_may_run_a_job_of_its_own(
     row.begin(f"a job on each node: `{job}`", f"{' '.join(SRUN)} {command}", "two jobs of 2 ranks")
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish(*SRUN, *command.split(), folder=tmp_path)
-    by_node = ranks_that(tmp_path, "began")
+    by_node = reported(tmp_path, "began")
     assert (status, list(by_node.values())) == (0, [["0.of.2", "1.of.2"]] * 2), output
     row.seen = "two jobs of 2 ranks"
 
@@ -66,7 +66,7 @@ def test_several_launchers_a_node_are_refused(
     )
     write(tmp_path, f"{RANK}\ntell('began')\n")
     status, output = cluster.finish(*srun, *command.split(), folder=tmp_path)
-    assert (status, ranks_that(tmp_path, "began")) == (2, {}), output
+    assert (status, reported(tmp_path, "began")) == (2, {}), output
     assert "is more than one launcher a node" in output
     row.seen = f"exit status {status}; no rank ran"
 
@@ -95,7 +95,7 @@ def test_a_single_launcher_is_alone(
     write(tmp_path, f"{RANK}\ntell('began')\n")
     job = cluster.submit(script.format(command=command), options, folder=tmp_path)
     assert job.wait() == "COMPLETED", job.output()
-    assert list(ranks_that(tmp_path, "began").values()) == [["0.of.2", "1.of.2"]], job.output()
+    assert list(reported(tmp_path, "began").values()) == [["0.of.2", "1.of.2"]], job.output()
     row.seen = "a job of 2 ranks on one node"
 
 
@@ -111,7 +111,7 @@ def test_a_batch_job_that_is_submitted_within_a_step(cluster: Cluster, tmp_path:
     submit = "[ $SLURM_PROCID = 1 ] || sbatch --nodes=1 --nodelist=node1 --wait --output=inner.out inner.sh"
     status, output = cluster.finish(*SRUN, "--nodelist=node1,node2", "bash", "-c", submit, folder=tmp_path)
     inner = (tmp_path / "inner.out").read_text()
-    assert (status, ranks_that(tmp_path, "began")) == (0, {"node1": ["0.of.2", "1.of.2"]}), (output, inner)
+    assert (status, reported(tmp_path, "began")) == (0, {"node1": ["0.of.2", "1.of.2"]}), (output, inner)
     assert "SLURM_STEP_NODELIST=node[1-2]" in inner
     row.seen = "a job of 2 ranks on one node"
 

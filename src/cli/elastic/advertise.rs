@@ -78,8 +78,9 @@ pub fn advertise(rendezvous: &RendezvousSpec) -> Result<AdvertisedAddress, CliEr
 /// Whether this is a name under which other nodes reach this machine, though it resolves to loopback here: on Debian the host's own
 /// name is 127.0.1.1 (Debian Reference 5.1.1, "The hostname resolution").
 pub(crate) fn is_own_name(rendezvous: &RendezvousSpec, host: &str) -> bool {
-    let is_name = host != "localhost" && host.parse::<IpAddr>().is_err();
-    let found = if is_name && rendezvous.nodes.1 > 1 { net::resolve(host) } else { Vec::new() };
+    let own = net::host_name();
+    let is_own = !own.is_empty() && own.split('.').next() == host.split('.').next();
+    let found = if is_own && rendezvous.nodes.1 > 1 { net::resolve(host) } else { Vec::new() };
     !found.is_empty() && found.iter().all(IpAddr::is_loopback)
 }
 

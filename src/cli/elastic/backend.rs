@@ -101,6 +101,7 @@ pub fn join(
             FoundMaster::Stopped => return Ok(JoinedBackend::Stopped(libc::SIGTERM)),
         },
     };
+    node.serves_master = server.is_some();
     if server.is_some() && node.rank.is_none() {
         // Paddle's launchers give the node that serves this name, which sorts first.
         node.name = "aaaaaa".into();
@@ -222,19 +223,20 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
         Ok(address) => vec![address],
         Err(_) => net::resolve(&endpoint.host),
     };
-    let mut own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
+    let own: Vec<IpAddr> = addresses.into_iter().filter(|address| net::is_own(*address)).collect();
     if own.is_empty() {
         return Ok(OwnMaster::NotHere);
     }
-    if advertise::is_own_name(rendezvous, &endpoint.host) {
-        // Other nodes know another address of this name; this one connects to the one that it knows.
-        own.extend(net::addresses().into_iter().filter(|address| !address.is_loopback() && !is_link_local(*address)));
-    }
-    let is_loopback = own.iter().all(IpAddr::is_loopback);
-    let listeners: io::Result<Vec<TcpListener>> =
-        own.into_iter().map(|address| listen::on((address, endpoint.port).into())).collect();
-    match listeners {
-        Ok(listeners) => {
+    let is_own_name = advertise::is_own_name(rendezvous, &endpoint.host);
+    let is_loopback = own.iter().any(IpAddr::is_loopback) && !is_own_name;
+    let listen = |address: IpAddr| listen::on((address, endpoint.port).into());
+    match own.into_iter().map(listen).collect::<io::Result<Vec<TcpListener>>>() {
+        Ok(mut listeners) => {
+            if is_own_name {
+                // Other nodes know another address of this name; this one connects to the one that it knows.
+                let others = net::addresses().into_iter().filter(|address| !address.is_loopback());
+                listeners.extend(others.filter_map(|address| listen(address).ok()));
+            }
             // The nodes that share this machine say nothing: they reach it.
             if is_loopback {
                 let option = rendezvous.option_names.address;
@@ -251,11 +253,6 @@ fn serve_own_master(rendezvous: &RendezvousSpec, endpoint: &Endpoint) -> Result<
         }
         .into()),
     }
-}
-
-/// Such an address needs an interface beside it.
-fn is_link_local(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
 fn serve_master(

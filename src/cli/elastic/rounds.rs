@@ -209,6 +209,13 @@ impl Job<'_> {
             Some(ran) => {
                 let launched = LaunchResult { journal, ..ran.launched };
                 let this = launch.for_round(&ran.plan, ShownRanks::new(), StoreSockets::default(), (None, ran.attempt));
+                let outcome = match (outcome, failed) {
+                    // Excluded: its own failure is what it reports.
+                    (JobOutcome::Refused(why), Some(failure)) => {
+                        JobOutcome::Ended(JobEnd::Failed { failure, no_restart: Some(why) })
+                    }
+                    (outcome, _) => outcome,
+                };
                 Ok(record_outcome(&this, launched, &outcome, own, frontend))
             }
             None => Ok(record_without_ranks(launch, &outcome, journal, frontend)),

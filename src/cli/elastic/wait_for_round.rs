@@ -203,7 +203,9 @@ fn describe_state(membership: &Membership) -> String {
         Some(JobState { phase: JobPhase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
         Some(JobState { phase: JobPhase::Running, .. }) => match membership.is_done() {
             true => "the ranks of this node exited successfully; waiting for those of the other nodes".into(),
-            false => format!("the job at {at} runs with the maximum number of nodes; waiting for a free place"),
+            false => {
+                format!("the job at {at} runs; waiting for its next round, which begins with more nodes if it has room")
+            }
         },
         Some(JobState { phase: JobPhase::Stopping { .. }, .. }) => {
             "waiting for the ranks of other nodes to stop".into()

@@ -59,8 +59,10 @@ fn parse_and_launch(
         });
         let mut spec = torchrun::check(values, &vars, &rest)?;
         if let (Some(nodes), TorchrunBackend::Dynamic(rendezvous)) = (&nodes, &mut spec.rendezvous) {
-            // In an elastic job other nodes may have this number.
-            rendezvous.node_rank = nodes.rank.filter(|_| rendezvous.nodes.0 == rendezvous.nodes.1);
+            // In an elastic job, or one with spare nodes, other nodes may have this number.
+            rendezvous.node_rank = nodes
+                .rank
+                .filter(|_| (nodes.nnodes, nodes.nnodes) == (Some(rendezvous.nodes.0), Some(rendezvous.nodes.1)));
         }
         Ok((spec, nodes))
     };

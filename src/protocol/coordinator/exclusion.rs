@@ -1,32 +1,48 @@
 //! Nodes that harm the job: one that cannot begin, or whose ranks fail again and again, takes part no more where the others can
 //! continue without it.
 
-use crate::protocol::coordinator::Coordinator;
-use crate::protocol::record::{JobRules, OnFailure, RankFailure};
+use crate::protocol::coordinator::{Coordinator, CoordinatorNode};
+use crate::protocol::record::{JobRules, NodeStatus, NodeStop, OnFailure, RankFailure};
 use crate::protocol::state::{FailingNode, RoundMember};
+use std::time::Duration;
+
+/// A launcher that is started again on a bad machine is a new node. After so many exclusions the job ends as without them.
+const MOST_EXCLUDED: usize = 8;
+/// After a round that ran for so long, earlier failures count no more for their node.
+const LONG_ROUND: Duration = Duration::from_secs(600);
+/// The longest part of an error that states repeat to all nodes.
+const LONGEST_REASON: usize = 200;
 
 impl Coordinator {
     /// Why this failure excludes its node from the job, if it does.
     pub(crate) fn excludes(&self, rules: &JobRules, failure: &RankFailure) -> Option<String> {
         let member = self.members.get(failure.node)?;
-        let others =
-            self.members.iter().filter(|other| other.id != member.id && self.nodes.contains_key(&other.id)).count();
         let is_elastic = rules.min < rules.max && rules.on_failure != OnFailure::Hold;
-        if !is_elastic || others < rules.min || failure.again || self.count_done() > 0 {
+        let serves_master = self.nodes.get(&member.id).is_some_and(|node| node.record.info.serves_master);
+        let is_full = self.state.excluded.len() >= MOST_EXCLUDED;
+        if !is_elastic || is_full || serves_master || failure.again || self.count_done() > 0 {
+            return None;
+        }
+        let others = || self.members.iter().filter(|other| other.id != member.id);
+        let others = || others().filter_map(|other| self.nodes.get(&other.id));
+        let could_begin = |node: &&CoordinatorNode| !self.own_failure(node).is_some_and(|own| own.cannot_begin);
+        if others().filter(could_begin).count() + self.newcomers(rules).len() < rules.min {
             return None;
         }
         if failure.cannot_begin {
-            return Some(format!("it cannot begin: {}", failure.message));
+            let message: String = failure.message.chars().take(LONGEST_REASON).collect();
+            return Some(format!("it cannot begin: {message}"));
         }
         let in_a_row = self.failures_in_a_row(member);
         let restarts = rules.on_failure == OnFailure::Restart && rules.restarts > 0;
-        // A rank that felt another one's end is not the first to fail.
-        let is_own = restarts && rules.node_failure_limit > 0 && !failure.lost_peer;
+        // A rank that felt another one's end is not the first to fail, and what all nodes suffer from is no node's fault.
+        let is_alone =
+            !failure.lost_peer && !others().any(|node| self.own_failure(node).is_some_and(|own| !own.lost_peer));
         // Its own rules may refuse a restart after such a failure.
         let is_open = failure.no_restart.is_none() || self.state.failures >= rules.restarts;
         // One more failure ends the job.
         let limit = rules.node_failure_limit.min(rules.restarts.saturating_add(1));
-        (is_own && is_open && in_a_row >= limit).then(|| {
+        (restarts && limit > 0 && is_alone && is_open && in_a_row >= limit).then(|| {
             format!("its ranks failed {in_a_row} times in a row, last {}: {}", failure.process, failure.outcome)
         })
     }
@@ -43,11 +59,32 @@ impl Coordinator {
             return None;
         };
         let text = format!("{} ({}) is excluded from the job: {why}", member.info.host, member.info.address);
-        // Restarts are for the others.
-        self.state.failures = self.state.failures.saturating_sub(in_a_row - 1);
+        if self.state.excluded.is_empty() {
+            // Restarts are for the others. Once: what excludes several nodes may be the script's fault.
+            self.state.failures = self.state.failures.saturating_sub(in_a_row - 1);
+        }
         self.state.last_failed = None;
         self.state.excluded.insert(id, format!("it is excluded from the job: {why}"));
         Some(text)
+    }
+
+    /// Forgets the failures before a round that has run for long.
+    pub(crate) fn forget_failures(&mut self, now: Duration) {
+        if now.saturating_sub(self.round_began) >= LONG_ROUND {
+            self.state.last_failed = None;
+        }
+    }
+
+    /// The failure that a node reports in this round.
+    fn own_failure<'a>(&self, node: &'a CoordinatorNode) -> Option<&'a RankFailure> {
+        match &node.record.status {
+            NodeStatus::Failed { round, failure } | NodeStatus::Stops { round, why: NodeStop::Failure { failure } }
+                if *round == self.state.round =>
+            {
+                Some(failure)
+            }
+            _ => None,
+        }
     }
 
     /// How many of the job's last failures are this member's, with the one at hand.

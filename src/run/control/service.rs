@@ -276,12 +276,14 @@ impl ControlService {
             self.limit_grace_of_others(grace);
         }
         let JobStatus { phase, round, .. } = self.status.get();
-        // A second signal would end the grace period.
-        if (self.has_stopped || phase == LaunchPhase::Stopping) && grace_period != Some(0.0) {
+        if self.has_stopped || phase == LaunchPhase::Stopping {
             if grace.is_some_and(|grace| self.status.request_grace_limit(round, grace)) {
                 signals::wake();
             }
-            return ControlAnswer::Stopping;
+            // A second signal would end the grace period.
+            if grace_period != Some(0.0) {
+                return ControlAnswer::Stopping;
+            }
         }
         match pidfd::send_signal(self.stop.launcher.as_fd(), signal) {
             Ok(()) => {

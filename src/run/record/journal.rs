@@ -9,17 +9,22 @@ use crate::spec::SpecError;
 use crate::supervise::{AbortReason, NoRestart, ProgressNote};
 use crate::sys::clock;
 use crate::sys::io::fd;
+use crate::sys::process::pidfd;
 use crate::sys::random;
 use serde::ser::SerializeStructVariant;
 use serde::{Serialize, Serializer};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use thiserror::Error;
 use tracing::warn;
 
 /// The schema version of both files.
 pub const VERSION: u32 = 1;
+/// How often, and at what interval, a lock is tried that another launcher of the job may have for a moment.
+const SHARED_TRIES: u32 = 10;
+const SHARED_PAUSE: Duration = Duration::from_millis(10);
 
 impl Serialize for Exit {
     /// `{"code": 1}`, `{"signal": {"number": 9, "name": "SIGKILL"}}` or `"unknown"`.
@@ -210,8 +215,20 @@ impl Journal {
         let is_taken =
             |is_shared| fd::try_lock(&events, is_shared).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         let is_in_use = is_taken(false);
-        // A shared lock replaces an exclusive one (flock(2)).
-        let is_another_jobs = !is_shared || is_taken(true);
+        if !is_in_use {
+            // A device has no length. While the lock is exclusive: no other launcher has written anything.
+            drop(events.set_len(0));
+        }
+        // A shared lock replaces an exclusive one (flock(2)), which another launcher of the job may have for a moment.
+        let mut tries = 1..=SHARED_TRIES;
+        let is_another_jobs = !is_shared
+            || tries.all(|_| {
+                let taken = is_taken(true);
+                if taken {
+                    pidfd::await_any(&[], SHARED_PAUSE);
+                }
+                taken
+            });
         if is_in_use {
             let mut line = String::new();
             let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
@@ -224,9 +241,6 @@ impl Journal {
                 }
             };
             warn!("the log folder {folder} is in use by {other}: {advice}");
-        } else {
-            // A device has no length.
-            drop(events.set_len(0));
         }
         let length = events.metadata().map_err(unusable)?.len();
         Ok(Self { events: Some(events), path, length, is_alone: !is_shared && !is_in_use, ..Self::default() })

@@ -6,40 +6,52 @@ use crate::spec::options::{EnvVars, OptValues, SchedulerValue};
 use crate::spec::scheduler::detect::{self, SchedulerNodes};
 use crate::spec::torchrun::values;
 
-/// Options that say where the nodes meet.
-const PLACE: [&str; 3] = ["rdzv-endpoint", "master-addr", "node-rank"];
-
 /// The nodes of the job, and the options that are to be filled in; `None`: the options decide alone.
 ///
 /// # Errors
 /// If the options say that there is one node and the scheduler has started several launchers; if it has started several on this node;
-/// if its variables are invalid.
+/// if its variables are invalid, or give no host of node 0.
 pub fn ask(values: &OptValues, vars: &EnvVars) -> Result<Option<(SchedulerNodes, Vec<SchedulerValue>)>, SpecError> {
-    let is_placed = PLACE.iter().any(|name| values.given(name).is_some_and(|text| !text.trim().is_empty()));
+    let is_given = |name: &str| values.given(name).is_some_and(|text| !text.trim().is_empty());
+    let is_placed = is_given("rdzv-endpoint") || is_given("master-addr");
     let nnodes = values.given("nnodes").map(str::trim);
     let is_one = nnodes.is_some_and(|text| matches!(text, "1" | "1:1"));
-    if values::flag(values, "standalone")? || is_placed && nnodes.is_some() && !is_one {
+    let is_complete = is_placed && nnodes.is_some() && !is_one;
+    if values::flag(values, "standalone")? || is_complete && (is_given("rdzv-backend") || is_given("node-rank")) {
         return Ok(None);
     }
     let Some(found) = detect::found(vars, "--standalone")? else { return Ok(None) };
-    let Some(number) = found.nnodes else { return Ok(None) };
     let var = found.from.first().copied().unwrap_or("a scheduler");
-    if is_one {
-        let why = format!(
-            "is one node, but {} has started launchers on {number} ({var}), and each would run a job of its own",
-            found.by
-        );
-        let hint = "leave it out for one job on all of them; give --standalone if each is to run its own";
-        return Err(values.error("nnodes", &why, hint));
+    match found.nnodes {
+        Some(number) if is_one => {
+            let why = format!(
+                "is one node, but {} has started launchers on {number} ({var}), and each would run a job of its own",
+                found.by
+            );
+            let hint = "leave it out for one job on all of them; give --standalone if each is to run its own";
+            return Err(values.error("nnodes", &why, hint));
+        }
+        None if is_one || nnodes.is_none() => return Ok(None),
+        _ => {}
     }
     let mut filled = detect::fills_nodes(&found, nnodes);
     filled.extend(found.job.clone().map(|job| ("rdzv-id", job, var)));
-    let backend = values.given("rdzv-backend").map_or("c10d", str::trim);
+    // With a port or an address of node 0 and nothing else torchrun's rendezvous is static.
+    let default = if is_placed || is_given("master-port") { "static" } else { "c10d" };
+    let backend = values.given("rdzv-backend").map_or(default, str::trim);
     if !is_placed && matches!(backend, "c10d" | "static") {
-        let Some(endpoint) = found.master() else { return Ok(None) };
-        filled.extend([("rdzv-backend", backend.to_owned(), var), ("rdzv-endpoint", endpoint.to_string(), var)]);
-        filled.extend(found.rank.filter(|_| backend == "static").map(|rank| ("node-rank", rank.to_string(), var)));
+        let Some(master) = found.master() else {
+            let why = format!("is missing, and the variables of {} do not name the host of node 0", found.by);
+            let hint = "give HOST:PORT, the same on all nodes, or --standalone if each node is to run its own job";
+            return Err(SpecError::new("--rdzv-endpoint", "", why, hint));
+        };
+        filled.push(("rdzv-backend", backend.to_owned(), var));
+        match is_given("master-port") {
+            true => filled.push(("master-addr", master.host, var)),
+            false => filled.push(("rdzv-endpoint", master.to_string(), var)),
+        }
     }
+    filled.extend(found.rank.filter(|_| backend == "static").map(|rank| ("node-rank", rank.to_string(), var)));
     Ok(Some((found, filled)))
 }
 
@@ -78,7 +90,12 @@ mod tests {
         assert_eq!(filled("nnodes=1:2"), JOB);
         assert_eq!(filled("rdzv-backend=c10d"), format!("nnodes=2 {JOB}"), "fill leaves what is given");
         assert_eq!(filled("rdzv-backend=static"), format!("nnodes=2 {} node-rank=1", JOB.replace("c10d", "static")));
-        assert_eq!(filled("rdzv-endpoint=c:1"), "nnodes=2 rdzv-id=4.0");
+        assert_eq!(filled("rdzv-endpoint=c:1"), "nnodes=2 rdzv-id=4.0 node-rank=1", "torchrun's default is static");
+        assert_eq!(filled("nnodes=2 master-addr=a"), "rdzv-id=4.0 node-rank=1");
+        assert_eq!(filled("rdzv-backend=c10d rdzv-endpoint=c:1"), "nnodes=2 rdzv-id=4.0");
+        let by_port = "nnodes=2 rdzv-id=4.0 rdzv-backend=static master-addr=a node-rank=1";
+        assert_eq!(filled("master-port=29501"), by_port);
+        assert_eq!(filled("node-rank=1"), format!("nnodes=2 {JOB}"));
     }
 
     #[test]

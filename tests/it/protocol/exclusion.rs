@@ -35,7 +35,7 @@ fn member_ids(machine: &Coordinator) -> Vec<&str> {
 /// The member fails in the present round, the others stop, and the next round begins if one does.
 fn fails(machine: &mut Coordinator, rules: &JobRules, id: &str, failure: &RankFailure) {
     let round = machine.state().round;
-    let at = time(1_000_000 * round);
+    let at = time(10_000 * round);
     let ids: Vec<String> = machine.members().iter().map(|member| member.id.clone()).collect();
     let node = ids.iter().position(|member| member == id).unwrap();
     let failure = RankFailure { node, ..failure.clone() };
@@ -143,5 +143,40 @@ fn without_a_limit_and_by_rules_of_its_own_no_failing_node_is_excluded() {
         let failure = RankFailure { no_restart: no_restart.map(str::to_owned), ..exit_code_7() };
         fails(&mut machine, &rules, "b", &failure);
         assert!(machine.state().excluded.is_empty(), "{:?}", machine.state());
+    }
+}
+
+/// Without it there is no master.
+#[test]
+fn the_node_that_serves_the_master_is_not_excluded() {
+    let rules = level_1(1, 3, 3);
+    let mut machine = running(&rules, &["a", "b", "c"]);
+    let failure = RankFailure { cannot_begin: true, no_restart: Some("it says so".into()), ..exit_code_7() };
+    let mut record = record(&rules, "a", NodeStatus::Failed { round: 2, failure: failure.clone() });
+    record.info.serves_master = true;
+    machine.record("a", record, time(1));
+    machine.turn(time(1));
+    let ends = matches!(&machine.state().phase, JobPhase::Stopping { end: Some(JobEnd::Failed { .. }), .. });
+    assert!(ends, "{:?}", machine.state());
+}
+
+#[test]
+fn a_failure_that_nodes_share_excludes_none() {
+    let own = |node: usize, cannot_begin: bool| {
+        let no_restart = cannot_begin.then(|| "it says so".to_owned());
+        RankFailure { node, cannot_begin, no_restart, ..exit_code_7() }
+    };
+    for cannot_begin in [true, false] {
+        let rules = JobRules { node_failure_limit: 1, ..level_1(1, 3, 3) };
+        let mut machine = running(&rules, &["a", "b", "c"]);
+        for (node, id) in ["a", "b", "c"].into_iter().enumerate() {
+            let status = NodeStatus::Failed { round: 2, failure: own(node, cannot_begin) };
+            machine.record(id, record(&rules, id, status), time(1));
+        }
+        machine.turn(time(1));
+        machine.turn(time(1));
+        assert!(machine.state().excluded.is_empty(), "{:?}", machine.state());
+        let ended = matches!(machine.state().phase, JobPhase::Ended { end: JobEnd::Failed { .. } });
+        assert_eq!((ended, machine.state().failures), (cannot_begin, u32::from(!cannot_begin)));
     }
 }
