@@ -161,11 +161,12 @@ def test_no_log_and_no_driver(
 
 @pytest.mark.parametrize(("call", "written"), [("HANGS_AT_FIRST", ""), ("HANGS", OF_ALL)])
 def test_a_driver_that_hangs_holds_up_no_job(place: Place, driver: Driver, call: str, written: str) -> None:
-    place.script("await_file('hanging.0')")
+    place.script("await_file('hanging.0')\nawait_file('go')")
     environ = where(driver(f"-D{call}"), CUDA_VISIBLE_DEVICES="0,1,2,3")
     with place.start("train.py", env=environ) as launcher:
         until(lambda: (place.folder / "hanging.0").exists(), "the call that hangs")
         supervisor = supervisor_of(launcher)
+        (place.folder / "go").touch()
         ended = place.wait(launcher)
         until(lambda: gone(supervisor), "the end of the supervisor")
     assert ended.status == 0, ended.stderr
