@@ -86,9 +86,12 @@ def check_stacks(folder: Path) -> None:
     (folder / "program.py").write_text(HANGING)
     with (folder / "output").open("w+") as output:
         job = subprocess.Popen([*TORCHRUN_FORM, "program.py"], cwd=folder, stdout=output, stderr=output)
-        while (folder / "output").read_text().count("waits") < 2 and job.poll() is None:
-            time.sleep(0.1)
+        deadline = time.monotonic() + 120
         try:
+            while (folder / "output").read_text().count("waits") < 2:
+                assert job.poll() is None, "the job has ended"
+                assert time.monotonic() < deadline, "the ranks do not start"
+                time.sleep(0.1)
             stacks = control("stacks", str(job.pid))
             if not IS_EMULATED:
                 assert "ranks 0, 1 (2 of 2): in wait_in_smoke_test" in stacks, stacks

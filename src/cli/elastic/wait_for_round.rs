@@ -203,9 +203,7 @@ fn describe_state(membership: &Membership) -> String {
         Some(JobState { phase: JobPhase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
         Some(JobState { phase: JobPhase::Running, .. }) => match membership.is_done() {
             true => "the ranks of this node exited successfully; waiting for those of the other nodes".into(),
-            false => {
-                format!("the job at {at} runs; waiting for its next round, which begins with more nodes if it has room")
-            }
+            false => format!("the job at {at} runs; waiting for its next round"),
         },
         Some(JobState { phase: JobPhase::Stopping { .. }, .. }) => {
             "waiting for the ranks of other nodes to stop".into()

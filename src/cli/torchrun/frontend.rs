@@ -60,9 +60,8 @@ fn parse_and_launch(
         let mut spec = torchrun::check(values, &vars, &rest)?;
         if let (Some(nodes), TorchrunBackend::Dynamic(rendezvous)) = (&nodes, &mut spec.rendezvous) {
             // In an elastic job, or one with spare nodes, other nodes may have this number.
-            rendezvous.node_rank = nodes
-                .rank
-                .filter(|_| (nodes.nnodes, nodes.nnodes) == (Some(rendezvous.nodes.0), Some(rendezvous.nodes.1)));
+            let (min, max) = rendezvous.nodes;
+            rendezvous.node_rank = nodes.rank.filter(|_| min == max && nodes.nnodes == Some(max));
         }
         Ok((spec, nodes))
     };

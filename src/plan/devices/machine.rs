@@ -56,13 +56,15 @@ impl MachineDevices {
     pub fn number(&self, device: &Device) -> Option<u32> {
         let place = match device {
             Device::Index(index) => Some(*index as usize).filter(|index| *index < self.gpus.len()),
-            _ => {
-                let own = self.uuid(device);
-                let is_old = own.is_none();
-                let uuid = own.or_else(|| self.uuid(&device.gpu()?))?;
-                let is_it = |gpu: &GpuDevice| gpu.uuid == uuid && !(is_old && gpu.migs.is_empty());
-                self.gpus.iter().position(|gpu| is_it(gpu) || gpu.migs.iter().any(|mig| mig == uuid))
-            }
+            _ => match self.uuid(device) {
+                Some(uuid) => {
+                    self.gpus.iter().position(|gpu| gpu.uuid == uuid || gpu.migs.iter().any(|mig| mig == uuid))
+                }
+                None => {
+                    let of_old_name = self.uuid(&device.gpu()?)?;
+                    self.gpus.iter().position(|gpu| gpu.uuid == of_old_name && !gpu.migs.is_empty())
+                }
+            },
         };
         place.and_then(|place| u32::try_from(place).ok())
     }

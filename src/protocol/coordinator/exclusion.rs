@@ -23,10 +23,14 @@ impl Coordinator {
         if !is_elastic || is_full || serves_master || failure.again || self.count_done() > 0 {
             return None;
         }
-        let others = || self.members.iter().filter(|other| other.id != member.id);
-        let others = || others().filter_map(|other| self.nodes.get(&other.id));
-        let could_begin = |node: &&CoordinatorNode| !self.own_failure(node).is_some_and(|own| own.cannot_begin);
-        if others().filter(could_begin).count() + self.newcomers(rules).len() < rules.min {
+        let others: Vec<&CoordinatorNode> = self
+            .members
+            .iter()
+            .filter(|other| other.id != member.id)
+            .filter_map(|other| self.nodes.get(&other.id))
+            .collect();
+        let is_able = |node: &CoordinatorNode| !self.own_failure(node).is_some_and(|own| own.cannot_begin);
+        if others.iter().filter(|node| is_able(node)).count() + self.newcomers(rules).len() < rules.min {
             return None;
         }
         if failure.cannot_begin {
@@ -37,7 +41,7 @@ impl Coordinator {
         let restarts = rules.on_failure == OnFailure::Restart && rules.restarts > 0;
         // A rank that felt another one's end is not the first to fail, and what all nodes suffer from is no node's fault.
         let is_alone =
-            !failure.lost_peer && !others().any(|node| self.own_failure(node).is_some_and(|own| !own.lost_peer));
+            !failure.lost_peer && !others.iter().any(|node| self.own_failure(node).is_some_and(|own| !own.lost_peer));
         // Its own rules may refuse a restart after such a failure.
         let is_open = failure.no_restart.is_none() || self.state.failures >= rules.restarts;
         // One more failure ends the job.

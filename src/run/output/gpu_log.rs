@@ -1,19 +1,19 @@
 //! `{job_id}.gpu.log`: the GPUs of a job and, every 5 s, their utilization. A thread of the supervisor process writes it. The
 //! process does not wait for this thread, which may wait for the driver or a disk.
 
+use crate::net::thread;
 use crate::plan::devices::visible_devices::Device;
 use crate::report::gpu_log;
 use crate::run::gpu_reader::GpuReader;
 use crate::run::output::log_files;
 use crate::run::output::log_files::plain;
-use crate::sys::{clock, signals};
+use crate::sys::clock;
 use crossbeam_channel::tick;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
-use tracing::dispatcher::{get_default, with_default};
-use tracing::{Dispatch, warn};
+use tracing::warn;
 
 /// The same as in Paddle.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -25,18 +25,12 @@ pub fn start(path: &Path, gpus: &[Device], reader: GpuReader) {
         Err(error) => return warn!("the GPU log is not written: {}", log_files::unusable(path, &error)),
     };
     let gpus = gpus.to_vec();
-    // A thread does not inherit the subscriber of messages.
-    let messages = get_default(Dispatch::clone);
     let body = move || {
-        // Signals have to interrupt the event loop, not this thread.
-        let _blocked = signals::block_all();
-        with_default(&messages, || {
-            if let Err(error) = write_samples(file, gpus, &reader) {
-                warn!("the GPU log ends here: {}", plain(&error));
-            }
-        });
+        if let Err(error) = write_samples(file, gpus, &reader) {
+            warn!("the GPU log ends here: {}", plain(&error));
+        }
     };
-    if let Err(error) = std::thread::Builder::new().name("gpu-log".into()).spawn(body) {
+    if let Err(error) = thread::spawn("gpu-log", body) {
         warn!("the GPU log is not written: {}", plain(&error));
     }
 }

@@ -220,15 +220,15 @@ impl Journal {
             drop(events.set_len(0));
         }
         // A shared lock replaces an exclusive one (flock(2)), which another launcher of the job may have for a moment.
-        let mut tries = 1..=SHARED_TRIES;
-        let is_another_jobs = !is_shared
-            || tries.all(|_| {
-                let taken = is_taken(true);
-                if taken {
+        let can_share = || {
+            (0..SHARED_TRIES).any(|tried| {
+                if tried > 0 {
                     pidfd::await_any(&[], SHARED_PAUSE);
                 }
-                taken
-            });
+                !is_taken(true)
+            })
+        };
+        let is_another_jobs = !is_shared || !can_share();
         if is_in_use {
             let mut line = String::new();
             let _ = File::open(&path).and_then(|file| BufReader::new(file).read_line(&mut line));
