@@ -5,7 +5,7 @@ use crate::net::server::ConnectionId;
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::codec::StaticNodeInfo;
 use crate::rendezvous::torch_store::StoreEvent;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where a node stands.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -28,6 +28,8 @@ pub enum NodeStage {
 pub struct NodeRegistry {
     nodes: Vec<RegisteredNode>,
     clients: BTreeMap<ConnectionId, usize>,
+    /// Launchers with the number of another one.
+    duplicates: BTreeSet<ConnectionId>,
     /// All have joined: from now on a node that leaves cannot join again.
     is_complete: bool,
 }
@@ -59,7 +61,12 @@ pub enum RegistryChange {
 impl NodeRegistry {
     /// No node has joined.
     pub fn new(nodes: usize) -> Self {
-        Self { nodes: vec![RegisteredNode::default(); nodes], clients: BTreeMap::new(), is_complete: false }
+        Self {
+            nodes: vec![RegisteredNode::default(); nodes],
+            clients: BTreeMap::new(),
+            duplicates: BTreeSet::new(),
+            is_complete: false,
+        }
     }
 
     /// Takes note of an event of the store.
@@ -69,6 +76,7 @@ impl NodeRegistry {
                 self.note_touched(*client, std::str::from_utf8(key).ok()?, value)
             }
             StoreEvent::Left(client) => {
+                self.duplicates.remove(client);
                 let number = self.clients.remove(client)?;
                 let is_complete = self.is_complete;
                 let node = &mut self.nodes[number];
@@ -94,6 +102,7 @@ impl NodeRegistry {
             }
             let info = StaticNodeInfo::decode(value, number)?;
             if node.stage != NodeStage::Missing || self.clients.contains_key(&client) {
+                self.duplicates.insert(client);
                 return Some(RegistryChange::Duplicate(number));
             }
             *node = RegisteredNode { stage: NodeStage::Here, info: Some(info), failure: None };
@@ -117,6 +126,12 @@ impl NodeRegistry {
         let all: Option<Vec<StaticNodeInfo>> = self.nodes.iter().map(|node| node.info.clone()).collect();
         self.is_complete = all.is_some() && self.missing().is_empty();
         all.filter(|_| self.is_complete)
+    }
+
+    /// Whether a launcher other than node 0's is still connected.
+    pub fn has_others(&self) -> bool {
+        let is_gone = |stage: &NodeStage| matches!(stage, NodeStage::Left | NodeStage::Lost | NodeStage::Missing);
+        !self.duplicates.is_empty() || self.in_stage(|stage| !is_gone(stage)).iter().any(|node| *node != 0)
     }
 
     /// The nodes in certain stages.
@@ -166,6 +181,13 @@ mod tests {
     fn nodes_are_not_confused() {
         let mut registry = NodeRegistry::new(2);
         registry.note_event(&joins(7, 1));
+        assert_eq!(registry.note_event(&joins(8, 1)), Some(RegistryChange::Duplicate(1)));
+        assert!(registry.has_others());
+        assert_eq!(registry.note_event(&StoreEvent::Left(7)), Some(RegistryChange::LeftEarly(1)));
+        assert!(registry.has_others(), "the second launcher with this number");
+        assert_eq!(registry.note_event(&StoreEvent::Left(8)), None);
+        assert!(!registry.has_others());
+        assert_eq!(registry.note_event(&joins(7, 1)), Some(RegistryChange::Joined(1)));
         assert_eq!(registry.note_event(&joins(8, 1)), Some(RegistryChange::Duplicate(1)));
         assert_eq!(registry.note_event(&joins(7, 1)), None, "the same again");
         assert_eq!(registry.note_event(&joins(7, 0)), Some(RegistryChange::Duplicate(0)), "one that is two");

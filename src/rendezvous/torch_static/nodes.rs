@@ -5,7 +5,7 @@ use crate::net::deadline::TimeLeft;
 use crate::net::tcp::{SLICE, wait};
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::codec::{RankNumbers, RankNumbersError, StaticNodeInfo};
-use crate::rendezvous::torch_static::node_registry::{NodeRegistry, NodeStage, RegistryChange};
+use crate::rendezvous::torch_static::node_registry::{NodeRegistry, RegistryChange};
 use crate::rendezvous::torch_store::client::{StoreClient, wire_key};
 use crate::rendezvous::torch_store::{PausedServer, StoreEvent, StoreLimits, StoreServer, StoreWatch};
 use crossbeam_channel::{Receiver, bounded};
@@ -219,9 +219,8 @@ impl StaticPeers {
     /// Waits a moment until all others have disconnected.
     fn wait_until_gone(&mut self) {
         let mut left = patience(DISCONNECT);
-        let is_gone = |stage: &NodeStage| matches!(stage, NodeStage::Left | NodeStage::Lost | NodeStage::Missing);
         while let Some(host) = &self.host
-            && host.registry.in_stage(|stage| !is_gone(stage)).iter().any(|node| *node != 0)
+            && host.registry.has_others()
         {
             if wait(host.events_ready.as_fd(), PollFlags::POLLIN, &mut left).is_err() {
                 return;
