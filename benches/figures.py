@@ -22,6 +22,8 @@ class Promise:
     least: float | None = None
     # So many times less than every rival's figure.
     times_less: float | None = None
+    # So many times the bare figure at most.
+    of_bare: float | None = None
 
     def __str__(self) -> str:
         limits = []
@@ -31,6 +33,8 @@ class Promise:
             limits.append(f"≥ {self.least:,g}" if self.least < 1e6 else f"≥ {self.least / 1e6:g} million")
         if self.times_less is not None:
             limits.append(f"{self.times_less:g} x less")
+        if self.of_bare is not None:
+            limits.append(f"≤ {self.of_bare:g} x bare")
         return f"{self.name}: {', '.join(limits)}"
 
 
@@ -66,6 +70,8 @@ class Row:
             yield f"{about} {seen}, promised at most {amount(most, self.unit)}"
         if least is not None and ours < least:
             yield f"{about} {seen}, promised at least {amount(least, self.unit)}"
+        if promise.of_bare is not None and self.bare is not None and ours > self.bare * promise.of_bare:
+            yield f"{about} {ours / self.bare:.2f} times bare, promised at most {promise.of_bare:g} times"
         if promise.times_less is not None:
             for launcher in LAUNCHERS:
                 theirs = self.cells.get(launcher.name)

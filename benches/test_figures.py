@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from bench import ABOUT, replace_sections
 from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
@@ -44,6 +46,14 @@ def test_a_limit_that_is_just_reached_is_kept(
 )
 def test_a_broken_limit_is_named(ours: Cell, promise: Promise, rivals: dict[str, Cell], words: str) -> None:
     assert list(row(ours, promise, **rivals).broken()) == [words]
+
+
+def test_a_limit_in_bare_figures() -> None:
+    promise = Promise("V4", of_bare=2)
+    assert list(dataclasses.replace(row(2.0, promise), bare=1.0).broken()) == []
+    broken = list(dataclasses.replace(row(2.5, promise), bare=1.0).broken())
+    assert broken == ["V4, crash: p50: 2.50 times bare, promised at most 2 times"]
+    assert str(promise) == "V4: ≤ 2 x bare"
 
 
 def test_a_promise_may_be_broken_in_more_than_one_way() -> None:
