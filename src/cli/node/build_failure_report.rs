@@ -175,6 +175,8 @@ fn culprit_of(
     let mut tail = tail::tail(&bytes, tail::TailLimits::default());
     tail.cut |= bytes.len() as u64 >= TAIL_BYTES;
     let signalled = launched.report.ranks[local].signalled;
+    let blame = blame(&bytes, process.own_exit(exit), &process.uncaught);
+    let missing = blame.as_ref().and_then(|blame| blame.fault.missing_torch_variable());
     let explanation = if let (true, Some(ground)) = (signalled, launched.blame_ground) {
         Some(match ground {
             BlameGround::ErrorFile => {
@@ -189,7 +191,10 @@ fn culprit_of(
     } else if exit == Exit::Signal(libc::SIGKILL) && process.aborted.is_none() {
         Some(OomCounters::now(Path::new("/")).explain(&context.memory))
     } else {
-        None
+        let missing = missing.filter(|name| rank.env.get(name).is_none());
+        missing.map(|name| {
+            format!("this job does not set torch's {name}: start it with --frameworks torch, or paddle,torch")
+        })
     };
     Culprit {
         label: rank.label(),
@@ -201,7 +206,7 @@ fn culprit_of(
         attempt: process.attempt,
         log: launch.tail_file(local, process.attempt).map(|log| log.display().to_string()),
         core: find_core(launched, local),
-        blame: blame(&bytes, process.own_exit(exit), &process.uncaught),
+        blame,
         lost_peer: match read_account(&bytes, exit, signalled, &process.uncaught) {
             // A rank that was stopped is the culprit only for an error of its own.
             Account::LostPeer(library) if !signalled => Some((library, peers_of(launch, launched, local))),

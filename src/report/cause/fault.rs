@@ -86,6 +86,15 @@ impl RankFault {
         let line = if text.is_empty() { self.what.clone() } else { format!("{}: {text}", self.what) };
         line.chars().take(300).collect()
     }
+
+    /// The variable of torch that the rank lacked, in the words of `os.environ` and of `init_process_group`.
+    pub fn missing_torch_variable(&self) -> Option<&str> {
+        let of_environ = || self.text.strip_prefix('\'')?.strip_suffix('\'').filter(|_| self.what == "KeyError");
+        let of_torch =
+            || Some(self.text.strip_suffix(" expected, but not set")?.rsplit_once("environment variable ")?.1);
+        let is_torch = |name: &&str| ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"].contains(name);
+        of_environ().or_else(of_torch).filter(is_torch)
+    }
 }
 
 impl fmt::Display for RankFault {
@@ -109,4 +118,23 @@ pub(crate) fn place(text: &str) -> Option<CodeLocation> {
         _ => return None,
     };
     (!file.is_empty()).then_some(CodeLocation { file, line, function: None })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_torch_are_known() {
+        let of = |what: &str, text: &str| {
+            let fault = RankFault { what: what.into(), text: text.into(), place: None };
+            fault.missing_torch_variable().map(str::to_owned)
+        };
+        let torch = "Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set";
+        assert_eq!(of("KeyError", "'WORLD_SIZE'").as_deref(), Some("WORLD_SIZE"));
+        assert_eq!(of("ValueError", torch).as_deref(), Some("RANK"));
+        assert_eq!(of("KeyError", "'loss'"), None);
+        assert_eq!(of("KeyError", "RANK"), None);
+        assert_eq!(of("ValueError", "'RANK'"), None);
+    }
 }

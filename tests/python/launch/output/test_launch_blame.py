@@ -114,6 +114,20 @@ def test_a_rank_that_exited_too_early_is_named(launch: object, tmp_path: Path) -
     assert "another node" not in words
 
 
+@pytest.mark.parametrize("script", ["os.environ['RANK']", GLOO], ids=["os.environ", "torch"])
+def test_a_script_of_torch_without_its_variables(place: Place, script: str) -> None:
+    place.script(script, framework="torch" if script is GLOO else None)
+    ended = place.run("--nproc_per_node=2", "train.py")
+    way_out = "this job does not set torch's RANK: start it with --frameworks torch, or paddle,torch"
+    assert way_out in " ".join(ended.stderr.split())
+
+
+def test_a_key_of_the_script_is_no_variable_of_torch(tmp_path: Path) -> None:
+    ended = paddles(tmp_path, "{}['RANK']", 1, framework=None)
+    assert "KeyError: 'RANK'" in ended.stderr
+    assert "--frameworks torch" not in ended.stderr
+
+
 def test_a_rank_that_answers_the_stop_is_not_to_blame(place: Place) -> None:
     ended = place.run("--nproc_per_node=2", place.script(ANSWERS))
     words = " ".join(ended.stderr.split())
