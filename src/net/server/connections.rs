@@ -86,7 +86,11 @@ impl<S: ConnectionState> Connections<S> {
         if let Some(connection) = self.by_id.remove(&id) {
             self.limits.budget.release(connection.counted);
             self.evictable.remove(&id);
+            let may_be_next = connection.deadline <= self.next_deadline && connection.deadline != Duration::MAX;
             self.closed.push((id, connection));
+            if may_be_next {
+                self.find_next_deadline();
+            }
         }
     }
 
@@ -161,5 +165,45 @@ impl<S: ConnectionState> Connections<S> {
 
     pub(super) fn find_next_deadline(&mut self) {
         self.next_deadline = self.by_id.values().map(|one| one.deadline).min().unwrap_or(Duration::MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
+    use super::*;
+    use nix::sys::epoll::EpollCreateFlags;
+    use std::os::unix::net::UnixStream;
+
+    struct Nothing;
+
+    impl ConnectionState for Nothing {
+        type Shared = Vec<u8>;
+        fn feed(&mut self, _: &[u8]) {}
+        fn held(&self) -> usize {
+            0
+        }
+        fn may_handle(&self, _: usize) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_wakes_no_server_later() {
+        let epoll = Epoll::new(EpollCreateFlags::empty()).unwrap();
+        let acceptor = Acceptor::new(Vec::new(), 0, &epoll).unwrap();
+        let limits = ServerLimits { connections: 9, budget: MemoryBudget::new(1000) };
+        let mut connections = Connections::new(epoll, acceptor, limits);
+        let add = |connections: &mut Connections<Nothing>, seconds: u64| {
+            let id = connections.add(Socket::Unix(UnixStream::pair().unwrap().0), Nothing).unwrap();
+            connections.set_deadline(id, Duration::from_secs(seconds));
+            id
+        };
+        let (first, second) = (add(&mut connections, 10), add(&mut connections, 20));
+        assert_eq!(connections.next_deadline, Duration::from_secs(10));
+        connections.close(first);
+        assert_eq!(connections.next_deadline, Duration::from_secs(20));
+        connections.close(second);
+        assert_eq!(connections.next_deadline, Duration::MAX);
     }
 }
