@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz soak hangs clean
+.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -41,6 +41,7 @@ help:
 	@echo "make chaos   half an hour of training under random partitions, freezes and lost machines; writes docs/chaos.md (root)"
 	@echo "make blame   whom launchers blame for jobs that fail, side by side; writes docs/blame.md (ten minutes)"
 	@echo "make fuzz    random bytes to every parser of outside bytes, ten minutes each; needs a nightly Rust"
+	@echo "make mutants  one small fault at a time in the supervisor, which its tests have to detect (half an hour)"
 	@echo "make soak    half an hour of random signals to random processes of random jobs; writes docs/soak.md"
 	@echo "make hangs   ten jobs that hang, on rlaunch and on the other launchers; writes docs/hangs.md (an hour)"
 	@echo "make clean   removes .venv and target"
@@ -219,6 +220,11 @@ fuzz:
 		$(CARGO) +nightly fuzz run --sanitizer none $$target target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
 		-max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
 		-artifact_prefix=target/fuzz/artifacts/$$target- || exit 1; done
+
+# MUTANTS="--shard 0/4": a quarter of them; other options of cargo-mutants too.
+mutants: $(VENV)/installed
+	test -x target/mutants/bin/cargo-mutants || $(CARGO) install --quiet --locked --root target/mutants cargo-mutants
+	PATH=$(CURDIR)/target/mutants/bin:$$PATH $(BIN)/python tests/mutants.py $(MUTANTS)
 
 # SEED=7 draws other runs.
 soak: $(VENV)/built
