@@ -34,7 +34,8 @@ def peer_class(own: type[_E], module: str) -> type[_E]:
             made = type(own.__name__, (own, theirs), {**attributes, "_own": own})
         except TypeError:  # The class of a later torch may have an incompatible layout.
             made = own
-        _joint[own, theirs] = made
+        # Another thread may have made one meanwhile.
+        _joint.setdefault((own, theirs), made)
     joint: type[_E] = _joint[own, theirs]
     return joint
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,26 @@ def test_results_are_in_the_order_of_the_ranks_and_stay(method: str) -> None:
     assert [context.results() for _ in range(2)] == [[0, 1, 2]] * 2
     assert context.return_queues[2].get() == 2
     assert context.return_queues[1].empty()
+
+
+# Free-threaded Python runs these threads at the same time.
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@each_method
+def test_several_threads_may_spawn_at_once(method: str) -> None:
+    together = threading.Barrier(6)
+    results = {}
+
+    def spawn(number: int) -> None:
+        together.wait()
+        results[number] = rlaunch.spawn(ranks.echo, (number,), 2, start_method=method).results()
+
+    # A process that is forked off a thread of concurrent.futures exits with 1.
+    threads = [threading.Thread(target=spawn, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {number: [(number,)] * 2 for number in range(6)}
 
 
 def test_each_call_has_objects_of_its_own() -> None:
