@@ -122,16 +122,19 @@ mod tests {
     #[test]
     fn a_hang_is_reported_once_until_the_ranks_move() {
         let mut watch = looking();
+        assert!(!watch.is_reported());
         assert_eq!(watch.handle(at(105), HangEvent::Looked(HangLook::Still)), Some(HangAction::Report));
+        assert!(watch.is_reported());
         let mut next = |now: u64, look| {
             assert_eq!(watch.handle(at(now), HangEvent::Due), Some(HangAction::Look));
-            watch.handle(at(now), HangEvent::Looked(look))
+            let was_reported = watch.is_reported();
+            (was_reported, watch.handle(at(now), HangEvent::Looked(look)), watch.is_reported())
         };
-        assert_eq!(next(205, HangLook::Still), None);
-        assert_eq!(next(305, HangLook::Failed), None);
-        assert_eq!(next(405, HangLook::Still), None);
-        assert_eq!(next(505, HangLook::Moved), None);
-        assert_eq!(next(605, HangLook::Still), Some(HangAction::Report));
+        assert_eq!(next(205, HangLook::Still), (true, None, true));
+        assert_eq!(next(305, HangLook::Failed), (true, None, true));
+        assert_eq!(next(405, HangLook::Still), (true, None, true));
+        assert_eq!(next(505, HangLook::Moved), (true, None, false));
+        assert_eq!(next(605, HangLook::Still), (false, Some(HangAction::Report), true));
     }
 
     #[test]
