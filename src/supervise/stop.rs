@@ -83,4 +83,14 @@ mod tests {
         let twice = Reasons::with(Some(Reasons::with(None, failed(2))), failed(7));
         assert!(matches!(twice.decisive, StopReason::RankFailed(2, _)), "{twice:?}");
     }
+
+    #[test]
+    fn other_nodes_learn_at_once_of_a_restart_a_failure_or_a_signal() {
+        let failed = StopReason::RankFailed(0, Exit::Code(1));
+        let of_others = [StopReason::Done, StopReason::StartFailed(0), StopReason::Regroup, StopReason::LauncherKilled];
+        assert!([StopReason::Restart, failed, StopReason::Signal(15)].iter().all(|one| one.is_reported_to_nodes()));
+        assert!(!of_others.iter().any(|one| one.is_reported_to_nodes()));
+        assert!(failed.is_failure() && StopReason::StartFailed(0).is_failure());
+        assert!(!StopReason::Signal(15).is_failure());
+    }
 }
