@@ -329,6 +329,7 @@ impl World<'_> {
         assert!(self.backoff.is_some() || any_starting || self.alive().next().is_some(), "no rank is left to wait for");
         assert_eq!(self.machine.living(), self.living());
         assert_eq!(self.machine.is_stopping(), self.first.is_some());
+        assert_eq!(self.machine.is_killing(), self.killing);
         let first_lives = self.alive().any(|rank| self.job.parts[rank] == Lifecycle::First);
         let may_go_on = self.backoff.is_none() && self.first.is_none() && !any_starting && !first_lives;
         assert!(!may_go_on || self.sims.iter().all(|s| s.life != Life::Waiting), "a rank was forgotten");
