@@ -157,7 +157,7 @@ def make_report_from(result: dict[str, Any]) -> Report:
     attempts = tuple(_make(AttemptResult, one) for one in result["attempts"])
     left = tuple((one["pid"], one["name"]) for one in result["left_running"])
     culprit = result.get("job_culprit")
-    parts = {"ranks": ranks, "attempts": attempts, "left_running": left}
+    parts: dict[str, Any] = {"ranks": ranks, "attempts": attempts, "left_running": left}
     parts["job_culprit"] = _make(JobCulprit, culprit) if culprit else None
     report: Report = _make(Report, {"job_end": None, **result, **parts})
     return report

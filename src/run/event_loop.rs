@@ -174,7 +174,7 @@ impl<'a> EventLoop<'a> {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
-            self.tell_peers();
+            self.report_to_peers();
             if self.engine.start_next(&mut self.ranks)? {
                 self.reap_orphans();
             }
@@ -355,8 +355,8 @@ impl<'a> EventLoop<'a> {
         })
     }
 
-    /// Tells the other nodes of a static rendezvous how the job ends, once this node stops for a reason of its own for good.
-    fn tell_peers(&mut self) {
+    /// Reports to the other nodes of a static rendezvous how the job ends, once this node stops for a reason of its own for good.
+    fn report_to_peers(&mut self) {
         let may_restart = self.launch.policy.restart.max_restart > 0;
         if let (Some(peers), Some(reason)) = (&mut self.peers, self.engine.reason())
             && self.outcome == JobOutcome::AsReported
@@ -365,7 +365,7 @@ impl<'a> EventLoop<'a> {
             && let Some(RoundAction::ReportStop) = self.phase.handle(RoundEvent::RanksStopping)
             && let Some(end) = self.ranks.job_end(reason, peers.node())
         {
-            peers.tell_end(&end);
+            peers.report_job_end(&end);
         }
     }
 

@@ -1,6 +1,6 @@
 //! A node's connection with the others: a client of node 0's store, and on node 0 the store itself.
 
-use crate::model::plain_text::{escape, read_document};
+use crate::model::plain_text::escape;
 use crate::net::deadline::TimeLeft;
 use crate::net::tcp::{SLICE, wait};
 use crate::protocol::JobEnd;
@@ -21,33 +21,33 @@ use std::time::Duration;
 /// Events that may wait, beside a few for each node.
 const MAX_EVENTS: usize = 4096;
 /// How long the store may take for a request that it answers at once.
-const REQUEST: Duration = Duration::from_secs(5);
+pub(super) const REQUEST: Duration = Duration::from_secs(5);
 /// How long node 0 waits for others to disconnect once they may, or to learn how the job ended.
-const DISCONNECT: Duration = Duration::from_secs(2);
+pub(super) const DISCONNECT: Duration = Duration::from_secs(2);
 /// How often a node's number may be found taken: the node that had it may just have left.
 const MAX_ATTEMPTS: u32 = 20;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A node of a static rendezvous. After a fork both processes have it: one of them has to drop it.
 pub struct StaticPeers {
-    node: usize,
+    pub(super) node: usize,
     nnodes: usize,
-    run_id: String,
-    client: StoreClient,
-    host: Option<Box<StoreHost>>,
+    pub(super) run_id: String,
+    pub(super) client: StoreClient,
+    pub(super) host: Option<Box<StoreHost>>,
     /// Another node's connection that waits for the end of the job, if it can be had. Node 0 sees it in its registry.
-    listener: Option<StoreClient>,
+    pub(super) listener: Option<StoreClient>,
     /// It waits still.
-    is_waiting: bool,
-    end: Option<Box<JobEnd>>,
+    pub(super) is_waiting: bool,
+    pub(super) end: Option<Box<JobEnd>>,
 }
 
 /// What node 0 has in addition.
-struct StoreHost {
+pub(super) struct StoreHost {
     server: Option<ServedStore>,
     events: Receiver<StoreEvent>,
-    events_ready: Arc<EventFd>,
-    registry: NodeRegistry,
+    pub(super) events_ready: Arc<EventFd>,
+    pub(super) registry: NodeRegistry,
 }
 
 enum ServedStore {
@@ -60,7 +60,7 @@ enum ServedStore {
 pub enum PeerEvent {
     /// A node has disconnected before its workers had exited successfully; with the reason that it gave.
     Lost(usize, Option<String>),
-    /// Another node has told how the job ended.
+    /// Another node has reported how the job ended.
     JobEnded(JobEnd),
     /// Node 0's store is lost.
     StoreGone,
@@ -122,7 +122,7 @@ impl StaticPeers {
         })
     }
 
-    fn key(&self, name: &str) -> Vec<u8> {
+    pub(super) fn key(&self, name: &str) -> Vec<u8> {
         wire_key(&self.run_id, name)
     }
 
@@ -196,7 +196,7 @@ impl StaticPeers {
         Ok(changes)
     }
 
-    fn take_changes(&mut self) -> Vec<RegistryChange> {
+    pub(super) fn take_changes(&mut self) -> Vec<RegistryChange> {
         let Some(host) = &mut self.host else { return Vec::new() };
         let _ = host.events_ready.read();
         host.events.try_iter().filter_map(|event| host.registry.note_event(&event)).collect()
@@ -276,23 +276,6 @@ impl StaticPeers {
         self.node
     }
 
-    /// Learns from now on how the job ends, before node 0's store is gone. Best effort: node 0's launcher may be torchrun's.
-    pub fn listen(&mut self, (host, port): (&str, u16)) {
-        if self.host.is_some() {
-            return;
-        }
-        let left: TimeLeft<'_> = &mut patience(REQUEST);
-        let (end, listens) = (self.key(codec::END), self.key(&format!("{}{}", codec::LISTENS, self.node)));
-        let mut begin = || {
-            let mut listener = StoreClient::connect(host, port, left)?;
-            listener.begin_wait(&end, left)?;
-            self.client.set(&listens, b"1", left)?;
-            io::Result::Ok(listener)
-        };
-        self.listener = begin().ok();
-        self.is_waiting = self.listener.is_some();
-    }
-
     /// Takes the events, once the descriptor is readable.
     pub fn take_events(&mut self) -> Vec<PeerEvent> {
         if self.host.is_none() {
@@ -305,58 +288,6 @@ impl StaticPeers {
             _ => None,
         };
         changes.into_iter().filter_map(event).collect()
-    }
-
-    /// On another node, once its connection is readable: the end of the job was told, or the store is gone.
-    fn learn_end(&mut self) -> Vec<PeerEvent> {
-        let listener = self.listener.as_mut().filter(|_| std::mem::take(&mut self.is_waiting));
-        if listener.is_none_or(|listener| listener.end_wait(&mut patience(REQUEST)).is_err()) {
-            return vec![PeerEvent::StoreGone];
-        }
-        let end = self.read_end();
-        let learned = self.key(&format!("{}{}", codec::LEARNED, self.node));
-        let _ = self.client.set(&learned, b"1", &mut patience(REQUEST));
-        end.map(PeerEvent::JobEnded).into_iter().collect()
-    }
-
-    /// The end of the job as the first node has told it, unless it is known.
-    fn read_end(&mut self) -> Option<JobEnd> {
-        if self.end.is_some() {
-            return None;
-        }
-        let text = self.client.get(&self.key(codec::END), &mut patience(REQUEST)).ok()?;
-        let text = std::str::from_utf8(&text).ok().filter(|text| text.len() <= codec::MAX_END)?;
-        self.end = read_document(text).ok().map(Box::new);
-        self.end().cloned()
-    }
-
-    /// How the job ended, as far as a node has told it.
-    pub fn end(&self) -> Option<&JobEnd> {
-        self.end.as_deref()
-    }
-
-    /// Tells the others how the job ends, unless another node has told it.
-    pub fn tell_end(&mut self, end: &JobEnd) {
-        if self.end.is_none() {
-            self.end = Some(Box::new(end.clone()));
-            // Serialization of these types cannot fail.
-            let text = serde_json::to_string(end).unwrap_or_default();
-            let _ = self.client.set(&self.key(codec::END), text.as_bytes(), &mut patience(REQUEST));
-        }
-    }
-
-    /// On node 0, before its store ends: waits a moment until the others know how the job ended.
-    pub fn wait_until_learned(&mut self) {
-        let mut left = patience(DISCONNECT);
-        while let Some(host) = &self.host
-            && self.end.is_some()
-            && host.registry.has_listeners()
-        {
-            if wait(host.events_ready.as_fd(), PollFlags::POLLIN, &mut left).is_err() {
-                return;
-            }
-            self.take_changes();
-        }
     }
 
     /// Reports that this node's workers have exited successfully. Whether this node has to wait for the others, which need its store.
@@ -404,7 +335,7 @@ impl AsFd for StaticPeers {
 }
 
 /// About this much time, without a clock: waits ask once a slice.
-fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
+pub(super) fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
     let mut slices = time.as_millis() / SLICE.as_millis();
     move || {
         slices = slices.saturating_sub(1);

@@ -24,16 +24,16 @@ use tracing::warn;
 /// When the wait for other nodes is announced.
 const ANNOUNCE_AFTER: Duration = Duration::from_secs(2);
 
-/// What other nodes have told.
+/// What other nodes have reported.
 #[derive(Default)]
 pub struct PeerNews {
     /// The outcome with which the ranks of this node stop, if they do: node 0 has ended, whose store they need.
     pub stop: Option<JobOutcome>,
-    /// Node 0's store is gone, and nothing more is told.
+    /// Node 0's store is gone, and with it all reports.
     pub is_store_gone: bool,
 }
 
-/// Takes in what other nodes have told.
+/// Takes in what other nodes have reported.
 pub fn hear(nodes: &mut StaticPeers) -> PeerNews {
     let mut news = PeerNews::default();
     for event in nodes.take_events() {
@@ -135,7 +135,7 @@ pub fn wait_for_others(
         });
         if let Some(signal) = stop {
             warn!("stopped while serving the store for {}, which loses it", format_nodes(&others));
-            nodes.tell_end(&JobEnd::Stopped { host: net::host_name(), signal });
+            nodes.report_job_end(&JobEnd::Stopped { host: net::host_name(), signal });
             return Ok(JobOutcome::Stopped(signal));
         }
     }

@@ -53,7 +53,7 @@ impl RankProcesses<'_> {
             _ => return JobOutcome::AsReported,
         };
         match (own, peers.end()) {
-            (Some(end), _) => peers.tell_end(&end),
+            (Some(end), _) => peers.report_job_end(&end),
             (None, Some(end)) => return JobOutcome::Ended(end.clone()),
             (None, None) => {}
         }

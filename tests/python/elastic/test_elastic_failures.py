@@ -37,7 +37,7 @@ def two() -> Iterator[list[Host]]:
 
 
 def check_one_name(nodes: list[Node], status: int, words: str) -> None:
-    """The second node has ended with this status, the other with a victim's; both name rank 1 and these words."""
+    """Rank 1's node has ended with this status, the other with a victim's. Both name that rank alone."""
     for node, expected in zip(nodes, (FAILED_ELSEWHERE, status), strict=True):
         ended = node.end()
         assert ended.status == expected, ended.stderr
