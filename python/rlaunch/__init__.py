@@ -40,10 +40,11 @@ if TYPE_CHECKING:
         WorkerError,
         ZygoteError,
     )
-    from .report import AttemptResult, RankResult, Report
+    from .report import AttemptResult, JobCulprit, RankResult, Report
 
 __all__ = [
     "AttemptResult",
+    "JobCulprit",
     "JobError",
     "LaunchError",
     "MultiprocessContext",
@@ -89,7 +90,7 @@ _LAZY = {
         "WorkerError",
         "ZygoteError",
     ),
-    "report": ("AttemptResult", "RankResult", "Report"),
+    "report": ("AttemptResult", "JobCulprit", "RankResult", "Report"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["AttemptResult", "RankResult", "Report"]
+__all__ = ["AttemptResult", "JobCulprit", "RankResult", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,42 @@ class AttemptResult:
 
 
 @dataclass(frozen=True, slots=True)
+class JobCulprit:
+    """What a job of any number of nodes failed by, or was stopped by.
+
+    Attributes:
+        node: number of its node in the last round; None if it is not known.
+        host: name of its machine.
+        role: the process's role, as in ``RankResult``; None if it is the launcher or the node itself.
+        rank: its number in the job, among those of its role.
+        exitcode: its exit code, as in ``RankResult``; None too if it was still exiting when it was stopped.
+        exception: type of the exception that it printed.
+        text: message of the error, or what happened to the node, in one line.
+        log: absolute path of its log file on its machine.
+    """
+
+    node: int | None
+    host: str
+    role: str | None
+    rank: int | None
+    exitcode: int | None
+    exception: str | None
+    text: str | None
+    log: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """How a job ended on this node.
 
     Attributes:
-        outcome: ``completed``, ``failed``, ``stopped`` (by a signal), ``not_started`` (the system could not
-            start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` (exit status 74: node 0's
+        outcome: ``completed``, ``failed`` (exit status 76 if it failed on another node), ``stopped`` (by a
+            signal; 77 if another node received it), ``not_started`` (the system could not
+            start a rank), ``front_lost`` (the launcher was killed), ``store_lost`` (74: node 0's
             store, etcd or the master became unreachable, or the job went on without this node) or
             ``node_lost`` (75: another node was lost, which ended the job).
         exit_status: the launcher's exit status.
-        culprit: the rank that failed first or could not be started.
+        culprit: the rank of this node that failed first or could not be started.
         restarts: number of times that all ranks were restarted.
         ranks: the ranks, by number.
         attempts: the attempts before the last one, in order.
@@ -101,6 +127,7 @@ class Report:
         last_lines: the last lines of the culprit's log.
         culprit_role: the culprit's role, as in ``RankResult``.
         job_end: how the whole job ended, if its nodes had a rendezvous; else None.
+        job_culprit: what the job failed by, on any node; None if nothing failed or it is not known.
     """
 
     outcome: str
@@ -119,6 +146,7 @@ class Report:
     last_lines: str | None
     culprit_role: str | None
     job_end: str | None
+    job_culprit: JobCulprit | None
 
 
 def make_report_from(result: dict[str, Any]) -> Report:
@@ -128,8 +156,10 @@ def make_report_from(result: dict[str, Any]) -> Report:
     ranks = tuple(_make(RankResult, {**usage, **one}) for one in result["ranks"])
     attempts = tuple(_make(AttemptResult, one) for one in result["attempts"])
     left = tuple((one["pid"], one["name"]) for one in result["left_running"])
-    lists = {"ranks": ranks, "attempts": attempts, "left_running": left}
-    report: Report = _make(Report, {"job_end": None, **result, **lists})
+    culprit = result.get("job_culprit")
+    parts: dict[str, Any] = {"ranks": ranks, "attempts": attempts, "left_running": left}
+    parts["job_culprit"] = _make(JobCulprit, culprit) if culprit else None
+    report: Report = _make(Report, {"job_end": None, **result, **parts})
     return report
 
 

@@ -1,5 +1,7 @@
 //! Exit status of a process, and the names of signals.
 
+use serde::ser::SerializeStructVariant;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 
 /// How a process ended.
@@ -56,6 +58,39 @@ impl fmt::Display for Exit {
     }
 }
 
+impl Serialize for Exit {
+    /// `{"code": 1}`, `{"signal": {"number": 9, "name": "SIGKILL"}}` or `"unknown"`.
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Exit::Code(code) => serializer.serialize_newtype_variant("Exit", 0, "code", &code),
+            Exit::Signal(number) => {
+                let mut signal = serializer.serialize_struct_variant("Exit", 1, "signal", 2)?;
+                signal.serialize_field("number", &number)?;
+                signal.serialize_field("name", &signal_name(number))?;
+                signal.end()
+            }
+            Exit::Lost => serializer.serialize_unit_variant("Exit", 2, "unknown"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Exit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum Serialized {
+            Code(i32),
+            Signal { number: i32 },
+            Unknown,
+        }
+        Ok(match Serialized::deserialize(deserializer)? {
+            Serialized::Code(code) => Exit::Code(code),
+            Serialized::Signal { number } => Exit::Signal(number),
+            Serialized::Unknown => Exit::Lost,
+        })
+    }
+}
+
 /// `SIGTERM` for 15; `None` for a number without a name (most real-time signals).
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     match signal {
@@ -98,6 +133,14 @@ mod tests {
                 assert_eq!((exit, exit.shell_status()), (Exit::Signal(signal), 128 + signal));
                 assert_eq!(exit.returncode(), -signal);
             }
+        }
+    }
+
+    #[test]
+    fn a_serialized_exit_is_the_same_again() {
+        for exit in [Exit::Code(7), Exit::Signal(9), Exit::Signal(37), Exit::Lost] {
+            let text = serde_json::to_string(&exit).unwrap_or_default();
+            assert_eq!(serde_json::from_str(&text).ok(), Some(exit), "{text}");
         }
     }
 

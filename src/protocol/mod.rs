@@ -66,6 +66,7 @@ pub use crate::protocol::coordinator_logic::{CoordinatorLogic, Departure, Public
 pub use crate::protocol::lease::LeaseTerms;
 pub use crate::protocol::node::{NodeState, NodeStep, next_step};
 pub use crate::protocol::record::{
-    JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss, RankFailure, millis,
+    FailureDetails, JobRules, NodeInfo, NodeOrder, NodeRecord, NodeStatus, NodeStop, OnFailure, OnNodeLoss,
+    RankFailure, millis,
 };
 pub use crate::protocol::state::{JobEnd, JobPhase, JobState, Participants, RoundMember, RoundStopCause};

@@ -1,11 +1,12 @@
 //! A node's record: the document in which the node says what it offers and where it stands. Only the node writes it.
 
+use crate::model::{Exit, ProcessLabel, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The version of records and states. Nodes with another version are refused.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 /// Whole milliseconds, as documents have times.
 pub fn millis(time: Duration) -> u64 {
@@ -237,6 +238,43 @@ pub struct RankFailure {
     pub no_restart: Option<String>,
     /// Milliseconds to wait before the restart.
     pub delay_ms: u64,
+    /// The same for programs.
+    pub details: Box<FailureDetails>,
+}
+
+/// The process that failed, and its error, as `result.json` of every node has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FailureDetails {
+    /// Its role; `None`: the launcher itself failed.
+    pub role: Option<Role>,
+    /// Its number among the processes of its role, in the job.
+    pub rank: Option<usize>,
+    /// How it ended; `None`: it could not be started, or was still exiting when it was stopped.
+    pub exit: Option<Exit>,
+    /// The type of the exception that it printed.
+    pub exception: Option<String>,
+    /// The message of its error in a line, shortened.
+    pub text: Option<String>,
+    /// Its log file on its machine.
+    pub log: Option<String>,
+}
+
+impl FailureDetails {
+    /// Characters of `text`.
+    const MOST_TEXT: usize = 1000;
+
+    /// Those of a process of which no error is known.
+    pub fn of_process(label: ProcessLabel, exit: Option<Exit>) -> Self {
+        Self { role: Some(label.role), rank: Some(label.number), exit, ..Self::default() }
+    }
+
+    /// The same with the message of an error, whose lines become one; an empty one changes nothing.
+    pub fn with_text(self, text: &str) -> Self {
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        let text: String = lines.join(" ").chars().take(Self::MOST_TEXT).collect();
+        Self { text: (!text.is_empty()).then_some(text), ..self }
+    }
 }
 
 #[cfg(test)]

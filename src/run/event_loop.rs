@@ -7,7 +7,6 @@ use super::engine::Engine;
 use super::sweep;
 use super::tokens::{FOLLOWERS, GROWTH, LAUNCHER, NODES, REQUESTS, SAMPLES, SIGNALS, ZYGOTE};
 use super::zygote::Zygote;
-use crate::model::exit::signal_label;
 use crate::plan::{Plan, RankPlan};
 use crate::rendezvous::torch_static::StaticPeers;
 use crate::report::job_status::LaunchPhase;
@@ -19,14 +18,14 @@ use crate::run::launch_result::LaunchResult;
 use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::{Membership, RoundStop};
-use crate::run::multi_node::peers;
+use crate::run::multi_node::peers::{self, PeerNews};
 use crate::run::output::console::ShownMark;
 use crate::run::ranks::RankProcesses;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stacks::polled_reader::PolledReader;
 use crate::run::stop_requests::{SignalRoute, StopRequests};
 use crate::supervise::{
-    Lifecycle, NodeOutcome, NodeReport, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
+    Lifecycle, NodeOutcome, RankStop, RoundAction, RoundEvent, RoundPhase, StopReason, SupervisorEvent,
 };
 use crate::sys::clock;
 use crate::sys::signals::{STOP, Signals};
@@ -175,6 +174,7 @@ impl<'a> EventLoop<'a> {
                 self.handle_token(token)?;
             }
             self.check_membership()?;
+            self.report_to_peers();
             if self.engine.start_next(&mut self.ranks)? {
                 self.reap_orphans();
             }
@@ -343,15 +343,30 @@ impl<'a> EventLoop<'a> {
 
     fn hear_peers(&mut self) -> io::Result<()> {
         let Some(peers) = &mut self.peers else { return Ok(()) };
-        if !peers::is_store_lost(peers) {
-            return Ok(());
+        let PeerNews { stop, is_store_gone } = peers::hear(peers);
+        if is_store_gone {
+            self.engine.poll().forget(&*peers)?;
         }
-        self.engine.poll().forget(&*peers)?;
-        if !self.engine.is_stopping() {
-            self.outcome = JobOutcome::StoreLost;
-            self.send(SupervisorEvent::Stop(libc::SIGTERM))?;
+        let Some(outcome) = stop.filter(|_| !self.engine.is_stopping()) else { return Ok(()) };
+        self.outcome = outcome;
+        self.send(match self.outcome {
+            JobOutcome::StoreLost => SupervisorEvent::Stop(libc::SIGTERM),
+            _ => SupervisorEvent::Regroup(RankStop::WithGrace),
+        })
+    }
+
+    /// Reports to the other nodes of a static rendezvous how the job ends, once this node stops for a reason of its own for good.
+    fn report_to_peers(&mut self) {
+        let may_restart = self.launch.policy.restart.max_restart > 0;
+        if let (Some(peers), Some(reason)) = (&mut self.peers, self.engine.reason())
+            && self.outcome == JobOutcome::AsReported
+            && !may_restart
+            && reason.is_reported_to_nodes()
+            && let Some(RoundAction::ReportStop) = self.phase.handle(RoundEvent::RanksStopping)
+            && let Some(end) = self.ranks.job_end(reason, peers.node())
+        {
+            peers.report_job_end(&end);
         }
-        Ok(())
     }
 
     /// After the last rank: sweeps, copies the rest of the logs and waits for the other nodes.
@@ -398,11 +413,17 @@ impl<'a> EventLoop<'a> {
         // Ranks may fail because their peers are gone before the loss of these peers is seen.
         if let Some(peers) = &mut peers
             && outcome == JobOutcome::AsReported
-            && engine.poll().wait(Some(Duration::ZERO))?.contains(&NODES)
         {
-            peers::is_store_lost(peers);
+            if engine.poll().wait(Some(Duration::ZERO))?.contains(&NODES) {
+                peers::hear(peers);
+            }
+            if let Some(report) = engine.report() {
+                outcome = ranks.outcome_with_peers(peers, report);
+            }
         }
-        let waits = peers.as_mut().is_some_and(|peers| report_to_peers(peers, engine.report(), launch));
+        let waits = peers
+            .as_mut()
+            .is_some_and(|peers| peers::report_end(peers, engine.report().map(|report| &report.outcome), launch.plan));
         let lost = engine.report().is_some_and(|report| report.outcome == NodeOutcome::LauncherKilled);
         let limit = if lost || requests.is_stopped() { STOPPED_CONSOLE_PATIENCE } else { Duration::MAX };
         let drained_by = clock::now().saturating_add(limit.min(launch.console_drain_timeout));
@@ -420,6 +441,11 @@ impl<'a> EventLoop<'a> {
         if let Some(peers) = peers.as_mut().filter(|_| waits) {
             outcome = peers::wait_for_others(peers, supervisor, signals, requests, &launch.forwarded_signals)?;
         }
+        if let Some(peers) = &mut peers {
+            peers.wait_until_learned();
+        }
+        let of_round = || Some(membership.as_ref()?.round()?.1);
+        let node = peers.as_ref().map(StaticPeers::node).or_else(of_round);
         let Some(report) = engine.report().cloned() else {
             return Err(io::Error::other("the job ended without a report"));
         };
@@ -433,23 +459,9 @@ impl<'a> EventLoop<'a> {
             rest,
             round_stop,
             outcome,
+            node,
             blame_ground: None,
             journal,
         })
     }
-}
-
-/// Tells the other nodes how this one ended. Whether it has to wait for them.
-fn report_to_peers(peers: &mut StaticPeers, report: Option<&NodeReport>, launch: &Launch<'_>) -> bool {
-    let why = match report.map(|report| &report.outcome) {
-        Some(NodeOutcome::Completed) => return peers.report_success(),
-        Some(NodeOutcome::Failed { culprit, exit }) => format!("{}: {exit}", launch.plan.ranks[*culprit].label()),
-        Some(NodeOutcome::NotStarted { local_rank }) => {
-            format!("{} could not be started", launch.plan.ranks[*local_rank].label())
-        }
-        Some(NodeOutcome::Stopped { signal }) => format!("stopped by {}", signal_label(*signal)),
-        Some(NodeOutcome::LauncherKilled | NodeOutcome::Regrouped) | None => return false,
-    };
-    peers.report_failure(&why);
-    false
 }

@@ -2,7 +2,8 @@
 //! it has ended.
 
 use crate::model::Exit;
-use crate::report::cause::blame::blame;
+use crate::report::cause::blame::{Blame, blame};
+use crate::report::cause::fault::RankFault;
 use crate::report::cause::first_failure::{self, Account, RankEnd};
 use crate::run::rank_state::RankState;
 
@@ -17,6 +18,8 @@ pub struct FirstFailure {
     pub was_aborted: bool,
     /// The error that it printed, in a line; may be empty.
     pub message: String,
+    /// The same error.
+    pub fault: Option<RankFault>,
     /// Whether it only lost its connection to another rank, and no rank of this node has a better reason.
     pub lost_peer: bool,
 }
@@ -32,11 +35,13 @@ pub fn describe(processes: &[RankState], ended_first: usize, exit: Exit, read: R
     let bytes = read(local_rank, end_of_interest(&processes[local_rank]));
     let uncaught = &processes[local_rank].uncaught;
     let shown = if stopped { Exit::Signal(libc::SIGTERM) } else { processes[local_rank].own_exit(exit) };
+    let blamed = blame(&bytes, shown, uncaught);
     FirstFailure {
         local_rank,
         exit: (!stopped).then_some(exit),
         was_aborted: processes[local_rank].was_ended_by_launcher(exit),
-        message: blame(&bytes, shown, uncaught).map(|blame| blame.in_a_line()).unwrap_or_default(),
+        message: blamed.as_ref().map(Blame::in_a_line).unwrap_or_default(),
+        fault: blamed.map(|blame| blame.fault),
         lost_peer: matches!(first_failure::read_account(&bytes, shown, stopped, uncaught), Account::LostPeer(_)),
     }
 }

@@ -37,6 +37,8 @@ pub struct LaunchResult {
     pub round_stop: Option<RoundStop>,
     /// The outcome of the job with the other nodes.
     pub outcome: JobOutcome,
+    /// The number of this node, where the nodes have some.
+    pub node: Option<usize>,
     /// Why the culprit is not the rank that ended first, if it is another.
     pub blame_ground: Option<BlameGround>,
     /// The journal, for the last event.

@@ -46,8 +46,8 @@ def launch(
     coroutine, call it through ``asyncio.to_thread``.
 
     Several nodes: each node calls it, with ``nnodes=2, master="10.0.0.1:6768"`` and the like. ``ranks`` of
-    the report are those of this node; ``job_end`` is the outcome of the whole job. A rank that fails on
-    another node raises a WorkerError here too.
+    the report are those of this node; ``job_end`` is the outcome of the whole job, and ``job_culprit``
+    what it failed by. A rank that fails on another node raises a WorkerError here too.
 
     Args:
         script: what each rank runs: a Python script; with ``module=True`` the name of a module; with

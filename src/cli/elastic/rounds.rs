@@ -1,7 +1,7 @@
 //! Runs this node's part of a job whose nodes rendezvous: wait for a round, run it, report it, until the job is over.
 
 use crate::cli::common::error::CliError;
-use crate::cli::common::exit_code;
+use crate::cli::common::exit_code::{self, NodePart};
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::elastic::outcome_text;
 use crate::cli::elastic::round_frontend::{JoinedBackend, NodePlan, Round, RoundFrontend};
@@ -12,7 +12,9 @@ use crate::cli::node::job_record;
 use crate::cli::node::progress_messages::describe_no_restart;
 use crate::model::plain_text::escape;
 use crate::plan::Plan;
-use crate::protocol::{JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis};
+use crate::protocol::{
+    FailureDetails, JobEnd, JobRules, NodeStatus, NodeStep, OnNodeLoss, RankFailure, RoundMember, millis,
+};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::failure_report::FailureCause;
@@ -27,6 +29,7 @@ use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::output::log_files;
 use crate::run::prepare::gloo_tmpdir;
+use crate::run::record::job_culprit;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::record::result;
@@ -277,8 +280,10 @@ impl Job<'_> {
             ..RankFailure::default()
         };
         if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
-            let process = launch.plan.ranks[local_rank].label().to_string();
+            let label = launch.plan.ranks[local_rank].label();
             let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
+            let details = Box::new(FailureDetails::of_process(label, None).with_text(&words));
+            let process = label.to_string();
             let no_restart = Some("a rank could not be started".into());
             let cannot_begin = true;
             return RankFailure {
@@ -287,6 +292,7 @@ impl Job<'_> {
                 message: words,
                 no_restart,
                 cannot_begin,
+                details,
                 ..failure
             };
         }
@@ -297,6 +303,7 @@ impl Job<'_> {
             outcome: if culprit.stopped_by_launcher { "an error".into() } else { culprit.exit.to_string() },
             message: culprit.blame.as_ref().map(|blame| blame.in_a_line()).unwrap_or_default(),
             lost_peer: culprit.lost_peer.is_some(),
+            details: Box::new(job_culprit::details(&culprit)),
             ..failure
         }
     }
@@ -352,6 +359,7 @@ fn failure_of_error(node: usize, error: &CliError, host: &str) -> RankFailure {
         status: exit_code::of_error(error),
         no_restart: Some("this node cannot begin".into()),
         cannot_begin: true,
+        details: Box::new(FailureDetails::default().with_text(&error.to_string())),
         ..RankFailure::default()
     }
 }
@@ -363,7 +371,8 @@ fn record_without_ranks(
     mut journal: Journal,
     frontend: &dyn Frontend,
 ) -> (i32, Value) {
-    let exit_status = frontend.map_exit_status(exit_code::of_outcome(outcome));
+    let has_one_status = frontend.report_context().has_one_exit_status;
+    let exit_status = frontend.map_exit_status(exit_code::of_outcome(outcome, NodePart::None, has_one_status));
     journal.write(JournalEvent::JobEnded { outcome: outcome.own_word(), exit_status });
     let text = outcome_text::of_job(outcome).unwrap_or_default();
     let host = &frontend.report_context().host;
@@ -405,7 +414,9 @@ fn record_outcome(
         other => other.clone(),
     };
     launched.outcome = outcome.clone();
-    let status = frontend.map_exit_status(exit_code::of_outcome(outcome));
+    let part = if failed_here { NodePart::Culprit } else { NodePart::Ran };
+    let has_one_status = frontend.report_context().has_one_exit_status;
+    let status = frontend.map_exit_status(exit_code::of_outcome(outcome, part, has_one_status));
     let text = outcome_text::of_job(outcome);
     let recorded = job_record::record_end(launch, launched, status, text.as_deref(), frontend);
     if let Some(text) = text.filter(|_| !failed_here && !is_reported) {

@@ -43,6 +43,8 @@ pub struct ReportContext {
     pub raised_by_caller: bool,
     /// Whether messages are those of the legacy launcher.
     pub legacy: bool,
+    /// Whether one command has started the launchers of all nodes, and exits with one of their statuses.
+    pub has_one_exit_status: bool,
 }
 
 /// Names processes that still run, and warns of output that is incomplete.

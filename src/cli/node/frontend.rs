@@ -49,7 +49,11 @@ pub trait Frontend {
     }
     /// The exit status of the launcher.
     fn exit_status(&self, launched: &LaunchResult) -> i32 {
-        self.map_exit_status(exit_code::of_job(&launched.outcome, &launched.report))
+        self.map_exit_status(exit_code::of_job(
+            &launched.outcome,
+            &launched.report,
+            self.report_context().has_one_exit_status,
+        ))
     }
     /// The front end's exit status for one of `exit_code`.
     fn map_exit_status(&self, status: i32) -> i32 {

@@ -4,6 +4,7 @@ use crate::cli::common::error::CliError;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::status_pipe::StatusPipe;
+use crate::cli::elastic::outcome_text;
 use crate::cli::elastic::round_frontend::RoundFrontend;
 use crate::cli::elastic::rounds;
 use crate::cli::node::build_failure_report::{print_left, print_unkillable};
@@ -19,6 +20,7 @@ use crate::run::event_loop::OtherNodes;
 use crate::run::launch::Launch;
 use crate::run::launcher_process;
 use crate::run::launcher_process::{LauncherSide, ProcessSide, SupervisorExit, SupervisorLoss, SupervisorSide};
+use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::prepare::gloo_tmpdir;
 use crate::run::record::journal;
 use crate::run::record::result;
@@ -214,5 +216,12 @@ fn run_once(
     let mut launched =
         run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
     let exit_status = decide_exit_status(launch, &mut launched, frontend);
-    Ok(record_end(launch, launched, exit_status, None, frontend))
+    // Nodes of a static rendezvous may have learned how the job ended.
+    let outcome = Some(&launched.outcome).filter(|outcome| matches!(outcome, JobOutcome::Ended(_)));
+    let job_end = outcome.and_then(outcome_text::of_job);
+    let recorded = record_end(launch, launched, exit_status, job_end.as_deref(), frontend);
+    if let Some(text) = job_end {
+        print_error(&text);
+    }
+    Ok(recorded)
 }

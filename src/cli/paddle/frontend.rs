@@ -289,7 +289,8 @@ fn launch_on_this_node(
     let quiet = spec.log_level == "CRITICAL";
     let memory = OomCounters::now(Path::new("/"));
     let raised_by_caller = status_pipe.is_read();
-    let context = ReportContext { host, memory, colour, github, quiet, raised_by_caller, legacy };
+    let has_one_exit_status = detect::have_one_exit_status(vars);
+    let context = ReportContext { host, memory, colour, github, quiet, raised_by_caller, legacy, has_one_exit_status };
     for signal in &spec.forward_signals {
         signals.install_one(*signal);
     }

@@ -41,6 +41,7 @@ use crate::spec::frameworks::Framework;
 use crate::spec::options::DryRun;
 use crate::spec::options::{EnvVars, parse_bool};
 use crate::spec::records::log_rotation::LogRotationSpec;
+use crate::spec::scheduler::detect;
 use crate::spec::torchrun::{EventLog, LogDir, TorchScript, TorchSpec, TorchrunBackend};
 use crate::spec::{SpecError, shown};
 use crate::supervise::{ChildId, NodeOutcome, ProgressNote, RestartPolicy, SupervisionPolicy};
@@ -177,6 +178,7 @@ pub fn launch(
         quiet: false,
         raised_by_caller: status_pipe.is_read(),
         legacy: false,
+        has_one_exit_status: detect::have_one_exit_status(vars),
     };
     let events = (spec.event_log == EventLog::Console)
         .then(|| EventLogger::new(spec, &run_id, &host, (place.node, place.nnodes), &launch.program));
@@ -386,10 +388,6 @@ impl Frontend for TorchrunFrontend<'_> {
 
     fn find_first_failure(&self, launch: &Launch<'_>, launched: &LaunchResult) -> Option<usize> {
         report::find_first_failure(launch, launched)
-    }
-
-    fn exit_status(&self, launched: &LaunchResult) -> i32 {
-        self.map_exit_status(exit_code::of_job(&launched.outcome, &launched.report))
     }
 
     fn map_exit_status(&self, status: i32) -> i32 {

@@ -225,6 +225,7 @@ impl NodeWait<'_> {
         if !nodes.register(info, left).map_err(failed)? {
             return Err(RendezvousError::NodeTaken { node }.into());
         }
+        nodes.listen((host, port));
         let mut round = FIRST_NOTICE;
         loop {
             match nodes.wait_numbers(round, left).map_err(failed)? {

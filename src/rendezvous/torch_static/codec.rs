@@ -17,6 +17,14 @@ pub const ALL_ENDED: &str = "torchelastic/agent/terminal_state/last_member";
 pub const MISSING: &str = "torchelastic/rlaunch/missing";
 /// Why a node's workers have failed: this and its number.
 pub const FAILED: &str = "torchelastic/rlaunch/failed/";
+/// How the job ended, a `JobEnd` as JSON: a rank of a node failed, or node 0, whose store all need, was stopped.
+pub const END: &str = "torchelastic/rlaunch/end";
+/// That a node learns when `END` is set: this and its number.
+pub const LISTENS: &str = "torchelastic/rlaunch/listens/";
+/// That it has learned it: this and its number.
+pub const LEARNED: &str = "torchelastic/rlaunch/learned/";
+/// The longest text at `END` that is read.
+pub const MAX_END: usize = 64 * 1024;
 /// The prefix of all these keys.
 pub const ALL: &str = "torchelastic/";
 

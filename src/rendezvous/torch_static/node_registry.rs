@@ -39,6 +39,8 @@ struct RegisteredNode {
     stage: NodeStage,
     info: Option<StaticNodeInfo>,
     failure: Option<String>,
+    /// It listens for the end of the job, and has not learned it yet.
+    listens: bool,
 }
 
 /// What an event of the store means.
@@ -54,6 +56,8 @@ pub enum RegistryChange {
     Finished(usize),
     /// The launcher of a node that had finished has disconnected.
     Left(usize),
+    /// A node has written how the job ended.
+    JobEnded,
     /// The launcher of a node has disconnected before its workers had exited successfully; with the reason that it gave.
     Lost(usize, Option<String>),
 }
@@ -85,7 +89,7 @@ impl NodeRegistry {
                     _ if is_complete => (NodeStage::Lost, RegistryChange::Lost(number, node.failure.take())),
                     _ => (NodeStage::Missing, RegistryChange::LeftEarly(number)),
                 };
-                node.stage = stage;
+                (node.stage, node.listens) = (stage, false);
                 Some(change)
             }
         }
@@ -105,7 +109,7 @@ impl NodeRegistry {
                 self.duplicates.insert(client);
                 return Some(RegistryChange::Duplicate(number));
             }
-            *node = RegisteredNode { stage: NodeStage::Here, info: Some(info), failure: None };
+            *node = RegisteredNode { stage: NodeStage::Here, info: Some(info), ..RegisteredNode::default() };
             self.clients.insert(client, number);
             return Some(RegistryChange::Joined(number));
         }
@@ -117,8 +121,12 @@ impl NodeRegistry {
         }
         if key == format!("{}{number}", codec::FAILED) {
             node.failure = Some(escape(&String::from_utf8_lossy(value)));
+        } else if key == format!("{}{number}", codec::LISTENS) {
+            node.listens = true;
+        } else if key == format!("{}{number}", codec::LEARNED) {
+            node.listens = false;
         }
-        None
+        (key == codec::END).then_some(RegistryChange::JobEnded)
     }
 
     /// The information of all nodes, once all have joined. From then on the registry is complete.
@@ -132,6 +140,11 @@ impl NodeRegistry {
     pub fn has_others(&self) -> bool {
         let is_gone = |stage: &NodeStage| matches!(stage, NodeStage::Left | NodeStage::Lost | NodeStage::Missing);
         !self.duplicates.is_empty() || self.in_stage(|stage| !is_gone(stage)).iter().any(|node| *node != 0)
+    }
+
+    /// Whether a node still has to learn how the job ended.
+    pub fn has_listeners(&self) -> bool {
+        self.nodes.iter().any(|node| node.listens)
     }
 
     /// The nodes in certain stages.
@@ -216,5 +229,24 @@ mod tests {
         );
         assert_eq!(registry.unfinished(), [0]);
         assert_eq!(registry.note_event(&joins(14, 2)), None, "too late");
+    }
+
+    #[test]
+    fn a_node_listens_until_it_has_learned_the_end_or_has_gone() {
+        let mut registry = NodeRegistry::new(3);
+        for node in 0..3 {
+            registry.note_event(&joins(10 + node as u64, node));
+        }
+        registry.complete().unwrap();
+        let key = |name: &str, node: usize| format!("{name}{node}");
+        for (client, node) in [(11, 1), (12, 2), (99, 0), (11, 0)] {
+            assert_eq!(registry.note_event(&touch(client, &key(codec::LISTENS, node), b"1")), None);
+        }
+        assert_eq!(registry.note_event(&touch(99, codec::END, b"{}")), None, "a stranger");
+        assert_eq!(registry.note_event(&touch(11, codec::END, b"{}")), Some(RegistryChange::JobEnded));
+        registry.note_event(&touch(11, &key(codec::LEARNED, 1), b"1"));
+        assert!(registry.has_listeners());
+        registry.note_event(&StoreEvent::Left(12));
+        assert!(!registry.has_listeners());
     }
 }

@@ -3,6 +3,7 @@
 use crate::model::plain_text::escape;
 use crate::net::deadline::TimeLeft;
 use crate::net::tcp::{SLICE, wait};
+use crate::protocol::JobEnd;
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::codec::{RankNumbers, RankNumbersError, StaticNodeInfo};
 use crate::rendezvous::torch_static::node_registry::{NodeRegistry, RegistryChange};
@@ -20,28 +21,33 @@ use std::time::Duration;
 /// Events that may wait, beside a few for each node.
 const MAX_EVENTS: usize = 4096;
 /// How long the store may take for a request that it answers at once.
-const REQUEST: Duration = Duration::from_secs(5);
-/// How long node 0 waits for others to disconnect once they may.
-const DISCONNECT: Duration = Duration::from_secs(2);
+pub(super) const REQUEST: Duration = Duration::from_secs(5);
+/// How long node 0 waits for others to disconnect once they may, or to learn how the job ended.
+pub(super) const DISCONNECT: Duration = Duration::from_secs(2);
 /// How often a node's number may be found taken: the node that had it may just have left.
 const MAX_ATTEMPTS: u32 = 20;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A node of a static rendezvous. After a fork both processes have it: one of them has to drop it.
 pub struct StaticPeers {
-    node: usize,
+    pub(super) node: usize,
     nnodes: usize,
-    run_id: String,
-    client: StoreClient,
-    host: Option<StoreHost>,
+    pub(super) run_id: String,
+    pub(super) client: StoreClient,
+    pub(super) host: Option<Box<StoreHost>>,
+    /// Another node's connection that waits for the end of the job, if it can be had. Node 0 sees it in its registry.
+    pub(super) listener: Option<StoreClient>,
+    /// It waits still.
+    pub(super) is_waiting: bool,
+    pub(super) end: Option<Box<JobEnd>>,
 }
 
 /// What node 0 has in addition.
-struct StoreHost {
+pub(super) struct StoreHost {
     server: Option<ServedStore>,
     events: Receiver<StoreEvent>,
-    events_ready: Arc<EventFd>,
-    registry: NodeRegistry,
+    pub(super) events_ready: Arc<EventFd>,
+    pub(super) registry: NodeRegistry,
 }
 
 enum ServedStore {
@@ -54,6 +60,8 @@ enum ServedStore {
 pub enum PeerEvent {
     /// A node has disconnected before its workers had exited successfully; with the reason that it gave.
     Lost(usize, Option<String>),
+    /// Another node has reported how the job ended.
+    JobEnded(JobEnd),
     /// Node 0's store is lost.
     StoreGone,
 }
@@ -79,7 +87,17 @@ impl StaticPeers {
             events_ready,
             registry: NodeRegistry::new(nnodes),
         };
-        let mut nodes = Self { node: 0, nnodes, run_id: run_id.to_owned(), client, host: Some(host) };
+        let run_id = run_id.to_owned();
+        let mut nodes = Self {
+            node: 0,
+            nnodes,
+            run_id,
+            client,
+            host: Some(Box::new(host)),
+            listener: None,
+            is_waiting: false,
+            end: None,
+        };
         nodes.publish_missing(left)?;
         Ok(nodes)
     }
@@ -92,10 +110,19 @@ impl StaticPeers {
         left: TimeLeft<'_>,
     ) -> io::Result<Self> {
         let client = StoreClient::connect(host, port, left)?;
-        Ok(Self { node, nnodes, run_id: run_id.to_owned(), client, host: None })
+        Ok(Self {
+            node,
+            nnodes,
+            run_id: run_id.to_owned(),
+            client,
+            host: None,
+            listener: None,
+            is_waiting: false,
+            end: None,
+        })
     }
 
-    fn key(&self, name: &str) -> Vec<u8> {
+    pub(super) fn key(&self, name: &str) -> Vec<u8> {
         wire_key(&self.run_id, name)
     }
 
@@ -169,7 +196,7 @@ impl StaticPeers {
         Ok(changes)
     }
 
-    fn take_changes(&mut self) -> Vec<RegistryChange> {
+    pub(super) fn take_changes(&mut self) -> Vec<RegistryChange> {
         let Some(host) = &mut self.host else { return Vec::new() };
         let _ = host.events_ready.read();
         host.events.try_iter().filter_map(|event| host.registry.note_event(&event)).collect()
@@ -244,16 +271,23 @@ impl StaticPeers {
         Ok(())
     }
 
+    /// This node's number.
+    pub fn node(&self) -> usize {
+        self.node
+    }
+
     /// Takes the events, once the descriptor is readable.
     pub fn take_events(&mut self) -> Vec<PeerEvent> {
         if self.host.is_none() {
-            return vec![PeerEvent::StoreGone];
+            return self.learn_end();
         }
+        let changes = self.take_changes();
         let event = |change| match change {
             RegistryChange::Lost(node, why) => Some(PeerEvent::Lost(node, why)),
+            RegistryChange::JobEnded => self.read_end().map(PeerEvent::JobEnded),
             _ => None,
         };
-        self.take_changes().into_iter().filter_map(event).collect()
+        changes.into_iter().filter_map(event).collect()
     }
 
     /// Reports that this node's workers have exited successfully. Whether this node has to wait for the others, which need its store.
@@ -295,13 +329,13 @@ impl AsFd for StaticPeers {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.host {
             Some(host) => host.events_ready.as_fd(),
-            None => self.client.as_fd(),
+            None => self.listener.as_ref().unwrap_or(&self.client).as_fd(),
         }
     }
 }
 
 /// About this much time, without a clock: waits ask once a slice.
-fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
+pub(super) fn patience(time: Duration) -> impl FnMut() -> io::Result<Duration> {
     let mut slices = time.as_millis() / SLICE.as_millis();
     move || {
         slices = slices.saturating_sub(1);

@@ -124,6 +124,16 @@ impl StoreClient {
         }
     }
 
+    /// Begins a wait: the connection becomes readable when the key exists, and then `end_wait` is due.
+    pub fn begin_wait(&mut self, key: &[u8], left: TimeLeft<'_>) -> io::Result<()> {
+        self.send(&StoreRequest::Wait(vec![key.to_vec()]), left)
+    }
+
+    /// Ends a wait whose connection has become readable; an error if the store is gone.
+    pub fn end_wait(&mut self, left: TimeLeft<'_>) -> io::Result<()> {
+        self.read::<1>(left).map(drop)
+    }
+
     fn send(&mut self, request: &StoreRequest, left: TimeLeft<'_>) -> io::Result<()> {
         self.send_bytes(&request.encode(), left)
     }

@@ -42,14 +42,7 @@ pub(super) fn labels(of: &Value, roles: &str, numbers: &str) -> Vec<ProcessLabel
 
 /// How a process ended, in the form of both schemas.
 pub(super) fn exit(of: &Value) -> Option<Exit> {
-    let number = |value: &Value| value.as_i64().and_then(|number| i32::try_from(number).ok());
-    if let Some(code) = number(&of["code"]) {
-        return Some(Exit::Code(code));
-    }
-    if let Some(signal) = number(&of["signal"]["number"]) {
-        return Some(Exit::Signal(signal));
-    }
-    (of.as_str() == Some("unknown")).then_some(Exit::Lost)
+    serde_json::from_value(of.clone()).ok()
 }
 
 /// The fields that are numbers, but for those that only name the process.

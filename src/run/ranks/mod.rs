@@ -2,6 +2,7 @@
 //! journal entries.
 
 mod hang_reports;
+mod node_messages;
 mod prepared_rank;
 mod start;
 pub mod start_error;
@@ -9,7 +10,6 @@ pub mod start_error;
 use self::prepared_rank::PreparedRank;
 use crate::model::{Exit, ProcessLabel};
 use crate::plan::OutputPlan;
-use crate::protocol::{NodeStop, RankFailure};
 use crate::rendezvous::torch_store::StoreSockets;
 use crate::report::cause::uncaught::UncaughtException;
 use crate::report::job_status::LaunchPhase;
@@ -17,7 +17,6 @@ use crate::report::lost_peer;
 use crate::run::engine::{AttemptState, PendingExit, RankHost, RankStart, StartError};
 use crate::run::first_failure::{self, FirstFailure};
 use crate::run::launch::{Launch, LaunchListener};
-use crate::run::multi_node::membership::Membership;
 use crate::run::multi_node::torch_store::ServedTorchStore;
 use crate::run::output::console::LogFollower;
 use crate::run::output::log_files::{self, TAIL_BYTES};
@@ -34,7 +33,7 @@ use crate::run::sweep::{Leftover, SweepBudget};
 use crate::run::sweep::{group_signal, paddle_memory};
 use crate::run::tokens::{SAMPLES, ZYGOTE};
 use crate::run::zygote::ZygoteEvent;
-use crate::supervise::{ChildId, Lifecycle, ProgressNote, StopReason, SupervisorEvent};
+use crate::supervise::{ChildId, Lifecycle, ProgressNote, SupervisorEvent};
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::process::cgroup::CgroupDir;
@@ -198,37 +197,6 @@ impl<'a> RankProcesses<'a> {
             process.log_start = process.log_start.saturating_sub(removed);
             process.log_end_at_failure = process.log_end_at_failure.map(|end| end.saturating_sub(removed));
         }
-    }
-
-    /// The message to the other nodes about a stop that begins on this node.
-    pub fn node_stop(&mut self, reason: StopReason, membership: &Membership) -> Option<NodeStop> {
-        let (local_rank, exit) = match reason {
-            StopReason::Signal(signal) => return Some(NodeStop::Signal { signal }),
-            StopReason::Restart => {
-                let failure = membership.restart_request();
-                return Some(NodeStop::Failure { failure });
-            }
-            StopReason::RankFailed(local_rank, exit) => (local_rank, exit),
-            _ => return None,
-        };
-        let first = self.describe_failure(local_rank, exit);
-        let process = self.launch.plan.ranks[first.local_rank].label().to_string();
-        let (host, node) = (membership.info().host.clone(), membership.round().map_or(0, |(_, own)| own));
-        let status = exit.shell_status();
-        let again = membership.info().rules.ask_for_restart(status);
-        Some(NodeStop::Failure {
-            failure: RankFailure {
-                host,
-                node,
-                process,
-                outcome: first.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
-                message: first.message,
-                status,
-                lost_peer: first.lost_peer,
-                again,
-                ..RankFailure::default()
-            },
-        })
     }
 
     /// The failure behind that of the rank that ended first.

@@ -1,7 +1,6 @@
 //! The journal: writes `LOG_DIR/rlaunch/events.jsonl`, one JSON object for each event, and `result.json`. Schemas:
 //! `docs/events.schema.json` and `docs/result.schema.json`. Version 1; later versions may add fields.
 
-use crate::model::exit::signal_name;
 use crate::model::{Exit, ProcessLabel, Role};
 use crate::run::output::log_files;
 use crate::run::sampling::queue::RankSample;
@@ -11,8 +10,7 @@ use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::process::pidfd;
 use crate::sys::random;
-use serde::ser::SerializeStructVariant;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -25,22 +23,6 @@ pub const VERSION: u32 = 1;
 /// How often, and at what interval, a lock is tried that another launcher of the job may have for a moment.
 const SHARED_TRIES: u32 = 10;
 const SHARED_PAUSE: Duration = Duration::from_millis(10);
-
-impl Serialize for Exit {
-    /// `{"code": 1}`, `{"signal": {"number": 9, "name": "SIGKILL"}}` or `"unknown"`.
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match *self {
-            Exit::Code(code) => serializer.serialize_newtype_variant("Exit", 0, "code", &code),
-            Exit::Signal(number) => {
-                let mut signal = serializer.serialize_struct_variant("Exit", 1, "signal", 2)?;
-                signal.serialize_field("number", &number)?;
-                signal.serialize_field("name", &signal_name(number))?;
-                signal.end()
-            }
-            Exit::Lost => serializer.serialize_unit_variant("Exit", 2, "unknown"),
-        }
-    }
-}
 
 /// One event. `rank` is the number in the job among ranks of its role; `local_rank` is the number on this node.
 #[derive(Clone, Debug, Serialize)]

@@ -1,4 +1,5 @@
 //! Records for programs: the journal `events.jsonl` and the result `result.json`.
 
+pub mod job_culprit;
 pub mod journal;
 pub mod result;

@@ -7,6 +7,7 @@ use crate::report::secrets;
 use crate::run::launch::Launch;
 use crate::run::launch_result::LaunchResult;
 use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::record::job_culprit::JobCulprit;
 use crate::run::record::journal::VERSION;
 use crate::run::sweep::SweepResult;
 use crate::supervise::{NodeOutcome, RankReport};
@@ -24,6 +25,7 @@ pub struct JobResult<'a> {
     culprit: Option<usize>,
     /// The role of that rank.
     culprit_role: Option<Role>,
+    job_culprit: Option<JobCulprit>,
     exit_status: i32,
     log_dir: String,
     /// `None`: unknown.
@@ -165,6 +167,7 @@ pub fn build_result<'a>(
         outcome: launched.outcome.word(report),
         culprit: culprit.map(|label| label.number),
         culprit_role: culprit.map(|label| label.role),
+        job_culprit: JobCulprit::of_launch(launch, launched, host, failure.map(|(report, _)| report)),
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         restarts: Some(report.restarts),
@@ -212,6 +215,7 @@ pub fn without_ranks<'a>(
         outcome: outcome.own_word(),
         culprit: None,
         culprit_role: None,
+        job_culprit: JobCulprit::of_outcome(outcome),
         exit_status,
         log_dir: launch.log_dir.display().to_string(),
         failure_report: None,

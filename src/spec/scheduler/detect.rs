@@ -69,6 +69,12 @@ pub fn found(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, Spec
     }
 }
 
+/// Whether launchers of one job were started by one command, which exits with one of their statuses: srun or mpirun.
+pub fn have_one_exit_status(vars: &EnvVars) -> bool {
+    let has = |names: &[&str]| names.iter().all(|name| vars.contains_key(*name));
+    has(&OPEN_MPI) || has(&SLURM)
+}
+
 /// The options that the scheduler sets, given the user's `--nnodes`.
 pub fn fills(found: &SchedulerNodes, nnodes: Option<&str>) -> Vec<SchedulerValue> {
     let var = found.from.first().copied().unwrap_or("a scheduler");

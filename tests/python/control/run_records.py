@@ -159,6 +159,7 @@ class Records:
             "outcome": "failed",
             "culprit": 1,
             "culprit_role": "rank",
+            "job_culprit": None,
             "exit_status": 3,
             "log_dir": str(self.folder),
             "verdict": "rank 1 failed: exit code 3",

@@ -21,6 +21,7 @@ from launching import LIMIT, TALKING, Ended, environment, gone, supervisor_of, u
 from torch_launching import STEERING
 
 NODE_LOST, STORE_LOST, NOT_MET, USAGE = 75, 74, 73, 2
+FAILED_ELSEWHERE, STOPPED_ELSEWHERE = 76, 77
 PADDLE, TORCH = "rlaunch", "rlaunch.run"
 PADDLES = "paddle.distributed.launch"
 

@@ -186,6 +186,18 @@ def test_a_node_that_thaws_after_its_lease_kills_its_ranks_at_once(
         freeze_until_lost(one, lambda: await_next_round(zero))
 
 
+def test_lost_data_of_etcd_is_no_failed_rendezvous(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
+    with Job(tmp_path, made.on, made.at(etcd)) as job:
+        nodes = both(job)
+        etcd.control("del", "--prefix", f"/rlaunch/{name_of(job)}/")
+        for node in nodes:
+            end = node.end()
+            assert end.status == STORE_LOST, end.stderr
+            assert node.result()["outcome"] == "store_lost"
+            assert not node.ranks()
+        job.check_one_world()
+
+
 def test_a_short_cut_changes_nothing(tmp_path: Path, made: MultiHost, etcd: Etcd) -> None:
     with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
         nodes = both(job, "--elastic_level=1")

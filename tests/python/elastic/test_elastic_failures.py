@@ -10,10 +10,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
-from elastic_jobs import PADDLE, TORCH, Backend, Job, Node
+from elastic_jobs import FAILED_ELSEWHERE, NODE_LOST, PADDLE, TORCH, Backend, Job, Node
 from hosts import Host, hosts
 from launching import LIMIT, environment, until
+from paths import ROOT
 
 # Rank 1 fails as often as its argument says, once all have begun; the others run on until they may end.
 FAIL = """
@@ -35,10 +37,10 @@ def two() -> Iterator[list[Host]]:
 
 
 def check_one_name(nodes: list[Node], status: int, words: str) -> None:
-    """They have ended with this status, and all say of rank 1 alone that it failed with these words."""
-    for node in nodes:
+    """Rank 1's node has ended with this status, the other with a victim's. Both name that rank alone."""
+    for node, expected in zip(nodes, (FAILED_ELSEWHERE, status), strict=True):
         ended = node.end()
-        assert ended.status == status, ended.stderr
+        assert ended.status == expected, ended.stderr
         assert re.search(r"\brank *:? 1\b", ended.stderr), ended.stderr
         assert not re.search(r"(?<!local )\brank *:? 0\b", ended.stderr), ended.stderr
         assert words in ended.stderr
@@ -56,6 +58,72 @@ def test_a_failure_stops_all_nodes_with_one_culprit(
         check_one_name(nodes, 1, "ValueError: the sea is out")
         assert "rank 1 on node 1 (" in nodes[0].stderr()
         assert job.check_one_world() == {1: 2}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_every_nodes_result_has_the_culprit(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        nodes = job.start(script, module=module, FAILS='["the sea\\nis out"]', OTHERS="0")
+        ended = [node.end().status for node in nodes]
+        zero, one = (node.result() for node in nodes)
+        assert [result["exit_status"] for result in (zero, one)] == ended == [FAILED_ELSEWHERE, 1]
+        jsonschema.validate(zero, json.loads((ROOT / "docs/result.schema.json").read_text()))
+        assert (zero["culprit"], one["culprit"]) == (None, 1)
+        log = one["ranks"][0]["log"] if module == PADDLE else one["job_culprit"]["log"]
+        for result in (zero, one):
+            assert result["job_culprit"] == {
+                "node": 1,
+                "host": one["host"],
+                "role": "rank",
+                "rank": 1,
+                "exit": {"code": 1},
+                "exception": "ValueError",
+                "text": "the sea is out",
+                "log": log,
+            }
+
+
+# One command starts the launchers of both nodes, and has one exit status: the highest.
+STEP = {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_under_srun_all_launchers_have_the_status_of_the_failure(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        script = job.script(FAIL)
+        for number in range(2):
+            step = {**STEP, "SLURM_NODEID": str(number), "SLURM_STEP_NODELIST": "n[1-2]"}
+            job.node(number, script, module=module, FAILS='["the sea is out"]', OTHERS="0", **step)
+        assert [node.end().status for node in job.nodes] == [1, 1]
+
+
+def test_a_launcher_that_cannot_begin_is_the_culprit_of_all(
+    tmp_path: Path, two: list[Host], backend: Backend
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        (tmp_path / "text").write_text("no program")
+        (tmp_path / "text").chmod(0o755)
+        zero, one = job.node(0, job.script(FAIL)), job.node(1, "--no_python", str(tmp_path / "text"))
+        assert (zero.end().status, one.end().status) == (FAILED_ELSEWHERE, 71), one.stderr()
+        culprit = zero.result()["job_culprit"]
+        assert (culprit["node"], culprit["rank"], culprit["exit"]) == (1, 1, None)
+        assert "text" in culprit["text"]
+
+
+def test_too_few_nodes_after_ranks_have_run_have_another_status_than_before(
+    tmp_path: Path, two: list[Host], backend: Backend
+) -> None:
+    with Job(tmp_path, two, backend) as job:
+        options = ["--elastic_level=0", "--join_timeout=3", job.script(FAIL)]
+        zero, one = job.start(*options, FAILS='["no 1"]', OTHERS="0")
+        assert one.end().status == 1
+        assert zero.end().status == NODE_LOST, zero.stderr()
+        assert zero.result()["outcome"] == "too_few_nodes"
 
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
@@ -146,7 +214,11 @@ def test_all_nodes_name_the_failure_behind_a_victim(
         named = re.search(r"rank 2 on node 1 \(.*\) failed first, with an error: ValueError", other)
         assert named, other
         assert "rank 3 on node 1" not in other
-        assert {node.process.returncode for node in nodes} == {1}
+        assert sorted(node.process.returncode for node in nodes) == [1, FAILED_ELSEWHERE]
+        for node in nodes:
+            culprit = node.result()["job_culprit"]
+            assert (culprit["rank"], culprit["exit"]) == (2, None)
+            assert (culprit["exception"], culprit["text"]) == ("ValueError", "loss is nan")
 
 
 def test_other_nodes_hold_until_a_replacement_comes(

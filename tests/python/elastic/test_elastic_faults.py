@@ -13,6 +13,7 @@ from elastic_jobs import (
     NODE_LOST,
     NOTES_SIGTERM,
     PADDLE,
+    STOPPED_ELSEWHERE,
     STORE_LOST,
     TORCH,
     AtMaster,
@@ -239,7 +240,8 @@ def test_a_stop_of_one_stops_all(
     with Job(tmp_path, two, backend) as job:
         zero, one = both(job, module)
         one.process.send_signal(number)
-        assert [node.end().status for node in (one, zero)] == [128 + number] * 2
+        assert [node.end().status for node in (one, zero)] == [128 + number, STOPPED_ELSEWHERE]
+        assert zero.result()["job_culprit"]["text"] == f"its launcher received {signal.Signals(number).name}"
         assert re.search(f"the launcher on .* received {signal.Signals(number).name}", zero.stderr()), (
             zero.stderr()
         )

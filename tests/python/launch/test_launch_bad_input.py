@@ -441,6 +441,8 @@ def test_help_lists_every_option_and_status(place: Place, spelling: str) -> None
         "73",
         "74",
         "75",
+        "76",
+        "77",
     ]
     assert place.names() == {"train.py"}
 

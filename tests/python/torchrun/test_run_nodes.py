@@ -18,7 +18,7 @@ from hosts import Host, hosts
 from launching import Ended, await_line, until
 from torch_launching import TELL, TorchPlace
 
-UNMET, NOT_MET, STORE_LOST = 66, 73, 74
+UNMET, NOT_MET, STORE_LOST, FAILED_ELSEWHERE, STOPPED_ELSEWHERE = 66, 73, 74, 76, 77
 PORT = 29611
 OURS, TORCHS = "rlaunch.run", "torch.distributed.run"
 
@@ -120,6 +120,12 @@ def listening(host: Host) -> set[str]:
         for row in rows
         if len(row) > 9 and row[3] == "0A" and row[1].endswith(f":{PORT:04X}")
     }
+
+
+def result_of(place: TorchPlace, node: int) -> dict[str, Any]:
+    found = next((place.folder / f"log.{node}").glob("*/rlaunch/result.json"))
+    result: dict[str, Any] = json.loads(found.read_text())
+    return result
 
 
 def test_numbers_go_by_nodes_and_by_roles(place: TorchPlace, three: list[Host]) -> None:
@@ -301,11 +307,62 @@ def test_without_node_0_the_others_stop_at_once(place: TorchPlace, three: list[H
         began = time.monotonic()
         end = place.wait(one)
     assert time.monotonic() - began < 2
-    assert end.status == STORE_LOST
+    expected = {
+        "killed": (STORE_LOST, "store_lost", "node 0's store has gone"),
+        "failed": (FAILED_ELSEWHERE, "failed", "the job has failed: rank 0 on node 0 .* exit code 9"),
+        "stopped": (STOPPED_ELSEWHERE, "stopped", "the job was stopped: the launcher on .* received SIGTERM"),
+    }
+    status, outcome, words = expected[how]
+    assert end.status == status, end.stderr
     (line,) = end.error_lines()
-    assert "node 0's store has gone" in line
-    result = json.loads(next((place.folder / "log.1").glob("*/rlaunch/result.json")).read_text())
-    assert (result["outcome"], result["exit_status"]) == ("store_lost", STORE_LOST)
+    assert re.search(words, line)
+    result = result_of(place, 1)
+    assert (result["outcome"], result["exit_status"]) == (outcome, status)
+    culprit = result["job_culprit"]
+    if how == "failed":
+        assert (culprit["node"], culprit["rank"], culprit["exit"]) == (0, 0, {"code": 9})
+        assert result_of(place, 0)["job_culprit"] == culprit
+    elif how == "stopped":
+        assert culprit["text"] == "its launcher received SIGTERM"
+    else:
+        assert culprit is None
+
+
+# Rank 1 fails, and the others lose their connection to it.
+FOLLOW = """
+if rank == 1:
+    await_file("ready.0"), await_file("ready.2")
+    raise ValueError("loss is nan")
+tell("ready")
+await_file("failed.9")
+raise RuntimeError("[gloo/transport/tcp/pair.cc:545] Connection closed by peer [127.0.0.1]:1")
+"""
+
+
+def test_victims_of_another_nodes_failure_name_it(place: TorchPlace, three: list[Host]) -> None:
+    script = place.script(FOLLOW)
+    with Job(place, three) as job:
+        zero, one, two = (job.node(number, script) for number in range(3))
+        end = place.wait(one)
+        assert end.status == 1, end.stderr
+        (place.folder / "failed.9").touch()
+        for number, launcher in ((2, two), (0, zero)):
+            end = place.wait(launcher)
+            assert end.status == FAILED_ELSEWHERE, end.stderr
+            assert re.search("the job has failed: rank 1 on node 1 .*ValueError: loss is nan", end.stderr)
+            result = result_of(place, number)
+            culprit = result["job_culprit"]
+            assert (culprit["node"], culprit["rank"], culprit["exit"]) == (1, 1, {"code": 1})
+            assert (culprit["exception"], culprit["text"]) == ("ValueError", "loss is nan")
+
+
+def test_a_failure_has_torchruns_status_on_all_nodes_if_asked_for(
+    place: TorchPlace, three: list[Host]
+) -> None:
+    script = place.script("tell('ready')\nif rank == 0: await_file('ready.1'); sys.exit(9)\nsleep()")
+    with Job(place, three[:2]) as job:
+        launchers = [job.node(number, "--exit-code-compat", script) for number in range(2)]
+        assert [place.wait(launcher).status for launcher in launchers] == [1, 1]
 
 
 def test_a_link_that_breaks_is_a_lost_node_for_both(place: TorchPlace) -> None:
@@ -327,7 +384,7 @@ def test_a_signal_ends_the_wait_for_the_others(place: TorchPlace, three: list[Ho
         await_line(zero.stderr, b"serves the store until node 1")
         zero.terminate()
         assert place.wait(zero).status == 128 + signal.SIGTERM
-        assert place.wait(one).status == STORE_LOST
+        assert place.wait(one).status == STOPPED_ELSEWHERE
 
 
 def test_a_node_restarts_its_own_workers_and_no_others(place: TorchPlace, three: list[Host]) -> None:

@@ -1,0 +1,94 @@
+//! What other nodes learn of a stop that begins on this node.
+
+use super::RankProcesses;
+use crate::model::Exit;
+use crate::probe::net;
+use crate::protocol::{FailureDetails, JobEnd, NodeStop, RankFailure};
+use crate::rendezvous::torch_static::StaticPeers;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::run::multi_node::membership::Membership;
+use crate::run::record::job_culprit::with_fault;
+use crate::supervise::{NodeOutcome, NodeReport, StopReason};
+
+impl RankProcesses<'_> {
+    /// The message about a stop to the members of an elastic job.
+    pub fn node_stop(&self, reason: StopReason, membership: &Membership) -> Option<NodeStop> {
+        let failure = match reason {
+            StopReason::Signal(signal) => return Some(NodeStop::Signal { signal }),
+            StopReason::Restart => membership.restart_request(),
+            StopReason::RankFailed(local_rank, exit) => {
+                let (info, node) = (membership.info(), membership.round().map_or(0, |(_, own)| own));
+                let again = info.rules.ask_for_restart(exit.shell_status());
+                RankFailure { again, ..self.rank_failure((local_rank, exit), info.host.clone(), node) }
+            }
+            _ => return None,
+        };
+        Some(NodeStop::Failure { failure })
+    }
+
+    /// The end of a job of a static rendezvous by a stop of this node, if that is its end: other nodes than node 0 may be stopped alone,
+    /// and a rank that lost its connection to another is not the cause.
+    pub fn job_end(&self, reason: StopReason, node: usize) -> Option<JobEnd> {
+        match reason {
+            StopReason::Signal(signal) => (node == 0).then(|| JobEnd::Stopped { host: net::host_name(), signal }),
+            StopReason::RankFailed(local_rank, exit) => {
+                let failure = self.rank_failure((local_rank, exit), net::host_name(), node);
+                (!failure.lost_peer).then_some(JobEnd::Failed { failure, no_restart: None })
+            }
+            _ => None,
+        }
+    }
+
+    /// The outcome of a job of a static rendezvous after the end of this node's ranks: by this report, of whose failure the others learn, or
+    /// by the failure of another node if a rank of this one only lost its connection.
+    pub fn outcome_with_peers(&self, peers: &mut StaticPeers, report: &NodeReport) -> JobOutcome {
+        let node = peers.node();
+        let own = match report.outcome {
+            NodeOutcome::Failed { culprit, exit } => self.job_end(StopReason::RankFailed(culprit, exit), node),
+            NodeOutcome::NotStarted { local_rank } => {
+                let why = report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
+                let failure = RankFailure { host: net::host_name(), node, ..self.start_failure(local_rank, why) };
+                Some(JobEnd::Failed { failure, no_restart: None })
+            }
+            _ => return JobOutcome::AsReported,
+        };
+        match (own, peers.end()) {
+            (Some(end), _) => peers.report_job_end(&end),
+            (None, Some(end)) => return JobOutcome::Ended(end.clone()),
+            (None, None) => {}
+        }
+        JobOutcome::AsReported
+    }
+
+    fn start_failure(&self, local_rank: usize, why: &str) -> RankFailure {
+        let label = self.launch.plan.ranks[local_rank].label();
+        RankFailure {
+            process: label.to_string(),
+            outcome: "no start".into(),
+            message: why.to_owned(),
+            details: Box::new(FailureDetails::of_process(label, None).with_text(why)),
+            ..RankFailure::default()
+        }
+    }
+
+    fn rank_failure(&self, (local_rank, exit): (usize, Exit), host: String, node: usize) -> RankFailure {
+        let first = self.describe_failure(local_rank, exit);
+        let label = self.launch.plan.ranks[first.local_rank].label();
+        let log = self.launch.tail_file(first.local_rank, self.processes[first.local_rank].attempt);
+        let details = FailureDetails {
+            log: log.map(|log| log.display().to_string()),
+            ..with_fault(FailureDetails::of_process(label, first.exit), first.fault.as_ref())
+        };
+        RankFailure {
+            host,
+            node,
+            process: label.to_string(),
+            outcome: first.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
+            message: first.message,
+            status: exit.shell_status(),
+            lost_peer: first.lost_peer,
+            details: Box::new(details),
+            ..RankFailure::default()
+        }
+    }
+}

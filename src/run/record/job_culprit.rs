@@ -1,0 +1,78 @@
+//! What the whole job failed by, for programs: `job_culprit` in the `result.json` of every node.
+
+use crate::model::exit::signal_label;
+use crate::protocol::{FailureDetails, JobEnd, RankFailure};
+use crate::report::RankFault;
+use crate::report::failure_report::{Culprit, FailureCause, FailureReport};
+use crate::run::launch::Launch;
+use crate::run::launch_result::LaunchResult;
+use crate::run::multi_node::job_outcome::JobOutcome;
+use crate::supervise::NodeOutcome;
+use serde::Serialize;
+
+/// The content of the field.
+#[derive(Debug, Serialize)]
+pub struct JobCulprit {
+    /// The number of its node in the last round; `None`: unknown.
+    node: Option<usize>,
+    host: String,
+    #[serde(flatten)]
+    details: FailureDetails,
+}
+
+/// What the other nodes learn of a rank of this node that failed first.
+pub fn details(culprit: &Culprit) -> FailureDetails {
+    let exit = Some(culprit.exit).filter(|_| !culprit.stopped_by_launcher);
+    let details = FailureDetails { log: culprit.log.clone(), ..FailureDetails::of_process(culprit.label, exit) };
+    with_fault(details, culprit.blame.as_ref().map(|blame| &blame.fault))
+}
+
+/// The same with the error that the process printed.
+pub fn with_fault(details: FailureDetails, fault: Option<&RankFault>) -> FailureDetails {
+    let Some(RankFault { what, text, .. }) = fault else { return details };
+    FailureDetails { exception: (!what.is_empty()).then(|| what.clone()), ..details.with_text(text) }
+}
+
+impl JobCulprit {
+    /// What the job failed by, or was stopped by on another node; `None` if it is not known, or there is nothing of the kind.
+    pub fn of_outcome(outcome: &JobOutcome) -> Option<Self> {
+        let JobOutcome::Ended(end) = outcome else { return None };
+        let other = |node, host: &str, text: String| {
+            let details = FailureDetails::default().with_text(&text);
+            Some(Self { node, host: host.to_owned(), details })
+        };
+        match end {
+            JobEnd::Failed { failure: RankFailure { node, host, details, .. }, .. } => {
+                Some(Self { node: Some(*node), host: host.clone(), details: (**details).clone() })
+            }
+            JobEnd::Lost { lost } => other(Some(lost.node), &lost.host, "the node is lost".to_owned()),
+            JobEnd::Stopped { host, signal } => {
+                other(None, host, format!("its launcher received {}", signal_label(*signal)))
+            }
+            JobEnd::Completed | JobEnd::TooFew { .. } => None,
+        }
+    }
+
+    /// The same where ranks have run here. `failure`: this node's failure report.
+    pub fn of_launch(
+        launch: &Launch<'_>,
+        launched: &LaunchResult,
+        host: &str,
+        failure: Option<&FailureReport>,
+    ) -> Option<Self> {
+        let own = |details| {
+            let node = launched.node.or((launch.plan.nnodes == 1).then_some(0));
+            Self { node, host: host.to_owned(), details }
+        };
+        let of_own_ranks = || match (&launched.report.outcome, failure.map(|report| &report.outcome)) {
+            (NodeOutcome::NotStarted { local_rank }, _) => {
+                let why = launched.report.ranks[*local_rank].start_error.clone().unwrap_or_default();
+                let label = launch.plan.ranks[*local_rank].label();
+                Some(own(FailureDetails::of_process(label, None).with_text(&why)))
+            }
+            (_, Some(FailureCause::Failed(culprit))) => Some(own(details(culprit))),
+            _ => None,
+        };
+        Self::of_outcome(&launched.outcome).or_else(of_own_ranks)
+    }
+}
