@@ -94,8 +94,8 @@ pub struct GpuHealth {
     pub ecc_errors: Option<u64>,
     /// Memory pages wait for a reset to be retired.
     pub pages_pending: bool,
-    /// Its compute mode admits a single process, or none.
-    pub is_exclusive: bool,
+    /// Its compute mode admits no program.
+    pub is_prohibited: bool,
 }
 
 /// How old a process's utilization may be. The driver measures about six times a second.
@@ -170,7 +170,7 @@ impl GpuMonitor {
                 is_lost: device.memory_info().is_err_and(|error| is_gone(&error)),
                 ecc_errors: device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok(),
                 pages_pending: device.are_pages_pending_retired().unwrap_or(false),
-                is_exclusive: device.compute_mode().is_ok_and(|mode| mode != ComputeMode::Default),
+                is_prohibited: device.compute_mode().is_ok_and(|mode| mode == ComputeMode::Prohibited),
             },
         };
         numbers.iter().map(health).collect()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hanging_folder import hanging_folder
 from launching import LIMIT, environment
 
 DOCTOR = [sys.executable, "-m", "rlaunch.control", "doctor"]
@@ -137,10 +138,13 @@ FAULTS = {
         driver=["-DUSED=90000"],
     ),
     "memory errors": Fault(
-        "GPU fault", "error", "GPU 2 has 7 memory errors", "--gpu-reset -i 2", driver=["-DFAULTY"]
+        "GPU fault", "warning", "GPU 2 has 7 memory errors", "--gpu-reset -i 2", driver=["-DFAULTY"]
     ),
     "a lost GPU": Fault(
         "GPU fault", "error", "the driver has lost GPU 3", "leave it out", driver=["-DFAULTY"]
+    ),
+    "a driver that hangs": Fault(
+        "GPUs", "error", "driver does not answer", "state D", driver=["-DHANGS_AT_FIRST"]
     ),
     "a driver that is not loaded": Fault(
         "GPUs", "warning", "kernel module is not loaded", "modprobe nvidia", driver=["-DUNLOADED"]
@@ -205,6 +209,14 @@ def test_a_port_in_use_is_named_with_its_process(tmp_path: Path) -> None:
     (found,) = (one for one in findings(text) if one["check"] == "master")
     assert found["level"] == "warning"
     assert f"in use by pid {os.getpid()}" in found["text"]
+
+
+def test_a_log_folder_that_hangs_is_named(tmp_path: Path) -> None:
+    with hanging_folder(subprocess.Popen, tmp_path / "log") as folder, folder.hangs():
+        status, text = examine(tmp_path, "--json", prefix=folder.prefix)
+    (found,) = (one for one in findings(text) if one["check"] == "log_dir")
+    assert (status, found["level"]) == (1, "error")
+    assert "does not answer" in found["text"]
 
 
 def test_two_versions_of_a_framework_in_one_folder_are_named(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ pub(super) struct GpuState {
     pub ecc_errors: Option<u64>,
     /// Whether memory pages wait for a reset to be retired.
     pub pages_pending: bool,
-    /// Whether it admits a single process, or none (compute mode).
-    pub is_exclusive: bool,
+    /// Whether it admits no program (compute mode).
+    pub is_prohibited: bool,
     /// `python (pid 4242)`, with its memory.
     pub holders: Vec<String>,
 }

@@ -34,9 +34,13 @@ pub fn processes() -> Option<u64> {
     finite(Resource::RLIMIT_NPROC).filter(|_| !nix::unistd::geteuid().is_root())
 }
 
-/// Soft limit of locked memory in bytes; `None` without one.
+/// Soft limit of locked memory in bytes; `None` without one. A process with CAP_IPC_LOCK has none (mlock(2)).
 pub fn locked_memory() -> Option<u64> {
-    finite(Resource::RLIMIT_MEMLOCK)
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    finite(Resource::RLIMIT_MEMLOCK).filter(|_| capabilities.is_none_or(|all| all >> CAP_IPC_LOCK & 1 == 0))
 }
 
 fn finite(resource: Resource) -> Option<u64> {

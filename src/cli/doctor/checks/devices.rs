@@ -98,25 +98,27 @@ fn fault(gpu: &GpuState) -> Option<Finding> {
             format!("nvidia-smi --gpu-reset -i {index}, or reboot; leave it out meanwhile (--gpus)"),
         ));
     }
-    if let Some(count @ 1..) = gpu.ecc_errors {
+    if gpu.is_prohibited {
         return Some(error(
             "GPU fault",
-            format!("GPU {index} has {count} memory errors that ECC could not correct, since the driver was loaded"),
+            format!("GPU {index} admits no program (compute mode \"prohibited\")"),
+            format!("nvidia-smi -i {index} -c DEFAULT; or leave it out (--gpus)"),
+        ));
+    }
+    if let Some(count @ 1..) = gpu.ecc_errors {
+        return Some(warning(
+            "GPU fault",
+            format!(
+                "GPU {index} has {count} memory errors that ECC could not correct, since the driver was loaded: each ends a program"
+            ),
             format!("nvidia-smi --gpu-reset -i {index}; if they come again, replace it"),
         ));
     }
-    if gpu.pages_pending {
-        return Some(warning(
+    gpu.pages_pending.then(|| {
+        warning(
             "GPU fault",
             format!("GPU {index} retires bad memory at its next reset, and may fail until then"),
             format!("nvidia-smi --gpu-reset -i {index} while no program uses it"),
-        ));
-    }
-    gpu.is_exclusive.then(|| {
-        warning(
-            "GPU mode",
-            format!("GPU {index} admits one process at a time, or none: two ranks on it, or a debugger, fail"),
-            format!("nvidia-smi -i {index} -c DEFAULT"),
         )
     })
 }
@@ -248,13 +250,13 @@ mod tests {
             GpuState { ecc_errors: Some(2), ..gpu(1) },
             GpuState { is_lost: true, memory: None, ..gpu(2) },
             GpuState { pages_pending: true, ..gpu(3) },
-            GpuState { is_exclusive: true, name: Some("L4".into()), ..gpu(4) },
+            GpuState { is_prohibited: true, name: Some("L4".into()), ..gpu(4) },
         ]);
         facts.devices.xids = Some(vec![("0000:3b:00".into(), 79), ("0000:3b:00".into(), 13)]);
         let found = check(&facts);
         assert_eq!(
             levels(&found),
-            "GPUs ok, GPU fault error, GPU fault error, GPU fault warning, GPU mode warning, GPU memory warning, \
+            "GPUs ok, GPU fault warning, GPU fault error, GPU fault warning, GPU fault error, GPU memory warning, \
              GPU log warning, GPU order warning"
         );
         assert!(found[5].text.contains("70.0 GiB of 80.0 GiB in use by python (pid 7)"));

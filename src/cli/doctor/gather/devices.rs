@@ -21,7 +21,12 @@ const MOST_MESSAGES: usize = 100_000;
 
 pub(super) fn find(root: &Path) -> DeviceFacts {
     let at = root.to_owned();
-    let asked = thread::within(PATIENCE, move || (gpus(), accelerators::machine(&at)));
+    // The driver stays open meanwhile: without persistence mode, each start takes seconds.
+    let ask = move || match GpuMonitor::open() {
+        Ok(monitor) => (gpus(&monitor), accelerators::machine(&at)),
+        Err(error) => (GpuFacts::Fault(error.into()), accelerators::machine(&at)),
+    };
+    let asked = thread::within(PATIENCE, ask);
     let (gpus, machine) = asked.unwrap_or((GpuFacts::Hangs, MachineDevices::default()));
     let xids = match gpus {
         GpuFacts::Found { .. } => messages(&root.join("dev/kmsg")).map(|text| xids(&text)),
@@ -33,11 +38,7 @@ pub(super) fn find(root: &Path) -> DeviceFacts {
     DeviceFacts { nodes: names.filter(is_gpu).count(), gpus, machine, xids }
 }
 
-fn gpus() -> GpuFacts {
-    let monitor = match GpuMonitor::open() {
-        Ok(monitor) => monitor,
-        Err(error) => return GpuFacts::Fault(error.into()),
-    };
+fn gpus(monitor: &GpuMonitor) -> GpuFacts {
     let numbers = monitor.all();
     let rows = monitor.gpus(&numbers);
     let processes = monitor.processes(&numbers);
@@ -58,7 +59,7 @@ fn gpus() -> GpuFacts {
             is_lost: health.is_lost,
             ecc_errors: health.ecc_errors,
             pages_pending: health.pages_pending,
-            is_exclusive: health.is_exclusive,
+            is_prohibited: health.is_prohibited,
         }
     };
     GpuFacts::Found { driver, gpus: each.map(state).collect() }
