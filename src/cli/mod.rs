@@ -2,6 +2,7 @@
 
 pub mod common;
 pub mod control;
+pub mod doctor;
 pub mod elastic;
 pub mod legacy;
 pub mod node;

@@ -164,7 +164,7 @@ fn exit_status_page() -> String {
     text.push_str(
         "\nWith [`rlaunch-run --exit-code-compat`](run.md#--exit-code-compat), every failure is 1, as in torchrun; 0 and 2 \
          stay.\n\n## Running jobs\n\n[`rlaunch`](rlaunch.md) exits with 0 when it has done what it was asked for. It exits with 1 \
-         if there is no such job or its launcher refuses, and with 2 for an invalid command line. `rlaunch launch` and `rlaunch \
+         if there is no such job, its launcher refuses, or `rlaunch doctor` finds an error, and with 2 for an invalid command line. `rlaunch launch` and `rlaunch \
          run` have the status of their job.\n",
     );
     text

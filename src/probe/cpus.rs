@@ -1,4 +1,4 @@
-//! CPU limits of this process: affinity mask and cgroup quota.
+//! CPU limits of this process: affinity mask and cgroup quota. And the number of processes that its cgroup allows.
 
 use crate::model::CpuSet;
 use crate::plan::devices::threads::{CpuLimits, CpuQuota};
@@ -13,20 +13,32 @@ pub fn cpus(root: &Path, allowed: &CpuSet) -> CpuLimits {
 /// The smallest quota of the cgroup of this process and its ancestors, as far as they are visible. In a container, the
 /// cgroup may be mounted at the top although its path is that of the host.
 pub fn quota(root: &Path) -> Option<CpuQuota> {
-    let groups = read_to_string(root.join("proc/self/cgroup")).ok()?;
-    let folders = groups.lines().flat_map(|line| folders(root, line));
-    let quotas = folders.filter_map(|folder| version_2(&folder).or_else(|| version_1(&folder)));
+    let quotas = folders(root, "cpu", &["cpu", "cpu,cpuacct", "cpuacct,cpu"]);
+    let quotas = quotas.iter().filter_map(|folder| version_2(folder).or_else(|| version_1(folder)));
     quotas.reduce(|least, other| if other.is_below(least) { other } else { least })
 }
 
-/// The directories of a line of /proc/self/cgroup, from that of the process to the top.
-fn folders(root: &Path, line: &str) -> Vec<PathBuf> {
+/// The processes and threads that may still be created in the cgroup of this process; `None` without a limit.
+pub fn processes_left(root: &Path) -> Option<u64> {
+    let number = |folder: &Path, name| read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let left = |folder: &PathBuf| Some(number(folder, "pids.max")?.saturating_sub(number(folder, "pids.current")?));
+    folders(root, "pids", &["pids"]).iter().filter_map(left).min()
+}
+
+/// The directories of the cgroup of this process with a controller, from its own to the top. `mounted`: the names under which
+/// version 1 mounts it.
+fn folders(root: &Path, controller: &str, mounted: &[&str]) -> Vec<PathBuf> {
+    let groups = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    groups.lines().flat_map(|line| folders_of_line(root, line, controller, mounted)).collect()
+}
+
+fn folders_of_line(root: &Path, line: &str, controller: &str, mounted: &[&str]) -> Vec<PathBuf> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(own)) = (fields.next(), fields.next()) else { return Vec::new() };
     let tops: &[&str] = match controllers {
         // In hybrid mode, systemd mounts version 2 in a directory of its own.
         "" => &["", "unified"],
-        _ if controllers.split(',').any(|controller| controller == "cpu") => &["cpu", "cpu,cpuacct", "cpuacct,cpu"],
+        _ if controllers.split(',').any(|one| one == controller) => mounted,
         _ => &[],
     };
     let below = |top: &&str| {
@@ -59,13 +71,17 @@ fn parse_quota(time: &str, period: &str) -> Option<CpuQuota> {
 mod tests {
     use super::*;
 
-    fn of(name: &str, files: &[(&str, &str)]) -> Option<(u64, u64)> {
-        let root = std::env::temp_dir().join(format!("rlaunch-cpus-{name}-{}", std::process::id()));
+    fn write(root: &Path, files: &[(&str, &str)]) {
         for (path, text) in files {
             let path = root.join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }
+    }
+
+    fn of(name: &str, files: &[(&str, &str)]) -> Option<(u64, u64)> {
+        let root = std::env::temp_dir().join(format!("rlaunch-cpus-{name}-{}", std::process::id()));
+        write(&root, files);
         let found = cpus(&root, &CpuSet::parse("0-3").unwrap());
         let _ = std::fs::remove_dir_all(&root);
         assert_eq!(found.allowed, 4);
@@ -106,6 +122,23 @@ mod tests {
             ("sys/fs/cgroup/cpuset/s/cpu.cfs_period_us", "100000\n"),
         ];
         assert_eq!(of("1", &files), Some((50_000, 100_000)));
+    }
+
+    #[test]
+    fn the_cgroup_with_the_least_room_limits_processes() {
+        let files = [
+            (OWN, "8:pids:/a\n"),
+            ("sys/fs/cgroup/pids/a/pids.max", "max\n"),
+            ("sys/fs/cgroup/pids/a/pids.current", "7\n"),
+            ("sys/fs/cgroup/pids/pids.max", "100\n"),
+            ("sys/fs/cgroup/pids/pids.current", "90\n"),
+        ];
+        for (name, files, left) in [("room", &files[..], Some(10)), ("none", &files[..3], None)] {
+            let root = std::env::temp_dir().join(format!("rlaunch-pids-{name}-{}", std::process::id()));
+            write(&root, files);
+            assert_eq!(processes_left(&root), left);
+            std::fs::remove_dir_all(&root).unwrap();
+        }
     }
 
     #[test]

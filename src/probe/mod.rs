@@ -1,8 +1,9 @@
-//! Probes of the machine: devices, CPUs, memory, network addresses, core files.
+//! Probes of the machine: devices, CPUs, memory, disks, network addresses, core files.
 
 pub mod accelerators;
 pub mod core_dump;
 pub mod cpus;
+pub mod disk;
 pub mod intel;
 pub mod memory;
 pub mod net;

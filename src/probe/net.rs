@@ -19,6 +19,17 @@ pub fn addresses() -> Vec<IpAddr> {
     loopback_last(up.filter_map(|interface| ip(&interface.address?)))
 }
 
+/// Names of the interfaces that are up, each once, in the kernel's order.
+pub fn interfaces() -> nix::Result<Vec<String>> {
+    let mut names: Vec<String> = Vec::new();
+    for interface in getifaddrs()? {
+        if interface.flags.contains(InterfaceFlags::IFF_UP) && !names.contains(&interface.interface_name) {
+            names.push(interface.interface_name);
+        }
+    }
+    Ok(names)
+}
+
 /// Name of the interface that has an address.
 pub fn interface_of(address: IpAddr) -> Option<String> {
     let mut interfaces = getifaddrs().into_iter().flatten();

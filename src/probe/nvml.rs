@@ -5,6 +5,7 @@ use crate::plan::devices::visible_devices;
 use crate::report::gpu_log;
 use crate::report::gpu_log::{GpuMemory, GpuProcess, GpuUsage};
 use crate::sys::clock;
+use nvml_wrapper::enum_wrappers::device::{ComputeMode, EccCounter, MemoryError};
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessUtilizationSample;
@@ -58,6 +59,43 @@ pub struct GpuProcessUse {
     pub percent: Option<u32>,
     /// The same for all processes on the GPU, if the driver does not tell them apart.
     pub percent_of_gpu: Option<u32>,
+}
+
+/// Why the driver does not answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DriverFault {
+    /// Its library is not installed.
+    NoLibrary,
+    /// Its kernel module is not loaded, or not visible in this container.
+    NotLoaded,
+    /// The library and the kernel module are of different versions.
+    Mismatch,
+    /// Another reason, as the library describes it.
+    Other(String),
+}
+
+impl From<NvmlError> for DriverFault {
+    fn from(error: NvmlError) -> Self {
+        match error {
+            NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => Self::NoLibrary,
+            NvmlError::DriverNotLoaded => Self::NotLoaded,
+            NvmlError::LibRmVersionMismatch => Self::Mismatch,
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+/// Faults of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuHealth {
+    /// The driver cannot reach it.
+    pub is_lost: bool,
+    /// Memory errors that were not corrected, since the driver was loaded; `None` without ECC.
+    pub ecc_errors: Option<u64>,
+    /// Memory pages wait for a reset to be retired.
+    pub pages_pending: bool,
+    /// Its compute mode admits no program.
+    pub is_prohibited: bool,
 }
 
 /// How old a process's utilization may be. The driver measures about six times a second.
@@ -118,6 +156,26 @@ impl GpuMonitor {
         self.devices(numbers).map(gpu).collect()
     }
 
+    /// The numbers of all GPUs.
+    pub fn all(&self) -> Vec<u32> {
+        (0..self.0.device_count().unwrap_or(0)).collect()
+    }
+
+    /// Faults of the GPUs with these numbers.
+    pub fn health(&self, numbers: &[u32]) -> Vec<GpuHealth> {
+        let is_gone = |error: &NvmlError| matches!(error, NvmlError::GpuLost | NvmlError::ResetRequired);
+        let health = |index: &u32| match self.0.device_by_index(*index) {
+            Err(error) => GpuHealth { is_lost: is_gone(&error), ..GpuHealth::default() },
+            Ok(device) => GpuHealth {
+                is_lost: device.memory_info().is_err_and(|error| is_gone(&error)),
+                ecc_errors: device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile).ok(),
+                pages_pending: device.are_pages_pending_retired().unwrap_or(false),
+                is_prohibited: device.compute_mode().is_ok_and(|mode| mode == ComputeMode::Prohibited),
+            },
+        };
+        numbers.iter().map(health).collect()
+    }
+
     fn has_another_table(&self) -> bool {
         self.0.sys_driver_version().is_ok_and(|version| has_another_table(&version))
     }
@@ -129,7 +187,7 @@ impl GpuMonitor {
             return found;
         }
         let since = u64::try_from(clock::wall().saturating_sub(RECENT).as_micros()).unwrap_or_default();
-        let numbers: Vec<u32> = (0..self.0.device_count().unwrap_or(0)).collect();
+        let numbers = self.all();
         for (gpu, device) in self.devices(&numbers) {
             let processes = device.as_ref().and_then(|device| device.running_compute_processes().ok());
             let (Some(device), Some(processes)) = (device, processes.filter(|found| !found.is_empty())) else {

@@ -32,6 +32,7 @@ mod lib {
     use super::rank::PortLeases;
     use super::texts;
     use crate::cli::control;
+    use crate::cli::doctor::Interpreter;
     use crate::cli::paddle::frontend;
     use crate::model::{Endpoint, EnvDelta};
     use crate::plan::devices::assign;
@@ -56,7 +57,7 @@ mod lib {
     use std::cell::LazyCell;
     use std::collections::BTreeMap;
     use std::ffi::OsString;
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
 
     #[pymodule_export]
     use super::creator::PyCreator;
@@ -102,9 +103,16 @@ mod lib {
     }
 
     /// Runs the command `rlaunch` for running jobs with these arguments (without the program name) and returns its exit status.
+    /// `executable`, `version`, `path`: the interpreter's, of which `rlaunch doctor` tells.
     #[pyfunction]
-    fn control_main(py: Python<'_>, args: Vec<OsString>) -> i32 {
-        py.detach(|| control::main(&args))
+    fn control_main(
+        py: Python<'_>,
+        args: Vec<OsString>,
+        executable: String,
+        version: String,
+        path: Vec<PathBuf>,
+    ) -> i32 {
+        py.detach(|| control::main(&args, Interpreter { executable, version, path }))
     }
 
     /// The stacks of child processes as text, equal ones once: `ranks` are (number, process id); `python`: the interpreter for the

@@ -19,6 +19,27 @@ pub fn wall() -> Duration {
     read(libc::CLOCK_REALTIME)
 }
 
+/// How the kernel keeps the wall clock (adjtimex(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discipline {
+    /// Whether a program such as chrony or ntpd corrects it.
+    pub is_synchronized: bool,
+    /// By how much it may be wrong at most, as far as that program knows.
+    pub largest_error: Duration,
+}
+
+/// How the wall clock is kept; `None` if this process may not know.
+pub fn discipline() -> Option<Discipline> {
+    // SAFETY: timex is plain data, for which all zeroes is a valid value; modes 0 only reads.
+    let mut found: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` is a local value that outlives the call.
+    let state = unsafe { libc::adjtimex(&mut found) };
+    (state >= 0).then(|| Discipline {
+        is_synchronized: state != libc::TIME_ERROR && found.status & libc::STA_UNSYNC == 0,
+        largest_error: Duration::from_micros(u64::try_from(found.maxerror).unwrap_or_default()),
+    })
+}
+
 fn read(clock: libc::clockid_t) -> Duration {
     let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `ts` is a local timespec that outlives the call; these clock ids always exist.

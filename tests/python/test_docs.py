@@ -15,11 +15,11 @@ MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunc
 FOREIGN = """
 --log --nproc --rank_mapping_file --fail --lr
 --array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist
---enable-grpc-gateway --from-literal --gpus-per-node --het-group --hostfile --hypothesis-seed --init
+--enable-grpc-gateway --from-literal --gpus-per-node --het-group --hostfile --hypothesis-seed --init --ipc
 --keys-only --kill-on-bad-exit --lf --lib --locked --map-by --max-log-requests --mount-proc --multi_gpu
 --no-kill --nodes --ntasks --ntasks-per-node --num_processes --open-mode --output-filename --overlap --pdb
---pdbcls --pid --prefix --profile --requeue --scope --signal --tag-output --tail --test --time --timeout
---use-env --user --wait --with-mpi --write
+--pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal --tag-output --tail --test --time
+--timeout --use-env --user --wait --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M

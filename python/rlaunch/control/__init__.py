@@ -1,7 +1,8 @@
 """``rlaunch`` and ``python -m rlaunch.control``: looks into running jobs, and starts them.
 
-``rlaunch launch`` is ``python -m rlaunch``, ``rlaunch run`` is ``python -m rlaunch.run``. The other
-commands talk to the launchers of this user on this machine, through their control sockets.
+``rlaunch launch`` is ``python -m rlaunch``, ``rlaunch run`` is ``python -m rlaunch.run``, and ``rlaunch
+doctor`` checks this machine. The other commands talk to the launchers of this user on this machine,
+through their control sockets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def command() -> NoReturn:
     # Ctrl-C and a reader that has gone end it, as they end other commands.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(_lib.control_main(sys.argv[1:]))
+    version = sys.version.split(maxsplit=1)[0]
+    sys.exit(_lib.control_main(sys.argv[1:], sys.executable, version, sys.path))
 
 
 def _launch(kind: str) -> NoReturn:

@@ -19,14 +19,15 @@ Examples:
   rlaunch run --nproc-per-node 2 train.py         # instead of torchrun
   rlaunch launch --nproc_per_node 2 train.py      # paddle.distributed.launch
   rlaunch stacks                                  # where does my job hang?
+  rlaunch doctor                                  # is this machine ready?
 
 More help:
   rlaunch COMMAND --help   The arguments of a command
   rlaunch --help all       Those of all commands
 
 Jobs are those of this user on this machine. Exit status: 0; 1 if there is no
-such job or its launcher refuses; 2 for an invalid command line. `launch` and
-`run` have the exit status of their job.";
+such job, its launcher refuses, or `doctor` finds an error; 2 for an invalid
+command line. `launch` and `run` have the exit status of their job.";
 
 /// Starts distributed training jobs, and looks into those that run or have ended.
 #[derive(Debug, Parser)]
@@ -142,6 +143,21 @@ pub(super) enum Command {
         /// Write a Chrome trace too, for Perfetto; - for stdout
         #[arg(long, value_name = "FILE")]
         trace: Option<PathBuf>,
+    },
+    /// Check this machine before a job, and say what to do
+    ///
+    /// Looks at limits, folders, GPUs, frameworks, names, ports and variables, and changes nothing. Exit status: 0 without
+    /// an error, also with warnings; 1 with an error.
+    Doctor {
+        /// The job's log folder [default: PADDLE_LOG_DIR, or ./log]
+        #[arg(long = "log_dir", alias = "log-dir", value_name = "DIR")]
+        log_dir: Option<PathBuf>,
+        /// The job's --master, beside PADDLE_MASTER and MASTER_ADDR
+        #[arg(long, value_name = "HOST:PORT")]
+        master: Option<String>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Print the script that completes this command in a shell
     Completion {

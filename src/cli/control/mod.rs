@@ -1,5 +1,5 @@
 //! The command `rlaunch`: `ps`, `status`, `top`, `stacks`, `logs`, `signal`, `stop`, `restart` for running jobs, `report`
-//! for any.
+//! for any, and `doctor` for this machine.
 
 mod arguments;
 mod client;
@@ -17,6 +17,7 @@ mod write_report;
 use crate::cli::common::exit_code;
 use crate::cli::common::message::{print_error, print_notice};
 use crate::cli::common::startup::print_output;
+use crate::cli::doctor::{self, DoctorOptions, Interpreter};
 use crate::report::job_status::JobStatus;
 use crate::run::control::node_answer::NodeQuestion;
 use crate::run::control::rank_facts;
@@ -39,7 +40,7 @@ pub fn command() -> clap::Command {
 }
 
 /// Runs the command with these arguments, without the program's name, and returns its exit status.
-pub fn main(args: &[OsString]) -> i32 {
+pub fn main(args: &[OsString], interpreter: Interpreter) -> i32 {
     if let Some(name) = arguments::asked_help(args) {
         return match arguments::help(name) {
             Ok(text) => {
@@ -66,7 +67,14 @@ pub fn main(args: &[OsString]) -> i32 {
             return if error.use_stderr() { exit_code::USAGE } else { exit_code::OK };
         }
     };
-    match carry_out(request.command) {
+    let command = match request.command {
+        Command::Doctor { log_dir, master, json } => {
+            let options = DoctorOptions { log_dir: log_dir.as_deref(), master: master.as_deref(), json };
+            return if doctor::run(options, interpreter) { exit_code::OK } else { FAILED };
+        }
+        command => command,
+    };
+    match carry_out(command) {
         Ok(()) => exit_code::OK,
         Err(error) => {
             print_error(&error.to_string());
@@ -102,7 +110,7 @@ fn carry_out(command: Command) -> Result<(), ControlError> {
             print_output(&arguments::completion(shell));
             Ok(())
         }
-        Command::Launch { .. } | Command::Run { .. } => Err(ControlError::NotHere),
+        Command::Launch { .. } | Command::Run { .. } | Command::Doctor { .. } => Err(ControlError::NotHere),
     }
 }
 

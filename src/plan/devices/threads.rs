@@ -18,6 +18,11 @@ impl CpuQuota {
         usize::try_from(u128::from(self.time) / period).unwrap_or(usize::MAX)
     }
 
+    /// Whether it is worth less than this number of CPUs.
+    pub fn is_below_cpus(self, cpus: usize) -> bool {
+        self.share(cpus) == 0 && cpus > 0
+    }
+
     /// Whether it allows less CPU time than `other`.
     pub fn is_below(self, other: Self) -> bool {
         u128::from(self.time) * u128::from(other.period) < u128::from(other.time) * u128::from(self.period)

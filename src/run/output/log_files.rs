@@ -1,6 +1,7 @@
 //! The log folder and its files: mode 0600 in a 0700 folder, opened without following links.
 
 use crate::plan::{EnvOverflowFile, OutputPlan, Plan};
+use crate::probe::disk;
 use crate::spec::SpecError;
 use crate::sys::random;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -90,11 +91,9 @@ pub fn unusable(path: &Path, error: &io::Error) -> SpecError {
     SpecError::new("the log file", path.display().to_string(), why, "remove it, or name another --log_dir")
 }
 
-/// Whether the file system of a folder is full. Blocks may be reserved for the superuser (statvfs(3)).
+/// Whether the file system of a folder is full.
 pub fn is_full(folder: &Path) -> bool {
-    let Ok(fs) = nix::sys::statvfs::statvfs(folder) else { return false };
-    let left = if nix::unistd::geteuid().is_root() { fs.blocks_free() } else { fs.blocks_available() };
-    fs.blocks() > 0 && left == 0
+    disk::space(folder).is_ok_and(|space| space.total > 0 && space.left == 0)
 }
 
 /// The folder of the launcher's own records, inside the log folder.

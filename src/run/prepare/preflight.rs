@@ -108,6 +108,11 @@ fn needed(ranks: usize, each: u64) -> u64 {
     (ranks as u64).saturating_mul(each).saturating_add(FDS_OF_LAUNCHER + limits::open_now())
 }
 
+/// Open files that a launcher of this many ranks needs, with any front end.
+pub fn files_needed(ranks: usize) -> u64 {
+    needed(ranks, FDS_OF_WORKER)
+}
+
 /// Raises the soft limit of open files for `ranks` ranks with `each` descriptors. `field`: the option that sets their number.
 /// Returns the previous soft limit, which the ranks should get back, if it was raised.
 pub fn raise_file_limit(field: &str, ranks: usize, each: u64) -> Result<Option<u64>, SpecError> {

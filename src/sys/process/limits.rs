@@ -1,6 +1,6 @@
 //! Resource limits of this process that many ranks may exceed.
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
 /// Size in bytes of the longest argument or environment string that execve accepts, including its NUL (execve(2),
 /// MAX_ARG_STRLEN: 32 pages of 4 KiB).
@@ -27,4 +27,22 @@ pub fn raise_open_files(wanted: u64) -> u64 {
 /// The number of descriptors that this process has open; 0 without /proc.
 pub fn open_now() -> u64 {
     std::fs::read_dir("/proc/self/fd").map_or(0, |dir| dir.count() as u64)
+}
+
+/// Soft limit of processes and threads of this user; `None` without one. The superuser has none.
+pub fn processes() -> Option<u64> {
+    finite(Resource::RLIMIT_NPROC).filter(|_| !nix::unistd::geteuid().is_root())
+}
+
+/// Soft limit of locked memory in bytes; `None` without one. A process with CAP_IPC_LOCK has none (mlock(2)).
+pub fn locked_memory() -> Option<u64> {
+    const CAP_IPC_LOCK: u32 = 14;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let capabilities =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    finite(Resource::RLIMIT_MEMLOCK).filter(|_| capabilities.is_none_or(|all| all >> CAP_IPC_LOCK & 1 == 0))
+}
+
+fn finite(resource: Resource) -> Option<u64> {
+    getrlimit(resource).ok().map(|(soft, _)| soft).filter(|soft| *soft != RLIM_INFINITY)
 }

@@ -12,7 +12,8 @@ from pathlib import Path
 # thread with another table of descriptors gets no answers (unshare(2), CLONE_FILES). Lines
 # "PID GPU MIB PERCENT" of the file `gpu_processes` replace the processes of that GPU; with PROCESS_USE, the
 # driver tells their use apart. With TELLS, a process that loads the library leaves a line in `loaded`, and
-# one that initializes it a line in `asked`.
+# one that initializes it a line in `asked`. USED is the memory in use in MiB; with FAULTY, GPU 2 has memory
+# errors and GPU 3 is lost.
 FAKE = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -26,6 +27,7 @@ FAKE = r"""
 #define NOT_FOUND 6
 #define INSUFFICIENT_SIZE 7
 #define DRIVER_NOT_LOADED 9
+#define LOST 15
 #define UNKNOWN 999
 #define MIB 1048576ULL
 #ifndef VERSION
@@ -33,6 +35,9 @@ FAKE = r"""
 #endif
 #ifndef GPUS
 #define GPUS 4
+#endif
+#ifndef USED
+#define USED 3000
 #endif
 #define NUMBER(device) ((unsigned long)(device) - 1)
 static void leave(const char *name) {
@@ -86,6 +91,9 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = GPUS; return answers() ? O
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = (void *)(unsigned long)(index + 1);
     if (!answers()) return UNKNOWN;
+#ifdef FAULTY
+    if (index == 3) return LOST;
+#endif
     return index < GPUS ? OK : NOT_FOUND;
 }
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *count) {
@@ -127,10 +135,17 @@ struct memory { unsigned version; unsigned long long total, reserved, free, used
 int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory *memory) {
     memory->total = 143771 * MIB;
     memory->reserved = 651 * MIB;
-    memory->used = (3000 + NUMBER(device)) * MIB + MIB / 2;
+    memory->used = (USED + NUMBER(device)) * MIB + MIB / 2;
     memory->free = memory->total - memory->reserved - memory->used;
     return memory->version == (sizeof *memory | 2 << 24) ? OK : NOT_SUPPORTED;
 }
+#ifdef FAULTY
+int nvmlDeviceGetTotalEccErrors(void *device, int kind, int since, unsigned long long *count) {
+    // Uncorrected ones, since the driver was loaded.
+    *count = NUMBER(device) == 2 && kind == 1 && since == 0 ? 7 : 0;
+    return OK;
+}
+#endif
 struct utilization { unsigned gpu, memory; };
 int nvmlDeviceGetUtilizationRates(void *device, struct utilization *utilization) {
 #ifdef HANGS

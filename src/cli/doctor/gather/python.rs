@@ -1,0 +1,78 @@
+//! Facts of the interpreter: the frameworks that it would import, by the names of their folders. Nothing is imported.
+
+use crate::cli::doctor::facts::{Package, PythonFacts};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Packages whose version matters to a job, in the form of PyPI. `*` at the end: any name that begins so.
+const SHOWN: [&str; 10] = [
+    "torch",
+    "paddlepaddle",
+    "paddlepaddle-*",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "nvidia-nccl-*",
+];
+
+/// Looks into the folders of `sys.path`.
+pub(in crate::cli) fn look(executable: String, version: String, path: &[PathBuf]) -> PythonFacts {
+    // "" is the current folder, and one folder may be there twice.
+    let mut seen = BTreeSet::new();
+    let folders = path.iter().filter(|folder| folder.is_dir() && seen.insert(folder.canonicalize().ok()));
+    PythonFacts { executable, version, packages: folders.flat_map(|folder| packages(folder)).collect() }
+}
+
+fn packages(folder: &Path) -> Vec<Package> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut found: Vec<Package> = names.filter_map(|name| package(&name, folder)).collect();
+    found.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
+    found
+}
+
+/// `NAME-VERSION.dist-info`, or `NAME-VERSION-py3.12.egg-info` of older installers.
+fn package(entry: &str, folder: &Path) -> Option<Package> {
+    let (stem, of_egg) = match entry.strip_suffix(".dist-info") {
+        Some(stem) => (stem, false),
+        None => (entry.strip_suffix(".egg-info")?, true),
+    };
+    let (name, version) = stem.split_once('-')?;
+    let version = if of_egg { version.split_once("-py").map_or(version, |(version, _)| version) } else { version };
+    let name = name.to_ascii_lowercase().replace(['_', '.'], "-");
+    let is_shown = |known: &str| match known.strip_suffix('*') {
+        Some(head) => name.starts_with(head),
+        None => name == known,
+    };
+    let package = Package { version: version.to_owned(), folder: folder.to_owned(), name: name.clone() };
+    SHOWN.iter().any(|known| is_shown(known)).then_some(package)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_known_by_the_names_of_their_folders() {
+        let of = |entry: &str| package(entry, Path::new("/x")).map(|found| format!("{} {}", found.name, found.version));
+        assert_eq!(of("torch-2.15.0+cpu.dist-info").as_deref(), Some("torch 2.15.0+cpu"));
+        assert_eq!(of("paddlepaddle_gpu-3.3.1.dist-info").as_deref(), Some("paddlepaddle-gpu 3.3.1"));
+        assert_eq!(of("nvidia_nccl_cu12-2.27.3.dist-info").as_deref(), Some("nvidia-nccl-cu12 2.27.3"));
+        assert_eq!(of("numpy-1.24.2-py3.11.egg-info").as_deref(), Some("numpy 1.24.2"));
+        for other in ["torchvision-1.0.dist-info", "torch", "torch.dist-info", "pip-26.3.dist-info"] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn each_folder_of_the_path_is_read_once() {
+        let root = std::env::temp_dir().join(format!("rlaunch-packages-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("torch-2.15.0.dist-info")).unwrap();
+        let facts = look("python".into(), "3.13.1".into(), &[root.join("nowhere"), root.clone(), root.join(".")]);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(facts.packages.len(), 1);
+    }
+}

@@ -1,0 +1,45 @@
+//! `rlaunch doctor`: checks this machine before a job. `gather` collects facts, `checks` judges them, `output` shows what was found.
+
+mod checks;
+mod facts;
+mod finding;
+mod gather;
+mod output;
+
+use crate::cli::common::startup::print_output;
+use finding::Level;
+use std::path::{Path, PathBuf};
+
+/// The interpreter that runs the command.
+#[derive(Clone, Debug, Default)]
+pub struct Interpreter {
+    /// `sys.executable`.
+    pub executable: String,
+    /// `3.13.1`.
+    pub version: String,
+    /// `sys.path`.
+    pub path: Vec<PathBuf>,
+}
+
+/// The options of the command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DoctorOptions<'a> {
+    /// The log folder of the job, instead of PADDLE_LOG_DIR and `log`.
+    pub log_dir: Option<&'a Path>,
+    /// Where nodes find each other, beside what the variables say.
+    pub master: Option<&'a str>,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Checks this machine and prints the findings. Whether there is no error.
+pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
+    let Interpreter { executable, version, path } = interpreter;
+    let python = gather::python::look(executable, version, &path);
+    let findings = checks::findings(&gather::facts(options.log_dir, options.master, python));
+    print_output(&match options.json {
+        true => format!("{:#}\n", output::json(&findings)),
+        false => output::text(&findings),
+    });
+    output::worst(&findings) < Level::Error
+}
