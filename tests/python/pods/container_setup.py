@@ -121,17 +121,17 @@ def main(spec: dict[str, Any]) -> int:
     make_root(root, spec)
     # Process 1 is the first child from here on.
     checked(libc.unshare(NEW_PIDS), "unshare")
-    told, tell = os.pipe()
+    begun, begins = os.pipe()
     pid = os.fork()
     if pid == 0:
         enter(root)
-        os.close(told)
+        os.close(begun)
         mount("-t", "proc", "proc", "/proc")
         mount("--bind", "-o", "ro", "/proc/sys", "/proc/sys")
         run(spec)
-    os.close(tell)
+    os.close(begins)
     # Closed by the command's beginning.
-    os.read(told, 1)
+    os.read(begun, 1)
     draft = Path(spec["pidFile"]).with_suffix(".draft")
     draft.write_text(str(pid))
     draft.rename(spec["pidFile"])

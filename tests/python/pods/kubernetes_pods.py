@@ -23,16 +23,16 @@ from paths import FOLDERS, ROOT
 
 SETUP = Path(__file__).with_name("container_setup.py")
 CLONE_NAMESPACES = 0x7E020000
-# What the default profiles of containerd and Docker refuse a process without capabilities, of the calls that a
-# launcher or a framework could use. containerd's refuses process_vm_readv, Docker's does not; profiles for
+# What the default profiles of containerd and Docker refuse a process without capabilities, of the calls that
+# a launcher or a framework could use. containerd's refuses process_vm_readv, Docker's does not; profiles for
 # Linux before 4.8 refuse ptrace.
 REFUSED = """
-acct add_key bpf chroot clock_settime delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick
-get_mempolicy init_module io_uring_enter io_uring_register io_uring_setup kcmp kexec_file_load kexec_load
-keyctl lookup_dcookie mbind migrate_pages mount mount_setattr move_mount move_pages open_by_handle_at
-open_tree perf_event_open pidfd_getfd pivot_root process_madvise process_vm_readv process_vm_writev ptrace
-quotactl reboot request_key set_mempolicy setdomainname sethostname setns settimeofday swapoff swapon syslog umount2
-unshare userfaultfd vhangup
+acct add_key bpf chroot clock_settime delete_module fanotify_init finit_module fsconfig fsmount
+fsopen fspick get_mempolicy init_module io_uring_enter io_uring_register io_uring_setup kcmp
+kexec_file_load kexec_load keyctl lookup_dcookie mbind migrate_pages mount mount_setattr move_mount
+move_pages open_by_handle_at open_tree perf_event_open pidfd_getfd pivot_root process_madvise
+process_vm_readv process_vm_writev ptrace quotactl reboot request_key set_mempolicy setdomainname
+sethostname setns settimeofday swapoff swapon syslog umount2 unshare userfaultfd vhangup
 """
 
 

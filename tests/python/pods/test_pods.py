@@ -64,7 +64,7 @@ dist.all_reduce(number)
 tell("sum", int(number.item()))
 dist.destroy_process_group()
 """
-# Saves when it is told to stop, and leaves a process that does not listen.
+# Saves at SIGTERM, and leaves a process that ignores it.
 SAVES = """
 def save(*_):
     tell("saved")
