@@ -28,7 +28,7 @@ use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tracing::warn;
+use tracing::{debug, warn};
 
 /// How long a client may take for a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -113,7 +113,7 @@ impl Service for ControlService {
         // another: this one must not hold any.
         let kept: Vec<RawFd> = own.iter().copied().chain([self.stop.launcher.as_raw_fd()]).collect();
         if let Err(error) = current::keep_descriptors(&kept) {
-            warn!("the thread of the control socket has no table of descriptors of its own: {error}");
+            debug!("the thread of the control socket has no table of descriptors of its own: {error}");
         }
     }
 

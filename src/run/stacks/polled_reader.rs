@@ -10,7 +10,7 @@ use crate::sys::process::current;
 use crate::sys::signals;
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use std::time::Duration;
-use tracing::warn;
+use tracing::debug;
 
 type Answer = Result<StackAnswer, StacksUnavailable>;
 
@@ -52,7 +52,7 @@ impl<'a> PolledReader<'a> {
         drop(thread::spawn(READER_THREAD, move || {
             // No copies of lifelines: the ranks of a launcher that is killed would live until this thread ends.
             if let Err(error) = current::keep_descriptors(&[]) {
-                warn!("the thread that looks at stacks has no table of descriptors of its own: {error}");
+                debug!("the thread that looks at stacks has no table of descriptors of its own: {error}");
             }
             let _ = sender.send(reader.start(&request).and_then(StackCollector::wait));
             signals::wake();
