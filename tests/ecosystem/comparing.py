@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from ecosystem_jobs import LIMIT, RLAUNCH_RUN, TORCHRUN, Job, Jobs
+from ecosystem_jobs import LIMIT, RLAUNCH_RUN, TORCHRUN, Job, Jobs, Told
 from ecosystem_table import Row
 from launching import until
 
+# Options of `accelerate launch`, which has no configuration file. `--multi_gpu` makes it call torchrun; the
+# ranks use CPUs because of ACCELERATE_USE_CPU.
+ACCELERATE = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
 ALIKE = "as under torchrun"
 REPORTED = "the report names rank 1, `ValueError: loss is nan` and its line"
 
 
-def check_alike(ours: Job, theirs: Job, world: int = 2) -> list[dict[str, object]]:
+def check_alike(ours: Job, theirs: Job, world: int = 2) -> list[Told]:
     """Both jobs have told the same; returns it, by rank."""
     told = ours.told()
     assert told == theirs.told()
@@ -19,7 +22,7 @@ def check_alike(ours: Job, theirs: Job, world: int = 2) -> list[dict[str, object
     return told
 
 
-def train_beside_torchrun(jobs: Jobs, row: Row, library: str, tried: str, options: str) -> list[dict[str, object]]:
+def train_beside_torchrun(jobs: Jobs, row: Row, library: str, tried: str, options: str) -> list[Told]:
     """Runs a script under both; returns what its ranks have told."""
     command = row.begin(library, tried, f"{RLAUNCH_RUN} --nproc-per-node 2 {options}")
     ours = jobs.run(command)

@@ -19,6 +19,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 # For one job. Two ranks that import torch, Lightning and transformers on a busy machine take half a minute.
 LIMIT = 240.0
 
+# What a rank has told, by name.
+Told = dict[str, Any]
+
 RLAUNCH_RUN = "rlaunch-run"
 TORCHRUN = "torchrun"
 RLAUNCH = "python -m rlaunch"
@@ -40,7 +43,7 @@ class Job:
     stdout: str
     stderr: str
 
-    def told(self, name: str = "seen") -> list[dict[str, Any]]:
+    def told(self, name: str = "seen") -> list[Told]:
         """What the ranks have told, by rank."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{name}.*.json"))]
 
@@ -59,12 +62,12 @@ class Jobs:
         self._count = 0
 
     @contextlib.contextmanager
-    def start(self, command: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    def start(self, command: str, folder: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
         """Starts a command line, as the docs have it, in a folder."""
         with subprocess.Popen(
             as_words(command),
             cwd=folder,
-            env=environment(folder),
+            env=environment(folder) | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -115,7 +118,6 @@ def environment(folder: Path) -> dict[str, str]:
     """The variables of a job: CPU only, one thread a rank, nothing from the network or the user's folders."""
     return TorchPlace(folder).environment(
         ACCELERATE_USE_CPU="true",
-        CUDA_VISIBLE_DEVICES="",
         HF_HOME=str(folder / "hf"),
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",

@@ -13,10 +13,11 @@ HEAD = """# Libraries
 
 <!-- Written by `make test-ecosystem ECOSYSTEM="--write docs/ecosystem.md"`; do not edit. -->
 
-Each row is a test that `make test-ecosystem` runs on this version of the library: a small script on two ranks, on CPUs. "As
-under torchrun" means that a test has run the same script on both launchers, and that all ranks have seen the same ranks, world
-size and losses, to the last digit. The scripts are in `tests/ecosystem/scripts`. [Jobs for torch](torch.md) and [Run existing
-programs](install.md) say how to start such scripts, and [Debuggers](debuggers.md) how to stop one rank.
+Each row is a test of `make test-ecosystem` with this version of the library: a small script on two ranks, on
+CPUs. "As under torchrun" means that the test has run the script on both launchers. All ranks have told the
+same ranks, world size and losses, to the last digit. The scripts are in `tests/ecosystem/scripts`. [Jobs for
+torch](torch.md) and [Run existing programs](install.md) say how to start such scripts, and
+[Debuggers](debuggers.md) how to stop ranks at a breakpoint.
 
 Python {python}, {frameworks}.
 
@@ -44,8 +45,8 @@ class Row:
         return list(astuple(self))
 
     def as_line(self) -> str:
-        cells = [self.library, version(self.library), escaped(self.tried), escaped(self.seen), code(self.command)]
-        return f"| {' | '.join(cells)} |\n"
+        texts = [self.library, version(self.library), self.tried, self.seen]
+        return "".join(f"| {escaped(text)} " for text in texts) + f"| {code(self.command)} |\n"
 
 
 def as_page(rows: Iterable[Row]) -> str:

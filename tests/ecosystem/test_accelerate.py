@@ -8,8 +8,7 @@ from ecosystem_jobs import RLAUNCH_RUN, Jobs
 from ecosystem_table import Row
 
 SCRIPT = "accelerate_train.py"
-# Without a configuration file. `--multi_gpu` calls torchrun; CPUs are used because of ACCELERATE_USE_CPU.
-LAUNCH = "accelerate launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+LAUNCH = f"accelerate launch {comparing.ACCELERATE}"
 
 
 def test_training(jobs: Jobs, row: Row) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import comparing
 from dap import Session
-from ecosystem_jobs import RLAUNCH_RUN, SCRIPTS, Jobs, environment
+from ecosystem_jobs import LIMIT, RLAUNCH_RUN, SCRIPTS, Jobs, environment
 from ecosystem_table import Row
 from launching import free_ports, until
+from paths import ROOT
 
 LINE = next(
     number
@@ -28,7 +29,7 @@ def test_one_rank_listens(jobs: Jobs, row: Row) -> None:
     folder = jobs.new_folder()
     with jobs.start(command, folder) as process:
         said = folder / "debugger.1.json"
-        until(lambda: said.exists() or process.poll() is not None, "rank 1's debugger")
+        until(lambda: said.exists() or process.poll() is not None, "rank 1's debugger", LIMIT)
         where = json.loads(said.read_text())
         with Session(where["host"], where["port"]) as session:
             session.begin("attach", str(folder / "debugged.py"), LINE, connect=where)
@@ -37,21 +38,38 @@ def test_one_rank_listens(jobs: Jobs, row: Row) -> None:
     row.seen = "its breakpoint stops rank 1, which then goes on"
 
 
+def test_an_unchanged_script_of_one_rank(jobs: Jobs, row: Row) -> None:
+    command = f"{RLAUNCH_RUN} --nproc-per-node 2 --no-python ./debug_rank.sh debugged.py"
+    row.begin("debugpy", "`python -m debugpy --listen` for rank 1 alone", command)
+    folder, port = jobs.new_folder(), free_ports(1)
+    with jobs.start(command, folder, DEBUG_RANK="1", DEBUG_PORT=str(port)) as process:
+        with until(lambda: connected(port), "rank 1's debugger", LIMIT) as session:
+            session.begin(
+                "attach", str(folder / "debugged.py"), LINE, connect={"host": "127.0.0.1", "port": port}
+            )
+            assert session.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") == "'rank 1: 3'"
+        assert jobs.wait(process, folder).told() == [{"sum": 3}] * 2
+    assert (folder / "debug_rank.sh").read_text() in (ROOT / "docs/debuggers.md").read_text()
+    row.seen = "its breakpoint stops rank 1, which then goes on"
+
+
+def connected(port: int) -> Session | None:
+    """A session with the adapter at this port, once it listens."""
+    try:
+        return Session("127.0.0.1", port)
+    except ConnectionRefusedError:
+        return None
+
+
 @contextlib.contextmanager
 def editor_session(folder: Path) -> Iterator[Session]:
     """The session of an editor with the adapter that it has started."""
     port = free_ports(1)
     command = [sys.executable, "-m", "debugpy.adapter", "--host", "127.0.0.1", "--port", str(port)]
 
-    def connect() -> Session | None:
-        try:
-            return Session("127.0.0.1", port)
-        except ConnectionRefusedError:
-            return None
-
     with subprocess.Popen(command, env=environment(folder), stdin=subprocess.DEVNULL) as adapter:
         try:
-            with until(connect, "the adapter") as session:
+            with until(lambda: connected(port), "the adapter") as session:
                 yield session
         finally:
             adapter.kill()

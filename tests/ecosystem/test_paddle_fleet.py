@@ -16,7 +16,9 @@ def test_collective(jobs: Jobs, row: Row) -> None:
 
 def test_parameter_server(jobs: Jobs, row: Row) -> None:
     options = "--server_num 1 --trainer_num 2 fleet_ps.py"
-    command = row.begin("paddlepaddle", "`fleet`, a parameter server and two trainers", f"{RLAUNCH} {options}")
+    command = row.begin(
+        "paddlepaddle", "`fleet`, a parameter server and two trainers", f"{RLAUNCH} {options}"
+    )
     ours = jobs.run(command)
     told = comparing.check_alike(ours, jobs.run(f"{PADDLE} {options}"))
     assert all(one["learned"] and one["servers"] == 1 for one in told)

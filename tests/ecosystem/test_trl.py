@@ -1,4 +1,4 @@
-"""A fine-tuning script that Hugging Face ships in TRL, on rlaunch: a tiny model and texts of the test's own."""
+"""A script that Hugging Face ships in TRL, on rlaunch: a tiny model and texts of the test's own."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def test_fine_tuning(jobs: Jobs, row: Row) -> None:
 
 def test_its_command(jobs: Jobs, row: Row) -> None:
     """It calls the functions of accelerate's command."""
-    # Options of accelerate, which TRL passes on.
-    command = "trl sft --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    command = f"trl sft {comparing.ACCELERATE}"
     row.begin("trl", "its command", f"python -m rlaunch.torch {command} {SHOWN}")
     job = train(jobs, f"python -m rlaunch.torch {command}")
     assert losses(job) == losses(train(jobs, command))

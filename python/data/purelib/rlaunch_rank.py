@@ -201,7 +201,7 @@ def _is_rank() -> bool:
 
 
 def _connect_debugger() -> None:
-    """Connects this rank to the debugger of the launcher (python/rlaunch/_process/debugger.py), if there is one."""
+    """Connects this rank to the launcher's debugger, if it has one (python/rlaunch/_process/debugger.py)."""
     code = os.environ.pop(DEBUGGER, "")
     if code:
         # The ranks' libraries of Python are compiled in, which pydevd would warn of.

@@ -43,7 +43,7 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
 
 
 def _run_beside_debugger(module: str) -> NoReturn:
-    """Runs the launcher as a child process: its debugger would end this one if another program took it over."""
+    """Runs the launcher as a child process: the debugger needs this one, and its threads."""
     from .launcher_process import run_launcher
     from .outcome import print_unraised_report
 

@@ -1,7 +1,7 @@
 """Lets a debugger of this program (pydevd: debugpy in VS Code, PyCharm) debug the ranks too.
 
-pydevd replaces the functions with which Python starts processes: a new interpreter first runs code that connects
-to the debugger. rlaunch starts processes without these functions, and so passes that code on itself.
+pydevd replaces the functions with which Python starts processes: a new interpreter first runs code that
+connects to the debugger. rlaunch starts processes without these functions, and so passes that code on itself.
 """
 
 from __future__ import annotations

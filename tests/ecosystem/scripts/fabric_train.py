@@ -1,4 +1,4 @@
-"""Some steps of a linear model with Lightning Fabric; the command `fabric run` says how many ranks there are."""
+"""Some steps of a linear model with Lightning Fabric, whose command `fabric run` chooses the ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from lightning.fabric import Fabric
 
 fabric = Fabric()
-fabric.launch()
 fabric.seed_everything(1, verbose=False)
 model = torch.nn.Linear(4, 1)
 model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))

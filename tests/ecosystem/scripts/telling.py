@@ -31,7 +31,7 @@ def fail_or_wait(options: argparse.Namespace, epoch: int) -> None:
         tell("ready", pid=os.getpid())
 
 
-def tell(name: str = "seen", **facts: Any) -> None:
+def tell(name: str = "seen", /, **facts: Any) -> None:
     """Writes `NAME.RANK.json`, whole."""
     path = Path(f"{name}.{RANK}.json")
     path.with_suffix(".tmp").write_text(json.dumps(facts))

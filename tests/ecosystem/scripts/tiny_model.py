@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-WORDS = "rank node world store round lease key job loss step".split()
+WORDS = ["rank", "node", "world", "store", "round", "lease", "key", "job", "loss", "step"]
 ENDS = ["<pad>", "<eos>", "<unk>"]
 
 tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(ENDS + WORDS)}, unk_token="<unk>"))
