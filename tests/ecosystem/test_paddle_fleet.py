@@ -6,23 +6,27 @@ import comparing
 from ecosystem_jobs import PADDLE, RLAUNCH, Jobs
 from ecosystem_table import Row
 
+AS_UNDER_PADDLE = "as under Paddle's launcher"
+
 
 def test_collective(jobs: Jobs, row: Row) -> None:
     options = "--nproc_per_node 2 fleet_train.py"
     command = row.begin("paddlepaddle", "`fleet`, a collective job", f"{RLAUNCH} {options}")
     comparing.check_alike(jobs.run(command), jobs.run(f"{PADDLE} {options}"))
-    row.seen = comparing.ALIKE.replace("torchrun", "Paddle's launcher")
+    row.seen = AS_UNDER_PADDLE
 
 
 def test_parameter_server(jobs: Jobs, row: Row) -> None:
     options = "--server_num 1 --trainer_num 2 fleet_ps.py"
     command = row.begin(
-        "paddlepaddle", "`fleet`, a parameter server and two trainers", f"{RLAUNCH} {options}"
+        "paddlepaddle",
+        "`fleet`, roles and a sum of two trainers beside a parameter server",
+        f"{RLAUNCH} {options}",
     )
     ours = jobs.run(command)
     told = comparing.check_alike(ours, jobs.run(f"{PADDLE} {options}"))
-    assert all(one["learned"] and one["servers"] == 1 for one in told)
-    row.seen = "as under Paddle's launcher: the loss falls, and the server ends after the trainers"
+    assert [(one["servers"], one["sum"]) for one in told] == [(1, 3)] * 2
+    row.seen = f"{AS_UNDER_PADDLE}; the launcher stops the server after the trainers"
 
 
 def test_a_failure(jobs: Jobs, row: Row) -> None:
