@@ -23,7 +23,7 @@ SMOKE := tests/python/launch/test_launch.py tests/python/spawn/test_spawn_result
 	tests/python/torchrun/test_run_grammar.py tests/python/torchrun/test_run_restart.py \
 	tests/python/pytest_plugin/test_pytest_marker.py tests/python/pytest_plugin/test_pytest_outcomes.py \
 	tests/python/test_old_python_names.py
-.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster bench agents faults chaos blame fuzz mutants soak hangs clean
+.PHONY: help docs site demo check check-python check-stub test test-full test-pythons wheels lint lint-rust test-rust test-python test-gpu test-cluster test-ecosystem bench agents faults chaos blame fuzz mutants soak hangs clean
 
 help:
 	@echo "make demo    two ranks train a small network on real images, on rlaunch and on Paddle's own launcher"
@@ -33,6 +33,7 @@ help:
 	@echo "make test-pythons  a selection of the tests on every Python from 3.10 on that is found"
 	@echo "make test-gpu  what only an NVIDIA GPU can show; fails without one (minutes)"
 	@echo "make test-cluster  jobs in a real Slurm cluster of namespaces (root, Debian; four minutes)"
+	@echo "make test-ecosystem  accelerate, Lightning, transformers, TRL, torchmetrics, Paddle's fleet and debugpy on rlaunch (minutes)"
 	@echo "make wheels  builds the wheels of all platforms, audits them and runs them in bare systems; writes target/wheels.md"
 	@echo "make docs    builds the documentation site, target/docs/index.html, and looks at it in Chromium"
 	@echo "make bench   speed and memory, side by side with the other launchers; fails when a promise is broken"
@@ -64,6 +65,17 @@ $(VENV)/torch: $(VENV)/installed tests/torch_cpu.py
 $(VENV)/pytest-8 $(VENV)/pytest-9: $(VENV)/installed
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $@
 	$(UV_INSTALL) --python $@/bin/python --group $(@F)
+	touch $@
+
+# The libraries of `make test-ecosystem`, in front of the packages of .venv: torch, Paddle and rlaunch are those. uv would install another
+# torch with 3 GB of CUDA.
+ECOSYSTEM_ENV := target/ecosystem
+$(ECOSYSTEM_ENV)/installed: $(VENV)/torch
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(ECOSYSTEM_ENV)
+	echo torch >$(ECOSYSTEM_ENV)/excluded
+	$(UV_INSTALL) --python $(ECOSYSTEM_ENV)/bin/python --excludes $(ECOSYSTEM_ENV)/excluded --group ecosystem
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+		>"$$($(ECOSYSTEM_ENV)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
 	touch $@
 
 # What looks at pages of reports in Chromium, which is of the system.
@@ -150,6 +162,10 @@ $(SLURM)/unpacked:
 # CLUSTER="-k scancel": these tests alone. CLUSTER="--write docs/slurm-table.md": the page too. Each worker has a cluster of its own.
 test-cluster: $(VENV)/built-debug $(VENV)/torch $(SLURM)/unpacked
 	$(BIN)/python -m pytest tests/cluster --numprocesses=6 --dist=worksteal $(CLUSTER)
+
+# ECOSYSTEM="-k lightning": these tests alone. ECOSYSTEM="--write docs/ecosystem.md": the page too.
+test-ecosystem: $(VENV)/built-debug $(ECOSYSTEM_ENV)/installed
+	$(ECOSYSTEM_ENV)/bin/python -m pytest tests/ecosystem --numprocesses=2 --dist=worksteal $(ECOSYSTEM)
 
 # Tests that need a network server, and those that start many processes, are left to `make test`.
 check: lint-rust $(VENV)/torch check-python

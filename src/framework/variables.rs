@@ -95,6 +95,7 @@ pub const VARIABLES: &[Variable] = &[
     var("POD_NAME", "launch", "random name of the launcher of this node", "qkzvbd"),
     var("PYTHONFAULTHANDLER", "launch, legacy, run", "a crash in native code prints the Python stack of the rank, whose line is in the failure report; unless already set, also if empty", "1"),
     var("RANK", "run", "rank in the job", "1"),
+    var("RLAUNCH_DEBUGGER", "launch, legacy, run", "code that connects this rank to the debugger; only while one debugs the launcher; the Python of this rank removes it", "import sys; ..."),
     var("RLAUNCH_EXCEPTION_FILE", "launch, legacy, run", "file in which the Python of this rank notes the exception that ends it; it exists only in memory", "/proc/4711/fd/12"),
     var("RLAUNCH_EXPORTED", "launch, legacy, run", "variables of the outer job that a nested launcher ignores: comma-separated name=hash", "PADDLE_MASTER=9f3b5c21"),
     var("RLAUNCH_OUTER_LOGS", "launch, legacy, run", "absolute path of the log directory, in which a nested launcher creates its own", "/home/me/log"),

@@ -57,7 +57,7 @@ pub enum OtherNodes<'a> {
     /// None, or none that this node has contact with.
     None,
     /// Nodes with fixed numbers, which meet once at node 0's store.
-    AtStore(StaticPeers),
+    AtStore(Box<StaticPeers>),
     /// The nodes of an elastic job, in one of its rounds.
     InRounds(&'a mut Membership),
 }

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # The rank's file for the exception (docs/environment.md).
 EXCEPTION_FILE = "RLAUNCH_EXCEPTION_FILE"
 
+# Code that connects to a debugger.
+DEBUGGER = "RLAUNCH_DEBUGGER"
+
 # Modules whose functions wait for threads when the interpreter ends.
 WAITING_MODULES = ("threading", "concurrent.futures.thread")
 
@@ -197,6 +200,18 @@ def _is_rank() -> bool:
     return is_child and os.getsid(0) == os.getpid()
 
 
+def _connect_debugger() -> None:
+    """Connects this rank to the launcher's debugger, if it has one (python/rlaunch/_process/debugger.py)."""
+    code = os.environ.pop(DEBUGGER, "")
+    if code:
+        # The ranks' libraries of Python are compiled in, which pydevd would warn of.
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+        try:
+            exec(code, {})
+        except Exception as error:
+            print("rlaunch: warning: cannot connect this rank to the debugger:", repr(error), file=sys.stderr)
+
+
 def _yield_to_torch() -> None:
     """Lets threads of torch take the GIL that they wait for, before the interpreter ends.
 
@@ -214,4 +229,7 @@ def prepare() -> None:
     """Prepares this process, once: Python reads a start file twice if its folder has two names."""
     if not any(isinstance(one, ImportWatch) for one in sys.meta_path):
         atexit.register(_yield_to_torch)  # The function registered first is called last.
-        sys.meta_path.insert(0, ImportWatch(note_exceptions() if _is_rank() else None))
+        is_rank = _is_rank()
+        sys.meta_path.insert(0, ImportWatch(note_exceptions() if is_rank else None))
+        if is_rank:
+            _connect_debugger()

@@ -7,6 +7,7 @@ import sys
 import time
 
 from .. import _lib
+from .._process import debugger
 from .outcome import find_result, print_unraised_report
 from .status_pipe import VARIABLE
 
@@ -143,6 +144,8 @@ class _Launcher:
             self._status_pipe = self._open_pipe(self.record.extend)
             output = self._open_output(sys.stdout, 1), self._open_output(sys.stderr, 2)
             environ[VARIABLE] = str(self._status_pipe.writer)
+            if code := debugger.build_code():
+                environ[debugger.VARIABLE] = code
             block = [os.fsencode(name) + b"=" + os.fsencode(value) for name, value in environ.items()]
             folder = None if cwd is None else os.fsencode(cwd)
             self._process = self._spawner.start_launcher(

@@ -29,6 +29,10 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
     started a thread here, such as sitecustomize, an interpreter that runs none of it takes this process over.
     """
     if _has_threads():
+        from .._process.debugger import build_code
+
+        if build_code():
+            _run_beside_debugger("rlaunch" if function == "main" else "rlaunch.run")
         sys.stdout.flush()
         sys.stderr.flush()
         code = _CODE.format(module=_lib.__file__, function=function, rest=rest)
@@ -36,6 +40,17 @@ def run_launcher_function(function: str, *rest: object) -> NoReturn:
     status = getattr(_lib, function)(sys.argv[1:], sys.executable, *rest)
     # Nothing is left to flush, and finalizing the interpreter takes longer than everything before.
     os._exit(status)
+
+
+def _run_beside_debugger(module: str) -> NoReturn:
+    """Runs the launcher as a child process: the debugger needs this one, and its threads."""
+    from .launcher_process import run_launcher
+    from .outcome import print_unraised_report
+
+    argv = [os.fsencode(word) for word in [sys.executable, "-m", module, *sys.argv[1:]]]
+    record, status = run_launcher(argv, dict(os.environ), None)
+    print_unraised_report(record)
+    sys.exit(status)
 
 
 def _has_threads() -> bool:

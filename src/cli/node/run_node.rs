@@ -210,7 +210,7 @@ fn run_once(
     frontend.before_ranks(launch);
     let journal = open_journal(launch, launch.plan.may_have_other_launchers(), frontend)?;
     frontend.before_first_rank(launch);
-    let others = nodes.map_or(OtherNodes::None, OtherNodes::AtStore);
+    let others = nodes.map_or(OtherNodes::None, |nodes| OtherNodes::AtStore(Box::new(nodes)));
     let signals = (signals, &mut StopRequests::default());
     let listener = EngineListener { frontend, launch };
     let mut launched =

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _lib
 from ..._preload import fork_request
+from ..._process import debugger
 from ..._process.signal_mask import blocked_signals
 from ..pickling import build_preparation_data
 from ..worker import open_log
@@ -144,6 +145,7 @@ class SpawnPopen(Popen):
             os.lseek(payload, 0, os.SEEK_SET)
             # The lifeline is also multiprocessing's sentinel of the parent: EOF when the parent has ended.
             code = (
+                f"{debugger.build_code()}\n"
                 "import sys; from multiprocessing import resource_tracker, spawn; "
                 f"resource_tracker._resource_tracker._fd = {tracker.fileno()}; "
                 f"sys.exit(spawn._main({payload}, {end}))"

@@ -1,0 +1,23 @@
+"""A job with a parameter server as Paddle's fleet sees it: roles, and the trainers' own collectives.
+
+PyPI's Paddle is built without the servers' own code, so nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import numpy
+import telling
+from paddle.distributed import fleet
+
+fleet.init(fleet.PaddleCloudRoleMaker())
+if fleet.is_server():
+    signal.pause()  # As a server does, until the launcher stops it.
+total = fleet.util.all_reduce(numpy.array([fleet.worker_index() + 1]), "sum", "worker")
+telling.tell(
+    rank=fleet.worker_index(),
+    world=fleet.worker_num(),
+    servers=len(fleet.server_endpoints()),
+    sum=int(total[0]),
+)

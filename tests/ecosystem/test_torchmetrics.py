@@ -1,0 +1,15 @@
+"""torchmetrics on rlaunch."""
+
+from __future__ import annotations
+
+import comparing
+import pytest
+from ecosystem_jobs import Jobs
+from ecosystem_table import Row
+
+
+def test_values_of_all_ranks(jobs: Jobs, row: Row) -> None:
+    tried = "`Accuracy`, `AUROC` and `MeanMetric`, each rank with half of the data"
+    for told in comparing.train_beside_torchrun(jobs, row, "torchmetrics", tried, "metrics.py"):
+        assert told["seen"] == pytest.approx(told["whole"])
+    row.seen += "; the values are those of all data"
