@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes_pods import Pod, pods
-from launching import TALKING, await_none_marked, signals_in, until
+from launching import TALKING, await_line, await_none_marked, signals_in, until
 from manifests import WITH_PODS
 from multi_host import MultiHost
 from paths import ROOT
@@ -121,6 +121,20 @@ def test_two_pods_are_one_job(
             assert "not permitted" not in end.stderr, end.stderr
         sums = {path.name: path.read_text() for pod in both for path in pod.tmp.glob("sum.*")}
         assert sums == dict.fromkeys((f"sum.{rank}" for rank in range(4)), "10")
+
+
+def test_a_pod_waits_for_the_name_of_pod_0(tmp_path: Path, made: MultiHost) -> None:
+    """Which the Service has as soon as that pod has an address."""
+    with pods("job.yaml", RANK, tmp_path, made.on, **TWO_RANKS) as both:
+        names = both[1].hosts_file.read_text()
+        both[1].hosts_file.write_text("127.0.0.1 localhost\n")
+        both[1].start()
+        assert both[1].runtime is not None
+        line = await_line(both[1].runtime.stderr, b"waiting for the master at train-0.train:6768 ")
+        both[1].hosts_file.write_text(names)
+        both[0].start()
+        ended = [pod.wait() for pod in both]
+        assert [end.status for end in ended] == [0, 0], (line, ended)
 
 
 @pytest.mark.parametrize("file", WITH_PODS)
