@@ -77,7 +77,7 @@ pub fn run(
     engine.poll().readable(&supervisor.requests, REQUESTS)?;
     let (mut peers, membership) = match others {
         OtherNodes::None => (None, None),
-        OtherNodes::AtStore(peers) => (Some(peers), None),
+        OtherNodes::AtStore(peers) => (Some(*peers), None),
         OtherNodes::InRounds(membership) => (None, Some(membership)),
     };
     if let Some(membership) = &membership {
