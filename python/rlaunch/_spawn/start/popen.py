@@ -5,6 +5,7 @@ Only the parent imports this module; ranks do not need the modules that it impor
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import resource
@@ -12,6 +13,7 @@ import signal
 from multiprocessing import (
     context,
     forkserver,
+    popen_fork,
     popen_forkserver,
     popen_spawn_posix,
     reduction,
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     from ..worker import EnvDelta
     from .rank_process import RankProcess
     from .start_spec import StartSpec
+
+
+# Newer versions of CPython (3.14, and 3.13.15 at the latest) end a forked process by its exit handlers. In older ones
+# `_bootstrap` does that, and the handlers of the parent would run (multiprocessing/popen_fork.py).
+_ENDS_BY_ATEXIT = hasattr(popen_fork, "atexit")
 
 
 class Popen:
@@ -181,8 +188,13 @@ class ForkPopen(Popen):
         if rank is None:
             code = 1
             try:
+                if _ENDS_BY_ATEXIT:
+                    atexit._clear()
+                    atexit.register(util._exit_function)  # type: ignore[attr-defined]
                 code = process_obj._bootstrap(parent_sentinel=end)  # type: ignore[attr-defined]
             finally:
+                if _ENDS_BY_ATEXIT:
+                    atexit._run_exitfuncs()
                 os._exit(code)
         return rank
 
