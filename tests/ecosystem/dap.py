@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from launching import LIMIT
+from ecosystem_jobs import LIMIT
 
 Message = dict[str, Any]
 
@@ -16,8 +16,9 @@ Message = dict[str, Any]
 class Session:
     """One connection to an adapter. Events are kept until a test waits for them."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._socket = socket.create_connection((host, port), timeout=LIMIT)
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(LIMIT)
+        self._socket = connection
         self._file = self._socket.makefile("rwb")
         self._numbers = itertools.count(1)
         self._kept: list[Message] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,10 +32,10 @@ def test_one_rank_listens(jobs: Jobs, row: Row) -> None:
         said = folder / "debugger.1.json"
         until(lambda: said.exists() or process.poll() is not None, "rank 1's debugger", LIMIT)
         where = json.loads(said.read_text())
-        with Session(where["host"], where["port"]) as session:
+        with Session(socket.create_connection((where["host"], where["port"]))) as session:
             session.begin("attach", str(folder / "debugged.py"), LINE, connect=where)
             assert session.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") == "'rank 1: 3'"
-            assert jobs.wait(process, folder).told() == [{"sum": 3}] * 2
+            assert jobs.wait(process, folder).reported() == [{"sum": 3}] * 2
     row.seen = "its breakpoint stops rank 1, which then goes on"
 
 
@@ -48,7 +49,7 @@ def test_an_unchanged_script_of_one_rank(jobs: Jobs, row: Row) -> None:
                 "attach", str(folder / "debugged.py"), LINE, connect={"host": "127.0.0.1", "port": port}
             )
             assert session.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") == "'rank 1: 3'"
-        assert jobs.wait(process, folder).told() == [{"sum": 3}] * 2
+        assert jobs.wait(process, folder).reported() == [{"sum": 3}] * 2
     assert (folder / "debug_rank.sh").read_text() in (ROOT / "docs/debuggers.md").read_text()
     row.seen = "its breakpoint stops rank 1, which then goes on"
 
@@ -56,7 +57,7 @@ def test_an_unchanged_script_of_one_rank(jobs: Jobs, row: Row) -> None:
 def connected(port: int) -> Session | None:
     """A session with the adapter at this port, once it listens."""
     try:
-        return Session("127.0.0.1", port)
+        return Session(socket.create_connection(("127.0.0.1", port)))
     except ConnectionRefusedError:
         return None
 
@@ -64,13 +65,19 @@ def connected(port: int) -> Session | None:
 @contextlib.contextmanager
 def editor_session(folder: Path) -> Iterator[Session]:
     """The session of an editor with the adapter that it has started."""
-    port = free_ports(1)
-    command = [sys.executable, "-m", "debugpy.adapter", "--host", "127.0.0.1", "--port", str(port)]
-
-    with subprocess.Popen(command, env=environment(folder), stdin=subprocess.DEVNULL) as adapter:
+    own, adapters = socket.socketpair()
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "debugpy.adapter"],
+            env=environment(folder),
+            stdin=adapters,
+            stdout=adapters,
+        ) as adapter,
+        Session(own) as session,
+    ):
+        adapters.close()
         try:
-            with until(lambda: connected(port), "the adapter") as session:
-                yield session
+            yield session
         finally:
             adapter.kill()
 
@@ -78,8 +85,8 @@ def editor_session(folder: Path) -> Iterator[Session]:
 def test_a_breakpoint_in_all_ranks(jobs: Jobs, row: Row) -> None:
     command = "python -m rlaunch.run --nproc-per-node 2 debugged.py"
     row.begin("debugpy", "`launch.json` with the launcher's module", command)
-    told = {module: stopped_ranks(jobs, module) for module in ("torch.distributed.run", "rlaunch.run")}
-    assert told["rlaunch.run"] == told["torch.distributed.run"] == {"'rank 0: 3'", "'rank 1: 3'"}
+    reported = {module: stopped_ranks(jobs, module) for module in ("torch.distributed.run", "rlaunch.run")}
+    assert reported["rlaunch.run"] == reported["torch.distributed.run"] == {"'rank 0: 3'", "'rank 1: 3'"}
     row.seen = f"{comparing.ALIKE}: a breakpoint stops both ranks, each of which is a session of the editor"
 
 
@@ -104,7 +111,9 @@ def stopped_ranks(jobs: Jobs, module: str) -> set[str]:
         # debugpy names each rank to the editor, which attaches to it.
         for _ in range(2):
             said = editor.event("debugpyAttach")
-            rank = sessions.enter_context(Session(said["connect"]["host"], said["connect"]["port"]))
+            rank = sessions.enter_context(
+                Session(socket.create_connection((said["connect"]["host"], said["connect"]["port"])))
+            )
             rank.begin("attach", script, LINE, **said)
             ranks.append(rank)
         seen = {rank.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") for rank in ranks}

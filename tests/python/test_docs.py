@@ -14,12 +14,13 @@ MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunc
 # Options in the docs of other programs, and of scripts; the first ones are examples of what is refused.
 FOREIGN = """
 --log --nproc --rank_mapping_file --fail --lr
---array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task --dist
---enable-grpc-gateway --from-literal --gpus-per-node --het-group --hostfile --hypothesis-seed --init --ipc
---keys-only --kill-on-bad-exit --lf --lib --locked --map-by --max-log-requests --mount-proc --multi_gpu
---no-kill --nodes --ntasks --ntasks-per-node --num_processes --open-mode --output-filename --overlap --pdb
---pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal --tag-output --tail --test --time
---timeout --use-env --user --wait --with-mpi --write
+--accelerator --array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task
+--dataset_name --devices --dist --dynamo_backend --enable-grpc-gateway --from-literal --gpus-per-node
+--het-group --hostfile --hypothesis-seed --init --ipc --keys-only --kill-on-bad-exit --lf --lib --listen
+--locked --map-by --max-log-requests --mixed_precision --model_name_or_path --mount-proc --multi_gpu
+--no-kill --nodes --ntasks --ntasks-per-node --num_machines --num_processes --open-mode --output-filename
+--overlap --pdb --pdbcls --pid --prefix --profile --requeue --scope --shm-size --signal --strategy
+--tag-output --tail --test --time --timeout --use-env --user --wait --wait-for-client --with-mpi --write
 """
 ROW = re.compile(
     r"^\| (?P<question>[^|]+\?) \| `(?P<word>[^`]+)` in `(?P<folder>[^`]+)` \| (?P<files>.+) \|$", re.M

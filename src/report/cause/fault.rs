@@ -87,7 +87,7 @@ impl RankFault {
         line.chars().take(300).collect()
     }
 
-    /// The variable of torch that the rank lacked, in the words of `os.environ` and of `init_process_group`.
+    /// The variable of torch that the rank lacked, as `os.environ` and `init_process_group` name it.
     pub fn missing_torch_variable(&self) -> Option<&str> {
         let of_environ = || self.text.strip_prefix('\'')?.strip_suffix('\'').filter(|_| self.what == "KeyError");
         let of_torch =

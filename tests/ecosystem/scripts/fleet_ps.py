@@ -8,9 +8,11 @@ from __future__ import annotations
 import signal
 
 import numpy
+import paddle
 import telling
 from paddle.distributed import fleet
 
+paddle.enable_static()
 fleet.init(fleet.PaddleCloudRoleMaker())
 if fleet.is_server():
     signal.pause()  # As a server does, until the launcher stops it.

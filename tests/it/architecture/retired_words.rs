@@ -57,6 +57,8 @@ const PUBLIC_NAMES: [(&str, &str); 10] = [
     ("rlaunch/_pytest/marker.py", "dialect"),
     ("rlaunch/_pytest/hooks.py", "dialect"),
     ("rlaunch/_spawn/plan/options.py", "dialect"),
+    // A variable of Hugging Face's.
+    ("ecosystem/ecosystem_jobs.py", "hub"),
     ("python/launch/test_launch_api.py", "told"),
     ("python/launch/test_launch_api.py", "verdict"),
     ("python/launch/test_old_options.py", "dialect"),
