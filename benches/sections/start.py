@@ -259,7 +259,7 @@ print(json.dumps(figures))
 
 
 def measure_start(session: Session) -> None:
-    """The cost of starting one rank for its parent. Of rivals: their way to start a process. *Bare*: posix_spawn."""
+    """The cost of starting a rank for its parent. Of rivals: how they start one. *Bare*: posix_spawn."""
     script = written(session.folder, "start.py", START)
     for gib in (0, 4):
         figures = answer([RLAUNCH.python, str(script), str(gib)])

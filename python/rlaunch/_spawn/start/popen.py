@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from .start_spec import StartSpec
 
 
-# Newer versions of CPython (3.14, and 3.13.15 at the latest) end a forked process by its exit handlers. In older ones
-# `_bootstrap` does that, and the handlers of the parent would run (multiprocessing/popen_fork.py).
+# CPython 3.14, and 3.13.15 too, end a forked process by its exit handlers. Older ones did that in `_bootstrap`,
+# where the handlers of the parent would run too (multiprocessing/popen_fork.py).
 _ENDS_BY_ATEXIT = hasattr(popen_fork, "atexit")
 
 
