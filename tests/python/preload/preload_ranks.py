@@ -61,8 +61,10 @@ def kind(fd: int) -> str:
 
 def stream(name: str) -> list[Any]:
     file = getattr(sys, name)
-    names = ("encoding", "errors", "line_buffering", "write_through", "name", "mode", "newlines")
-    return [*(getattr(file, n) for n in names), file.isatty(), file.fileno()]
+    names = ("encoding", "errors", "line_buffering", "write_through", "mode", "newlines")
+    # multiprocessing's stdin has the number of the descriptor that was free.
+    called = file.name if isinstance(file.name, str) else type(file.name)
+    return [called, *(getattr(file, n) for n in names), file.isatty(), min(file.fileno(), 3)]
 
 
 def status(*names: str) -> dict[str, str]:

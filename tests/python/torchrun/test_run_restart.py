@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -253,7 +254,7 @@ assert has(store, b"/k")
     place.well("--nproc-per-node=2", "train.py")
     host, port = json.loads(place.text("address.1"))
     probe = f"import socket; socket.create_connection(({host!r}, {port}), 5)"
-    done = subprocess.run(["python3", "-c", probe], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False)
     assert b"ConnectionRefusedError" in done.stderr
 
 
