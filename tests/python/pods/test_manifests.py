@@ -149,7 +149,7 @@ def test_the_policy_speaks_of_the_launcher_s_exit_statuses(helps: dict[str, str]
     meanings = {int(code): text for code, text in re.findall(r"^  (\d+) +(\S.*)$", statuses, re.M)}
     by_action = {rule["action"]: rule["onExitCodes"]["values"] for rule in rules}
     assert [code for code in meanings if code in by_action["FailJob"]] == by_action["FailJob"]
-    assert "did not find each other" in meanings[by_action["Ignore"][0]]
+    assert "did not find each" in meanings[by_action["Ignore"][0]]
     assert "went away" in meanings[by_action["Ignore"][1]]
     # The page's table has the same.
     page = PAGE.read_text()
