@@ -1,4 +1,4 @@
-"""Connections to the store of rank 0: whether it listens, and how requests are sent."""
+"""Connections to the store of rank 0: whether it listens, and whether it has clients."""
 
 from __future__ import annotations
 
@@ -39,19 +39,6 @@ def has_listener(port: int) -> bool:
         return True
 
 
-def disable_send_delay(port: int) -> None:
-    """Sets TCP_NODELAY (tcp(7)) on the connections of this process to a port.
-
-    Paddle writes each request in several pieces. With the delay, each waits 40 ms for the acknowledgement of
-    the one before: a quarter of a second for a new process group.
-    """
-    on = ctypes.c_int(1)
-    for number, _, peer in _connections():
-        if peer == port:
-            option = (socket.IPPROTO_TCP, socket.TCP_NODELAY, ctypes.byref(on), ctypes.sizeof(on))
-            _libc().setsockopt(number, *option)
-
-
 def wait_for_clients(port: int, limit: float) -> None:
     """Waits until no other process is connected to the store of this one, at most ``limit`` seconds.
 
@@ -66,16 +53,16 @@ def wait_for_clients(port: int, limit: float) -> None:
 
 def _has_clients(port: int) -> bool:
     connections = list(_connections())
-    own = {here for _, here, peer in connections if peer == port}
-    return any(here == port and peer not in own for _, here, peer in connections)
+    own = {here for here, peer in connections if peer == port}
+    return any(here == port and peer not in own for here, peer in connections)
 
 
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _connections() -> Iterator[tuple[int, int, int]]:
-    """Yields each connection of this process: its descriptor, its own port and that of its peer."""
+def _connections() -> Iterator[tuple[int, int]]:
+    """Yields each connection of this process: its own port and that of its peer."""
     # Not by socket.socket(fileno=...): after socket.setdefaulttimeout that makes a connection non-blocking.
     libc = _libc()
     for name in os.listdir("/proc/self/fd"):
@@ -84,7 +71,7 @@ def _connections() -> Iterator[tuple[int, int, int]]:
                 continue
             here, peer = _port(libc.getsockname, int(name)), _port(libc.getpeername, int(name))
             if here is not None and peer is not None:
-                yield int(name), here, peer
+                yield here, peer
 
 
 def _port(function: Any, number: int) -> int | None:

@@ -57,7 +57,6 @@ def _wrap_paddle() -> None:
             store_connection.wait_for_listener(port, MAX_WAIT)
         store = create()
         created.add(os.getpid())
-        store_connection.disable_send_delay(port)
         if os.environ.get("PADDLE_TRAINER_ID") == "0":
             atexit.register(_keep_store, os.getpid(), port)
         return store

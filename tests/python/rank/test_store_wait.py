@@ -126,18 +126,6 @@ def test_the_wait_has_an_end(port: socket.socket, monkeypatch: pytest.MonkeyPatc
     assert not any(seen)
 
 
-def test_requests_to_the_store_are_sent_at_once(core: types.ModuleType, port: socket.socket) -> None:
-    port.listen()
-    with socket.socket() as client, socket.socket() as other:
-        core.create_or_get_global_tcp_store = (  # type: ignore[attr-defined]
-            lambda: client.connect(port.getsockname())
-        )
-        store_wait.wait_for_stores()
-        core.create_or_get_global_tcp_store()
-        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-        assert other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
-
-
 def test_connections_stay_blocking(core: types.ModuleType, port: socket.socket) -> None:
     port.listen()
     with socket.socket() as client, socket.socket() as other:
@@ -150,7 +138,6 @@ def test_connections_stay_blocking(core: types.ModuleType, port: socket.socket) 
             core.create_or_get_global_tcp_store()
         finally:
             socket.setdefaulttimeout(None)
-        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
         assert os.get_blocking(client.fileno())
         assert os.get_blocking(other.fileno())
 
