@@ -38,12 +38,12 @@ Exit status:
   N        the first rank that failed, on this node, exited with N
   128+N    signal N ended that rank, or stopped this launcher
   2        an option, or a variable that sets one, is invalid
-  66       the script or log folder cannot be used, a port is taken, or a
-           limit of the system is too low
+  66       before the start: the script or log folder cannot be used, a port is
+           taken, or a limit of the system is too low
   70       an error of the launcher itself
-  71       a rank could not be started: a limit of the system, or --preload
-           failed
-  72       the launcher's supervisor process was killed
+  71       the system refused to start a rank (processes, memory, open files),
+           or --preload failed
+  72       the launcher's supervisor process was killed, or did not stop in time
   73       before a rank ran here: the nodes of the job did not find each
            other, or this one was refused
   74       after ranks ran here: node 0's store, etcd or the master went away,

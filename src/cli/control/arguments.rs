@@ -146,13 +146,13 @@ pub(super) enum Command {
     },
     /// Check this machine before a job, and say what to do
     ///
-    /// Looks at limits, folders, GPUs, frameworks, names, ports and variables, and changes nothing. Exit status: 0 without
-    /// an error, also with warnings; 1 with an error.
+    /// Looks at limits, folders, GPUs, frameworks, names, ports and variables, and changes nothing. Exit status: 1 if there
+    /// is an error, 0 otherwise.
     Doctor {
-        /// The job's log folder [default: PADDLE_LOG_DIR, or ./log]
+        /// Log folder to check (for rlaunch-run: its --log-dir) [default: PADDLE_LOG_DIR, or ./log]
         #[arg(long = "log_dir", alias = "log-dir", value_name = "DIR")]
         log_dir: Option<PathBuf>,
-        /// The job's --master, beside PADDLE_MASTER and MASTER_ADDR
+        /// The job's --master or --rdzv-endpoint, in addition to PADDLE_MASTER, PET_RDZV_ENDPOINT and MASTER_ADDR
         #[arg(long, value_name = "HOST:PORT")]
         master: Option<String>,
         /// Print JSON

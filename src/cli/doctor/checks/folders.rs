@@ -56,7 +56,10 @@ fn log_dir(facts: &FolderFacts) -> Finding {
         let text = format!("the file system of {path} has no room for another file{kind} (inodes)");
         return error("log_dir", text, format!("remove small files there, or {another}"));
     }
-    if space.total > 0 && space.left < LITTLE_FOR_LOGS || space.files_left.is_some_and(|left| left < FEW_FILES_LEFT) {
+    if space.total == 0 {
+        return unknown("log_dir", format!("{path}: its file system{kind} does not say how large it is"));
+    }
+    if space.left < LITTLE_FOR_LOGS || space.files_left.is_some_and(|left| left < FEW_FILES_LEFT) {
         let files = space.files_left.map_or(String::new(), |left| format!(" and {left} files"));
         let text = format!(
             "{path} has room for {}{files}{kind}: ranks fail when they print into a full disk",

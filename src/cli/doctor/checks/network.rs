@@ -164,7 +164,10 @@ fn master(facts: &MasterFacts, network: &NetworkFacts, has_several_nodes: bool) 
         None => warning(check, format!("{from} {at}: no name server answers"), by_address),
         Some(all) if all.is_empty() => warning(
             check,
-            format!("{from} {at}: the name has no address; nodes wait until it has one, as the name of a pod"),
+            format!(
+                "{from} {at}: the name has no address; nodes wait until it has one, which is normal for a pod that \
+                 has not started"
+            ),
             by_address,
         ),
         // The finding about the host's name says what to do.
