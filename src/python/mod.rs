@@ -108,10 +108,12 @@ mod lib {
     fn control_main(
         py: Python<'_>,
         args: Vec<OsString>,
-        executable: String,
+        executable: Option<PathBuf>,
         version: String,
         path: Vec<PathBuf>,
     ) -> i32 {
+        let executable =
+            executable.map_or_else(|| "an embedded interpreter".to_owned(), |path| path.display().to_string());
         py.detach(|| control::main(&args, Interpreter { executable, version, path }))
     }
 

@@ -357,10 +357,10 @@ impl<'a> EventLoop<'a> {
 
     /// Reports to the other nodes of a static rendezvous how the job ends, once this node stops for a reason of its own for good.
     fn report_to_peers(&mut self) {
-        let may_restart = self.launch.policy.restart.max_restart > 0;
+        let restarts = self.launch.policy.restart.max_restart > 0;
         if let (Some(peers), Some(reason)) = (&mut self.peers, self.engine.reason())
             && self.outcome == JobOutcome::AsReported
-            && !may_restart
+            && !(restarts && reason.is_failure())
             && reason.is_reported_to_nodes()
             && let Some(RoundAction::ReportStop) = self.phase.handle(RoundEvent::RanksStopping)
             && let Some(end) = self.ranks.job_end(reason, peers.node())

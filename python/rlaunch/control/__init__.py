@@ -27,7 +27,9 @@ def command() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     version = sys.version.split(maxsplit=1)[0]
-    sys.exit(_lib.control_main(sys.argv[1:], sys.executable, version, sys.path))
+    # Programs may put other objects there.
+    path = [part for part in sys.path if isinstance(part, str)]
+    sys.exit(_lib.control_main(sys.argv[1:], sys.executable, version, path))
 
 
 def _launch(kind: str) -> NoReturn:

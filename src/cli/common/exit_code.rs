@@ -14,7 +14,7 @@ pub const PREFLIGHT: i32 = 66;
 /// An error of the launcher itself.
 pub const INTERNAL: i32 = 70;
 /// The system would not start a rank.
-pub const START_FAILED: i32 = 71;
+pub use crate::model::exit::START_FAILED;
 /// The process that supervises the ranks was killed.
 pub const SUPERVISOR_LOST: i32 = 72;
 /// The nodes of the job did not find each other, or this one was refused; no rank has run here.
@@ -104,13 +104,14 @@ pub fn of_outcome(outcome: &JobOutcome, part: NodePart, has_one_status: bool) ->
     match outcome {
         JobOutcome::AsReported | JobOutcome::Ended(JobEnd::Completed) => OK,
         JobOutcome::Ended(JobEnd::Failed { .. }) if is_elsewhere => FAILED_ELSEWHERE,
-        JobOutcome::Ended(JobEnd::Failed { failure, .. }) => failure.status,
+        // A record may come from anywhere.
+        JobOutcome::Ended(JobEnd::Failed { failure, .. }) => failure.status.clamp(1, 255),
         JobOutcome::Ended(JobEnd::Lost { .. }) => NODE_LOST,
         JobOutcome::Ended(JobEnd::TooFew { .. }) if part != NodePart::None => NODE_LOST,
         JobOutcome::Ended(JobEnd::TooFew { .. }) | JobOutcome::Refused(_) | JobOutcome::NeverReached(_) => RENDEZVOUS,
         JobOutcome::Unreachable(_) | JobOutcome::StoreLost => STORE_LOST,
         JobOutcome::Ended(JobEnd::Stopped { .. }) if is_elsewhere => STOPPED_ELSEWHERE,
-        JobOutcome::Ended(JobEnd::Stopped { signal, .. }) | JobOutcome::Stopped(signal) => 128 + signal,
+        JobOutcome::Ended(JobEnd::Stopped { signal, .. }) | JobOutcome::Stopped(signal) => 128 + signal.clamp(&1, &64),
         JobOutcome::LauncherKilled => 128 + libc::SIGKILL,
         JobOutcome::SupervisorLost => SUPERVISOR_LOST,
     }

@@ -48,7 +48,7 @@ impl StaticPeers {
         }
         let text = self.client.get(&self.key(codec::END), &mut patience(REQUEST)).ok()?;
         let text = std::str::from_utf8(&text).ok().filter(|text| text.len() <= codec::MAX_END)?;
-        self.end = read_document(text).ok().map(Box::new);
+        self.end = read_document(text).ok().filter(is_possible).map(Box::new);
         self.end().cloned()
     }
 
@@ -79,5 +79,31 @@ impl StaticPeers {
             }
             self.take_changes();
         }
+    }
+}
+
+/// Whether a launcher reports this. The store has no password, so any process that reaches it may have written it.
+fn is_possible(end: &JobEnd) -> bool {
+    match end {
+        JobEnd::Failed { failure, .. } => (1..=255).contains(&failure.status),
+        JobEnd::Stopped { signal, .. } => (1..=64).contains(signal),
+        JobEnd::Completed | JobEnd::Lost { .. } | JobEnd::TooFew { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::RankFailure;
+
+    #[test]
+    fn ends_that_no_launcher_reports_are_ignored() {
+        let failed = |status| {
+            let failure = RankFailure { status, ..RankFailure::default() };
+            is_possible(&JobEnd::Failed { failure, no_restart: None })
+        };
+        let stopped = |signal| is_possible(&JobEnd::Stopped { host: "a".into(), signal });
+        assert!(failed(1) && failed(255) && stopped(15));
+        assert!(!failed(0) && !failed(256) && !stopped(i32::MAX) && !is_possible(&JobEnd::Completed));
     }
 }

@@ -2,6 +2,7 @@
 
 use super::RankProcesses;
 use crate::model::Exit;
+use crate::model::exit::START_FAILED;
 use crate::probe::net;
 use crate::protocol::{FailureDetails, JobEnd, NodeStop, RankFailure};
 use crate::rendezvous::torch_static::StaticPeers;
@@ -9,6 +10,9 @@ use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
 use crate::run::record::job_culprit::with_fault;
 use crate::supervise::{NodeOutcome, NodeReport, StopReason};
+
+/// Characters of a message to other nodes.
+const LONGEST_MESSAGE: usize = 1000;
 
 impl RankProcesses<'_> {
     /// The message about a stop to the members of an elastic job.
@@ -50,6 +54,12 @@ impl RankProcesses<'_> {
                 let failure = RankFailure { host: net::host_name(), node, ..self.start_failure(local_rank, why) };
                 Some(JobEnd::Failed { failure, no_restart: None })
             }
+            NodeOutcome::Stopped { signal } => {
+                if let Some(end) = self.job_end(StopReason::Signal(signal), node) {
+                    peers.report_job_end(&end);
+                }
+                return JobOutcome::AsReported;
+            }
             _ => return JobOutcome::AsReported,
         };
         match (own, peers.end()) {
@@ -65,7 +75,8 @@ impl RankProcesses<'_> {
         RankFailure {
             process: label.to_string(),
             outcome: "no start".into(),
-            message: why.to_owned(),
+            message: why.chars().take(LONGEST_MESSAGE).collect(),
+            status: START_FAILED,
             details: Box::new(FailureDetails::of_process(label, None).with_text(why)),
             ..RankFailure::default()
         }
@@ -85,7 +96,7 @@ impl RankProcesses<'_> {
             process: label.to_string(),
             outcome: first.exit.map_or_else(|| "an error".to_owned(), |exit| exit.to_string()),
             message: first.message,
-            status: exit.shell_status(),
+            status: first.exit.unwrap_or(exit).shell_status(),
             lost_peer: first.lost_peer,
             details: Box::new(details),
             ..RankFailure::default()

@@ -10,6 +10,9 @@ use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::supervise::NodeOutcome;
 use serde::Serialize;
 
+/// Characters of the name of an exception.
+const LONGEST_NAME: usize = 200;
+
 /// The content of the field.
 #[derive(Debug, Serialize)]
 pub struct JobCulprit {
@@ -30,7 +33,10 @@ pub fn details(culprit: &Culprit) -> FailureDetails {
 /// The same with the error that the process printed.
 pub fn with_fault(details: FailureDetails, fault: Option<&RankFault>) -> FailureDetails {
     let Some(RankFault { what, text, .. }) = fault else { return details };
-    FailureDetails { exception: (!what.is_empty()).then(|| what.clone()), ..details.with_text(text) }
+    FailureDetails {
+        exception: (!what.is_empty()).then(|| what.chars().take(LONGEST_NAME).collect()),
+        ..details.with_text(text)
+    }
 }
 
 impl JobCulprit {

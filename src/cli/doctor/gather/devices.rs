@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long the driver may take. Without persistence mode it starts the GPUs first.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The kernel's messages that are read at most.
 const MOST_MESSAGES: usize = 100_000;

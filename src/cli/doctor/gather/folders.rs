@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a file system may take for an answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Looks at a folder without creating it.
 pub(super) fn look(path: &Path) -> FolderFacts {
