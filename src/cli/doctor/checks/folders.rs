@@ -131,7 +131,7 @@ mod tests {
             (there(DiskSpace { is_read_only: true, ..space(GIB, GIB) }), Level::Error, "read-only"),
             (there(DiskSpace { files_left: Some(0), ..space(GIB, GIB) }), Level::Error, "inodes"),
             (there(DiskSpace { files_left: Some(5), ..space(GIB, GIB) }), Level::Warning, "5 files"),
-            (there(space(0, 0)), Level::Ok, "free"),
+            (there(space(0, 0)), Level::Unknown, "how large"),
             (
                 FolderState::There {
                     at: "/x".into(),

@@ -100,7 +100,7 @@ mod tests {
         facts.procfs = Err(ProcfsUnusable::Missing);
         facts.has_cgroup = false;
         facts.memory = None;
-        facts.clock = Some(Discipline { is_synchronized: true, largest_error: Duration::from_secs(3) });
+        facts.clock = Some(Discipline { is_synchronized: true, largest_error: Duration::from_secs(4) });
         assert_eq!(
             levels(&check(&facts)),
             "kernel error, procfs warning, cgroup unknown, memory unknown, clock warning"
