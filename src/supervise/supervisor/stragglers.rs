@@ -9,7 +9,7 @@ use std::time::Duration;
 
 impl Supervisor {
     pub(super) fn note_first_done(&mut self, now: Duration, ended: &[(ChildId, Exit)]) {
-        if self.straggler_timeout.is_none() || self.phase != SupervisorPhase::Running || self.first_done.is_some() {
+        if self.first_done.is_some() {
             return;
         }
         let is_done = |local: &usize| {

@@ -23,9 +23,6 @@ impl Supervisor {
             | SupervisorPhase::Stopping
             | SupervisorPhase::Backoff(_) => {
                 let grace = self.time_to_end(now, self.grace);
-                if self.phase == SupervisorPhase::Stopping {
-                    self.timer.arm(now, grace);
-                }
                 effects.push(Effect::Note(ProgressNote::Stopping { signal, living: self.living(), grace }));
                 self.stop(now, reason, effects);
             }
