@@ -15,7 +15,7 @@ MODULES = ("rlaunch", "rlaunch.errors", "rlaunch.paddle", "rlaunch.run", "rlaunc
 FOREIGN = """
 --log --nproc --rank_mapping_file --fail --lr
 --accelerator --array --auto-compaction-retention --bind-to --cov --cov-context --cpu --cpus-per-task
---dataset_name --devices --dist --dynamo_backend --enable-grpc-gateway --from-literal --gpus-per-node
+--dataset_name --devices --dist --dynamo_backend --enable-grpc-gateway --for --from-literal --gpus-per-node
 --het-group --hostfile --hypothesis-seed --init --ipc --keys-only --kill-on-bad-exit --lf --lib --listen
 --locked --map-by --max-log-requests --mixed_precision --model_name_or_path --mount-proc --multi_gpu
 --no-kill --nodes --ntasks --ntasks-per-node --num_machines --num_processes --open-mode --output-filename
