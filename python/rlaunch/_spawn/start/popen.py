@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .start_spec import StartSpec
 
 
-# CPython 3.14 and late versions of 3.13 end a forked process by its exit handlers. Others do so in `_bootstrap`,
+# CPython 3.14 and some of 3.13 end a forked process by its exit handlers. Others do so in `_bootstrap`,
 # where the handlers of the parent would run too (multiprocessing/popen_fork.py).
 _ENDS_BY_ATEXIT = hasattr(popen_fork, "atexit")
 
