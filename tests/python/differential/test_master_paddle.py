@@ -86,7 +86,7 @@ class Node:
         return self
 
     def record(self, standing: dict[str, Any]) -> str:
-        return json.dumps({"format": 4, "info": self.offer, "status": standing})
+        return json.dumps({"format": 5, "info": self.offer, "status": standing})
 
     def until(self, what: Callable[[dict[str, Any], list[Any] | None], Any]) -> Any:
         deadline = time.monotonic() + PATIENCE

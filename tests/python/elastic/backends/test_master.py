@@ -28,7 +28,7 @@ sys.stdin.read()
 def record(name: str, standing: dict[str, Any]) -> str:
     rules = {"min": 2, "max": 2, "join_ms": 600_000}
     offer = {"name": name, "host": name, "ranks": 1, "rules": rules}
-    return json.dumps({"format": 4, "info": offer, "status": standing})
+    return json.dumps({"format": 5, "info": offer, "status": standing})
 
 
 def hear(client: native_hooks.MasterClient, what: str, phase: str | None = None) -> str:
