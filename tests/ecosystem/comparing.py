@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ecosystem_jobs import LIMIT, RLAUNCH_RUN, TORCHRUN, Job, Jobs, Reported
+from ecosystem_jobs import LIMIT, RLAUNCH_RUN, TORCHRUN, Facts, Job, Jobs
 from ecosystem_table import Row
 from launching import until
 
@@ -13,23 +13,23 @@ ALIKE = "as under torchrun"
 REPORTED = "the report names rank 1, `ValueError: loss is nan` and its line"
 
 
-def check_alike(ours: Job, theirs: Job, world: int = 2) -> list[Reported]:
-    """Both jobs have reported the same; returns it, by rank."""
-    reported = ours.reported()
-    assert reported == theirs.reported()
-    assert [one["rank"] for one in reported] == list(range(world))
-    assert {one["world"] for one in reported} == {world}
-    return reported
+def check_alike(ours: Job, theirs: Job, world: int = 2) -> list[Facts]:
+    """Both jobs have seen the same; returns it, by rank."""
+    seen = ours.facts()
+    assert seen == theirs.facts()
+    assert [one["rank"] for one in seen] == list(range(world))
+    assert {one["world"] for one in seen} == {world}
+    return seen
 
 
-def train_beside_torchrun(jobs: Jobs, row: Row, library: str, tried: str, options: str) -> list[Reported]:
-    """Runs a script under both; returns what its ranks have reported."""
+def train_beside_torchrun(jobs: Jobs, row: Row, library: str, tried: str, options: str) -> list[Facts]:
+    """Runs a script under both; returns what its ranks have seen."""
     command = row.begin(library, tried, f"{RLAUNCH_RUN} --nproc-per-node 2 {options}")
     ours = jobs.run(command)
     theirs = jobs.run(command.replace(RLAUNCH_RUN, TORCHRUN, 1))
-    reported = check_alike(ours, theirs)
+    seen = check_alike(ours, theirs)
     row.seen = ALIKE
-    return reported
+    return seen
 
 
 def fail_on_rank_1(jobs: Jobs, row: Row, library: str, script: str) -> None:
@@ -55,10 +55,10 @@ def restart_after_a_failure(jobs: Jobs, row: Row, library: str, tried: str, scri
         lost: the number of losses that the first attempt has seen and the checkpoint has not.
     """
     command = f"{RLAUNCH_RUN} --nproc-per-node 2 --max-restarts 1 --log-dir log {script}"
-    whole = jobs.run(command).reported()
+    whole = jobs.run(command).facts()
     job = jobs.run(row.begin(library, tried, f"{command} --fail 1"))
     assert job.result()["restarts"] == 1
-    for one, other in zip(job.reported(), whole, strict=True):
+    for one, other in zip(job.facts(), whole, strict=True):
         assert one["losses"] == other["losses"][lost:], (one, other)
     row.seen = "the second attempt resumes; its losses are those of a job without a failure"
 

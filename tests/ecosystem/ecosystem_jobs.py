@@ -1,4 +1,4 @@
-"""Runs one script under rlaunch and under the framework's own launcher, and reads what its ranks reported."""
+"""Runs a script under rlaunch and under the framework's own launcher, and reads what its ranks have seen."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 # For one job. Two ranks that import torch, Lightning and transformers on a busy machine take half a minute.
 LIMIT = 240.0
 
-# What a rank has reported, by name.
-Reported = dict[str, Any]
+# What a rank has seen, by name.
+Facts = dict[str, Any]
 
 RLAUNCH_RUN = "rlaunch-run"
 TORCHRUN = "torchrun"
@@ -43,8 +43,8 @@ class Job:
     stdout: str
     stderr: str
 
-    def reported(self, name: str = "seen") -> list[Reported]:
-        """What the ranks have reported, by rank."""
+    def facts(self, name: str = "seen") -> list[Facts]:
+        """What the ranks have seen, by rank."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"{name}.*.json"))]
 
     def result(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def environment(folder: Path) -> dict[str, str]:
     return TorchPlace(folder).environment(
         ACCELERATE_USE_CPU="true",
         HF_HOME=str(folder / "hf"),
-        HF_HUB_OFFLINE="1",
+        TRANSFORMERS_OFFLINE="1",
         OMP_NUM_THREADS="1",
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     )

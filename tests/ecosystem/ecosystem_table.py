@@ -14,7 +14,7 @@ HEAD = """# Libraries
 <!-- Written by `make test-ecosystem ECOSYSTEM="--write docs/ecosystem.md"`; do not edit. -->
 
 Each row is a test of `make test-ecosystem` with this version of the library: a small script on two ranks, on
-CPUs. "As under torchrun" means that the test has run the script on both launchers. The ranks reported the
+CPUs. "As under torchrun" means that the test has run the script on both launchers. Both jobs had the
 same ranks, world size and losses, to the last digit. The scripts are in `tests/ecosystem/scripts`. [Jobs for
 torch](torch.md) and [Run existing programs](install.md) say how to start such scripts, and
 [Debuggers](debuggers.md) how to stop ranks at a breakpoint.

@@ -12,8 +12,8 @@ LAUNCH = f"accelerate launch {comparing.ACCELERATE}"
 
 
 def test_training(jobs: Jobs, row: Row) -> None:
-    reported = comparing.train_beside_torchrun(jobs, row, "accelerate", "training with `Accelerator`", SCRIPT)
-    assert reported[0]["distributed"] == "DistributedType.MULTI_CPU"
+    seen = comparing.train_beside_torchrun(jobs, row, "accelerate", "training with `Accelerator`", SCRIPT)
+    assert seen[0]["distributed"] == "DistributedType.MULTI_CPU"
 
 
 def test_its_command(jobs: Jobs, row: Row) -> None:

@@ -35,7 +35,7 @@ def test_one_rank_listens(jobs: Jobs, row: Row) -> None:
         with Session(socket.create_connection((where["host"], where["port"]))) as session:
             session.begin("attach", str(folder / "debugged.py"), LINE, connect=where)
             assert session.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") == "'rank 1: 3'"
-            assert jobs.wait(process, folder).reported() == [{"sum": 3}] * 2
+            assert jobs.wait(process, folder).facts() == [{"sum": 3}] * 2
     row.seen = "its breakpoint stops rank 1, which then goes on"
 
 
@@ -49,7 +49,7 @@ def test_an_unchanged_script_of_one_rank(jobs: Jobs, row: Row) -> None:
                 "attach", str(folder / "debugged.py"), LINE, connect={"host": "127.0.0.1", "port": port}
             )
             assert session.evaluate_where_stopped("f'rank {rank}: {sum_of_ranks}'") == "'rank 1: 3'"
-        assert jobs.wait(process, folder).reported() == [{"sum": 3}] * 2
+        assert jobs.wait(process, folder).facts() == [{"sum": 3}] * 2
     assert (folder / "debug_rank.sh").read_text() in (ROOT / "docs/debuggers.md").read_text()
     row.seen = "its breakpoint stops rank 1, which then goes on"
 
@@ -85,8 +85,8 @@ def editor_session(folder: Path) -> Iterator[Session]:
 def test_a_breakpoint_in_all_ranks(jobs: Jobs, row: Row) -> None:
     command = "python -m rlaunch.run --nproc-per-node 2 debugged.py"
     row.begin("debugpy", "`launch.json` with the launcher's module", command)
-    reported = {module: stopped_ranks(jobs, module) for module in ("torch.distributed.run", "rlaunch.run")}
-    assert reported["rlaunch.run"] == reported["torch.distributed.run"] == {"'rank 0: 3'", "'rank 1: 3'"}
+    seen = {module: stopped_ranks(jobs, module) for module in ("torch.distributed.run", "rlaunch.run")}
+    assert seen["rlaunch.run"] == seen["torch.distributed.run"] == {"'rank 0: 3'", "'rank 1: 3'"}
     row.seen = f"{comparing.ALIKE}: a breakpoint stops both ranks, each of which is a session of the editor"
 
 

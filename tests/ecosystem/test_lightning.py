@@ -13,8 +13,8 @@ SCRIPT = "lightning_train.py"
 
 def test_training(jobs: Jobs, row: Row) -> None:
     tried = "training with `Trainer(strategy='ddp')`"
-    reported = comparing.train_beside_torchrun(jobs, row, "lightning", tried, SCRIPT)
-    assert {one["environment"] for one in reported} == {"TorchElasticEnvironment"}
+    seen = comparing.train_beside_torchrun(jobs, row, "lightning", tried, SCRIPT)
+    assert {one["environment"] for one in seen} == {"TorchElasticEnvironment"}
     row.seen += "; the environment is `TorchElasticEnvironment`"
 
 
@@ -22,7 +22,7 @@ def test_fabric_s_command(jobs: Jobs, row: Row) -> None:
     run = "fabric run --accelerator cpu --devices 2 --strategy ddp fabric_train.py"
     ours = jobs.run(row.begin("lightning", "its command", f"python -m rlaunch.torch {run}"))
     comparing.check_alike(ours, jobs.run(run))
-    assert [one["name"] for one in ours.reported("launcher")] == ["rlaunch"] * 2
+    assert [one["name"] for one in ours.facts("launcher")] == ["rlaunch"] * 2
     row.seen = comparing.ALIKE
 
 
@@ -39,6 +39,6 @@ def test_a_stop(jobs: Jobs, row: Row) -> None:
     command = f"{RLAUNCH_RUN} --nproc-per-node 2 {SCRIPT} --wait"
     row.begin("lightning", "SIGTERM to the launcher during training", command)
     job = comparing.stop_when_ready(jobs, command)
-    assert [one["name"] for one in job.reported("exception")] == ["SIGTERMException"] * 2
+    assert [one["name"] for one in job.facts("exception")] == ["SIGTERMException"] * 2
     assert job.status == 128 + signal.SIGTERM
     row.seen = "each rank's Trainer ends with `SIGTERMException` and calls the `on_exception` of callbacks"

@@ -24,8 +24,8 @@ def test_parameter_server(jobs: Jobs, row: Row) -> None:
         f"{RLAUNCH} {options}",
     )
     ours = jobs.run(command)
-    reported = comparing.check_alike(ours, jobs.run(f"{PADDLE} {options}"))
-    assert [(one["servers"], one["sum"]) for one in reported] == [(1, 3)] * 2
+    seen = comparing.check_alike(ours, jobs.run(f"{PADDLE} {options}"))
+    assert [(one["servers"], one["sum"]) for one in seen] == [(1, 3)] * 2
     row.seen = AS_UNDER_PADDLE
 
 

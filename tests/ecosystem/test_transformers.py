@@ -11,8 +11,8 @@ SCRIPT = "trainer_train.py"
 
 def test_training(jobs: Jobs, row: Row) -> None:
     tried = "training of a small GPT-2 with `Trainer`"
-    reported = comparing.train_beside_torchrun(jobs, row, "transformers", tried, SCRIPT)
-    assert reported[0]["mode"] == "ParallelMode.DISTRIBUTED"
+    seen = comparing.train_beside_torchrun(jobs, row, "transformers", tried, SCRIPT)
+    assert seen[0]["mode"] == "ParallelMode.DISTRIBUTED"
 
 
 def test_a_failure(jobs: Jobs, row: Row) -> None:
@@ -31,5 +31,5 @@ def test_a_stop(jobs: Jobs, row: Row) -> None:
     assert (job.folder / "out/checkpoint-2/trainer_state.json").exists(), job.stderr
     assert not (job.folder / "out/checkpoint-2/checkpoint-is-incomplete.txt").exists()
     # The step that had begun is done after the checkpoint; all three epochs have six.
-    assert [one["steps"] for one in job.reported()] == [3, 3]
+    assert [one["steps"] for one in job.facts()] == [3, 3]
     row.seen = "the Trainer saves a checkpoint within the grace period, and all ranks end by themselves"

@@ -53,3 +53,8 @@ def test_a_long_sentence_is_found(text: str) -> None:
 )
 def test_what_is_no_long_sentence_passes(text: str) -> None:
     assert too_long(text.format(WORDS)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_no_merge_has_left_its_marks(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|>{7}) .*", page.read_text(), re.M) == []
