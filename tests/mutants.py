@@ -1,8 +1,9 @@
-"""Runs cargo-mutants on the supervisor: one small fault at a time, which its tests have to detect.
+"""Runs cargo-mutants on the supervisor and on what decides whether a process belongs to the job.
 
-The supervisor needs nothing of rlaunch but `src/model`, so a crate of these two folders and of the tests of
-the supervisor is made in ``target/mutants``. It compiles in seconds, where rlaunch takes a minute. Further
-arguments are those of ``cargo mutants``. Exits with its status: 2 if a fault was missed.
+cargo-mutants makes one small fault at a time, which the tests have to detect. The two need nothing of rlaunch
+but `src/model` and `src/sys`, so a crate of these folders and of the supervisor's tests is made in
+``target/mutants``. It compiles in seconds, where rlaunch takes a minute. Further arguments are those of
+``cargo mutants``. Exits with its status: 2 if a fault was missed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CRATE = ROOT / "target/mutants/rlaunch"
-FOLDERS = ("src/model", "src/supervise", "tests/it/supervise")
+FOLDERS = ("src/model", "src/supervise", "src/sys", "tests/it/supervise")
+MUTATED = ("src/supervise/**", "src/sys/process/tree.rs", "src/sys/process/procfs/**")
 DEPENDENCIES = ("libc", "nix", "serde", "serde_json", "thiserror", "fastrand", "proptest")
 MANIFEST = """[package]
 name = "rlaunch"
@@ -36,7 +38,7 @@ def make_crate() -> None:
     shutil.rmtree(CRATE, ignore_errors=True)
     for folder in FOLDERS:
         shutil.copytree(ROOT / folder, CRATE / folder)
-    (CRATE / "src/lib.rs").write_text("pub mod model;\npub mod supervise;\n")
+    (CRATE / "src/lib.rs").write_text("pub mod model;\npub mod supervise;\npub mod sys;\n")
     (CRATE / "tests/it/main.rs").write_text("mod supervise;\n")
     shutil.copy(ROOT / "Cargo.lock", CRATE)
     # In the manifest each has a line of its own.
@@ -47,5 +49,6 @@ def make_crate() -> None:
 
 if __name__ == "__main__":
     make_crate()
-    command = ["cargo", "mutants", "--in-place", "-f", "src/supervise/**", "--timeout", "60", *sys.argv[1:]]
+    files = [argument for pattern in MUTATED for argument in ("-f", pattern)]
+    command = ["cargo", "mutants", "--in-place", *files, "--timeout", "60", *sys.argv[1:]]
     sys.exit(subprocess.run(command, cwd=CRATE, env={**os.environ, **ENVIRONMENT}).returncode)

@@ -51,7 +51,7 @@ mod lib {
     use crate::spec::spawn::options::{SpawnBackend, SpawnError, SpawnOptions};
     use crate::sys::io::ports::PortLease;
     use crate::sys::process::{current, lifeline};
-    use pyo3::exceptions::{PyOSError, PyValueError};
+    use pyo3::exceptions::{PyImportError, PyOSError, PyValueError};
     use pyo3::prelude::*;
     use pyo3::types::PyDict;
     use std::cell::LazyCell;
@@ -80,7 +80,21 @@ mod lib {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        need_gil(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+
+    /// A free-threaded Python turns the GIL on before it calls this module, because of `gil_used`; not with `PYTHON_GIL=0` or
+    /// `-X gil=0` (Python 3.13, `Python/import.c`, `_PyImport_EnableGILAndWarn`). ImportError: it is off.
+    fn need_gil(py: Python<'_>) -> PyResult<()> {
+        let sys = py.import("sys")?;
+        match sys.getattr_opt("_is_gil_enabled")? {
+            Some(is_enabled) if !is_enabled.call0()?.is_truthy()? => Err(PyImportError::new_err(
+                "rlaunch needs the GIL, and PYTHON_GIL=0 or -X gil=0 keeps it off. Without this setting Python turns it on when \
+                 rlaunch is imported; ranks that do not import rlaunch still run without it",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Runs `python -m rlaunch` with these arguments (without the program name) and returns its exit status. `python`:
