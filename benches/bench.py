@@ -22,6 +22,7 @@ from pathlib import Path
 
 from bench_launchers import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
+from picture import picture
 from sections import end, nodes, output, planning, preload, pytest_ranks, rendezvous, restart, stacks, start
 from session import Session
 
@@ -56,7 +57,10 @@ rlaunch and its rivals, measured in one run. Written by `{command}`; do not edit
 
 In brackets: how many times rlaunch's figure. *Bare*: the same ranks without any launcher. *Promise*: what
 rlaunch's figure must keep to; the bench fails when it does not.
+
+![{alt}]({picture})
 """
+ALT = "Bars of three rows of the tables below: wall time of a job, end after a failure, memory"
 
 
 def about() -> str:
@@ -66,10 +70,13 @@ def about() -> str:
     return ", ".join([*machine, f"Python {platform.python_version()}", *versions])
 
 
-def page(figures: Figures, command: str, about: str, failed: list[str]) -> str:
-    """The results in Markdown. `failed`: the sections that did not come to their end, with the error."""
+def page(figures: Figures, name: str, command: str, about: str, failed: list[str]) -> str:
+    """The results in Markdown. `name`: of the page and its picture. `failed`: sections that did not come to
+    their end, with the error.
+    """
     gaps = "".join(f"\n**Not measured to its end**: {text}.\n" for text in failed)
-    return HEAD.format(command=command, about=about) + gaps + figures.tables(ABOUT)
+    head = HEAD.format(command=command, about=about, alt=ALT, picture=f"{name}.svg")
+    return head + gaps + figures.tables(ABOUT)
 
 
 def replace_sections(earlier: str, measured: str, command: str, about: str) -> str:
@@ -100,7 +107,8 @@ def arguments() -> argparse.Namespace:
         "--write",
         type=Path,
         metavar="PAGE",
-        help="write the results there, in Markdown; of some sections: in place of these sections of the page",
+        help="write the results there, in Markdown, and a picture beside; of some sections: in place of "
+        "these sections of the page",
     )
     chosen = parser.parse_args()
     for name in chosen.sections:
@@ -127,10 +135,11 @@ def main() -> int:
             traceback.print_exc()
             failed.append(f"{name} ({type(error).__name__}: {error})")
     if chosen.write is not None:
-        text = page(figures, command, machine, failed)
+        text = page(figures, chosen.write.stem, command, machine, failed)
         if chosen.sections and not failed and chosen.write.exists():
             text = replace_sections(chosen.write.read_text(), figures.tables(ABOUT), command, machine)
         chosen.write.write_text(text)
+        chosen.write.with_suffix(".svg").write_text(picture(text))
     for text in failed:
         print(f"bench: failed: {text}", flush=True)
     broken = figures.broken()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from bench import ABOUT, replace_sections
 from bench_launchers import LAUNCHERS, PADDLE, RLAUNCH, TORCHRUN
 from figures import Cell, Figures, Promise, Row
+from picture import DRAWN, LABELS, VALUES, WIDTH, bars, picture
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def row(ours: Cell, promise: Promise | None, **rivals: Cell) -> Row:
@@ -103,3 +108,24 @@ def test_a_section_that_is_measured_again_replaces_the_one_of_the_page() -> None
     again = ["Measured again by `bench.py idle start`: 2 cores.\n\n|  |" in block for block in blocks]
     assert again == [True, False, True, False]
     assert page.endswith("|\n")
+
+
+def test_the_picture_is_of_the_page() -> None:
+    """`make bench` writes both; who edits one has to write the other."""
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    assert [row.title for row in bars(page)] == list(DRAWN.values())
+    assert (ROOT / "docs/benchmarks.svg").read_text() == picture(page)
+
+
+def test_bars_are_as_long_as_their_figures() -> None:
+    figures = Figures()
+    cells = {"rlaunch": 30.0, "paddle": 2400.0, "torchrun": "not installed"}
+    figures.add(Row("launch", "wall time of 2 trivial ranks", "ms", cells, bare=15.0))
+    drawn = picture("\n" + figures.tables({"launch": "Wall time."}))
+    longest = WIDTH - LABELS - VALUES
+    widths = [float(width) for width in re.findall(r'<rect x="\d+" y="\d+" width="([\d.]+)"', drawn)]
+    assert widths == pytest.approx([longest / 80, longest], abs=0.1)
+    assert float(re.findall(r'<line x1="([\d.]+)"', drawn)[0]) == pytest.approx(
+        LABELS + longest / 160, abs=0.1
+    )
+    assert re.findall(r">([\d.]+ ms)<", drawn) == ["30 ms", "2400 ms"]
