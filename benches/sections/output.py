@@ -146,7 +146,7 @@ class Console:
 
 def measure_stall(session: Session) -> None:
     """How much longer a rank takes to write while no process reads the console that its output goes to."""
-    mebibytes, patience, turns = 64, 10, session.amount(5, 2)
+    mebibytes, patience, turns = 64, 10, session.amount(15, 2)
 
     def once(launcher: Launcher, kind: str, read: bool) -> float | None:
         with (
