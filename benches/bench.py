@@ -11,6 +11,7 @@ broken or a section fails; the last lines say which.
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import platform
 import signal
@@ -48,7 +49,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "preload": preload.measure_preload,
     "suite": pytest_ranks.measure_suite,
 }
-ABOUT = {name: measure.__doc__ or "" for name, measure in SECTIONS.items()}
+ABOUT = {name: inspect.cleandoc(measure.__doc__ or "") for name, measure in SECTIONS.items()}
 
 HEAD = """# Benchmarks
 

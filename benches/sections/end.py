@@ -119,9 +119,10 @@ os._exit(0)
 
 
 def measure_sweep(session: Session) -> None:
-    """From the end of a rank that leaves processes to the launcher's exit. Bare: to kill and reap as many.
+    """From the end of a rank that leaves processes, or beside others, to the launcher's exit.
 
-    The sweep is linear: twice as many processes take twice as long.
+    Of processes that it leaves, bare is to kill and reap as many; twice as many take twice as long. Of others
+    that run beside, which the sweep has to tell apart, bare is rlaunch without them.
     """
 
     def swept(launcher: Launcher, count: int) -> float:
@@ -142,4 +143,21 @@ def measure_sweep(session: Session) -> None:
     for count in (session.amount(2000, 200), session.amount(4000, 400)):
         ours = (launcher for launcher in present() if launcher.ours)
         figures = each(lambda launcher, count=count: swept(launcher, count), ours)
-        session.row(f"{count:,} processes in sessions of their own", figures, "ms", bare=floor(count))
+        session.row(f"it leaves {count:,} processes with own sessions", figures, "ms", bare=floor(count))
+
+    def ended(launcher: Launcher) -> float:
+        """The best of some: other programs on this machine only add to them."""
+        return min(swept(launcher, 0) for _ in range(session.amount(10, 3)))
+
+    alone = ended(RLAUNCH)
+    others = session.amount(4000, 400)
+    pids = [os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ) for _ in range(others)]
+    try:
+        beside = each(ended, (launcher for launcher in present() if launcher.ours))
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+    promise = Promise("sweep", most=100)
+    session.row(f"beside {others:,} processes of other programs", beside, "ms", promise, bare=alone)
