@@ -181,7 +181,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         return Err(values.error(
             "job_secret",
             "is only for the embedded master",
-            "give etcd's --etcd_user or certificates",
+            "unset RLAUNCH_JOB_SECRET, and give etcd's --etcd_user or certificates",
         ));
     }
     if max > 1 {

@@ -281,20 +281,10 @@ impl Job<'_> {
         };
         if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
             let label = launch.plan.ranks[local_rank].label();
-            let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
-            let details = Box::new(FailureDetails::of_process(label, None).with_text(&words));
-            let process = label.to_string();
+            let why = launched.report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
+            let RankFailure { process, outcome, message, details, .. } = RankFailure::not_started(label, why);
             let no_restart = Some("a rank could not be started".into());
-            let cannot_begin = true;
-            return RankFailure {
-                process,
-                outcome: "no start".into(),
-                message: words,
-                no_restart,
-                cannot_begin,
-                details,
-                ..failure
-            };
+            return RankFailure { process, outcome, message, details, no_restart, cannot_begin: true, ..failure };
         }
         let report = build_failure_report(launch, launched, status, context);
         let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
@@ -404,9 +394,8 @@ fn record_outcome(
         if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {
             print_notice(&format!("no restart: {why}"));
         }
-    } else if matches!(launched.report.outcome, NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. }) {
-        // The job failed by another node's rank, not by the one that failed here.
-        launched.report.outcome = NodeOutcome::Regrouped;
+    } else {
+        launched.disown_failure();
     }
     // This node has taken part: the job has gone on, or has ended, without it.
     let outcome = &match outcome {

@@ -215,8 +215,11 @@ fn run_once(
     let listener = EngineListener { frontend, launch };
     let mut launched =
         run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
+    // Nodes of a static rendezvous may have learned that the job ended on another node.
+    if let JobOutcome::Ended(_) = launched.outcome {
+        launched.disown_failure();
+    }
     let exit_status = decide_exit_status(launch, &mut launched, frontend);
-    // Nodes of a static rendezvous may have learned how the job ended.
     let outcome = Some(&launched.outcome).filter(|outcome| matches!(outcome, JobOutcome::Ended(_)));
     let job_end = outcome.and_then(outcome_text::of_job);
     let recorded = record_end(launch, launched, exit_status, job_end.as_deref(), frontend);
