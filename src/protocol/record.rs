@@ -129,6 +129,9 @@ pub struct JobRules {
     pub min_round_ms: u64,
     /// How many failures in a row exclude a node from a job that can continue without it; 0: none do.
     pub node_failure_limit: u32,
+    /// How many nodes beyond the most wait to replace one that is lost. Further ones are refused. `None`: any number waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spares: Option<usize>,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
 }

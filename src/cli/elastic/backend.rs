@@ -63,6 +63,7 @@ pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
         join_ms: millis(join),
         min_round_ms: millis(rendezvous.min_round_time),
         node_failure_limit: rendezvous.node_failure_limit,
+        spares: rendezvous.spares,
         lease_ms: millis(lease),
         order: if sort_ip { NodeOrder::Address } else { NodeOrder::Name },
         ..JobRules::default()
@@ -294,7 +295,7 @@ fn serve_master(
         );
     }
     // A node has one connection, and may open another before the old one is closed.
-    let connections = 2 * rendezvous.nodes.1 + SPARE_CONNECTIONS;
+    let connections = 2 * (rendezvous.nodes.1 + rendezvous.spares.unwrap_or(0)) + SPARE_CONNECTIONS;
     preflight::raise_file_limit("--nnodes", connections, 1).map_err(CliError::Preflight)?;
     let config = MasterConfig {
         key: key(rendezvous),

@@ -28,7 +28,7 @@ use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::output::log_files;
-use crate::run::prepare::gloo_tmpdir;
+use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::record::job_culprit;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
@@ -70,6 +70,8 @@ pub fn run_rounds(
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
     let job = Job { launch, rounds, frontend, supervisor, signals };
+    // A node that joins a running job stops it.
+    preflight::check_interpreter(&launch.program).map_err(CliError::Preflight)?;
     let journal = job_record::open_journal(launch, true, frontend)?;
     let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
     let joined = rounds.join(lease, &mut |time| wait.pause(time));
@@ -112,7 +114,7 @@ impl Job<'_> {
         // A failure here after which all ranks start again. The other nodes learn of it from the round's end.
         let mut failed: Option<RankFailure> = None;
         let outcome = loop {
-            let number = match wait.wait(&mut membership).map_err(CliError::EventLoop)? {
+            let number = match wait.wait(&mut membership, &mut journal).map_err(CliError::EventLoop)? {
                 WaitResult::Round(number) => number,
                 WaitResult::Ended(outcome) => break outcome,
             };

@@ -359,7 +359,7 @@ def test_victims_of_another_nodes_failure_name_it(place: TorchPlace, three: list
 
 # Rank 1 fails, and rank 2, of the same node, needs a long time to end. Meanwhile node 0 ends, or is killed.
 RESTART = """
-signal.signal(signal.SIGTERM, lambda *_: (tell(f"told{attempt}"), await_file("go.9"), os._exit(0)))
+signal.signal(signal.SIGTERM, lambda *_: (tell(f"asked{attempt}"), await_file("go.9"), os._exit(0)))
 tell(f"began{attempt}")
 if rank == 1: await_file("began0.2"), sys.exit(3)
 if rank == 0: await_file("fail.9"), sys.exit(9)
@@ -375,7 +375,7 @@ def test_a_node_that_stops_for_its_own_restart_does_not_start_again_without_node
     with Job(place, three[:2]) as job:
         zero = job.node(0, "--shutdown-timeout=60", script)
         one = job.node(1, "--max-restarts=3", "--nproc-per-node=2", "--shutdown-timeout=60", script)
-        until(lambda: (place.folder / "told0.2").exists(), "the stop of rank 2")
+        until(lambda: (place.folder / "asked0.2").exists(), "the stop of rank 2")
         if how == "killed":
             zero.kill()
         else:
