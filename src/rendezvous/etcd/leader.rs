@@ -367,7 +367,7 @@ mod tests {
             events,
         };
         let (lost, lost_nodes) = unbounded();
-        let mut leader = Leader::take_over(&session, 1, Box::new(Lost(lost)), Duration::ZERO).unwrap();
+        let mut leader = Leader::take_over(&session, (1, 0), Box::new(Lost(lost)), Duration::ZERO).unwrap();
         let next = |received: &Receiver<SessionEvent>| match received.recv_timeout(Duration::from_secs(60)).unwrap() {
             SessionEvent::Nodes(1, event) => event,
             _ => panic!("another event"),

@@ -163,7 +163,7 @@ def test_a_node_that_cannot_take_part_gets_the_reason_and_harms_no_other(
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize(("own", "other"), [("a" * 16, "b" * 16), ("a" * 16, ""), ("", "b" * 16)])
-def test_only_nodes_with_the_jobs_key_are_admitted(
+def test_only_nodes_with_the_jobs_secret_are_admitted(
     tmp_path: Path, three: list[Host], module: str, own: str, other: str
 ) -> None:
     with Job(tmp_path, three, AtMaster) as job:
@@ -173,7 +173,7 @@ def test_only_nodes_with_the_jobs_key_are_admitted(
         end = job.node(1, script, module=module, RLAUNCH_JOB_SECRET=other).end()
         assert end.status == NOT_MET, end.stderr
         (line,) = end.error_lines()
-        assert "key" in line
+        assert "RLAUNCH_JOB_SECRET" in line
         job.end_successfully(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
 
 
