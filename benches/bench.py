@@ -24,7 +24,19 @@ from pathlib import Path
 from bench_launchers import LAUNCHERS, RUN
 from figures import NOT_INSTALLED, Figures
 from picture import picture
-from sections import end, nodes, output, planning, preload, pytest_ranks, rendezvous, restart, stacks, start
+from sections import (
+    end,
+    newcomers,
+    nodes,
+    output,
+    planning,
+    preload,
+    pytest_ranks,
+    rendezvous,
+    restart,
+    stacks,
+    start,
+)
 from session import Session
 
 SECTIONS: dict[str, Callable[[Session], None]] = {
@@ -45,6 +57,7 @@ SECTIONS: dict[str, Callable[[Session], None]] = {
     "plan": planning.measure_plan,
     "rendezvous": rendezvous.measure_rendezvous,
     "nodes": nodes.measure_nodes,
+    "newcomers": newcomers.measure_newcomers,
     "stacks": stacks.measure_stacks,
     "preload": preload.measure_preload,
     "suite": pytest_ranks.measure_suite,

@@ -97,14 +97,21 @@ class Job:
     ports = itertools.count(29800)
 
     def __init__(
-        self, launcher: Launcher, where: Where, nodes: list[Node], parent: Path, elastic: bool
+        self,
+        launcher: Launcher,
+        where: Where,
+        nodes: list[Node],
+        parent: Path,
+        elastic: bool,
+        count: str | None = None,
     ) -> None:
         self.launcher, self.where, self.nodes = launcher, where, nodes
         self.folder = Path(tempfile.mkdtemp(dir=parent, prefix=f"{launcher.name}."))
         script = self.folder / "rank.py"
         script.write_text(RANK)
-        name, port = f"job{next(self.ports)}", next(self.ports)
-        count = f"{len(nodes) - 1}:{len(nodes)}" if elastic else str(len(nodes))
+        self.name, self.port = f"job{next(self.ports)}", next(self.ports)
+        self.count = count or (f"{len(nodes) - 1}:{len(nodes)}" if elastic else str(len(nodes)))
+        self.script = script
         # torchrun and Paddle can be given one member of etcd alone.
         etcd = where.etcd
         self.leader = None if etcd is None else etcd.leader()
@@ -113,14 +120,20 @@ class Job:
             self.etcd = self.leader.address
         self.files: dict[str, Life] = {}
         for node in nodes:
-            words = self.options(node, count, name, port)
-            logs = f"--log{'_' if self.is_paddles else '-'}dir={self.folder}/log{node.number}"
-            command = [launcher.python, "-m", launcher.module, *words, logs, str(script), str(self.folder)]
-            node.folder = self.folder
-            node.command = ["env", f"NODE={node.number}", *variables(launcher), *command]
+            self.prepare(node)
         self.began = now()
         for node in nodes:
             node.start()
+
+    def prepare(self, node: Node, *words: str) -> None:
+        """Gives a node its command. `words`: what its ranks run, if it is not the job's script."""
+        launcher = self.launcher
+        options = self.options(node, self.count, self.name, self.port)
+        logs = f"--log{'_' if self.is_paddles else '-'}dir={self.folder}/log{node.number}"
+        runs = words or (str(self.script), str(self.folder))
+        command = [launcher.python, "-m", launcher.module, *options, logs, *runs]
+        node.folder = self.folder
+        node.command = ["env", f"NODE={node.number}", *variables(launcher), *command]
 
     @property
     def is_paddles(self) -> bool:

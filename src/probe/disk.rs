@@ -10,7 +10,7 @@ use std::path::Path;
 pub struct DiskSpace {
     /// Its size in bytes; 0 if it has no limit of its own.
     pub total: u64,
-    /// Bytes that this process may still write.
+    /// Bytes that can be written, without those that are reserved for the superuser.
     pub left: u64,
     /// Files that can be created; `None` if they are not counted.
     pub files_left: Option<u64>,
@@ -46,10 +46,8 @@ const KINDS: [(i64, &str); 19] = [
 /// The file system of a folder that exists. May hang on a server that is gone.
 pub fn space(folder: &Path) -> io::Result<DiskSpace> {
     let found = statvfs(folder)?;
-    // Blocks may be reserved for the superuser (statvfs(3)).
-    let root = nix::unistd::geteuid().is_root();
-    let blocks = if root { found.blocks_free() } else { found.blocks_available() };
-    let files = if root { found.files_free() } else { found.files_available() };
+    // Without what is reserved for the superuser (statvfs(3)): a job of root is not to use it up either.
+    let (blocks, files) = (found.blocks_available(), found.files_available());
     // The types of these fields differ between platforms.
     #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
     Ok(DiskSpace {
@@ -75,5 +73,19 @@ mod tests {
         let found = space(&std::env::temp_dir()).unwrap();
         assert!(found.total >= found.left && !found.is_read_only, "{found:?}");
         assert!(space(Path::new("/nowhere")).is_err());
+    }
+
+    #[test]
+    fn blocks_that_are_reserved_for_the_superuser_are_not_free() {
+        let folder = std::env::temp_dir();
+        let mut same = false;
+        // Other processes write there too.
+        for _ in 0..1000 {
+            let (found, known) = (space(&folder).unwrap(), statvfs(&folder).unwrap());
+            #[allow(clippy::unnecessary_cast)]
+            let (blocks, size) = (known.blocks_available() as u64, known.fragment_size() as u64);
+            same |= found.left == blocks * size;
+        }
+        assert!(same);
     }
 }

@@ -1,6 +1,6 @@
 //! Which nodes cannot take part, and why.
 
-use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord};
+use crate::protocol::record::{FORMAT, JobRules, NodeInfo, NodeRecord, NodeStatus};
 use std::collections::BTreeMap;
 
 /// The most ranks of a job: the list of the members of such a round fits in a message, on `MAX_NODES` nodes too.
@@ -11,14 +11,16 @@ pub fn could_be_fit(NodeRecord { format, info, .. }: &NodeRecord) -> bool {
     *format == FORMAT && info.rank.is_none_or(|rank| rank < info.rules.max)
 }
 
-/// The ids of nodes that cannot take part, each with the reason. Of two with one number it is the later one in `nodes`.
+/// The ids of nodes that cannot take part, each with the reason. Of two with one number, and of too many, it is the later one in
+/// `nodes`.
 pub fn find_unfit<'a>(
     nodes: impl Iterator<Item = (&'a str, &'a NodeRecord)>,
     first: &NodeInfo,
 ) -> BTreeMap<String, String> {
     let rules = &first.rules;
     let mut numbered: BTreeMap<usize, &str> = BTreeMap::new();
-    let mut ranks = 0_usize;
+    let most = rules.spares.map(|spares| rules.max.saturating_add(spares));
+    let (mut ranks, mut taken) = (0_usize, 0_usize);
     let mut unfit = BTreeMap::new();
     for (id, record) in nodes {
         let info = &record.info;
@@ -50,8 +52,16 @@ pub fn find_unfit<'a>(
         let why = why.or_else(|| {
             (sum > MAX_RANKS).then(|| format!("its {} ranks are too many: a job has {MAX_RANKS} at most", info.ranks))
         });
+        // Nodes of Paddle's launcher receive no refusal, and one that leaves makes room.
+        let leaves = matches!(record.status, NodeStatus::Leaves { .. });
+        let is_one_too_many = most.is_some_and(|most| taken >= most) && !info.is_paddle_launcher && !leaves;
+        let why = why.or_else(|| {
+            let (max, spares) = (rules.max, rules.spares.unwrap_or_default());
+            is_one_too_many.then(|| format!("--spares {spares}: the job has {max} nodes and {spares} spare(s) already"))
+        });
         if why.is_none() {
             ranks = sum;
+            taken += usize::from(!leaves);
         }
         unfit.extend(why.map(|why| (id.to_owned(), why)));
     }
@@ -76,10 +86,13 @@ impl JobRules {
             (min, max) => format!("{min}:{max}"),
         };
         let restarts = |rules: &JobRules| rules.restarts.to_string();
+        let spares =
+            |rules: &JobRules| rules.spares.map_or_else(|| "any number".to_owned(), |spares| spares.to_string());
         let seconds = |ms: u64| format!("{} s", ms as f64 / 1000.0);
         let pairs = [
             ("the front end", self.frontend.clone(), job.frontend.clone()),
             ("--nnodes", nodes(self), nodes(job)),
+            ("--spares", spares(self), spares(job)),
             ("restarts", restarts(self), restarts(job)),
             ("the action after a failure", format!("{:?}", self.on_failure), format!("{:?}", job.on_failure)),
             ("the action after a loss", format!("{:?}", self.on_loss), format!("{:?}", job.on_loss)),
@@ -99,7 +112,6 @@ impl JobRules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::record::NodeStatus;
 
     #[test]
     fn nodes_beyond_the_most_ranks_are_refused_and_smaller_ones_taken() {
@@ -111,6 +123,22 @@ mod tests {
         let unfit = find_unfit(nodes.iter().map(|(id, node)| (*id, node)), &nodes[0].1.info);
         let why = |ranks: usize| format!("its {ranks} ranks are too many: a job has {MAX_RANKS} at most");
         assert_eq!(unfit, BTreeMap::from([("b".to_owned(), why(MAX_RANKS)), ("d".to_owned(), why(1))]));
+    }
+
+    #[test]
+    fn one_spare_too_many_is_refused_and_a_node_that_leaves_makes_room() {
+        let rules = JobRules { max: 2, spares: Some(1), ..JobRules::default() };
+        let info = NodeInfo { rules, ..NodeInfo::default() };
+        let node = |status: NodeStatus| NodeRecord { format: FORMAT, info: info.clone(), status };
+        let (waits, leaves) = (NodeStatus::Ready { seen: 0 }, NodeStatus::Leaves { signal: 15 });
+        for (first, refused) in [(&waits, vec!["d"]), (&leaves, vec![])] {
+            let nodes =
+                [("a", first), ("b", &waits), ("c", &waits), ("d", &waits)].map(|(id, is)| (id, node(is.clone())));
+            let unfit = find_unfit(nodes.iter().map(|(id, node)| (*id, node)), &info);
+            assert_eq!(unfit.keys().collect::<Vec<_>>(), refused, "{unfit:?}");
+            let why = "--spares 1: the job has 2 nodes and 1 spare(s) already";
+            assert!(unfit.values().all(|text| text == why), "{unfit:?}");
+        }
     }
 
     #[test]
@@ -196,6 +224,7 @@ mod tests {
             ),
             (|rules| rules.max = 3, "--nnodes: it was started with 2:3, the job with 2;"),
             (|rules| (rules.min, rules.max) = (3, 3), "--nnodes: it was started with 3, the job with 2;"),
+            (|rules| rules.spares = Some(1), "--spares: it was started with 1, the job with any number;"),
             (|rules| rules.restarts = 1, "restarts: it was started with 1, the job with 0;"),
             (
                 |rules| rules.on_failure = OnFailure::Hold,

@@ -16,8 +16,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::Duration;
 
-/// How many refusals a state contains. A node that is refused leaves at once.
-const MAX_REFUSED: usize = 64;
 /// A node that is here.
 #[derive(Clone, Debug)]
 pub(crate) struct CoordinatorNode {
@@ -293,30 +291,6 @@ impl Coordinator {
             nodes.min_by_key(right).map(|(_, node)| &node.record)
         };
         self.of_round().find(own).or_else(first).map(|record| &record.info)
-    }
-
-    /// Refuses nodes that cannot take part. After the end it refuses none: nodes that join then wait for another job of this name.
-    fn refuse_unfit(&mut self) {
-        let Some(first) = self.first_node() else { return };
-        if matches!(self.state.phase, JobPhase::Ended { .. }) {
-            return;
-        }
-        // A refusal is kept, also when another coordinator receives the records in another order.
-        let members: BTreeSet<&String> = self.members.iter().map(|member| &member.id).collect();
-        let refused = &self.state.refused;
-        let mut by_right: Vec<(&String, &CoordinatorNode)> = self.nodes.iter().collect();
-        by_right.sort_by_key(|(id, node)| (!members.contains(id), refused.contains_key(*id), node.joined));
-        let mut unfit =
-            admission::find_unfit(by_right.into_iter().map(|(id, node)| (id.as_str(), &node.record)), first);
-        // They leave when they learn of it.
-        let excluded = self.state.excluded.iter().filter(|(id, _)| self.nodes.contains_key(*id));
-        unfit.extend(excluded.map(|(id, why)| (id.clone(), why.clone())));
-        self.unfit = unfit.keys().cloned().collect();
-        let refused: BTreeMap<String, String> = unfit.into_iter().take(MAX_REFUSED).collect();
-        if refused != self.state.refused {
-            self.state.refused = refused;
-            self.changed = true;
-        }
     }
 
     /// Nodes that are ready for the next round. They have to know the last one: a node that does not might still begin it, or an

@@ -1,5 +1,6 @@
 //! A node's record: the document in which the node says what it offers and where it stands. Only the node writes it.
 
+use crate::model::exit::START_FAILED;
 use crate::model::{Exit, ProcessLabel, Role};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -128,6 +129,9 @@ pub struct JobRules {
     pub min_round_ms: u64,
     /// How many failures in a row exclude a node from a job that can continue without it; 0: none do.
     pub node_failure_limit: u32,
+    /// How many nodes beyond the most wait to replace one that is lost. Further ones are refused. `None`: any number waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spares: Option<usize>,
     /// The order of nodes without numbers.
     pub order: NodeOrder,
 }
@@ -242,6 +246,20 @@ pub struct RankFailure {
     pub details: Box<FailureDetails>,
 }
 
+impl RankFailure {
+    /// The failure of a rank that could not be started, for this reason.
+    pub fn not_started(label: ProcessLabel, why: &str) -> Self {
+        Self {
+            process: label.to_string(),
+            outcome: "no start".into(),
+            message: why.chars().take(FailureDetails::MOST_TEXT).collect(),
+            status: START_FAILED,
+            details: Box::new(FailureDetails::of_process(label, None).with_text(why)),
+            ..Self::default()
+        }
+    }
+}
+
 /// The process that failed, and its error, as `result.json` of every node has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -286,6 +304,17 @@ mod tests {
         assert_eq!(millis(Duration::from_micros(1_999)), 1);
         assert_eq!(millis(Duration::from_secs(2)), 2_000);
         assert_eq!(millis(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_rank_that_could_not_be_started_is_named_with_the_reason() {
+        let label = ProcessLabel { role: Role::Trainer, number: 3 };
+        let why = format!("fork: Resource\ntemporarily {}", "x".repeat(2000));
+        let failure = RankFailure::not_started(label, &why);
+        assert_eq!((failure.process.as_str(), failure.status), ("rank 3", START_FAILED));
+        assert_eq!(failure.message.len(), FailureDetails::MOST_TEXT);
+        assert_eq!((failure.details.rank, failure.details.exit), (Some(3), None));
+        assert!(failure.details.text.is_some_and(|text| text.starts_with("fork: Resource temporarily")));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::protocol::LeaseTerms;
 use crate::sys::clock;
 use crate::sys::io::fd;
 use crate::sys::io::shared_words::{ForeignWords, SharedWords};
+use crate::sys::random;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -22,6 +23,11 @@ const ENFORCED_AFTER: usize = 2;
 const ENFORCED: usize = 3;
 /// The round that the present ranks run.
 const ROUND: usize = 4;
+/// The lease's name at the backend, where it has one; 0: none.
+const NAME: usize = 5;
+
+/// Letters and digits of a node's id, which no other launcher has.
+const ID_LENGTH: usize = 16;
 
 const TIME_BITS: u32 = 48;
 
@@ -33,15 +39,32 @@ pub fn next_number(number: u16) -> u16 {
 /// The lease of this node.
 #[derive(Debug)]
 pub struct NodeLease {
+    node_id: String,
     words: SharedWords,
     /// Readable when ranks run under the lease that did not before.
     held: EventFd,
 }
 
 impl NodeLease {
-    /// A lease that was never renewed, without ranks.
+    /// A lease that was never renewed, without ranks, of a node with a new id.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { words: SharedWords::new("rlaunch-lease")?, held: fd::eventfd(EfdFlags::EFD_NONBLOCK)? })
+        let node_id = random::alphanumeric(ID_LENGTH);
+        Ok(Self { node_id, words: SharedWords::new("rlaunch-lease")?, held: fd::eventfd(EfdFlags::EFD_NONBLOCK)? })
+    }
+
+    /// The id of this node in its job.
+    pub fn node_id(&self) -> &str {
+        &self.node_id
+    }
+
+    /// The name that the backend gave this lease; `None`: it has none now.
+    pub fn name(&self) -> Option<i64> {
+        Some(self.words.get(NAME) as i64).filter(|name| *name != 0)
+    }
+
+    /// The backend has granted this lease under this name; 0: it has lapsed.
+    pub fn set_name(&self, name: i64) {
+        self.words.set(NAME, name as u64);
     }
 
     /// The backend has confirmed the renewal that was sent at `sent` (`clock::boot`). `number`: another for each lease that the

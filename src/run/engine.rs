@@ -206,6 +206,11 @@ impl Engine {
         self.supervisor.is_stopping()
     }
 
+    /// Whether the present attempt is being stopped, and another one may follow.
+    pub fn may_restart(&self) -> bool {
+        self.supervisor.may_restart()
+    }
+
     /// Whether another attempt follows where a user asks for it now.
     pub fn takes_restart(&self) -> bool {
         self.supervisor.takes_restart()

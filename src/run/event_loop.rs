@@ -347,7 +347,9 @@ impl<'a> EventLoop<'a> {
         if is_store_gone {
             self.engine.poll().forget(&*peers)?;
         }
-        let Some(outcome) = stop.filter(|_| !self.engine.is_stopping()) else { return Ok(()) };
+        // No attempt of this node may follow without node 0's store.
+        let is_news = !self.engine.is_stopping() || self.engine.may_restart();
+        let Some(outcome) = stop.filter(|_| is_news) else { return Ok(()) };
         self.outcome = outcome;
         self.send(match self.outcome {
             JobOutcome::StoreLost => SupervisorEvent::Stop(libc::SIGTERM),

@@ -6,7 +6,7 @@ use crate::run::output::console::ShownMark;
 use crate::run::rank_state::RankState;
 use crate::run::record::journal::Journal;
 use crate::run::sweep::{Leftover, SweepResult};
-use crate::supervise::{NodeReport, RankReport};
+use crate::supervise::{NodeOutcome, NodeReport, RankReport};
 use crate::sys::clock;
 use std::time::Duration;
 
@@ -46,6 +46,13 @@ pub struct LaunchResult {
 }
 
 impl LaunchResult {
+    /// The job failed by a rank of another node, not by one that failed here.
+    pub fn disown_failure(&mut self) {
+        if matches!(self.report.outcome, NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. }) {
+            self.report.outcome = NodeOutcome::Regrouped;
+        }
+    }
+
     /// When a rank ended, by the wall clock.
     pub fn ended(&self, local_rank: usize) -> Duration {
         // The supervisor's clock is monotonic; records have the wall clock.

@@ -98,6 +98,8 @@ pub struct RendezvousSpec {
     pub min_round_time: Duration,
     /// How many failures in a row exclude a node; 0: none do.
     pub node_failure_limit: u32,
+    /// How many nodes beyond the maximum wait to replace a lost one; `None`: any number.
+    pub spares: Option<usize>,
     /// Whether nodes without a number are ordered by address.
     pub sort_ip: bool,
     /// The time without a heartbeat after which a node is considered lost.
@@ -181,7 +183,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         return Err(values.error(
             "job_secret",
             "is only for the embedded master",
-            "give etcd's --etcd_user or certificates",
+            "unset RLAUNCH_JOB_SECRET, and give etcd's --etcd_user or certificates",
         ));
     }
     if max > 1 {
@@ -200,6 +202,7 @@ pub fn check(values: &OptValues, warnings: &mut Vec<String>) -> Result<Option<Re
         join_timeout,
         min_round_time: min_round_time(values, "min_round_time")?,
         node_failure_limit: node_failure_limit(values, "node_failure_limit")?,
+        spares: spares(values, level == ElasticLevel::Off && min == max, "--elastic_level 1, or --nnodes MIN:MAX")?,
         sort_ip: values.bool("sort_ip")?.unwrap_or(false),
         heartbeat_timeout: heartbeat_timeout(values)?,
         etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),
@@ -281,6 +284,18 @@ pub fn min_round_time(values: &OptValues, name: &str) -> Result<Duration, SpecEr
 pub fn node_failure_limit(values: &OptValues, name: &str) -> Result<u32, SpecError> {
     let given = values.int(name)?.unwrap_or(0);
     u32::try_from(given).map_err(|_| values.error(name, "is not a number of failures", "give 0 or more"))
+}
+
+/// Reads how many nodes beyond the maximum wait. `ends_by_loss`: the job ends with a lost node, unless the user gives `instead`.
+pub fn spares(values: &OptValues, ends_by_loss: bool, instead: &str) -> Result<Option<usize>, SpecError> {
+    let Some(given) = values.int("spares")? else { return Ok(None) };
+    let number = usize::try_from(given).ok().filter(|number| *number <= MAX_NODES);
+    let number = number.ok_or_else(|| values.error("spares", "is not a number of nodes", "give 0 or more"))?;
+    if number > 0 && ends_by_loss {
+        let why = "has no effect on a job that ends when it loses a node";
+        return Err(values.error("spares", why, &format!("give {instead}, or leave it out")));
+    }
+    Ok(Some(number))
 }
 
 /// Refuses a node other than the first without `--master`: each node would serve a master of its own.

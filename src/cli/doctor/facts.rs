@@ -148,6 +148,8 @@ pub(super) struct PythonFacts {
     pub version: String,
     /// In the order of `sys.path`.
     pub packages: Vec<Package>,
+    /// The folder of `sys.path` whose file system does not answer. Its packages and those of later folders are missing.
+    pub hangs: Option<PathBuf>,
 }
 
 /// An installed package, by the name of its `.dist-info` folder.

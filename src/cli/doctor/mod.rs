@@ -35,7 +35,7 @@ pub(super) struct DoctorOptions<'a> {
 /// Checks this machine and prints the findings. Whether there is no error.
 pub(super) fn run(options: DoctorOptions<'_>, interpreter: Interpreter) -> bool {
     let Interpreter { executable, version, path } = interpreter;
-    let python = gather::python::look(executable, version, &path);
+    let python = gather::python::look(executable, version, path);
     let findings = checks::findings(&gather::facts(options.log_dir, options.master, python));
     print_output(&match options.json {
         true => format!("{:#}\n", output::json(&findings)),

@@ -8,10 +8,14 @@ use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend};
 use crate::model::Endpoint;
 use crate::model::plain_text::{escape, escape_document};
 use crate::net::listen;
+#[cfg(feature = "etcd")]
+use crate::net::thread;
 use crate::probe::{memory, net};
 use crate::protocol::{
     Coordinator, JobRules, LeaseTerms, NodeInfo, NodeOrder, NodeStatus, OnNodeLoss, RoundMember, millis,
 };
+#[cfg(feature = "etcd")]
+use crate::rendezvous::etcd::{self, EtcdConfig, EtcdTls};
 use crate::rendezvous::lease::NodeLease;
 use crate::rendezvous::master::client::paddle_kv;
 use crate::rendezvous::master::{self, MasterConfig, MasterServer, ProbeResult};
@@ -43,8 +47,6 @@ const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long ranks outlive etcd where no other round can begin without their node.
 const LOSS_TIMEOUT_WHERE_THE_JOB_ENDS: Duration = Duration::from_secs(60);
 
-/// Letters and digits of a launcher's id, which no other launcher has.
-const ID_LENGTH: usize = 16;
 /// Letters and digits of a secret that is drawn: 190 bits.
 const SECRET_LENGTH: usize = 32;
 /// Connections to the master beside those of nodes: Paddle's launchers make one a request, and strangers connect.
@@ -61,6 +63,7 @@ pub fn rules(rendezvous: &RendezvousSpec) -> JobRules {
         join_ms: millis(join),
         min_round_ms: millis(rendezvous.min_round_time),
         node_failure_limit: rendezvous.node_failure_limit,
+        spares: rendezvous.spares,
         lease_ms: millis(lease),
         order: if sort_ip { NodeOrder::Address } else { NodeOrder::Name },
         ..JobRules::default()
@@ -106,7 +109,7 @@ pub fn join(
         // Paddle's launchers give the node that serves this name, which sorts first.
         node.name = "aaaaaa".into();
     }
-    let id = random::alphanumeric(ID_LENGTH);
+    let id = lease.node_id();
     let record = first_record(&node);
     let config = master::MasterAddress {
         host: endpoint.host.clone(),
@@ -119,10 +122,10 @@ pub fn join(
     };
     let at = format!("the master at {endpoint}");
     let backend =
-        master::join(config, &id, &record).map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
+        master::join(config, id, &record).map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
     let terms = LeaseTerms { loss_timeout: Duration::ZERO, ..lease_terms(rendezvous, node.rules.on_loss) };
     let kind = (BackendKind::Master, terms, Arc::clone(lease));
-    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), server), at, &id, node, kind))))
+    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), server), at, id, node, kind))))
 }
 
 /// The times of this node's lease.
@@ -148,7 +151,20 @@ fn join_etcd(
     mut node: NodeInfo,
     lease: &Arc<NodeLease>,
 ) -> Result<JoinedBackend, RendezvousError> {
-    use crate::rendezvous::etcd::{EtcdConfig, EtcdTls, join};
+    let terms = lease_terms(rendezvous, node.rules.on_loss);
+    node.rules.loss_ms = millis(terms.loss_timeout);
+    let config = etcd_config(rendezvous, etcd, &terms);
+    let record = first_record(&node);
+    let at = format!("etcd at {}", Endpoint::join(&etcd.endpoints));
+    let id = lease.node_id();
+    let backend = etcd::join(&config, id, &record, Arc::clone(lease), || Box::new(Coordinator::new(clock::now())))
+        .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
+    let kind = (BackendKind::Etcd, terms, Arc::clone(lease));
+    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), None), at, id, node, kind))))
+}
+
+#[cfg(feature = "etcd")]
+fn etcd_config(rendezvous: &RendezvousSpec, etcd: &EtcdSpec, terms: &LeaseTerms) -> EtcdConfig {
     let EtcdSpec { endpoints, tls, ca, cert, user, prefix } = etcd;
     let scheme = if *tls { "https" } else { "http" };
     let path = |path: &String| PathBuf::from(path);
@@ -157,9 +173,7 @@ fn join_etcd(
         cert: cert.as_ref().map(|(cert, _)| path(cert)),
         key: cert.as_ref().map(|(_, key)| path(key)),
     });
-    let terms = lease_terms(rendezvous, node.rules.on_loss);
-    node.rules.loss_ms = millis(terms.loss_timeout);
-    let config = EtcdConfig {
+    EtcdConfig {
         tls: tls.filter(|_| ca.is_some() || cert.is_some()),
         user: user.as_ref().map(|(name, password)| (name.clone(), password.0.clone())),
         prefix: prefix.clone(),
@@ -168,13 +182,26 @@ fn join_etcd(
         loss_timeout: terms.loss_timeout,
         nodes: rendezvous.nodes.1,
         ..EtcdConfig::new(endpoints.iter().map(|at| format!("{scheme}://{at}")).collect(), &rendezvous.job_name)
-    };
-    let (id, record) = (random::alphanumeric(ID_LENGTH), first_record(&node));
-    let at = format!("etcd at {}", Endpoint::join(endpoints));
-    let backend = join(&config, &id, &record, Arc::clone(lease), || Box::new(Coordinator::new(clock::now())))
-        .map_err(|source| RendezvousError::Client { at: at.clone(), source })?;
-    let kind = (BackendKind::Etcd, terms, Arc::clone(lease));
-    Ok(JoinedBackend::Member(Box::new(Membership::new((Box::new(backend), None), at, &id, node, kind))))
+    }
+}
+
+/// Leaves the job for a node whose supervisor process and ranks have ended. At the master its connection has ended with them.
+pub fn leave_for(rendezvous: &RendezvousSpec, lease: &NodeLease) {
+    #[cfg(feature = "etcd")]
+    if let (BackendSpec::Etcd(etcd), Some(name)) = (&rendezvous.backend, lease.name()) {
+        let config = etcd_config(rendezvous, etcd, &lease_terms(rendezvous, OnNodeLoss::End));
+        let (at, id, limit) = (Endpoint::join(&etcd.endpoints), lease.node_id().to_owned(), 2 * config.timeout);
+        // The name server may hang.
+        match thread::within(limit, move || etcd::leave_for(&config, &id, name)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                info!("etcd at {at}: {}; the other nodes wait until this node's lease has lapsed", plain(&error))
+            }
+            None => info!("etcd at {at} does not answer; the other nodes wait until this node's lease has lapsed"),
+        }
+    }
+    #[cfg(not(feature = "etcd"))]
+    let _ = (rendezvous, lease);
 }
 
 #[cfg(not(feature = "etcd"))]
@@ -268,7 +295,7 @@ fn serve_master(
         );
     }
     // A node has one connection, and may open another before the old one is closed.
-    let connections = 2 * rendezvous.nodes.1 + SPARE_CONNECTIONS;
+    let connections = 2 * (rendezvous.nodes.1 + rendezvous.spares.unwrap_or(0)) + SPARE_CONNECTIONS;
     preflight::raise_file_limit("--nnodes", connections, 1).map_err(CliError::Preflight)?;
     let config = MasterConfig {
         key: key(rendezvous),

@@ -39,6 +39,8 @@ pub type CancelCheck<'a> = &'a mut dyn FnMut(Duration) -> bool;
 pub trait RoundFrontend {
     /// Joins the rendezvous backend, which notes renewals in `lease`. Called in the supervisor process, so threads may be started.
     fn join(&self, lease: &Arc<NodeLease>, may_continue: CancelCheck<'_>) -> Result<JoinedBackend, CliError>;
+    /// Leaves the job for this node, whose supervisor process and ranks have ended. Called in the launcher process.
+    fn leave_for_supervisor(&self, lease: &NodeLease);
     /// Does what comes before a round (the pre-hook).
     fn prepare(&self, _round: &Round<'_>, _may_continue: &mut dyn FnMut() -> bool) -> Result<(), CliError> {
         Ok(())

@@ -28,7 +28,7 @@ use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::{JobOutcome, node_word};
 use crate::run::multi_node::membership::{Membership, RoundStop};
 use crate::run::output::log_files;
-use crate::run::prepare::gloo_tmpdir;
+use crate::run::prepare::{gloo_tmpdir, preflight};
 use crate::run::record::job_culprit;
 use crate::run::record::journal;
 use crate::run::record::journal::{Journal, JournalEvent};
@@ -70,6 +70,8 @@ pub fn run_rounds(
     frontend: &dyn Frontend,
 ) -> Result<(i32, Value), CliError> {
     let job = Job { launch, rounds, frontend, supervisor, signals };
+    // A node that joins a running job stops it.
+    preflight::check_interpreter(&launch.program).map_err(CliError::Preflight)?;
     let journal = job_record::open_journal(launch, true, frontend)?;
     let mut wait = RoundWait::new(launch, supervisor, signals, rounds);
     let joined = rounds.join(lease, &mut |time| wait.pause(time));
@@ -112,7 +114,7 @@ impl Job<'_> {
         // A failure here after which all ranks start again. The other nodes learn of it from the round's end.
         let mut failed: Option<RankFailure> = None;
         let outcome = loop {
-            let number = match wait.wait(&mut membership).map_err(CliError::EventLoop)? {
+            let number = match wait.wait(&mut membership, &mut journal).map_err(CliError::EventLoop)? {
                 WaitResult::Round(number) => number,
                 WaitResult::Ended(outcome) => break outcome,
             };
@@ -281,20 +283,10 @@ impl Job<'_> {
         };
         if let NodeOutcome::NotStarted { local_rank } = launched.report.outcome {
             let label = launch.plan.ranks[local_rank].label();
-            let words = launched.report.ranks[local_rank].start_error.clone().unwrap_or_default();
-            let details = Box::new(FailureDetails::of_process(label, None).with_text(&words));
-            let process = label.to_string();
+            let why = launched.report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
+            let RankFailure { process, outcome, message, details, .. } = RankFailure::not_started(label, why);
             let no_restart = Some("a rank could not be started".into());
-            let cannot_begin = true;
-            return RankFailure {
-                process,
-                outcome: "no start".into(),
-                message: words,
-                no_restart,
-                cannot_begin,
-                details,
-                ..failure
-            };
+            return RankFailure { process, outcome, message, details, no_restart, cannot_begin: true, ..failure };
         }
         let report = build_failure_report(launch, launched, status, context);
         let Some(FailureCause::Failed(culprit)) = report.map(|report| report.outcome) else { return failure };
@@ -404,9 +396,8 @@ fn record_outcome(
         if let JobOutcome::Ended(JobEnd::Failed { no_restart: Some(why), .. }) = outcome {
             print_notice(&format!("no restart: {why}"));
         }
-    } else if matches!(launched.report.outcome, NodeOutcome::Failed { .. } | NodeOutcome::NotStarted { .. }) {
-        // The job failed by another node's rank, not by the one that failed here.
-        launched.report.outcome = NodeOutcome::Regrouped;
+    } else {
+        launched.disown_failure();
     }
     // This node has taken part: the job has gone on, or has ended, without it.
     let outcome = &match outcome {

@@ -8,7 +8,9 @@ use crate::run::launch::Launch;
 use crate::run::launcher_process::SupervisorSide;
 use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
+use crate::run::record::journal::{Journal, JournalEvent};
 use crate::run::stop_requests::{SignalRoute, StopRequests};
+use crate::run::zygote::ZygoteEvent;
 use crate::sys::clock;
 use crate::sys::io::poll::Poller;
 use crate::sys::signals::Signals;
@@ -46,6 +48,7 @@ const MEMBERSHIP: u64 = 0;
 const SIGNALS: u64 = 1;
 const LAUNCHER: u64 = 2;
 const REQUESTS: u64 = 3;
+const PRELOAD: (u64, u64) = (4, 5);
 
 impl<'a> RoundWait<'a> {
     /// A wait with nothing requested so far.
@@ -108,8 +111,28 @@ impl<'a> RoundWait<'a> {
         Ok(poll)
     }
 
+    /// Starts the preload server of a node that waits while a round of other nodes runs: its own round begins the sooner.
+    fn preload(&self, membership: &Membership, poll: &Poller) -> io::Result<bool> {
+        let runs = membership.state().is_some_and(|state| state.phase == JobPhase::Running);
+        let Some(zygote) = self.launch.zygote.as_ref().filter(|_| runs && membership.round().is_none()) else {
+            return Ok(false);
+        };
+        zygote.begin(&self.launch.preload_context(), poll, PRELOAD)?;
+        Ok(true)
+    }
+
+    fn check_preload(&self, poll: &Poller, journal: &mut Journal) -> io::Result<()> {
+        let Some(zygote) = &self.launch.zygote else { return Ok(()) };
+        // Its failure is reported when a rank is to be started.
+        if let Some(ZygoteEvent::Ready { pid, seconds }) = zygote.check(poll)? {
+            journal.write(JournalEvent::ZygoteReady { pid, seconds, modules: zygote.modules() });
+        }
+        Ok(())
+    }
+
     /// Waits until a round begins for this node, or the job is over.
-    pub fn wait(&mut self, membership: &mut Membership) -> io::Result<WaitResult> {
+    pub fn wait(&mut self, membership: &mut Membership, journal: &mut Journal) -> io::Result<WaitResult> {
+        let mut has_preloaded = false;
         let poll = self.poller(membership)?;
         let began = clock::now();
         let mut next_notice = began + FIRST_NOTICE;
@@ -131,6 +154,7 @@ impl<'a> RoundWait<'a> {
             if let Some(outcome) = unreachable_outcome(membership) {
                 return Ok(WaitResult::Ended(outcome));
             }
+            has_preloaded = has_preloaded || self.preload(membership, &poll)?;
             let now = clock::now();
             let join_timeout = self.frontend.join_timeout();
             let deadline = Some(began + join_timeout).filter(|_| !membership.has_state());
@@ -157,7 +181,10 @@ impl<'a> RoundWait<'a> {
             }
             let due = membership.due().filter(|_| membership.has_state());
             let until = [due, deadline].into_iter().flatten().fold(next_notice + delay, Duration::min);
-            poll.wait(Some(until.saturating_sub(clock::now())))?;
+            let tokens = poll.wait(Some(until.saturating_sub(clock::now())))?;
+            if tokens.iter().any(|token| [PRELOAD.0, PRELOAD.1].contains(token)) {
+                self.check_preload(&poll, journal)?;
+            }
         }
     }
 
@@ -203,6 +230,7 @@ fn describe_state(membership: &Membership) -> String {
         Some(JobState { phase: JobPhase::Gathering, .. }) => format!("waiting for other nodes at {at}"),
         Some(JobState { phase: JobPhase::Running, .. }) => match membership.is_done() {
             true => "the ranks of this node exited successfully; waiting for those of the other nodes".into(),
+            false if membership.is_spare() => format!("the job at {at} runs; this node waits to replace a lost one"),
             false => format!("the job at {at} runs; waiting for its next round"),
         },
         Some(JobState { phase: JobPhase::Stopping { .. }, .. }) => {

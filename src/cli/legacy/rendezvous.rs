@@ -194,6 +194,10 @@ impl RoundFrontend for LegacyRendezvous<'_> {
         Ok(())
     }
 
+    fn leave_for_supervisor(&self, lease: &NodeLease) {
+        backend::leave_for(&self.elastic.rendezvous, lease);
+    }
+
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
         let layout = self.layout(round)?;
         let about = (&layout, &self.own.backend, &self.own.launcher);

@@ -74,19 +74,13 @@ pub fn run_node(
         Err(error) => return Err(not_started(launch, error)),
     };
     let launcher_pid = std::process::id() as i32;
-    let has_rounds = matches!(work, NodeWork::Rounds(_));
     match launcher_process::fork_supervisor(signals) {
         Ok(ProcessSide::Launcher(launcher)) => {
             // The store is the supervisor's: clients must not reach this process instead.
             drop(launch.torch_store.take());
+            let rounds = if let NodeWork::Rounds(rounds) = work { Some((rounds, &*lease)) } else { None };
             drop(work);
-            Ok(guard_supervisor(
-                (&launcher, has_rounds.then_some(&*lease)),
-                signals,
-                launch,
-                &frontend.report_context().host,
-                status_pipe,
-            ))
+            Ok(guard_supervisor((&launcher, rounds), signals, launch, &frontend.report_context().host, status_pipe))
         }
         Ok(ProcessSide::Supervisor(supervisor)) => current::end(|| {
             if status_pipe.is_read() {
@@ -157,13 +151,13 @@ fn not_started(launch: &Launch<'_>, error: io::Error) -> CliError {
 
 /// The launcher process: waits for the supervisor process, and reports the end where the supervisor cannot.
 fn guard_supervisor(
-    (launcher, lease): (&LauncherSide, Option<&NodeLease>),
+    (launcher, rounds): (&LauncherSide, Option<(&dyn RoundFrontend, &NodeLease)>),
     signals: &Signals,
     launch: &Launch<'_>,
     host: &str,
     status_pipe: &mut StatusPipe,
 ) -> i32 {
-    let (loss, swept) = match launcher.guard(signals, launch, lease) {
+    let (loss, swept) = match launcher.guard(signals, launch, rounds.map(|(_, lease)| lease)) {
         Ok(SupervisorExit::Status(status)) => return status,
         Ok(SupervisorExit::Lost(loss, swept)) => {
             gloo_tmpdir::remove(launch.gloo_tmpdir.as_deref());
@@ -181,6 +175,10 @@ fn guard_supervisor(
     let text = format!("the launcher's supervisor process {how}, and the job with it");
     print_error(&text);
     print_unkillable(&swept.stuck);
+    // If a process lives on, no round may begin before the lease has lapsed.
+    if let Some((rounds, lease)) = rounds.filter(|_| swept.stuck.is_empty()) {
+        rounds.leave_for_supervisor(lease);
+    }
     let names: Vec<String> = swept.killed.iter().map(|process| process.name.clone()).collect();
     if !names.is_empty() {
         print_notice(&failure_report::sweep(names.len(), &[], &names));
@@ -215,8 +213,11 @@ fn run_once(
     let listener = EngineListener { frontend, launch };
     let mut launched =
         run::event_loop::run(launch, others, supervisor, signals, journal, &listener).map_err(CliError::EventLoop)?;
+    // Nodes of a static rendezvous may have learned that the job ended on another node.
+    if let JobOutcome::Ended(_) = launched.outcome {
+        launched.disown_failure();
+    }
     let exit_status = decide_exit_status(launch, &mut launched, frontend);
-    // Nodes of a static rendezvous may have learned how the job ended.
     let outcome = Some(&launched.outcome).filter(|outcome| matches!(outcome, JobOutcome::Ended(_)));
     let job_end = outcome.and_then(outcome_text::of_job);
     let recorded = record_end(launch, launched, exit_status, job_end.as_deref(), frontend);

@@ -132,6 +132,10 @@ impl RoundFrontend for PaddleRendezvous<'_> {
         backend::join(self.rendezvous, self.node_info(), &self.peer_arguments, lease, may_continue)
     }
 
+    fn leave_for_supervisor(&self, lease: &NodeLease) {
+        backend::leave_for(self.rendezvous, lease);
+    }
+
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
         let nodes: Vec<ClusterNode> = round.members.iter().map(cluster_node).collect::<Result<_, _>>()?;
         let mut cluster = Cluster::new(nodes, round.own);

@@ -118,6 +118,10 @@ impl RoundFrontend for TorchrunRendezvous<'_> {
         backend::join(self.rendezvous, node, "", lease, may_continue)
     }
 
+    fn leave_for_supervisor(&self, lease: &NodeLease) {
+        backend::leave_for(self.rendezvous, lease);
+    }
+
     fn plan_round(&self, round: &Round<'_>) -> Result<NodePlan, CliError> {
         let before = &round.members[..round.own];
         let count =

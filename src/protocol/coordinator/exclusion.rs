@@ -17,7 +17,8 @@ impl Coordinator {
     /// Why this failure excludes its node from the job, if it does.
     pub(crate) fn excludes(&self, rules: &JobRules, failure: &RankFailure) -> Option<String> {
         let member = self.members.get(failure.node)?;
-        let is_elastic = rules.min < rules.max && rules.on_failure != OnFailure::Hold;
+        let has_spares = rules.spares.is_some_and(|spares| spares > 0);
+        let is_elastic = (rules.min < rules.max || has_spares) && rules.on_failure != OnFailure::Hold;
         let serves_master = self.nodes.get(&member.id).is_some_and(|node| node.record.info.serves_master);
         let is_full = self.state.excluded.len() >= MOST_EXCLUDED;
         if !is_elastic || is_full || serves_master || failure.again || self.count_done() > 0 {
@@ -30,7 +31,8 @@ impl Coordinator {
             .filter_map(|other| self.nodes.get(&other.id))
             .collect();
         let is_able = |node: &CoordinatorNode| !self.own_failure(node).is_some_and(|own| own.cannot_begin);
-        if others.iter().filter(|node| is_able(node)).count() + self.newcomers(rules).len() < rules.min {
+        let room = rules.max.saturating_sub(others.len());
+        if others.iter().filter(|node| is_able(node)).count() + self.waiting(room).len() < rules.min {
             return None;
         }
         if failure.cannot_begin {

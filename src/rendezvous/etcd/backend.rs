@@ -8,7 +8,7 @@ use super::gateway::codec::JobKeys;
 use super::gateway::wire::WireHandle;
 use super::lease_keepalive::LeaseKeepAlive;
 use super::questions::EtcdQuestions;
-use super::session::SessionTimes;
+use super::session::{self, SessionTimes};
 use super::session_thread::SessionThread;
 use crate::net::thread;
 use crate::protocol::CoordinatorLogic;
@@ -88,6 +88,16 @@ pub fn join(
     thread::spawn("etcd-session", move || session.run())?;
     thread::spawn("etcd-lease", move || keep_alive.run())?;
     Ok(backend)
+}
+
+/// Leaves a job for its node of this id and lease, whose processes have ended: the other nodes need not wait until the lease has lapsed.
+/// Takes as long as an endpoint may take to answer.
+pub fn leave_for(config: &EtcdConfig, id: &str, lease: i64) -> io::Result<()> {
+    let client = EtcdClient::new(config)?;
+    client.leave_by(client.now() + config.timeout);
+    let caller = EtcdCaller::new(&client);
+    let keys = JobKeys::new(&config.prefix, &config.job);
+    session::leave(&caller, &keys, id, lease).map_err(io::Error::other)
 }
 
 impl EtcdBackend {

@@ -6,6 +6,8 @@ use super::gateway::codec::{JobKeys, KeyValue, StoredState};
 #[derive(Default)]
 pub struct JobStateReader {
     pub leader: Option<KeyValue>,
+    /// The revision in which the last leader's key went; 0: unknown.
+    pub leader_gone: i64,
     pub state: Option<KeyValue>,
     /// Changes up to this revision are known.
     pub revision: i64,

@@ -72,10 +72,10 @@ impl Drop for Leader {
 }
 
 impl Leader {
-    /// Takes over from the leader before.
+    /// Takes over from the leader before, whose key went in the revision `gone` (0: unknown).
     pub fn take_over(
         session: &EtcdSession,
-        term: i64,
+        (term, gone): (i64, i64),
         mut coordinator: Box<dyn CoordinatorLogic>,
         now: Duration,
     ) -> Result<Self, EtcdError> {
@@ -122,8 +122,10 @@ impl Leader {
         for kv in nodes {
             leader.note_change(session, WatchChange::Put(kv), now);
         }
-        if let Some(gone) = predecessor.filter(|id| !leader.here.contains(id)) {
-            leader.coordinator.gone(&gone, Departure::Lapsed { age: session.times.ttl }, now);
+        if let Some(id) = predecessor.filter(|id| !leader.here.contains(id)) {
+            let lapsed = Departure::Lapsed { age: session.times.ttl };
+            let departure = if session.had_left(&id, gone) { Departure::Left } else { lapsed };
+            leader.coordinator.gone(&id, departure, now);
         }
         Ok(leader)
     }
@@ -365,7 +367,7 @@ mod tests {
             events,
         };
         let (lost, lost_nodes) = unbounded();
-        let mut leader = Leader::take_over(&session, 1, Box::new(Lost(lost)), Duration::ZERO).unwrap();
+        let mut leader = Leader::take_over(&session, (1, 0), Box::new(Lost(lost)), Duration::ZERO).unwrap();
         let next = |received: &Receiver<SessionEvent>| match received.recv_timeout(Duration::from_secs(60)).unwrap() {
             SessionEvent::Nodes(1, event) => event,
             _ => panic!("another event"),

@@ -47,6 +47,7 @@ impl LeaseKeepAlive {
                 Ok(0) => {
                     lease = 0;
                     self.own_lease.store(0, Ordering::Relaxed);
+                    self.node_lease.set_name(0);
                     self.send(SessionEvent::Expired);
                     continue;
                 }
@@ -56,6 +57,7 @@ impl LeaseKeepAlive {
                     if kept != lease {
                         number = next_number(number);
                         self.own_lease.store(kept, Ordering::Relaxed);
+                        self.node_lease.set_name(kept);
                     }
                     self.node_lease.renewed(number, sent_boot);
                     if kept != lease {

@@ -32,7 +32,7 @@ mod retry;
 mod session;
 mod session_thread;
 
-pub use backend::{EtcdBackend, join};
+pub use backend::{EtcdBackend, join, leave_for};
 pub use config::{EtcdConfig, EtcdTls};
 #[cfg(fuzzing)]
 pub use gateway::codec;

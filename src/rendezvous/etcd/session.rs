@@ -90,23 +90,44 @@ impl EtcdSession {
         Ok(Some(text))
     }
 
-    /// Revokes the node's lease. If no node is left, deletes all keys and revokes the job's lease.
-    pub fn clear(&self, lease: i64, job_lease: i64) -> Result<(), EtcdError> {
-        self.revoke(lease)?;
-        let delete_all = json!({ "request_delete_range": codec::range(&self.keys.base) });
-        let no_nodes = codec::is_empty(&self.keys.nodes());
-        let response = self.call("txn", &json!({ "compare": [no_nodes], "success": [delete_all] }))?;
-        if codec::has_succeeded(&response) && job_lease != 0 {
-            self.revoke(job_lease)?;
-        }
-        Ok(())
+    /// Whether a node had said that it leaves when its keys went, in this revision (0: unknown).
+    pub fn had_left(&self, id: &str, gone: i64) -> bool {
+        let before = codec::get_at(&self.keys.node(id), gone - 1);
+        let record = if gone > 1 { self.call("range", &before).ok() } else { None };
+        record.is_some_and(|record| codec::key_values(&record).iter().any(|kv| kv.value.is_empty()))
     }
 
-    fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
-        match self.caller.call("/v3/lease/revoke", &json!({ "ID": lease.to_string() })) {
-            Ok(_) | Err(EtcdError::Status { code: NOT_FOUND, .. }) => Ok(()),
-            Err(error) => Err(error),
-        }
+    /// Revokes the node's lease. If no node is left, deletes all keys and revokes the job's lease.
+    pub fn clear(&self, lease: i64, job_lease: i64) -> Result<(), EtcdError> {
+        clear(&self.caller, &self.keys, lease, job_lease)
+    }
+}
+
+/// Says for a node that it leaves, by an empty record, and revokes its lease.
+pub fn leave(caller: &EtcdCaller, keys: &JobKeys, id: &str, lease: i64) -> Result<(), EtcdError> {
+    match caller.call("/v3/kv/put", &codec::put(&keys.node(id), "", lease)) {
+        Ok(_) => clear(caller, keys, lease, 0),
+        // The lease has lapsed.
+        Err(EtcdError::Status { code: NOT_FOUND, .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn clear(caller: &EtcdCaller, keys: &JobKeys, lease: i64, job_lease: i64) -> Result<(), EtcdError> {
+    revoke(caller, lease)?;
+    let delete_all = json!({ "request_delete_range": codec::range(&keys.base) });
+    let no_nodes = codec::is_empty(&keys.nodes());
+    let response = caller.call("/v3/kv/txn", &json!({ "compare": [no_nodes], "success": [delete_all] }))?;
+    if codec::has_succeeded(&response) && job_lease != 0 {
+        revoke(caller, job_lease)?;
+    }
+    Ok(())
+}
+
+fn revoke(caller: &EtcdCaller, lease: i64) -> Result<(), EtcdError> {
+    match caller.call("/v3/lease/revoke", &json!({ "ID": lease.to_string() })) {
+        Ok(_) | Err(EtcdError::Status { code: NOT_FOUND, .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -247,6 +247,7 @@ impl SessionThread {
         }
         if key == self.session.keys.leader() {
             if kv.is_none() {
+                self.board.leader_gone = revision;
                 self.campaign_soon(clock::now().max(self.tolerant_until));
             }
             self.board.leader = kv;
@@ -363,7 +364,8 @@ impl SessionThread {
         if let Some(term) = self.board.leader.as_ref().filter(is_own).map(|leader| leader.created)
             && self.leader.is_none()
         {
-            let taken = Leader::take_over(&self.session, term, (self.make_coordinator)(), clock::now());
+            let terms = (term, self.board.leader_gone);
+            let taken = Leader::take_over(&self.session, terms, (self.make_coordinator)(), clock::now());
             self.is_leader_unknown = taken.is_err();
             let leader = taken?;
             self.contact.note_watch(term);

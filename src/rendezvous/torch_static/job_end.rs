@@ -1,15 +1,20 @@
 //! How a job ends, as its nodes report it at node 0's store before that store is gone.
 
 use crate::model::plain_text::read_document;
-use crate::net::deadline::TimeLeft;
+use crate::net::deadline::{TimeLeft, until};
 use crate::net::tcp::wait;
 use crate::protocol::JobEnd;
 use crate::rendezvous::torch_static::codec;
 use crate::rendezvous::torch_static::nodes::{DISCONNECT, PeerEvent, REQUEST, StaticPeers, patience};
 use crate::rendezvous::torch_store::client::StoreClient;
+use crate::sys::clock;
 use nix::poll::PollFlags;
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
+
+/// How long node 0's store may take in all to say how the job ended: the event loop waits for it while ranks run.
+const LEARN: Duration = Duration::from_secs(1);
 
 impl StaticPeers {
     /// Learns from now on how the job ends, before node 0's store is gone. Best effort: node 0's launcher may be torchrun's.
@@ -31,23 +36,27 @@ impl StaticPeers {
 
     /// On another node, once its connection is readable: the end of the job was reported, or the store is gone.
     pub(super) fn learn_end(&mut self) -> Vec<PeerEvent> {
+        let (end, learned) = (self.key(codec::END), self.key(&format!("{}{}", codec::LEARNED, self.node)));
+        let left: TimeLeft<'_> = &mut until(clock::now, clock::now() + LEARN);
         let listener = self.listener.as_mut().filter(|_| std::mem::take(&mut self.is_waiting));
-        if listener.is_none_or(|listener| listener.end_wait(&mut patience(REQUEST)).is_err()) {
-            return vec![PeerEvent::StoreGone];
-        }
-        let end = self.read_end();
-        let learned = self.key(&format!("{}{}", codec::LEARNED, self.node));
-        let _ = self.client.set(&learned, b"1", &mut patience(REQUEST));
+        let text = listener.map(|listener| listener.end_wait(left).and_then(|()| listener.get_present(&end, left)));
+        let Some(Ok(text)) = text else { return vec![PeerEvent::StoreGone] };
+        let end = self.note_end(&text);
+        let _ = self.client.set(&learned, b"1", left);
         end.map(PeerEvent::JobEnded).into_iter().collect()
     }
 
-    /// The end of the job as the first node has reported it, unless it is known.
+    /// On node 0: the end of the job as the first node has reported it, unless it is known.
     pub(super) fn read_end(&mut self) -> Option<JobEnd> {
+        let text = self.client.get(&self.key(codec::END), &mut patience(REQUEST)).ok()?;
+        self.note_end(&text)
+    }
+
+    fn note_end(&mut self, text: &[u8]) -> Option<JobEnd> {
         if self.end.is_some() {
             return None;
         }
-        let text = self.client.get(&self.key(codec::END), &mut patience(REQUEST)).ok()?;
-        let text = std::str::from_utf8(&text).ok().filter(|text| text.len() <= codec::MAX_END)?;
+        let text = std::str::from_utf8(text).ok().filter(|text| text.len() <= codec::MAX_END)?;
         self.end = read_document(text).ok().filter(is_possible).map(Box::new);
         self.end().cloned()
     }
@@ -93,8 +102,36 @@ fn is_possible(end: &JobEnd) -> bool {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)] // A test fails by panicking.
     use super::*;
     use crate::protocol::RankFailure;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    #[test]
+    fn a_store_that_does_not_say_how_the_job_ended_is_gone() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        // A store whose machine freezes once it has answered that the key is there.
+        let store = thread::spawn(move || -> Vec<TcpStream> {
+            let greeted = server.incoming().take(2).map(|socket| {
+                let (mut socket, mut greeting) = (socket.unwrap(), [0; 10]);
+                socket.read_exact(&mut greeting).unwrap();
+                socket.write_all(&greeting[6..]).unwrap();
+                socket
+            });
+            let mut all: Vec<TcpStream> = greeted.collect();
+            all[1].write_all(&[0]).unwrap();
+            all
+        });
+        let long = Duration::from_secs(20);
+        let mut one = StaticPeers::connect(("127.0.0.1", port), "run", (1, 2), &mut patience(long)).unwrap();
+        one.listen(("127.0.0.1", port));
+        let frozen = store.join().unwrap();
+        assert_eq!(one.take_events(), [PeerEvent::StoreGone]);
+        drop(frozen);
+    }
 
     #[test]
     fn ends_that_no_launcher_reports_are_ignored() {

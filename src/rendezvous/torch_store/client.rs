@@ -76,6 +76,11 @@ impl StoreClient {
     /// Waits for a key, and returns its value.
     pub fn get(&mut self, key: &[u8], left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
         self.wait(&[key], left)?;
+        self.get_present(key, left)
+    }
+
+    /// The value of a key that is there. Another key may end the connection.
+    pub fn get_present(&mut self, key: &[u8], left: TimeLeft<'_>) -> io::Result<Vec<u8>> {
         self.send(&StoreRequest::Get(key.to_vec()), left)?;
         let length = u64::from_le_bytes(self.read(left)?);
         if length > MAX_VALUE as u64 {

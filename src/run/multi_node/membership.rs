@@ -391,6 +391,11 @@ impl Membership {
         self.node_state.status == NodeStatus::Ready { seen: 0 } && self.node_state.round.is_none()
     }
 
+    /// Whether the round that runs has as many nodes as it may have, without this one.
+    pub fn is_spare(&self) -> bool {
+        self.members.len() >= self.info.rules.max && self.round().is_none()
+    }
+
     /// Whether its ranks have exited successfully.
     pub fn is_done(&self) -> bool {
         matches!(self.node_state.status, NodeStatus::Done { .. })

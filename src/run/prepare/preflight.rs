@@ -34,6 +34,30 @@ pub fn find_program(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, SpecE
     error("is not a program in PATH", "give its path (./ for this folder), or a .py file for Python to run")
 }
 
+/// The longest first line of a script that Linux reads (execve(2)).
+const MAX_FIRST_LINE: usize = 256;
+
+/// Checks that the interpreter of a program exists, if it is a script (`#!`). A rank would find out only when it starts.
+pub fn check_interpreter(program: &Path) -> Result<(), SpecError> {
+    let mut head = [0; MAX_FIRST_LINE];
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(program);
+    // Not every program that can be executed can be read.
+    let Ok(length) = opened.and_then(|mut file| file.read(&mut head)) else { return Ok(()) };
+    let Some(line) = head[..length].strip_prefix(b"#!") else { return Ok(()) };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut words = line.split(|byte| b" \t".contains(byte)).filter(|word| !word.is_empty());
+    let Some(interpreter) = words.next().map(|word| Path::new(OsStr::from_bytes(word))) else { return Ok(()) };
+    match nix::unistd::access(interpreter, nix::unistd::AccessFlags::X_OK) {
+        Ok(()) => Ok(()),
+        Err(error) => Err(SpecError::new(
+            "training_script",
+            program.to_string_lossy(),
+            format!("cannot be started by its interpreter {}: {}", interpreter.display(), error.desc()),
+            "correct its first line",
+        )),
+    }
+}
+
 /// Checks a script that Python will run.
 pub fn check_script(script: &Script) -> Result<(), SpecError> {
     let (Script::File(name) | Script::Python(name)) = script else { return Ok(()) };
@@ -141,4 +165,27 @@ pub fn raise_file_limit_for_store(field: &str, workers: usize) -> Result<Option<
 pub fn store_limits(workers: usize) -> StoreLimits {
     let spare = limits::open_files().0.saturating_sub(needed(workers, FDS_OF_WORKER));
     StoreLimits::of(memory::total(Path::new("/")), spare)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_script_whose_interpreter_is_missing_is_refused() {
+        let program = std::env::temp_dir().join(format!("rlaunch-interpreter-{}", std::process::id()));
+        let checked = |text: &str| {
+            std::fs::write(&program, text).unwrap();
+            check_interpreter(&program).map_err(|error| error.to_string())
+        };
+        for text in ["#!/bin/sh\n", "#! /bin/sh -e\n", "#!/bin/sh", "#!\n", "", "\x7fELF #!/no\n"] {
+            assert_eq!(checked(text), Ok(()), "{text:?}");
+        }
+        for text in ["#!/no/such\n", "#! /no/such -u\n", "#!\t/no/such", "#!/etc/passwd\n"] {
+            let why = checked(text).unwrap_err();
+            assert!(why.contains("interpreter /no/such: No such file") || why.contains("Permission denied"), "{why}");
+        }
+        std::fs::remove_file(&program).unwrap();
+        assert_eq!(check_interpreter(&program), Ok(()), "another check names it");
+    }
 }

@@ -2,7 +2,6 @@
 
 use super::RankProcesses;
 use crate::model::Exit;
-use crate::model::exit::START_FAILED;
 use crate::probe::net;
 use crate::protocol::{FailureDetails, JobEnd, NodeStop, RankFailure};
 use crate::rendezvous::torch_static::StaticPeers;
@@ -10,9 +9,6 @@ use crate::run::multi_node::job_outcome::JobOutcome;
 use crate::run::multi_node::membership::Membership;
 use crate::run::record::job_culprit::with_fault;
 use crate::supervise::{NodeOutcome, NodeReport, StopReason};
-
-/// Characters of a message to other nodes.
-const LONGEST_MESSAGE: usize = 1000;
 
 impl RankProcesses<'_> {
     /// The message about a stop to the members of an elastic job.
@@ -51,7 +47,8 @@ impl RankProcesses<'_> {
             NodeOutcome::Failed { culprit, exit } => self.job_end(StopReason::RankFailed(culprit, exit), node),
             NodeOutcome::NotStarted { local_rank } => {
                 let why = report.ranks[local_rank].start_error.as_deref().unwrap_or_default();
-                let failure = RankFailure { host: net::host_name(), node, ..self.start_failure(local_rank, why) };
+                let label = self.launch.plan.ranks[local_rank].label();
+                let failure = RankFailure { host: net::host_name(), node, ..RankFailure::not_started(label, why) };
                 Some(JobEnd::Failed { failure, no_restart: None })
             }
             NodeOutcome::Stopped { signal } => {
@@ -68,18 +65,6 @@ impl RankProcesses<'_> {
             (None, None) => {}
         }
         JobOutcome::AsReported
-    }
-
-    fn start_failure(&self, local_rank: usize, why: &str) -> RankFailure {
-        let label = self.launch.plan.ranks[local_rank].label();
-        RankFailure {
-            process: label.to_string(),
-            outcome: "no start".into(),
-            message: why.chars().take(LONGEST_MESSAGE).collect(),
-            status: START_FAILED,
-            details: Box::new(FailureDetails::of_process(label, None).with_text(why)),
-            ..RankFailure::default()
-        }
     }
 
     fn rank_failure(&self, (local_rank, exit): (usize, Exit), host: String, node: usize) -> RankFailure {

@@ -72,9 +72,9 @@ impl JobCulprit {
         };
         let of_own_ranks = || match (&launched.report.outcome, failure.map(|report| &report.outcome)) {
             (NodeOutcome::NotStarted { local_rank }, _) => {
-                let why = launched.report.ranks[*local_rank].start_error.clone().unwrap_or_default();
+                let why = launched.report.ranks[*local_rank].start_error.as_deref().unwrap_or_default();
                 let label = launch.plan.ranks[*local_rank].label();
-                Some(own(FailureDetails::of_process(label, None).with_text(&why)))
+                Some(own(*RankFailure::not_started(label, why).details))
             }
             (_, Some(FailureCause::Failed(culprit))) => Some(own(details(culprit))),
             _ => None,

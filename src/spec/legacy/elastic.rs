@@ -178,6 +178,7 @@ pub fn check(
             join_timeout: rendezvous::join_timeout(values)?.unwrap_or(join),
             min_round_time: Duration::ZERO,
             node_failure_limit: 0,
+            spares: None,
             sort_ip: false,
             heartbeat_timeout: heartbeat_timeout(values, vars)?,
             etcd_loss_timeout: values.seconds("etcd_loss_timeout")?.map(Duration::from_secs_f64),

@@ -280,7 +280,7 @@ fn refuse_unsupported(values: &OptValues, job: &JobKind) -> Result<(), SpecError
         return Err(values.error("master", "is not an address", "give ip:port, or etcd://ip:port"));
     }
     // They have no effect on a single node; an invalid value is refused all the same.
-    for name in ["rank", "elastic_level", "elastic_timeout", "gloo_port", "node_failure_limit"] {
+    for name in ["rank", "elastic_level", "elastic_timeout", "gloo_port", "node_failure_limit", "spares"] {
         values.int(name)?;
     }
     for name in ["join_timeout", "min_round_time", "heartbeat_timeout", "etcd_loss_timeout"] {

@@ -55,6 +55,20 @@ impl SchedulerNodes {
 /// # Errors
 /// If it started several launchers on this node, or its variables are invalid.
 pub fn found(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
+    match read(vars, alone)? {
+        Some(Launchers { several: Some(refusal), .. }) => Err(refusal),
+        launchers => Ok(launchers.map(|launchers| launchers.nodes)),
+    }
+}
+
+/// The launchers that a scheduler has started on several nodes.
+struct Launchers {
+    nodes: SchedulerNodes,
+    /// Why they cannot be one job: a node has several.
+    several: Option<SpecError>,
+}
+
+fn read(vars: &EnvVars, alone: &str) -> Result<Option<Launchers>, SpecError> {
     let has = |names: &[&str]| names.iter().all(|name| vars.contains_key(*name));
     // The innermost first: mpirun starts its daemons with srun. PMIX_NAMESPACE tells Open MPI from rlaunch, which sets
     // the OMPI variables for jax.
@@ -69,10 +83,10 @@ pub fn found(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, Spec
     }
 }
 
-/// Whether launchers of one job were started by one command, which exits with one of their statuses: srun or mpirun.
+/// Whether launchers on several nodes were started by one command, which exits with one of their statuses: srun or mpirun.
 pub fn have_one_exit_status(vars: &EnvVars) -> bool {
-    let has = |names: &[&str]| names.iter().all(|name| vars.contains_key(*name));
-    has(&OPEN_MPI) || has(&SLURM)
+    // Launchers that are refused as one job of all nodes may be one by options.
+    matches!(read(vars, ""), Ok(Some(Launchers { nodes, .. })) if nodes.by != KUBERNETES)
 }
 
 /// The options that the scheduler sets, given the user's `--nnodes`.
@@ -109,16 +123,14 @@ fn port_of(job: &str) -> u16 {
 const OPEN_MPI: [&str; 4] =
     ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"];
 
-fn open_mpi(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
+fn open_mpi(vars: &EnvVars, alone: &str) -> Result<Option<Launchers>, SpecError> {
     let [size, rank, local, namespace] = OPEN_MPI;
     let (nnodes, here) = (count(vars, size)?, count(vars, local)?);
     // All on this node: each launcher runs a job of its own, as without mpirun.
     if nnodes == here {
         return Ok(None);
     }
-    if here > 1 {
-        return Err(several(vars, local, ("mpirun --map-by ppr:1:node", alone)));
-    }
+    let several = (here > 1).then(|| several(vars, local, ("mpirun --map-by ppr:1:node", alone)));
     let own = below(vars, rank, nnodes)?;
     // In a Slurm allocation mpirun may run outside of it, on the machine where salloc was called.
     let (source, master_host) = match vars.get("SLURM_JOB_NODELIST").and_then(|list| expand(list).ok()) {
@@ -128,14 +140,15 @@ fn open_mpi(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecE
             None => (None, host_of_namespace(&vars[namespace])),
         },
     };
-    Ok(Some(SchedulerNodes {
+    let nodes = SchedulerNodes {
         by: "Open MPI",
         nnodes: Some(nnodes),
         rank: Some(own),
         master_host,
         job: Some(vars[namespace].clone()),
         from: OPEN_MPI.into_iter().chain(source).collect(),
-    }))
+    };
+    Ok(Some(Launchers { nodes, several }))
 }
 
 /// Open MPI 4: `232325120.0;tcp://10.0.0.1,172.17.0.1:41133`, the addresses of mpirun's machine.
@@ -163,7 +176,7 @@ const SLURM: [&str; 6] = [
     "SLURM_STEP_NUM_TASKS",
 ];
 
-fn slurm(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecError> {
+fn slurm(vars: &EnvVars, alone: &str) -> Result<Option<Launchers>, SpecError> {
     let [nodes, id, list, job, step, tasks] = SLURM;
     let nnodes = count(vars, nodes)?;
     if nnodes == 1 {
@@ -183,17 +196,17 @@ fn slurm(vars: &EnvVars, alone: &str) -> Result<Option<SchedulerNodes>, SpecErro
     if is_elsewhere || of_job.is_some_and(|of_job| hosts.iter().any(|host| !of_job.contains(host))) {
         return Ok(None);
     }
-    if number(vars, tasks)? > nnodes {
-        return Err(several(vars, tasks, ("srun --ntasks-per-node=1", alone)));
-    }
-    Ok(Some(SchedulerNodes {
+    let is_more = number(vars, tasks)? > nnodes;
+    let several = is_more.then(|| several(vars, tasks, ("srun --ntasks-per-node=1", alone)));
+    let nodes = SchedulerNodes {
         by: "Slurm",
         nnodes: Some(nnodes),
         rank: Some(rank),
         master_host: hosts.into_iter().next(),
         job: Some(format!("{}.{}", vars[job], vars[step])),
         from: SLURM.into(),
-    }))
+    };
+    Ok(Some(Launchers { nodes, several }))
 }
 
 const KUBERNETES: &str = "Kubernetes";
@@ -206,7 +219,7 @@ pub const SERVICE: &str = "RLAUNCH_SERVICE";
 
 /// A pod's hostname is JOB-NUMBER, and HOSTNAME.SERVICE resolves to its address (Kubernetes' documentation, "Job with
 /// Pod-to-Pod Communication").
-fn kubernetes(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
+fn kubernetes(vars: &EnvVars) -> Result<Option<Launchers>, SpecError> {
     let nnodes = if vars.contains_key(NNODES) { Some(count(vars, NNODES)?) } else { None };
     let rank = below(vars, INDEX, nnodes.unwrap_or(usize::MAX))?;
     if nnodes == Some(1) {
@@ -219,7 +232,8 @@ fn kubernetes(vars: &EnvVars) -> Result<Option<SchedulerNodes>, SpecError> {
         [Some(INDEX), nnodes.and(Some(NNODES)), job.and(Some("HOSTNAME")), master_host.as_ref().and(Some(SERVICE))];
     let from = used.into_iter().flatten().collect();
     let (by, job) = (KUBERNETES, job.map(str::to_owned));
-    Ok(Some(SchedulerNodes { by, nnodes, rank: Some(rank), master_host, job, from }))
+    let nodes = SchedulerNodes { by, nnodes, rank: Some(rank), master_host, job, from };
+    Ok(Some(Launchers { nodes, several: None }))
 }
 
 /// What to do about invalid variables.
@@ -337,6 +351,25 @@ mod tests {
         let on_one = "SLURM_STEP_NODELIST=b SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=4 SLURM_NODEID=0";
         assert_eq!(describe(&with(STEP, on_one)), "nothing");
         assert_eq!(describe(&with(MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE=2")), "nothing");
+    }
+
+    #[test]
+    fn launchers_of_one_command_have_one_exit_status() {
+        let two_a_node = "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_TASKS_PER_NODE=2(x2)";
+        let of_two_nodes = [vars(STEP), with(STEP, two_a_node), vars(MPI_5)];
+        assert!(of_two_nodes.iter().all(have_one_exit_status), "{of_two_nodes:?}");
+        let submitted = "SLURM_JOB_ID=11 SLURM_NNODES=1 SLURM_JOB_NODELIST=b SLURM_NODEID=0 SLURM_PROCID=0";
+        let one_node = "SLURM_STEP_NODELIST=b SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_NODEID=0";
+        for (why, vars) in [
+            ("sbatch within a step", with(STEP, submitted)),
+            ("a step of its own for each node", with(STEP, one_node)),
+            ("mpirun on one node", with(MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE=2")),
+            ("invalid variables", with(STEP, "SLURM_STEP_NUM_NODES=x")),
+            ("a pod", vars("JOB_COMPLETION_INDEX=1 RLAUNCH_NNODES=2")),
+            ("no scheduler", vars("")),
+        ] {
+            assert!(!have_one_exit_status(&vars), "{why}");
+        }
     }
 
     const MPI_5: &str = "OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=1 \

@@ -259,6 +259,7 @@ fn dynamic(
     let lease = seconds("keep_alive_interval", 5)?
         * u32::try_from(whole(values, conf, "keep_alive_max_attempt")?.unwrap_or(3).max(1)).unwrap_or(3);
     let host = values.text("local-addr").filter(|host| !host.is_empty()).map(str::to_owned);
+    let ends_by_loss = nodes.0 == nodes.1 && values.int("max-restarts")?.unwrap_or(0) <= 0;
     Ok(TorchrunBackend::Dynamic(Box::new(rendezvous::RendezvousSpec {
         option_names: NAMES,
         backend: at,
@@ -270,6 +271,7 @@ fn dynamic(
         join_timeout: join,
         min_round_time: rendezvous::min_round_time(values, "min-round-time")?,
         node_failure_limit: rendezvous::node_failure_limit(values, "node-failure-limit")?,
+        spares: rendezvous::spares(values, ends_by_loss, "--max-restarts, or --nnodes MIN:MAX")?,
         sort_ip: true,
         heartbeat_timeout: lease.max(Duration::from_secs(2)),
         etcd_loss_timeout: match conf.contains_key("etcd_loss_timeout") {

@@ -8,6 +8,12 @@ use crate::supervise::stop::StopReason;
 use std::time::Duration;
 
 impl Supervisor {
+    /// Whether the present attempt stops for a failure after which another attempt may follow.
+    pub fn may_restart(&self) -> bool {
+        let reason = self.reasons.map(|reasons| reasons.decisive);
+        !self.restarts.is_disabled() && matches!(reason, Some(StopReason::RankFailed(..)))
+    }
+
     /// The attempt that is over and the delay before the next one, or why none follows. `Err(None)`: nothing has failed, or
     /// restarts are disabled.
     pub(super) fn next_attempt(&mut self, now: Duration) -> Result<(AttemptReport, Duration), Option<NoRestart>> {

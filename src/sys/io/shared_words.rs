@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How many words there are.
-pub const WORDS: usize = 5;
+pub const WORDS: usize = 6;
 const BYTES: usize = WORDS * size_of::<u64>();
 
 /// Words that start at 0. A fork of this process shares them, and so does a process that opens their descriptor through /proc.

@@ -5,7 +5,8 @@ use super::scenario::Story;
 use super::world::{Board, Leader, time};
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobState, NodeStatus, OnFailure, RankFailure, RoundMember, RoundStopCause,
+    Coordinator, JobEnd, JobPhase, JobState, NodeRecord, NodeStatus, OnFailure, RankFailure, RoundMember,
+    RoundStopCause,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,6 +38,14 @@ impl Judge {
         gathers(story, leader, now);
         let machine = &leader.machine;
         let state = machine.state();
+        if let (Some(spares), false) = (story.rules.spares, matches!(state.phase, JobPhase::Ended { .. })) {
+            let stays = |id: &str, record: &NodeRecord| {
+                let leaves = matches!(record.status, NodeStatus::Leaves { .. });
+                !leaves && !state.refused.contains_key(id) && !state.excluded.contains_key(id)
+            };
+            let taken = machine.nodes().filter(|(id, record)| stays(id, record)).count();
+            assert!(taken <= story.rules.max + spares, "{taken} nodes stay in a job of {:?}", story.rules);
+        }
         let mut again = machine.clone();
         for (id, record) in machine.nodes() {
             again.record(id, record.clone(), time(now));
@@ -141,7 +150,8 @@ impl Judge {
         for id in new.excluded.keys() {
             let own = &nodes[number(id)];
             assert!(!own.failures.is_empty(), "node {} is excluded, and nothing has failed there", own.number);
-            assert!(rules.is_none_or(|rules| rules.min < rules.max), "no node is excluded from a job that needs all");
+            let may = |rules: &rlaunch::protocol::JobRules| rules.min < rules.max || rules.spares > Some(0);
+            assert!(rules.is_none_or(may), "no node is excluded from a job that needs all");
         }
         for (id, why) in new.refused.iter().filter(|(id, _)| !new.excluded.contains_key(*id)) {
             refused(story, old, number(id), why);
@@ -268,6 +278,10 @@ fn refused(story: &Story, board: &Board, node: usize, why: &str) {
         why if why.contains("whose protocol is another") => plan.format != FORMAT,
         why if why.contains("has that number already") => {
             others.into_iter().any(|other| other.offer.rank == plan.offer.rank)
+        }
+        why if why.starts_with("--spares") => {
+            let most = plan.offer.rules.spares.map(|spares| plan.offer.rules.max + spares);
+            most.is_some_and(|most| others.into_iter().count() >= most)
         }
         why if why.starts_with("--rank") => plan.offer.rank.is_some_and(|rank| rank >= story.rules.max),
         _ => others.into_iter().any(|other| other.offer.rules != plan.offer.rules),

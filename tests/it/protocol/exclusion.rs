@@ -5,7 +5,8 @@ use super::states::state;
 use super::world::time;
 use rlaunch::protocol::record::FORMAT;
 use rlaunch::protocol::{
-    Coordinator, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, RankFailure, RoundMember, RoundStopCause,
+    Coordinator, Departure, JobEnd, JobPhase, JobRules, NodeInfo, NodeRecord, NodeStatus, OnNodeLoss, RankFailure,
+    RoundMember, RoundStopCause,
 };
 
 const RUNS: NodeStatus = NodeStatus::Runs { round: 2 };
@@ -71,6 +72,41 @@ fn nodes_that_join_one_after_another_stop_a_round_once() {
         panic!("{:?}", machine.state().phase)
     };
     assert_eq!(*hosts, ["host-b", "host-c", "host-d"]);
+}
+
+#[test]
+fn a_spare_stops_no_round_and_takes_the_place_of_a_lost_node_at_once() {
+    let rules = JobRules { spares: Some(1), on_loss: OnNodeLoss::Regroup, last_call_ms: 30_000, ..level_1(2, 2, 5) };
+    let mut machine = running(&rules, &["a", "b"]);
+    for id in ["c", "d"] {
+        machine.record(id, record(&rules, id, NodeStatus::Ready { seen: 2 }), time(1_000));
+        machine.turn(time(1_000));
+    }
+    assert_eq!(machine.state().phase, JobPhase::Running, "no round stops for a spare");
+    assert_eq!(machine.state().refused.keys().collect::<Vec<_>>(), ["d"], "one spare too many");
+    machine.gone("d", Departure::Left, time(1_000));
+    machine.gone("b", Departure::Lapsed { age: time(10_000) }, time(20_000));
+    machine.turn(time(20_000));
+    assert!(matches!(machine.state().phase, JobPhase::Stopping { .. }));
+    machine.record("a", record(&rules, "a", NodeStatus::Ready { seen: 2 }), time(21_000));
+    machine.turn(time(21_000));
+    assert_eq!((&machine.state().phase, machine.state().round), (&JobPhase::Running, 3), "nothing else is waited for");
+    assert_eq!(member_ids(&machine), ["a", "c"]);
+    // There is room for another.
+    machine.record("e", record(&rules, "e", NodeStatus::Ready { seen: 0 }), time(22_000));
+    machine.turn(time(22_000));
+    assert!(machine.state().refused.is_empty());
+}
+
+#[test]
+fn a_spare_replaces_a_node_that_harms_a_job_of_a_fixed_number() {
+    let rules = JobRules { spares: Some(1), node_failure_limit: 1, ..level_1(2, 2, 5) };
+    let mut machine = running(&rules, &["a", "b"]);
+    machine.record("c", record(&rules, "c", NodeStatus::Ready { seen: 2 }), time(0));
+    machine.turn(time(0));
+    fails(&mut machine, &rules, "b", &exit_code_7());
+    assert_eq!(member_ids(&machine), ["a", "c"]);
+    assert_eq!((&machine.state().phase, machine.state().round), (&JobPhase::Running, 3));
 }
 
 #[test]

@@ -62,6 +62,8 @@ fn the_histories_cover_all_cases() {
         note("restarts", states.iter().any(|state| state.failures > 0));
         note("held", states.iter().any(|state| state.held_failure.is_some()));
         note("refused", states.iter().any(|state| !state.refused.is_empty()));
+        let too_many = |why: &String| why.starts_with("--spares");
+        note("a spare too many", states.iter().any(|state| state.refused.values().any(too_many)));
         note("several rounds", states.iter().any(|state| state.round > 2));
         note("several leaders", world.leaders.len() > 1);
         note("a job after another", world.judge.anew > 0);

@@ -223,6 +223,7 @@ fn rules(rng: &mut Rng) -> JobRules {
         restarts: rng.u32(0..4),
         min_round_ms: pick(rng, &[0, 0, 3_000, 20_000]),
         node_failure_limit: pick(rng, &[0, 1, 3]),
+        spares: pick(rng, &[None, None, Some(0), Some(1)]),
         ..JobRules::default()
     }
 }

@@ -21,7 +21,7 @@ from elastic_jobs import (
     freeze_until_lost,
 )
 from etcd import Etcd
-from launching import gone, until
+from launching import gone, supervisor_of, until
 from multi_host import MultiHost, await_ranks, joining, lived, name_of, rounds_of
 
 LEASE = 3.0
@@ -254,6 +254,28 @@ def test_the_others_go_on_without_a_killed_launcher(
         assert job.check_one_world() == {1: 2, 2: 1}
         below = f"/rlaunch/{name_of(job)}/"
         until(lambda: not etcd.keys(below), f"the end of {below}", 2 * LEASE)
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+@pytest.mark.parametrize("killed", ["front", "supervisor"])
+def test_half_a_launcher_ends_its_node_at_etcd_at_once(
+    tmp_path: Path, made: MultiHost, etcd: Etcd, module: str, killed: str
+) -> None:
+    with Job(tmp_path, made.on, made.at(etcd), "1:2") as job:
+        script = job.script(RUN)
+        elastic = "--elastic_level=1" if module == PADDLE else "--max-restarts=3"
+        zero, one = job.start(*joining(module, 30, 60), elastic, script, module=module)
+        await_ranks(job, [zero, one])
+        left = one.ranks()
+        (one.process if killed == "front" else supervisor_of(one.process)).kill()
+        # Its lease lapses no sooner than 40 s after the last renewal.
+        zero.await_round(1, 2, limit=30)
+        assert all(gone(rank) for rank in left)
+        assert re.search(r"node [01] \(.*10\.77\.0\.2\) is lost: its launcher has gone", zero.stderr())
+        job.finish()
+        job.end_successfully(zero)
+        assert job.check_one_world() == {1: 2, 2: 1}
+        assert etcd.keys(f"/rlaunch/{name_of(job)}/") == []
 
 
 # In a host's namespace: no way to that address any more, or a way again.

@@ -10,6 +10,7 @@ from elastic_jobs import PADDLE, TORCH, Backend, Job
 from hosts import Host, hosts
 from launching import until
 
+UNUSABLE = 66
 ELASTIC = {
     PADDLE: ["--elastic_level=1", "--elastic_timeout=2", "--restart_delay=0"],
     TORCH: ["--max-restarts=3", "--rdzv-conf=last_call_timeout=1"],
@@ -29,20 +30,42 @@ def two_fixture() -> Iterator[list[Host]]:
         yield made
 
 
+def program_of(folder: Path, interpreter: Path | str, name: str = "bad.sh") -> Path:
+    program = folder / name
+    program.write_text(f"#!{interpreter}\n" if interpreter else "no program")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_newcomer_without_its_interpreter_stops_no_round(
+    tmp_path: Path, two: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, two, backend, "1:2") as job:
+        program = program_of(tmp_path, "/no/such/interpreter")
+        own = job.node(0, *ELASTIC[module], job.script(SCRIPT), module=module)
+        own.await_round(1, 1)
+        ended = job.node(1, *ELASTIC[module], NO_PYTHON[module], str(program), module=module).end()
+        assert ended.status == UNUSABLE, ended.stderr
+        assert "interpreter /no/such/interpreter: No such file" in ended.error_lines()[-1]
+        job.finish()
+        job.end_successfully(own)
+        assert job.check_one_world() == {1: 1}
+
+
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 def test_a_newcomer_that_cannot_begin_is_excluded(
     tmp_path: Path, two: list[Host], backend: Backend, module: str
 ) -> None:
     with Job(tmp_path, two, backend, "1:2") as job:
-        program = tmp_path / "bad.sh"
-        program.write_text("#!/no/such/interpreter\n")
-        program.chmod(0o755)
+        # The kernel does not run it, though it is there and can be executed.
+        program = program_of(tmp_path, program_of(tmp_path, "", "interpreter"))
         own = job.node(0, *ELASTIC[module], job.script(SCRIPT), module=module)
         own.await_round(1, 1)
         newcomer = job.node(1, *ELASTIC[module], NO_PYTHON[module], str(program), module=module)
         ended = newcomer.end()
         assert ended.status not in (0, 1), ended.stderr
-        assert "/no/such/interpreter" in ended.stderr or "bad.sh" in ended.stderr, ended.stderr
+        assert "interpreter" in ended.stderr or "bad.sh" in ended.stderr, ended.stderr
         until(lambda: "is excluded from the job: it cannot begin: " in own.stderr(), "the warning")
         own.await_round(1, 3)
         job.finish()

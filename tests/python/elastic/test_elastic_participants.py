@@ -163,7 +163,7 @@ def test_a_node_that_cannot_take_part_gets_the_reason_and_harms_no_other(
 
 @pytest.mark.parametrize("module", [PADDLE, TORCH])
 @pytest.mark.parametrize(("own", "other"), [("a" * 16, "b" * 16), ("a" * 16, ""), ("", "b" * 16)])
-def test_only_nodes_with_the_jobs_key_are_admitted(
+def test_only_nodes_with_the_jobs_secret_are_admitted(
     tmp_path: Path, three: list[Host], module: str, own: str, other: str
 ) -> None:
     with Job(tmp_path, three, AtMaster) as job:
@@ -173,7 +173,7 @@ def test_only_nodes_with_the_jobs_key_are_admitted(
         end = job.node(1, script, module=module, RLAUNCH_JOB_SECRET=other).end()
         assert end.status == NOT_MET, end.stderr
         (line,) = end.error_lines()
-        assert "key" in line
+        assert "RLAUNCH_JOB_SECRET" in line
         job.end_successfully(zero, job.node(2, script, module=module, RLAUNCH_JOB_SECRET=own))
 
 
@@ -303,3 +303,51 @@ def test_the_store_of_ranks_takes_connections_from_the_nodes_alone(
         job.end_successfully()
     named = [re.findall(r"the store refused a connection from ([0-9.]+)", node.stderr()) for node in nodes]
     assert [address for of_node in named for address in of_node] == ["10.77.0.3"] * (seen == "closed")
+
+
+ELASTIC = {
+    PADDLE: ["--elastic_level=1", "--elastic_timeout=60", "--restart_delay=0"],
+    TORCH: ["--max-restarts=3", "--rdzv-conf=last_call_timeout=60"],
+}
+
+
+@pytest.mark.parametrize("module", [PADDLE, TORCH])
+def test_a_spare_with_its_preload_server_replaces_a_lost_node(
+    tmp_path: Path, three: list[Host], backend: Backend, module: str
+) -> None:
+    with Job(tmp_path, three, backend, "2") as job:
+        args = [*ELASTIC[module], "--spares=1", "--preload=json", job.script('live_until("finish")')]
+        zero, one = (job.node(on, *args, module=module) for on in range(2))
+        for node in (zero, one):
+            node.await_round(2, 1)
+        spare = job.node(2, *args, module=module)
+        spare.await_message("this node waits to replace a lost one")
+        until(lambda: spare.events("zygote_ready"), "its preload server")
+        end = job.node(2, *args, module=module).end()
+        assert end.status == NOT_MET, end.stderr
+        assert "--spares 1: the job has 2 nodes and 1 spare(s) already" in end.stderr
+        one.kill()
+        # Sooner than the last call for more nodes.
+        for node in (zero, spare):
+            node.await_round(2, 2, limit=45)
+        job.finish()
+        job.end_successfully(zero, spare)
+        assert len(spare.events("zygote_ready")) == 1
+        assert job.check_one_world() == {1: 2, 2: 2}
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "instead"),
+    [
+        (PADDLE, [], "--elastic_level 1, or --nnodes MIN:MAX"),
+        (TORCH, ["--max-restarts=0"], "--max-restarts, or --nnodes MIN:MAX"),
+    ],
+)
+def test_spares_of_a_job_that_ends_with_a_lost_node_are_refused(
+    tmp_path: Path, three: list[Host], module: str, args: list[str], instead: str
+) -> None:
+    with Job(tmp_path, three, AtMaster, "2") as job:
+        for spares, words in (("1", f"ends when it loses a node; give {instead}"), ("-1", "give 0 or more")):
+            end = job.node(0, *args, f"--spares={spares}", "train.py", module=module).end()
+            assert end.status == USAGE, end.stderr
+            assert words in end.stderr

@@ -351,9 +351,47 @@ def test_victims_of_another_nodes_failure_name_it(place: TorchPlace, three: list
             assert end.status == FAILED_ELSEWHERE, end.stderr
             assert re.search("the job has failed: rank 1 on node 1 .*ValueError: loss is nan", end.stderr)
             result = result_of(place, number)
+            assert (result["outcome"], result["culprit"]) == ("failed", None)
             culprit = result["job_culprit"]
             assert (culprit["node"], culprit["rank"], culprit["exit"]) == (1, 1, {"code": 1})
             assert (culprit["exception"], culprit["text"]) == ("ValueError", "loss is nan")
+
+
+# Rank 1 fails, and rank 2, of the same node, needs a long time to end. Meanwhile node 0 ends, or is killed.
+RESTART = """
+signal.signal(signal.SIGTERM, lambda *_: (tell(f"asked{attempt}"), await_file("go.9"), os._exit(0)))
+tell(f"began{attempt}")
+if rank == 1: await_file("began0.2"), sys.exit(3)
+if rank == 0: await_file("fail.9"), sys.exit(9)
+sleep()
+"""
+
+
+@pytest.mark.parametrize("how", ["failed", "killed"])
+def test_a_node_that_stops_for_its_own_restart_does_not_start_again_without_node_0(
+    place: TorchPlace, three: list[Host], how: str
+) -> None:
+    script = place.script(RESTART)
+    with Job(place, three[:2]) as job:
+        zero = job.node(0, "--shutdown-timeout=60", script)
+        one = job.node(1, "--max-restarts=3", "--nproc-per-node=2", "--shutdown-timeout=60", script)
+        until(lambda: (place.folder / "asked0.2").exists(), "the stop of rank 2")
+        if how == "killed":
+            zero.kill()
+        else:
+            (place.folder / "fail.9").touch()
+        zero.wait()
+        words = b"node 0 failed: rank 0: exit code 9" if how == "failed" else b"node 0's store is lost"
+        await_line(one.stderr, words)
+        (place.folder / "go.9").touch()
+        end = place.wait(one)
+    assert not {name for name in place.names() if name.startswith("began1")}
+    result = result_of(place, 1)
+    if how == "failed":
+        assert (end.status, result["outcome"], result["culprit"]) == (FAILED_ELSEWHERE, "failed", None)
+        assert (result["job_culprit"]["node"], result["job_culprit"]["rank"]) == (0, 0)
+    else:
+        assert (end.status, result["outcome"], result["culprit"]) == (3, "failed", 1)
 
 
 def test_a_failure_has_torchruns_status_on_all_nodes_if_asked_for(

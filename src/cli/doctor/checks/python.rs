@@ -1,7 +1,7 @@
 //! The interpreter, and the frameworks that it would import.
 
 use crate::cli::doctor::facts::{Facts, GpuFacts, Package, PythonFacts};
-use crate::cli::doctor::finding::{Finding, ok, warning};
+use crate::cli::doctor::finding::{Finding, error, ok, warning};
 
 const PADDLE: &str = "paddlepaddle";
 
@@ -9,6 +9,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let python = &facts.python;
     let has_gpus = matches!(&facts.devices.gpus, GpuFacts::Found { gpus, .. } if !gpus.is_empty());
     let mut found = vec![ok("Python", format!("{} ({})", python.version, python.executable)), frameworks(python)];
+    found.extend(hanging(python));
     found.extend(doubled(python));
     found.extend(both_paddles(python));
     found.extend(Some(python).filter(|_| has_gpus).into_iter().flat_map(without_cuda));
@@ -39,6 +40,18 @@ fn frameworks(python: &PythonFacts) -> Finding {
         })
         .collect();
     ok("frameworks", if shown.is_empty() { "none is installed for this interpreter".into() } else { shown.join(", ") })
+}
+
+/// A folder that Python reads at its start and at imports, on a file system that does not answer.
+fn hanging(python: &PythonFacts) -> Option<Finding> {
+    let folder = python.hangs.as_ref()?.display();
+    Some(error(
+        "frameworks",
+        format!(
+            "the file system of {folder}, a folder of sys.path, does not answer: ranks hang when they import modules"
+        ),
+        "look at its server, or take the folder out of PYTHONPATH",
+    ))
 }
 
 /// A package of which one folder has two versions.
@@ -123,6 +136,15 @@ mod tests {
         assert_eq!(levels(&found), "Python ok, frameworks ok");
         assert_eq!(found[1].text, "torch 2.4 (before 2.1 in /usr), numpy 2.1");
         assert!(check(&with(&[]))[1].text.contains("none"));
+    }
+
+    #[test]
+    fn a_folder_that_hangs_is_an_error() {
+        let mut facts = with(&[("torch", "2.4", "/a")]);
+        facts.python.hangs = Some("/mnt/gone".into());
+        let found = check(&facts);
+        assert_eq!(levels(&found), "Python ok, frameworks ok, frameworks error");
+        assert!(found[2].text.contains("/mnt/gone"), "{found:?}");
     }
 
     #[test]

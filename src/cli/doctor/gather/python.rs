@@ -1,8 +1,14 @@
 //! Facts of the interpreter: the frameworks that it would import, by the names of their folders. Nothing is imported.
 
 use crate::cli::doctor::facts::{Package, PythonFacts};
+use crate::net::thread;
+use crossbeam_channel::unbounded;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long the file systems of all folders may take for their answers.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Packages whose version matters to a job, in the form of PyPI. `*` at the end: any name that begins so.
 const SHOWN: [&str; 10] = [
@@ -19,11 +25,27 @@ const SHOWN: [&str; 10] = [
 ];
 
 /// Looks into the folders of `sys.path`.
-pub(in crate::cli) fn look(executable: String, version: String, path: &[PathBuf]) -> PythonFacts {
+pub(in crate::cli) fn look(executable: String, version: String, path: Vec<PathBuf>) -> PythonFacts {
     // "" is the current folder, and one folder may be there twice.
     let mut seen = BTreeSet::new();
-    let folders = path.iter().filter(|folder| folder.is_dir() && seen.insert(folder.canonicalize().ok()));
-    PythonFacts { executable, version, packages: folders.flat_map(|folder| packages(folder)).collect() }
+    let read = move |folder: &Path| {
+        if folder.is_dir() && seen.insert(folder.canonicalize().ok()) { packages(folder) } else { Vec::new() }
+    };
+    let (packages, hangs) = look_within(PATIENCE, path, read);
+    PythonFacts { executable, version, packages, hangs }
+}
+
+/// The packages of these folders, and the folder that has not been read in time: its file system does not answer.
+fn look_within(
+    limit: Duration,
+    path: Vec<PathBuf>,
+    mut read: impl FnMut(&Path) -> Vec<Package> + Send + 'static,
+) -> (Vec<Package>, Option<PathBuf>) {
+    let (done, results) = unbounded();
+    let mut left = path.clone().into_iter();
+    thread::within(limit, move || path.iter().try_for_each(|folder| done.send(read(folder))));
+    let packages = results.try_iter().inspect(|_| drop(left.next())).flatten().collect();
+    (packages, left.next())
 }
 
 fn packages(folder: &Path) -> Vec<Package> {
@@ -71,8 +93,23 @@ mod tests {
     fn each_folder_of_the_path_is_read_once() {
         let root = std::env::temp_dir().join(format!("rlaunch-packages-{}", std::process::id()));
         std::fs::create_dir_all(root.join("torch-2.15.0.dist-info")).unwrap();
-        let facts = look("python".into(), "3.13.1".into(), &[root.join("nowhere"), root.clone(), root.join(".")]);
+        let facts = look("python".into(), "3.13.1".into(), vec![root.join("nowhere"), root.clone(), root.join(".")]);
         std::fs::remove_dir_all(&root).unwrap();
-        assert_eq!(facts.packages.len(), 1);
+        assert_eq!((facts.packages.len(), facts.hangs), (1, None));
+    }
+
+    #[test]
+    fn a_folder_that_does_not_answer_is_named_and_the_others_are_kept() {
+        let (go_on, hangs) = unbounded::<()>();
+        let read = move |folder: &Path| match folder.to_str() {
+            Some("/gone") => hangs.recv().into_iter().flat_map(|()| Vec::new()).collect(),
+            _ => package("torch-2.15.0.dist-info", folder).into_iter().collect(),
+        };
+        let path = ["/here", "/gone", "/there"].map(PathBuf::from).to_vec();
+        // The first folder has been read long before.
+        let (packages, hangs) = look_within(Duration::from_secs(1), path, read);
+        drop(go_on);
+        assert_eq!(packages.iter().map(|package| package.folder.as_path()).collect::<Vec<_>>(), [Path::new("/here")]);
+        assert_eq!(hangs.as_deref(), Some(Path::new("/gone")));
     }
 }

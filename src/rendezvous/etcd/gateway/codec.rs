@@ -160,6 +160,11 @@ pub fn get(key: &str) -> Value {
     json!({ "key": encode(key) })
 }
 
+/// The key as it was then.
+pub fn get_at(key: &str, revision: i64) -> Value {
+    json!({ "key": encode(key), "revision": revision.to_string() })
+}
+
 pub fn put(key: &str, value: &str, lease: i64) -> Value {
     json!({ "key": encode(key), "value": encode(value), "lease": lease.to_string() })
 }

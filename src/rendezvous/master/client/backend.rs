@@ -300,11 +300,12 @@ impl ClientThread {
         };
         match (&key, keyed) {
             (None, true) => {
-                return Err(LinkEnd::Refused(format!("the job at {name} has a key: give this node its --job_secret")));
+                let why = format!("the job at {name} has a secret: set RLAUNCH_JOB_SECRET to it on this node");
+                return Err(LinkEnd::Refused(why));
             }
             (Some(_), false) => {
                 let why = format!(
-                    "the master at {name} has no key and accepts every node: start it with the same --job_secret"
+                    "the master at {name} has no secret and accepts every node: set RLAUNCH_JOB_SECRET on its node to that of this one"
                 );
                 return Err(LinkEnd::Refused(why));
             }
@@ -323,7 +324,9 @@ impl ClientThread {
                 Ok(Some(_)) => return Err(LinkEnd::Lost("its first message is not a greeting".to_owned())),
                 Ok(None) => {}
                 Err(FrameError::Unauthenticated) => {
-                    let why = format!("the master at {name} has another key: give all nodes the same --job_secret");
+                    let why = format!(
+                        "the master at {name} has another secret: set RLAUNCH_JOB_SECRET to the same secret on all nodes"
+                    );
                     return Err(LinkEnd::Refused(why));
                 }
                 Err(error) => return Err(LinkEnd::Lost(error.to_string())),

@@ -33,8 +33,8 @@ impl KvAddress {
         let mut left = at_most(self.clock, REQUEST, left);
         let response = request((&self.host, self.port), (method, path, body), &Traffic::default(), &mut left)?;
         if response.status() == Some(401) {
-            let why = "the job has a key, which Paddle's key-value protocol cannot prove: start all nodes with rlaunch, and \
-                       give them the same --job_secret";
+            let why = "the job has a secret, which Paddle's key-value protocol cannot prove: start all nodes with rlaunch, and \
+                       set RLAUNCH_JOB_SECRET to the same secret on all of them";
             return Err(io::Error::new(ErrorKind::PermissionDenied, why));
         }
         Ok(response)

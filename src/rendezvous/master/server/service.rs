@@ -96,12 +96,12 @@ impl MasterService {
         }
         let (status, body) = if self.has_key && !(method == "GET" && path == "/healthy") {
             self.warn_once(
-                "refused a launcher that speaks Paddle's key-value protocol: the job has a key (--job_secret), which that \
+                "refused a launcher that speaks Paddle's key-value protocol: the job has a secret (RLAUNCH_JOB_SECRET), which that \
                  protocol cannot prove; start all nodes with rlaunch"
                     .to_owned(),
             );
-            let why = "this job has a key, which Paddle's own launchers cannot prove: start all nodes with rlaunch, and give \
-                       them the same --job_secret\n";
+            let why = "this job has a secret, which Paddle's own launchers cannot prove: start all nodes with rlaunch, and set \
+                       RLAUNCH_JOB_SECRET to the same secret on all of them\n";
             (401, why.into())
         } else {
             self.handle_kv_request(connections, request, now)
@@ -219,7 +219,10 @@ impl Service for MasterService {
                     connections.set_deadline(id, now + if has_joined { self.lease } else { REQUEST });
                 }
                 Err(FrameError::Unauthenticated) => {
-                    refuse(connection, "it does not have the job's key: give all nodes the same --job_secret");
+                    refuse(
+                        connection,
+                        "it does not have the job's secret: set RLAUNCH_JOB_SECRET to the same secret on all nodes",
+                    );
                 }
                 Err(FrameError::TooLong | FrameError::Malformed) => return Handled::Violation,
             },

@@ -20,12 +20,12 @@ fn keys_have_to_be_the_same() {
     let (_open, open) = started(config(None, LEASE));
     let (_closed, closed) = started(config(Some("secret"), LEASE));
     for (port, key, words) in [
-        (closed, Some("wrong"), "another key"),
-        (closed, None, "has a key"),
+        (closed, Some("wrong"), "another secret"),
+        (closed, None, "has a secret"),
         (open, Some("secret"), "accepts every node"),
     ] {
         let why = why(to(port, key, LEASE));
-        assert!(why.contains(words) && why.contains("--job_secret"), "{why}");
+        assert!(why.contains(words) && why.contains("RLAUNCH_JOB_SECRET"), "{why}");
     }
     let other = MasterAddress { job: "other".into(), ..to(open, None, LEASE) };
     let why = why(other);
@@ -41,7 +41,7 @@ fn the_master_rejects_clients_without_a_proof() {
     bare.hello("evil", "job", 1);
     let mut text = String::new();
     bare.socket.read_to_string(&mut text).unwrap();
-    assert!(text.contains("refused") && text.contains("--job_secret"), "{text}");
+    assert!(text.contains("refused") && text.contains("RLAUNCH_JOB_SECRET"), "{text}");
     // Nor to another job's.
     let mut bare = Bare::new(port, Some("secret"));
     bare.hello("lost", "other", 1);
@@ -83,7 +83,7 @@ fn a_node_with_a_key_wants_a_proof_of_the_master() {
         let _ = socket.read_to_end(&mut heard);
         String::from_utf8(heard).unwrap()
     });
-    assert!(why(to(port, Some("secret"), LEASE)).contains("another key"));
+    assert!(why(to(port, Some("secret"), LEASE)).contains("another secret"));
     let heard = impostor.join().unwrap();
     assert!(!heard.contains("hello"), "it received nothing: {heard}");
 }

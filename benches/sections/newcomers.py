@@ -1,0 +1,125 @@
+"""Nodes that join an elastic job while it runs: one that harms it, and five that arrive one after another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from bench_launchers import RUN, TORCHRUN, Launcher
+from figures import NOT_INSTALLED, Cell
+from machines import Node, cgroup, hosts, missing
+from running import Late
+from sections.nodes import Job, Where, now
+from session import Session
+
+ARRIVE_EVERY = 8.0
+ARRIVING = 5
+# After a newcomer, longer than the time for which a round runs at least, and the last call (60 s and 1 s).
+WINDOW = 75.0
+
+# What the ranks of a newcomer run.
+KINDS = {
+    "cannot start its program": ("no-interpreter", "#!/no/such/interpreter\n"),
+    "has ranks that fail": ("fails.py", "import sys\nsys.exit(7)\n"),
+    "has ranks that hang at their start": ("hangs.py", "import time\ntime.sleep(3600)\n"),
+}
+
+
+def words_of(job: Job, kind: str) -> list[str]:
+    name, text = KINDS[kind]
+    program = job.folder / name
+    program.write_text(text)
+    program.chmod(0o755)
+    return [str(program)] if name.endswith(".py") else ["--no-python", str(program)]
+
+
+def rounds_since(job: Job, begin: float) -> float:
+    """How many rounds have made their first step since then."""
+    return float(sum(life.node == 0 and bool(life.steps) and life.steps[0] > begin for life in job.lives()))
+
+
+def joined_by(job: Job, node: Node, kind: str, window: float) -> dict[str, Cell]:
+    """A bad node joins a job of two nodes."""
+    job.await_steps(2, job.began)
+    job.prepare(node, *words_of(job, kind))
+    begin = now()
+    node.start()
+    time.sleep(window)
+    end = now()
+    lasts = max(step for life in job.lives() for step in life.steps)
+    return {
+        "rounds": rounds_since(job, begin),
+        "pause": job.longest_pause(begin, end) if lasts > end - 5 else "the job makes no more steps",
+    }
+
+
+def joined_one_by_one(job: Job, nodes: list[Node], every: float, window: float) -> dict[str, Cell]:
+    """Good nodes join a job of two nodes, one after another."""
+    job.await_steps(2, job.began)
+    begin = now()
+    for number, node in enumerate(nodes):
+        time.sleep(max(0.0, begin + number * every - now()))
+        job.prepare(node)
+        node.start()
+    time.sleep(window)
+    steps = [life.world for life in job.lives() if life.steps and life.steps[-1] > now() - 5]
+    world: Cell = float(max(steps)) if steps else "the job makes no more steps"
+    return {"rounds": rounds_since(job, begin), "world": world}
+
+
+@contextlib.contextmanager
+def machines(folder: Path) -> Iterator[list[Node]]:
+    with hosts(2 + ARRIVING) as made, ExitStack() as stack:
+        name = f"bench-new-{os.getpid()}"
+        groups = [stack.enter_context(cgroup(f"{name}-{number}")) for number in range(2 + ARRIVING)]
+        yield [Node(at, made[at], group, folder, folder) for at, group in enumerate(groups)]
+
+
+def measure_newcomers(session: Session) -> None:
+    """Nodes that join an elastic job of 2 nodes, 1 rank each, at the master (c10d), watched for 75 s."""
+    if reason := missing():
+        print(f"newcomers: not measured: {reason}", flush=True)
+        return
+    with machines(session.folder) as nodes:
+        for kind in KINDS:
+            cells: dict[str, dict[str, Cell]] = {"rounds": {}, "pause": {}}
+            for launcher in (RUN, TORCHRUN):
+                figures = figures_of(session, launcher, nodes, kind)
+                for name in cells:
+                    cells[name][launcher.name] = figures if isinstance(figures, str) else figures[name]
+            title = f"a node joins that {kind}"
+            session.row(f"{title}: further rounds that make steps", cells["rounds"], "")
+            session.row(f"{title}: longest time without a step", cells["pause"], "s")
+        cells = {"rounds": {}, "world": {}}
+        for launcher in (RUN, TORCHRUN):
+            figures = figures_of(session, launcher, nodes, None)
+            for name in cells:
+                cells[name][launcher.name] = figures if isinstance(figures, str) else figures[name]
+        title = f"{ARRIVING} nodes join, {ARRIVE_EVERY:g} s apart"
+        session.row(f"{title}: further rounds that make steps", cells["rounds"], "")
+        session.row(f"{title}: nodes of the job afterwards", cells["world"], "")
+
+
+def figures_of(
+    session: Session, launcher: Launcher, nodes: list[Node], kind: str | None
+) -> dict[str, Cell] | str:
+    """The figures of one launcher; a text: why there are none."""
+    if not launcher.version:
+        return NOT_INSTALLED
+    count = "2:3" if kind else f"2:{2 + ARRIVING}"
+    try:
+        with Job(launcher, Where("the master", None), nodes[:2], session.folder, True, count) as job:
+            try:
+                if kind is not None:
+                    return joined_by(job, nodes[2], kind, WINDOW)
+                return joined_one_by_one(job, nodes[2:], ARRIVE_EVERY, WINDOW - ARRIVING * ARRIVE_EVERY)
+            finally:
+                (job.folder / "finish").touch()
+                for node in nodes[2:]:
+                    node.end()
+    except Late as error:
+        return str(error).removeprefix(f"{launcher.title}: ")
