@@ -219,9 +219,11 @@ def of_the_job(nodes: list[Rows]) -> Rows:
     listed = nodes[0][0][1]["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
     first = [listed.index(f"{env['POD_IP']}:{env['PADDLE_PORT']}") for ((_, env), *_) in nodes]
     rows = [row for _, node in sorted(zip(first, nodes, strict=True), key=lambda one: one[0]) for row in node]
-    # Variables of a job, which importing Paddle is not part of.
-    own = re.compile("PADDLE_|TRAINING_ROLE|TRAINERS_NUM|POD_|FLAGS_selected|RLAUNCH_")
-    return [(log, {name: value for name, value in env.items() if own.match(name)}) for log, env in rows]
+    # Without those that rlaunch has for itself.
+    return [
+        (log, {name: value for name, value in env.items() if not name.startswith("RLAUNCH_")})
+        for log, env in rows
+    ]
 
 
 def nodes_that_find_each_other(draw: Draw) -> tuple[list[list[str]], bool, dict[str, str]]:
@@ -275,9 +277,19 @@ def test_nodes_of_both_launchers_find_each_other(tmp_path: Path, first: str, num
     port = free_ports(1)
     paddle = [*python("paddle"), "-m", "paddle.distributed.launch", "--enable_gpu_log=0"]
     launchers = [RLAUNCH, paddle, RLAUNCH] if first == "rlaunch" else [paddle, RLAUNCH, RLAUNCH]
-    shared = [f"--master=127.0.0.1:{port}", "--nnodes=3", "--run_mode=ps", "--trainer_num=2"]
+    shared = ["--nnodes=3", "--run_mode=ps", "--trainer_num=2"]
+    # Paddle's launcher takes 127.0.0.1 for its own address, at which rlaunch does not serve.
+    masters = [
+        "127.0.0.1" if first == "paddle" or launcher is RLAUNCH else "localhost" for launcher in launchers
+    ]
     commands = [
-        [*launcher, *shared, f"--server_num={1 + at}", f"--host=127.0.0.{2 + at}"]
+        [
+            *launcher,
+            *shared,
+            f"--master={masters[at]}:{port}",
+            f"--server_num={1 + at}",
+            f"--host=127.0.0.{2 + at}",
+        ]
         for at, launcher in enumerate(launchers)
     ]
     if numbered:
