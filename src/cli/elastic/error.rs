@@ -67,9 +67,7 @@ pub enum RendezvousError {
         address: String,
     },
     /// Some nodes of the job have parameter servers, and others have none.
-    #[error(
-        "node {host} ({address}) was started {with} parameter servers, and this node was not; start all nodes alike"
-    )]
+    #[error("node {host} ({address}) was started {with} parameter servers, this node {own}; start all nodes alike")]
     OtherMode {
         /// That node's name.
         host: String,
@@ -77,6 +75,8 @@ pub enum RendezvousError {
         address: String,
         /// `with` or `without`.
         with: &'static str,
+        /// The same of this node.
+        own: &'static str,
     },
     /// The first node's entry does not say where its store listens.
     #[error("node 0 did not send the address of its store; run the same version of rlaunch on all nodes")]

@@ -164,8 +164,8 @@ impl RoundFrontend for PaddleRendezvous<'_> {
         // The coordinator refuses such nodes; Paddle's own master does not.
         if let Some(other) = round.members.iter().find(|member| (member.info.servers > 0) != has_servers) {
             let NodeInfo { host, address, .. } = other.info.clone();
-            let with = if has_servers { "without" } else { "with" };
-            return Err(RendezvousError::OtherMode { host, address, with }.into());
+            let (own, with) = if has_servers { ("with", "without") } else { ("without", "with") };
+            return Err(RendezvousError::OtherMode { host, address, with, own }.into());
         }
         let plan = match self.part {
             NodePart::Ranks(shares, _) => self.plan_ranks(round, shares)?,
