@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use rlaunch::framework::Binding;
-use rlaunch::model::{Endpoint, EnvDelta, Role};
+use rlaunch::model::{EnvDelta, Role};
 use rlaunch::plan::cluster::{Cluster, LocalAddresses, from_node_list};
 use rlaunch::plan::devices::assign::DeviceShare;
-use rlaunch::plan::ps::{self, PsNode, WorkerDevices};
+use rlaunch::plan::ps::{self, WorkerDevices};
 use rlaunch::plan::{LaunchContext, Plan, collective};
 use rlaunch::spec::SpecError;
 use rlaunch::spec::options::EnvVars;
@@ -13,12 +13,11 @@ use rlaunch::spec::paddle::job::JobKind;
 use rlaunch::spec::paddle::launch::{LaunchSpec, check};
 use rlaunch::spec::paddle::nodes::JobNodes;
 use rlaunch::spec::paddle::options::{OPTIONS, merge};
-use rlaunch::spec::paddle::ps::{PsLauncher, PsProcesses, PsSpec};
-use rlaunch::spec::rendezvous::ElasticLevel;
+use rlaunch::spec::paddle::ps::PsSpec;
 use std::collections::BTreeMap;
 
 /// Options as `--name value`, variables as `NAME=value`, in one text.
-fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
+pub(super) fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
     let (mut flags, mut vars) = (BTreeMap::new(), EnvVars::new());
     let mut words = words.split_whitespace();
     while let Some(word) = words.next() {
@@ -34,7 +33,7 @@ fn ask(words: &str) -> (Result<LaunchSpec, SpecError>, EnvVars) {
     (check(&merge(&flags, &vars), &vars, &["train.py".into()]), vars)
 }
 
-fn facts() -> LaunchContext {
+pub(super) fn facts() -> LaunchContext {
     LaunchContext {
         python: "python".into(),
         log_dir: "/log".into(),
@@ -78,38 +77,12 @@ fn planned(words: &str) -> Result<Plan, SpecError> {
     }
 }
 
-/// The plan of node `own` of a job whose nodes have found each other; each has these numbers of servers and workers.
-fn planned_of_nodes(nodes: &[(usize, usize)], own: usize, host: impl Fn(usize) -> String) -> Plan {
-    let mut port = 40_000;
-    let mut endpoints = |node: usize, count: usize| -> Vec<Endpoint> {
-        let next = |_| {
-            port += 1;
-            Endpoint::new(host(node), port)
-        };
-        (0..count).map(next).collect()
-    };
-    let nodes: Vec<PsNode> = nodes
-        .iter()
-        .enumerate()
-        .map(|(node, (servers, workers))| PsNode {
-            servers: endpoints(node, *servers),
-            workers: endpoints(node, *workers),
-        })
-        .collect();
-    let (spec, vars) = ask(&format!("--run_mode ps --nnodes {}", nodes.len()));
-    let spec = spec.unwrap();
-    let JobKind::Ps(PsSpec::Processes(laid)) = &spec.job else { panic!("{:?}", spec.job) };
-    let laid = PsProcesses { launcher: PsLauncher::Launch { nnodes: Some(nodes.len()) }, ..(**laid).clone() };
-    let layout = ps::layout_of_nodes(&nodes, own, Endpoint::new(host(0), 6767));
-    ps::plan(&spec, &laid, &vars, &facts(), &WorkerDevices::default(), &layout).unwrap()
-}
-
 /// The variables that all processes share, then those of each process.
 fn table(words: &str) -> String {
     table_of(&planned(words).unwrap())
 }
 
-fn table_of(plan: &Plan) -> String {
+pub(super) fn table_of(plan: &Plan) -> String {
     let of_framework = |name: &str| !name.starts_with("RLAUNCH_");
     let alike = |name: &str, value: &str| plan.ranks.iter().all(|r| r.env.get(name) == Some(value));
     let mut text = format!("{} on {} node(s), {} worker(s)\n", plan.mode, plan.nnodes, plan.world_size);
@@ -139,50 +112,6 @@ fn refused(words: &str) -> String {
 #[test]
 fn by_counts() {
     insta::assert_snapshot!(table("--server_num 2 --trainer_num 2"));
-}
-
-#[test]
-fn of_a_node_whose_job_has_found_the_others() {
-    let plan = planned_of_nodes(&[(1, 2), (2, 1), (1, 1)], 1, |node| format!("10.0.0.{}", node + 1));
-    insta::assert_snapshot!(table_of(&plan));
-}
-
-#[test]
-fn nodes_that_find_each_other_are_asked_for_by_their_number() {
-    let rendezvous = |words: &str| ask(words).0.unwrap().rendezvous;
-    assert_eq!(rendezvous("--server_num 1"), None);
-    assert_eq!(rendezvous("--server_num 1 --nnodes 1 --master etcd://a:1"), None);
-    assert_eq!(rendezvous("--servers a:1,b:1 --trainers a:2 --nnodes 2 --master a:3"), None, "they are listed");
-    let found = rendezvous("--server_num 1 --nnodes 2 --master 10.0.0.1:6768 --rank 1 --elastic_level 1").unwrap();
-    assert_eq!((found.nodes, found.node_rank, found.elastic_level), ((2, 2), Some(1), ElasticLevel::Off));
-    let spec = ask("--trainer_num 2 --nnodes 2").0.unwrap();
-    let JobKind::Ps(here) = spec.job else { panic!("{:?}", spec.job) };
-    let PsSpec::Processes(there) = here.at("10.0.0.7") else { panic!("by number") };
-    assert!(there.addresses().chain([&there.http]).all(|address| address.host == "10.0.0.7"));
-}
-
-proptest! {
-    /// Whatever the nodes have, and also if they share an address: each process runs on one node, with a number of its own.
-    #[test]
-    fn nodes_that_found_each_other_share_the_processes(
-        nodes in prop::collection::vec((1usize..4, 1usize..4), 1..5), same_host in any::<bool>()
-    ) {
-        let host = |node: usize| if same_host { "10.0.0.1".to_owned() } else { format!("10.0.0.{node}") };
-        let plans: Vec<Plan> = (0..nodes.len()).map(|own| planned_of_nodes(&nodes, own, host)).collect();
-        let ranks: Vec<_> = plans.iter().flat_map(|plan| &plan.ranks).collect();
-        for (role, list) in [(Role::Server, "PADDLE_PSERVERS_IP_PORT_LIST"), (Role::Trainer, "PADDLE_TRAINER_ENDPOINTS")] {
-            let of_role: Vec<_> = ranks.iter().filter(|rank| rank.role == role).collect();
-            let numbers: Vec<usize> = of_role.iter().map(|rank| rank.rank).collect();
-            prop_assert_eq!(numbers, (0..of_role.len()).collect::<Vec<_>>());
-            let own: Vec<String> = of_role.iter().map(|rank| rank.endpoint.as_ref().unwrap().to_string()).collect();
-            for rank in &ranks {
-                prop_assert_eq!(rank.env.get(list).map(str::to_owned), Some(own.join(",")));
-            }
-        }
-        let count = nodes.len().to_string();
-        prop_assert!(plans.iter().all(|plan| plan.nnodes == nodes.len()));
-        prop_assert!(ranks.iter().all(|rank| rank.env.get("PADDLE_NNODES") == Some(&count)));
-    }
 }
 
 #[test]
@@ -349,6 +278,8 @@ fn options_without_effect_warn_but_variables_do_not() {
     for used in ["--servers 10.0.0.9:1 --trainers 10.0.0.9:2", "--server_num 1 --worker_num 1"] {
         assert_eq!(idle(&format!("{used} {all}")), ["--start_port", "--rank", "--sort_ip"]);
     }
+    let of_nodes = format!("--server_num 1 --nnodes 2 --elastic_level 1 {all}");
+    assert_eq!(idle(&of_nodes), ["--start_port", "--gloo_port", "--elastic_level"], "they have an order");
     let variables = "PADDLE_START_PORT=7000 PADDLE_RANK=0 PADDLE_SORT_IP=1 PADDLE_GLOO_PORT=7009";
     assert_eq!(idle(&format!("--server_num 1 {variables}")), [""; 0]);
 }
