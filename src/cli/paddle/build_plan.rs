@@ -2,7 +2,7 @@
 
 use crate::cli::common::error::CliError;
 use crate::cli::legacy::prepare;
-use crate::cli::paddle::built_plan::{BuiltPlan, NodePart};
+use crate::cli::paddle::built_plan::{BuiltPlan, RoundPart};
 use crate::plan::devices::assign;
 use crate::plan::devices::assign::VisibleDevices;
 use crate::plan::devices::machine::DeviceQuery;
@@ -73,7 +73,7 @@ fn collective_plan(
         leases.push(lease);
     }
     let gpus = if spec.gpu_log { assign::gpus(&shares, &visible) } else { Vec::new() };
-    let part = Some(NodePart::Ranks(shares, cluster));
+    let part = Some(RoundPart::Ranks(shares, cluster));
     Ok(BuiltPlan { gpus, part, ..BuiltPlan::new(plan, leases, visible.kind, nofile) })
 }
 
@@ -100,7 +100,7 @@ fn ps_plan(
     }
     let devices = WorkerDevices { kind: kind.to_owned(), names };
     let plan = ps::plan(spec, laid, vars, context, &devices, &layout).map_err(CliError::Preflight)?;
-    let part = Some(NodePart::Servers(laid.clone(), layout));
+    let part = Some(RoundPart::Servers(laid.clone(), layout));
     Ok(BuiltPlan { part, ..BuiltPlan::new(plan, leases, kind, nofile) })
 }
 

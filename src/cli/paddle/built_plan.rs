@@ -25,13 +25,13 @@ pub struct BuiltPlan {
     /// The content of `endpoints.log`; `None`: that of the current launcher.
     pub endpoints: Option<Vec<Endpoint>>,
     /// What the plans of rounds take from this node's own plan, if nodes may rendezvous.
-    pub part: Option<NodePart>,
+    pub part: Option<RoundPart>,
     /// This node's part of an elastic legacy job.
     pub legacy: Option<LegacyNodePlan>,
 }
 
 /// This node's part of a job whose nodes rendezvous.
-pub enum NodePart {
+pub enum RoundPart {
     /// The devices of its ranks, and the nodes as far as they are known before.
     Ranks(Vec<DeviceShare>, Cluster),
     /// Its parameter servers and trainers, and their endpoints.

@@ -5,7 +5,7 @@ use crate::cli::elastic::advertise::AdvertisedAddress;
 use crate::cli::elastic::backend;
 use crate::cli::elastic::error::RendezvousError;
 use crate::cli::elastic::round_frontend::{CancelCheck, JoinedBackend, NodePlan, Round, RoundFrontend};
-use crate::cli::paddle::built_plan::NodePart;
+use crate::cli::paddle::built_plan::RoundPart;
 use crate::cli::paddle::shown_logs;
 use crate::model::Endpoint;
 use crate::plan::cluster::{Cluster, ClusterNode};
@@ -38,7 +38,7 @@ pub struct PaddleRendezvous<'a> {
     rendezvous: &'a rendezvous::RendezvousSpec,
     vars: &'a EnvVars,
     context: &'a LaunchContext,
-    part: &'a NodePart,
+    part: &'a RoundPart,
     advertised: AdvertisedAddress,
     host: String,
     peer_arguments: String,
@@ -49,7 +49,7 @@ pub struct PaddleRendezvous<'a> {
 /// What the plans of rounds take from this node's own plan.
 pub struct SingleNodePlan<'a> {
     /// Its processes with their ports.
-    pub part: &'a NodePart,
+    pub part: &'a RoundPart,
     /// The kind of its devices.
     pub kind: &'a str,
     /// The command line for the other nodes, quoted for a shell.
@@ -68,8 +68,8 @@ impl<'a> PaddleRendezvous<'a> {
     ) -> Self {
         let any = RestartPolicy { max_restart: u32::MAX, ..policy.restart.clone() };
         let has_devices = match alone.part {
-            NodePart::Ranks(shares, _) => shares.iter().any(|share| share.binding != crate::framework::Binding::Cpu),
-            NodePart::Servers(..) => false,
+            RoundPart::Ranks(shares, _) => shares.iter().any(|share| share.binding != crate::framework::Binding::Cpu),
+            RoundPart::Servers(..) => false,
         };
         Self {
             spec,
@@ -109,8 +109,8 @@ impl<'a> PaddleRendezvous<'a> {
 
     fn node_info(&self) -> NodeInfo {
         let of_part = match self.part {
-            NodePart::Ranks(shares, cluster) => offer_of_ranks(shares, cluster),
-            NodePart::Servers(_, layout) => offer_of_servers(layout),
+            RoundPart::Ranks(shares, cluster) => offer_of_ranks(shares, cluster),
+            RoundPart::Servers(_, layout) => offer_of_servers(layout),
         };
         NodeInfo {
             name: self.context.pod_name.clone(),
@@ -126,7 +126,7 @@ impl<'a> PaddleRendezvous<'a> {
     }
 
     fn has_servers(&self) -> bool {
-        matches!(self.part, NodePart::Servers(..))
+        matches!(self.part, RoundPart::Servers(..))
     }
 
     /// The plan of a round of ranks.
@@ -168,8 +168,8 @@ impl RoundFrontend for PaddleRendezvous<'_> {
             return Err(RendezvousError::OtherMode { host, address, with, own }.into());
         }
         let plan = match self.part {
-            NodePart::Ranks(shares, _) => self.plan_ranks(round, shares)?,
-            NodePart::Servers(own, _) => self.plan_servers(round, own)?,
+            RoundPart::Ranks(shares, _) => self.plan_ranks(round, shares)?,
+            RoundPart::Servers(own, _) => self.plan_servers(round, own)?,
         };
         let shown = shown_logs::shown(self.spec, &plan, &self.host);
         Ok(NodePlan { plan, shown, store: StoreSockets::default() })

@@ -162,7 +162,7 @@ def test_newer_options_are_understood_as_by_paddle(oracle: Oracle, tmp_path: Pat
 
 # A process that prints its environment, and waits for those of all nodes: a launcher of Paddle's that serves
 # the master ends as soon as its own processes have.
-MEETING = """
+SHOW = """
 import json, os, pathlib, time
 print(json.dumps(dict(os.environ)), flush=True)
 folder = pathlib.Path(os.environ["MEET"])
@@ -182,7 +182,7 @@ def launched_nodes(
     ``first_at``: where the first one serves, before the others start.
     """
     (folder / "meet").mkdir(parents=True)
-    (folder / "train.py").write_text(MEETING)
+    (folder / "train.py").write_text(SHOW)
     own = environment(**environ, MEET=str(folder / "meet"), NODES=str(len(commands)))
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     launchers = []
